@@ -1,0 +1,58 @@
+# Forebay. `make help` lists the targets. Everything is installed into .venv by the first run.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Installed again when the project's metadata or the compiled twin's sources change.
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.c native/*.h)
+
+.PHONY: help
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# uv when it is there, else pip; dependency groups are read by both.
+$(VENV)/.installed: $(SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "forebay needs Python 3.11 or later; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@if command -v uv >/dev/null; then \
+	  uv venv --quiet --clear --python $(PYTHON) $(VENV) && \
+	  uv pip install --quiet --python $(BIN)/python --editable . --group dev; \
+	else \
+	  $(PYTHON) -m venv --clear $(VENV) && \
+	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
+	  $(BIN)/python -m pip install --quiet --editable . --group dev; \
+	fi
+	@touch $@
+
+.PHONY: install
+install: $(VENV)/.installed ## create .venv with everything in it
+
+.PHONY: test
+test: $(VENV)/.installed ## run the tests
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+.PHONY: check
+check: $(VENV)/.installed ## formatting, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(VENV)/.installed ## rewrite the code as the formatter wants it
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: $(VENV)/.installed ## the benchmarks that the documents quote
+	$(BIN)/forebay bench wal
+
+.PHONY: soak
+soak: $(VENV)/.installed ## the long runs: many kills, much fuzzing
+	FOREBAY_SOAK=1 $(BIN)/python -m pytest -m soak $(ARGS)
+
+.PHONY: clean
+clean: ## remove what was built and installed
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

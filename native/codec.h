@@ -1,0 +1,143 @@
+/*
+ * The frame codec in C11, without Python: what `src/forebay/format/pure.py` and `layout.py` do.
+ *
+ *   frame    [u64 offset][u32 length][u32 crc][message], little-endian, crc over the message
+ *   message  docs/formats/message.md, two flavours of integers
+ *
+ * Every byte that is parsed is untrusted: a length is compared with what remains, never added
+ * first. Nothing here keeps state but the CRC tables, which `fb_init` builds.
+ *
+ * What a caller gets wrong: `fb_init` comes before everything else. It may be called by many
+ * threads, many times.
+ */
+#ifndef FOREBAY_CODEC_H
+#define FOREBAY_CODEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The numbers of src/forebay/limits.py; tests/test_codec_twins.py holds them equal. */
+#define FB_OFFSET_MAX ((uint64_t)INT64_MAX)
+#define FB_FRAME_PAYLOAD_BYTES_MIN 10u
+#define FB_FRAME_PAYLOAD_BYTES_MAX (64u * 1024 * 1024)
+#define FB_MESSAGE_BYTES_MAX (32u * 1024 * 1024)
+#define FB_ATTRIBUTES_MAX 1024
+
+#define FB_HEADER_BYTES 16u
+
+void fb_init(void);
+
+/* CRC-32/ISO-HDLC, the one of zlib. */
+uint32_t fb_crc32(const uint8_t *data, size_t bytes);
+
+/* The same by tables alone: what serves where the processor has no carry-less multiplication. */
+uint32_t fb_crc32_tables(const uint8_t *data, size_t bytes);
+
+/* ---- scan ---- */
+
+enum fb_end { FB_COMPLETE, FB_TORN, FB_BAD_LENGTH, FB_BAD_OFFSET, FB_BAD_CRC };
+
+/* An offset that may be unknown; `value` counts only where `known`. */
+typedef struct {
+    bool known;
+    uint64_t value;
+} fb_offset;
+
+/* One row for each frame; grows as needed. Starts zeroed, ends with `fb_frames_free`. */
+typedef struct {
+    uint64_t *offsets;
+    uint64_t *positions;
+    uint32_t *lengths;
+    size_t rows;
+    size_t capacity;
+} fb_frames;
+
+typedef struct {
+    size_t safe_length;
+    enum fb_end end;
+    fb_offset offset;
+} fb_scan_end;
+
+/*
+ * Walks the frames of data[start:bytes], start <= bytes, and appends a row for each whole one.
+ * False only when memory ran out.
+ */
+bool fb_scan(const uint8_t *data, size_t bytes, size_t start, fb_offset expected, bool consecutive,
+             fb_frames *frames, fb_scan_end *result);
+
+void fb_frames_free(fb_frames *frames);
+
+/* ---- columns ---- */
+
+enum fb_flavour { FB_FIXED = 1, FB_VARINT = 2 };
+
+typedef struct {
+    size_t position;
+    size_t length;
+} fb_span;
+
+/* Where the parts of a message lie that the columns tell of. */
+typedef struct {
+    enum fb_flavour flavour;
+    fb_span topic_name;
+    fb_span payload;
+    uint64_t publish_time;
+    fb_span attributes; /* the pairs, without their count */
+    uint64_t attribute_count;
+    bool has_routing_key;
+    fb_span routing_key;
+} fb_layout;
+
+/* The message data[position:position + length], all of it inside the buffer; false if it is none. */
+bool fb_locate(const uint8_t *data, size_t position, size_t length, fb_layout *layout);
+
+/* Room for one item a row each; items are stored unaligned, in the machine's own byte order. */
+typedef struct {
+    uint8_t *publish_times;     /* u64 */
+    uint8_t *payload_positions; /* i64, as are the next six */
+    uint8_t *payload_lengths;
+    uint8_t *key_positions;
+    uint8_t *key_lengths; /* -1 without a routing key */
+    uint8_t *attribute_positions;
+    uint8_t *attribute_lengths;
+    uint8_t *attribute_counts;
+    uint8_t *flavours; /* u8 */
+} fb_columns;
+
+enum fb_stop { FB_ALL_ROWS, FB_NO_MESSAGE, FB_OUT_OF_RANGE };
+
+/*
+ * Fills the columns for the messages at u64 `positions` with u32 `lengths`, both unaligned.
+ * Answers why it stopped; `*done` is the count of filled rows, so the index of the culprit.
+ */
+enum fb_stop fb_locate_rows(const uint8_t *data, size_t bytes, const uint8_t *positions,
+                            const uint8_t *lengths, size_t rows, const fb_columns *columns,
+                            size_t *done);
+
+/* ---- encode ---- */
+
+typedef struct {
+    const void *data; /* may be NULL where `bytes` is 0 */
+    size_t bytes;
+} fb_bytes;
+
+typedef struct {
+    fb_bytes head;   /* all before the offset */
+    fb_bytes middle; /* all between publish time and attributes */
+    fb_bytes payload;
+    uint64_t offset;
+    uint64_t publish_time;
+    const fb_bytes *texts; /* key, value, key, value ... */
+    size_t attribute_count;
+    bool has_routing_key;
+    fb_bytes routing_key;
+} fb_message;
+
+/* The size of the encoded message without its frame header; UINT64_MAX if it overflows. */
+uint64_t fb_message_bytes(const fb_message *message);
+
+/* Writes FB_HEADER_BYTES + message_bytes; the latter is what fb_message_bytes just answered. */
+void fb_encode(const fb_message *message, uint32_t message_bytes, uint8_t *out);
+
+#endif

@@ -1,0 +1,694 @@
+/*
+ * forebay.format._native: the compiled twin of forebay.format.pure, on Python's stable ABI.
+ *
+ * Arguments in, columns or frames out; the work is in codec.c. The order in which arguments are
+ * checked is that of the plain twin, so that both raise the same for the same call.
+ *
+ * What keeps the encoders inside their memory: the pointers and lengths of a message are gathered
+ * once into an fb_message, and both its size and its bytes are made from that, with nothing of
+ * Python's running in between. Whatever runs Python code (the buffer protocol, foreign mappings
+ * and sequences) comes before, and what it gave is held until the message is written.
+ */
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "codec.h"
+
+#include <string.h>
+
+/* Below these the work takes less time than handing the interpreter lock over and back. */
+#define UNLOCKED_BYTES_MIN (32 * 1024)
+#define UNLOCKED_ROWS_MIN 1024
+
+#define FEW_TEXTS 32
+
+/* Frames may differ in size, so no more than this is reserved on the first one's word. */
+#define LIKELY_BYTES_MAX (8 * 1024 * 1024)
+
+typedef struct {
+    PyObject *message_too_large;
+} module_state;
+
+/* ---- arguments ---- */
+
+static int check_count(const char *function, Py_ssize_t given, Py_ssize_t wanted) {
+    if (given == wanted)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd positional arguments, not %zd", function, wanted,
+                 given);
+    return -1;
+}
+
+/* An int in 0..limit, else ValueError. */
+static int read_number(PyObject *value, uint64_t limit, uint64_t *number) {
+    if (!PyLong_Check(value)) {
+        PyObject *converted = PyNumber_Index(value);
+        if (converted == NULL)
+            return -1;
+        int failed = read_number(converted, limit, number);
+        Py_DECREF(converted);
+        return failed;
+    }
+    unsigned long long read = PyLong_AsUnsignedLongLong(value);
+    if (read == (unsigned long long)-1 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return -1;
+        PyErr_Clear();
+    } else if (read <= limit) {
+        *number = read;
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "%S is not in 0..%llu", value, (unsigned long long)limit);
+    return -1;
+}
+
+/* Whether an int is below zero, else -1 for an error. */
+static int is_negative(PyObject *value) {
+    PyObject *number = PyNumber_Index(value);
+    if (number == NULL)
+        return -1;
+    int overflow;
+    long long read = PyLong_AsLongLongAndOverflow(number, &overflow);
+    Py_DECREF(number);
+    if (read == -1 && overflow == 0 && PyErr_Occurred())
+        return -1;
+    return overflow < 0 || (overflow == 0 && read < 0);
+}
+
+/* An int, with all below zero as zero and all beyond 64 bits as the most there is. */
+static int read_bytes_max(PyObject *value, uint64_t *bytes_max) {
+    PyObject *number = PyNumber_Index(value);
+    if (number == NULL)
+        return -1;
+    int overflow;
+    long long read = PyLong_AsLongLongAndOverflow(number, &overflow);
+    Py_DECREF(number);
+    if (read == -1 && overflow == 0 && PyErr_Occurred())
+        return -1;
+    *bytes_max = overflow > 0 ? UINT64_MAX : overflow < 0 || read < 0 ? 0 : (uint64_t)read;
+    return 0;
+}
+
+/* The bytes of an argument, held as long as needed. */
+typedef struct {
+    fb_bytes bytes;
+    int held;
+    Py_buffer view;
+} source;
+
+static inline int source_open(source *source, PyObject *object) {
+    if (PyBytes_CheckExact(object)) {
+        source->held = 0;
+        source->bytes.data = PyBytes_AsString(object);
+        source->bytes.bytes = (size_t)PyBytes_Size(object);
+        return 0;
+    }
+    if (PyObject_GetBuffer(object, &source->view, PyBUF_SIMPLE) < 0)
+        return -1;
+    source->held = 1;
+    source->bytes.data = source->view.buf;
+    source->bytes.bytes = (size_t)source->view.len;
+    return 0;
+}
+
+static inline void source_close(source *source) {
+    if (source->held)
+        PyBuffer_Release(&source->view);
+}
+
+/* Replaces a bytes object with one of another size that starts with the same `kept` bytes; the
+   stable ABI has no way to resize one in place. NULL afterwards if there was no memory. */
+static int replace_bytes(PyObject **bytes, size_t kept, size_t size) {
+    PyObject *other = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (other != NULL && kept > 0)
+        memcpy(PyBytes_AsString(other), PyBytes_AsString(*bytes), kept);
+    Py_XDECREF(*bytes);
+    *bytes = other;
+    return other == NULL ? -1 : 0;
+}
+
+/* ---- scan ---- */
+
+static PyObject *known_offset(fb_offset offset) {
+    if (offset.known)
+        return PyLong_FromUnsignedLongLong(offset.value);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *column_bytes(const void *items, size_t rows, size_t item_bytes) {
+    return PyBytes_FromStringAndSize(items, (Py_ssize_t)(rows * item_bytes));
+}
+
+static PyObject *scan_bytes(fb_bytes buffer, size_t start, fb_offset expected, int consecutive) {
+    fb_frames frames = {0};
+    fb_scan_end end;
+    PyThreadState *unlocked = NULL;
+    if (buffer.bytes - start >= UNLOCKED_BYTES_MIN)
+        unlocked = PyEval_SaveThread();
+    bool scanned =
+        fb_scan(buffer.data, buffer.bytes, start, expected, consecutive, &frames, &end);
+    if (unlocked != NULL)
+        PyEval_RestoreThread(unlocked);
+    PyObject *result = NULL;
+    if (scanned)
+        result = Py_BuildValue("NNNniN", column_bytes(frames.offsets, frames.rows, 8),
+                               column_bytes(frames.positions, frames.rows, 8),
+                               column_bytes(frames.lengths, frames.rows, 4),
+                               (Py_ssize_t)end.safe_length, (int)end.end, known_offset(end.offset));
+    else
+        PyErr_NoMemory();
+    fb_frames_free(&frames);
+    return result;
+}
+
+static int read_expected(PyObject *value, fb_offset *expected) {
+    int negative = is_negative(value);
+    if (negative < 0)
+        return -1;
+    *expected = (fb_offset){!negative, 0};
+    return negative ? 0 : read_number(value, UINT64_MAX, &expected->value);
+}
+
+static PyObject *native_scan(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("scan", count, 4) < 0)
+        return NULL;
+    source buffer;
+    if (source_open(&buffer, args[0]) < 0)
+        return NULL;
+    PyObject *result = NULL;
+    uint64_t start;
+    fb_offset expected;
+    int consecutive;
+    if (read_number(args[1], buffer.bytes.bytes, &start) == 0 &&
+        read_expected(args[2], &expected) == 0 && (consecutive = PyObject_IsTrue(args[3])) >= 0)
+        result = scan_bytes(buffer.bytes, (size_t)start, expected, consecutive);
+    source_close(&buffer);
+    return result;
+}
+
+/* ---- columns ---- */
+
+#define COLUMNS 9
+static const size_t column_item_bytes[COLUMNS] = {8, 8, 8, 8, 8, 8, 8, 8, 1};
+
+static enum fb_stop locate_rows(fb_bytes buffer, fb_bytes positions, fb_bytes lengths, size_t rows,
+                                PyObject **columns, size_t *done) {
+    uint8_t *room[COLUMNS];
+    for (int column = 0; column < COLUMNS; column++)
+        room[column] = (uint8_t *)PyBytes_AsString(columns[column]);
+    fb_columns into = {room[0], room[1], room[2], room[3], room[4],
+                       room[5], room[6], room[7], room[8]};
+    PyThreadState *unlocked = NULL;
+    if (rows >= UNLOCKED_ROWS_MIN)
+        unlocked = PyEval_SaveThread();
+    enum fb_stop stop = fb_locate_rows(buffer.data, buffer.bytes, positions.data, lengths.data,
+                                       rows, &into, done);
+    if (unlocked != NULL)
+        PyEval_RestoreThread(unlocked);
+    return stop;
+}
+
+static int make_columns(PyObject **columns, size_t rows) {
+    for (int column = 0; column < COLUMNS; column++)
+        if ((columns[column] = column_bytes(NULL, rows, column_item_bytes[column])) == NULL)
+            return -1;
+    return 0;
+}
+
+static int cut_columns(PyObject **columns, size_t rows) {
+    for (int column = 0; column < COLUMNS; column++)
+        if (replace_bytes(&columns[column], rows * column_item_bytes[column],
+                          rows * column_item_bytes[column]) < 0)
+            return -1;
+    return 0;
+}
+
+static int fill_columns(fb_bytes buffer, fb_bytes positions, fb_bytes lengths, PyObject **columns,
+                        Py_ssize_t *bad) {
+    size_t rows = positions.bytes / 8, done = 0;
+    if (positions.bytes % 8 || lengths.bytes % 4 || lengths.bytes / 4 != rows) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes of positions and %zu of lengths do not match",
+                     positions.bytes, lengths.bytes);
+        return -1;
+    }
+    if (make_columns(columns, rows) < 0)
+        return -1;
+    *bad = -1;
+    switch (locate_rows(buffer, positions, lengths, rows, columns, &done)) {
+    case FB_ALL_ROWS:
+        return 0;
+    case FB_NO_MESSAGE:
+        *bad = (Py_ssize_t)done;
+        return cut_columns(columns, done);
+    default:
+        PyErr_Format(PyExc_ValueError, "message %zu is not inside the buffer of %zu bytes", done,
+                     buffer.bytes);
+        return -1;
+    }
+}
+
+static PyObject *columns_of(fb_bytes buffer, fb_bytes positions, fb_bytes lengths) {
+    PyObject *columns[COLUMNS] = {NULL};
+    Py_ssize_t bad;
+    PyObject *result = NULL;
+    if (fill_columns(buffer, positions, lengths, columns, &bad) == 0)
+        result = Py_BuildValue("OOOOOOOOOn", columns[0], columns[1], columns[2], columns[3],
+                               columns[4], columns[5], columns[6], columns[7], columns[8], bad);
+    for (int column = 0; column < COLUMNS; column++)
+        Py_XDECREF(columns[column]);
+    return result;
+}
+
+static PyObject *native_columns(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("columns", count, 3) < 0)
+        return NULL;
+    source sources[3];
+    PyObject *result = NULL;
+    int opened = 0;
+    while (opened < 3 && source_open(&sources[opened], args[opened]) == 0)
+        opened++;
+    if (opened == 3)
+        result = columns_of(sources[0].bytes, sources[1].bytes, sources[2].bytes);
+    while (opened > 0)
+        source_close(&sources[--opened]);
+    return result;
+}
+
+/* ---- the parts of a message ---- */
+
+/* The attributes' texts; the pointers are into str objects that `owner` or the caller holds. */
+typedef struct {
+    fb_bytes *items;
+    size_t capacity;
+    PyObject *owner;
+    fb_bytes few[FEW_TEXTS];
+} text_list;
+
+static inline void texts_open(text_list *texts) {
+    texts->items = texts->few;
+    texts->capacity = FEW_TEXTS;
+    texts->owner = NULL;
+}
+
+static inline void texts_close(text_list *texts) {
+    Py_CLEAR(texts->owner);
+    if (texts->items != texts->few)
+        PyMem_Free(texts->items);
+}
+
+static int texts_reserve(text_list *texts, size_t count) {
+    if (count <= texts->capacity)
+        return 0;
+    fb_bytes *items = PyMem_Malloc(count * sizeof *items);
+    if (items == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (texts->items != texts->few)
+        PyMem_Free(texts->items);
+    texts->items = items;
+    texts->capacity = count;
+    return 0;
+}
+
+static int read_text(PyObject *value, fb_bytes *text) {
+    if (!PyUnicode_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "text is a str, not %R", (PyObject *)Py_TYPE(value));
+        return -1;
+    }
+    Py_ssize_t bytes;
+    text->data = PyUnicode_AsUTF8AndSize(value, &bytes);
+    text->bytes = (size_t)bytes;
+    return text->data == NULL ? -1 : 0;
+}
+
+static int check_attribute_count(PyObject *module, Py_ssize_t count) {
+    if (count <= FB_ATTRIBUTES_MAX)
+        return 0;
+    module_state *state = PyModule_GetState(module);
+    PyErr_Format(state->message_too_large, "%zd attributes; at most %d", count, FB_ATTRIBUTES_MAX);
+    return -1;
+}
+
+/* Runs no Python code, so the dict stays as it is until the message is written. */
+static int gather_dict(PyObject *module, PyObject *attributes, text_list *texts, size_t *count) {
+    Py_ssize_t pairs = PyDict_Size(attributes), at = 0;
+    if (check_attribute_count(module, pairs) < 0 || texts_reserve(texts, 2 * (size_t)pairs) < 0)
+        return -1;
+    fb_bytes *text = texts->items;
+    PyObject *key, *value;
+    for (; PyDict_Next(attributes, &at, &key, &value); text += 2)
+        if (read_text(key, &text[0]) < 0 || read_text(value, &text[1]) < 0)
+            return -1;
+    *count = (size_t)pairs;
+    return 0;
+}
+
+/* The pair at `index` of a list of items, as a tuple that the list owns. */
+static PyObject *pair_at(PyObject *items, Py_ssize_t index) {
+    PyObject *item = PyList_GetItem(items, index);
+    if (item == NULL || (PyTuple_CheckExact(item) && PyTuple_Size(item) == 2))
+        return item;
+    PyObject *pair = PySequence_Tuple(item);
+    if (pair == NULL)
+        return NULL;
+    if (PyTuple_Size(pair) != 2) {
+        PyErr_Format(PyExc_ValueError, "an item of %zd values; a pair has 2", PyTuple_Size(pair));
+        Py_DECREF(pair);
+        return NULL;
+    }
+    return PyList_SetItem(items, index, pair) < 0 ? NULL : pair;
+}
+
+static int gather_mapping(PyObject *module, PyObject *attributes, text_list *texts, size_t *count) {
+    int given = PyObject_IsTrue(attributes);
+    *count = 0;
+    if (given <= 0)
+        return given;
+    PyObject *items = texts->owner = PyMapping_Items(attributes);
+    if (items == NULL)
+        return -1;
+    Py_ssize_t pairs = PyList_Size(items);
+    if (check_attribute_count(module, pairs) < 0 || texts_reserve(texts, 2 * (size_t)pairs) < 0)
+        return -1;
+    fb_bytes *text = texts->items;
+    for (Py_ssize_t index = 0; index < pairs; index++, text += 2) {
+        PyObject *pair = pair_at(items, index);
+        if (pair == NULL || read_text(PyTuple_GetItem(pair, 0), &text[0]) < 0 ||
+            read_text(PyTuple_GetItem(pair, 1), &text[1]) < 0)
+            return -1;
+    }
+    *count = (size_t)pairs;
+    return 0;
+}
+
+/* Fills attributes and routing key in, and answers the size of the message or -1. The message
+   counts until Python code runs again. */
+static int64_t complete_message(PyObject *module, fb_message *message, PyObject *attributes,
+                                PyObject *routing_key, text_list *texts) {
+    message->attribute_count = 0;
+    if (attributes != Py_None) {
+        int failed = PyDict_CheckExact(attributes)
+                         ? gather_dict(module, attributes, texts, &message->attribute_count)
+                         : gather_mapping(module, attributes, texts, &message->attribute_count);
+        if (failed < 0)
+            return -1;
+    }
+    message->texts = texts->items;
+    message->has_routing_key = routing_key != Py_None;
+    if (message->has_routing_key && read_text(routing_key, &message->routing_key) < 0)
+        return -1;
+    uint64_t bytes = fb_message_bytes(message);
+    if (bytes > FB_MESSAGE_BYTES_MAX) {
+        module_state *state = PyModule_GetState(module);
+        PyErr_Format(state->message_too_large, "a message of %llu bytes; at most %u",
+                     (unsigned long long)bytes, FB_MESSAGE_BYTES_MAX);
+        return -1;
+    }
+    return (int64_t)bytes;
+}
+
+/* ---- encode_one ---- */
+
+static PyObject *frame_of(PyObject *module, fb_message *message, PyObject *attributes,
+                          PyObject *routing_key) {
+    text_list texts;
+    texts_open(&texts);
+    PyObject *frame = NULL;
+    int64_t bytes = complete_message(module, message, attributes, routing_key, &texts);
+    if (bytes >= 0)
+        frame = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(FB_HEADER_BYTES + bytes));
+    if (frame != NULL)
+        fb_encode(message, (uint32_t)bytes, (uint8_t *)PyBytes_AsString(frame));
+    texts_close(&texts);
+    return frame;
+}
+
+static PyObject *native_encode_one(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    fb_message message;
+    if (check_count("encode_one", count, 7) < 0 ||
+        read_number(args[2], FB_OFFSET_MAX, &message.offset) < 0 ||
+        read_number(args[4], UINT64_MAX, &message.publish_time) < 0)
+        return NULL;
+    source payload, head, middle;
+    PyObject *frame = NULL;
+    if (source_open(&payload, args[3]) < 0)
+        return NULL;
+    if (source_open(&head, args[0]) == 0) {
+        if (source_open(&middle, args[1]) == 0) {
+            message.payload = payload.bytes;
+            message.head = head.bytes;
+            message.middle = middle.bytes;
+            frame = frame_of(module, &message, args[5], args[6]);
+            source_close(&middle);
+        }
+        source_close(&head);
+    }
+    source_close(&payload);
+    return frame;
+}
+
+/* ---- encode_many ---- */
+
+static inline Py_ssize_t items_in(PyObject *sequence) {
+    return PyList_CheckExact(sequence) ? PyList_Size(sequence) : PySequence_Size(sequence);
+}
+
+/* A new reference to an item, or to None where there is no sequence. */
+static inline PyObject *item_at(PyObject *sequence, Py_ssize_t index) {
+    if (sequence == Py_None)
+        return Py_NewRef(Py_None);
+    if (PyList_CheckExact(sequence))
+        return Py_XNewRef(PyList_GetItem(sequence, index));
+    if (PyTuple_CheckExact(sequence))
+        return Py_XNewRef(PyTuple_GetItem(sequence, index));
+    return PySequence_GetItem(sequence, index);
+}
+
+/* The frames made so far, in a bytes object with room for more. */
+typedef struct {
+    PyObject *bytes;
+    uint8_t *at;
+    size_t used;
+    size_t room;
+} output;
+
+/* Makes room for one more frame; `likely` is what the first one asks for in advance. */
+static int output_reserve(output *out, size_t frame, uint64_t likely) {
+    if (frame <= out->room - out->used)
+        return 0;
+    size_t room = out->used + frame;
+    if (room > (size_t)PY_SSIZE_T_MAX / 2) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (room < 2 * out->room)
+        room = 2 * out->room;
+    if (out->used == 0 && room < likely && likely <= LIKELY_BYTES_MAX)
+        room = (size_t)likely;
+    if (replace_bytes(&out->bytes, out->used, room) < 0)
+        return -1;
+    out->at = (uint8_t *)PyBytes_AsString(out->bytes);
+    out->room = room;
+    return 0;
+}
+
+/* What a call of encode_many goes through. */
+typedef struct {
+    PyObject *module;
+    PyObject *payloads;
+    PyObject *attributes;
+    PyObject *routing_keys;
+    uint64_t bytes_max;
+    Py_ssize_t index;
+    Py_ssize_t left; /* payloads from `index` on */
+    fb_message message; /* head, middle and publish time of all, offset of the next */
+    text_list texts;
+    output out;
+} batch;
+
+/* The size of all the frames that fit, were they like this one: then nothing is copied later. */
+static uint64_t likely_bytes(const batch *batch, size_t frame) {
+    uint64_t left = (uint64_t)batch->left, fit = batch->bytes_max / frame;
+    return (left < fit ? left : fit) * frame;
+}
+
+/* 1 for one more frame, 0 if it does not fit, -1 for an error. */
+static int encode_held(batch *batch, PyObject *payload, PyObject *attributes, PyObject *key) {
+    if (batch->message.offset > FB_OFFSET_MAX) {
+        PyErr_Format(PyExc_ValueError, "%llu is not in 0..%llu",
+                     (unsigned long long)batch->message.offset, (unsigned long long)FB_OFFSET_MAX);
+        return -1;
+    }
+    source source;
+    if (source_open(&source, payload) < 0)
+        return -1;
+    batch->message.payload = source.bytes;
+    int64_t bytes =
+        complete_message(batch->module, &batch->message, attributes, key, &batch->texts);
+    output *out = &batch->out;
+    size_t frame = FB_HEADER_BYTES + (size_t)bytes;
+    int added = bytes < 0 ? -1 : 1;
+    if (added > 0 && out->used > 0 &&
+        (out->used > batch->bytes_max || frame > batch->bytes_max - out->used))
+        added = 0;
+    if (added > 0 && output_reserve(out, frame, likely_bytes(batch, frame)) < 0)
+        added = -1;
+    if (added > 0) {
+        fb_encode(&batch->message, (uint32_t)bytes, out->at + out->used);
+        out->used += frame;
+    }
+    Py_CLEAR(batch->texts.owner);
+    source_close(&source);
+    return added;
+}
+
+static int encode_next(batch *batch) {
+    int added = -1;
+    PyObject *payload = item_at(batch->payloads, batch->index), *attributes = NULL, *key = NULL;
+    if (payload != NULL && (attributes = item_at(batch->attributes, batch->index)) != NULL &&
+        (key = item_at(batch->routing_keys, batch->index)) != NULL)
+        added = encode_held(batch, payload, attributes, key);
+    Py_XDECREF(payload);
+    Py_XDECREF(attributes);
+    Py_XDECREF(key);
+    return added;
+}
+
+/* Until the payloads end or one does not fit; the length is asked anew for each, as lists change. */
+static int encode_all(batch *batch) {
+    for (;;) {
+        Py_ssize_t count = items_in(batch->payloads);
+        if (count < 0)
+            return -1;
+        if (batch->index >= count)
+            return 0;
+        batch->left = count - batch->index;
+        int added = encode_next(batch);
+        if (added <= 0)
+            return added;
+        batch->message.offset++;
+        batch->index++;
+    }
+}
+
+static PyObject *batch_result(batch *batch) {
+    output *out = &batch->out;
+    if ((out->bytes == NULL || out->used < out->room) &&
+        replace_bytes(&out->bytes, out->used, out->used) < 0)
+        return NULL;
+    return Py_BuildValue("On", out->bytes, batch->index);
+}
+
+static int read_batch(batch *batch, PyObject *const *args) {
+    Py_ssize_t count = items_in(batch->payloads);
+    uint64_t index;
+    if (count < 0 || read_number(args[4], (uint64_t)count, &index) < 0 ||
+        read_number(args[2], FB_OFFSET_MAX, &batch->message.offset) < 0 ||
+        read_number(args[5], UINT64_MAX, &batch->message.publish_time) < 0)
+        return -1;
+    batch->index = (Py_ssize_t)index;
+    return read_bytes_max(args[8], &batch->bytes_max);
+}
+
+static PyObject *encode_batch(batch *batch) {
+    PyObject *result = NULL;
+    texts_open(&batch->texts);
+    batch->out = (output){NULL, NULL, 0, 0};
+    if (encode_all(batch) == 0)
+        result = batch_result(batch);
+    Py_XDECREF(batch->out.bytes);
+    texts_close(&batch->texts);
+    return result;
+}
+
+static PyObject *native_encode_many(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("encode_many", count, 9) < 0)
+        return NULL;
+    batch batch;
+    batch.module = module;
+    batch.payloads = args[3];
+    batch.attributes = args[6];
+    batch.routing_keys = args[7];
+    if (read_batch(&batch, args) < 0)
+        return NULL;
+    source head, middle;
+    PyObject *result = NULL;
+    if (source_open(&head, args[0]) < 0)
+        return NULL;
+    if (source_open(&middle, args[1]) == 0) {
+        batch.message.head = head.bytes;
+        batch.message.middle = middle.bytes;
+        result = encode_batch(&batch);
+        source_close(&middle);
+    }
+    source_close(&head);
+    return result;
+}
+
+/* ---- the module ---- */
+
+#define FUNCTION(name, doc)                                                                        \
+    {#name, (PyCFunction)(void (*)(void))native_##name, METH_FASTCALL, doc}
+
+static PyMethodDef functions[] = {
+    FUNCTION(scan, "scan(buffer, start, expected, consecutive, /)\n--\n\n"
+                   "See forebay.format.pure.scan; the columns are bytes."),
+    FUNCTION(columns, "columns(buffer, positions, lengths, /)\n--\n\n"
+                      "See forebay.format.pure.columns; the columns are bytes."),
+    FUNCTION(encode_one, "encode_one(head, middle, offset, payload, publish_time, attributes, "
+                         "routing_key, /)\n--\n\nSee forebay.format.pure.encode_one."),
+    FUNCTION(encode_many, "encode_many(head, middle, offset, payloads, index, publish_time, "
+                          "attributes, routing_keys, bytes_max, /)\n--\n\n"
+                          "See forebay.format.pure.encode_many."),
+    {NULL, NULL, 0, NULL},
+};
+
+static int module_exec(PyObject *module) {
+    fb_init();
+    PyObject *errors = PyImport_ImportModule("forebay.errors");
+    if (errors == NULL)
+        return -1;
+    module_state *state = PyModule_GetState(module);
+    state->message_too_large = PyObject_GetAttrString(errors, "MessageTooLarge");
+    Py_DECREF(errors);
+    return state->message_too_large == NULL ? -1 : 0;
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg) {
+    module_state *state = PyModule_GetState(module);
+    if (state != NULL)
+        Py_VISIT(state->message_too_large);
+    return 0;
+}
+
+static int module_clear(PyObject *module) {
+    module_state *state = PyModule_GetState(module);
+    if (state != NULL)
+        Py_CLEAR(state->message_too_large);
+    return 0;
+}
+
+static void module_free(void *module) { module_clear(module); }
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "forebay.format._native",
+    .m_doc = "The compiled twin of forebay.format.pure.",
+    .m_size = sizeof(module_state),
+    .m_methods = functions,
+    .m_slots = slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,105 @@
+"""Every error that Forebay raises on purpose, named by what the caller can do about it.
+
+    ForebayError
+    ├── UsageError            fix the call (also a ValueError)
+    │   ├── InvalidTopicName
+    │   ├── InvalidSetting
+    │   └── MessageTooLarge
+    ├── OffsetOutOfRange      choose another offset
+    ├── LogLocked             find the process that owns the topic
+    ├── LogClosed             open the log again
+    ├── LogStopped            the disk failed: page someone, then open the log again
+    ├── WaitTimeout           wait again, or give up (also a TimeoutError)
+    ├── FormatError           these bytes are not what they should be
+    │   ├── MessageError
+    │   └── CheckpointError
+    └── CorruptLog            stored data is damaged or missing: page someone
+        ├── CorruptFrame
+        └── MissingData
+
+What a caller gets wrong: a `LogStopped` from an append that waited does not mean that the message
+is absent. It means that nobody knows: read the log after opening it again.
+"""
+
+from __future__ import annotations
+
+
+class ForebayError(Exception):
+    """Anything that Forebay raises on purpose."""
+
+
+class UsageError(ForebayError, ValueError):
+    """The call cannot be right whatever the state of the log."""
+
+
+class InvalidTopicName(UsageError):
+    """A topic name that breaks the naming rule."""
+
+
+class InvalidSetting(UsageError):
+    """A setting that is out of range, or that contradicts another."""
+
+
+class MessageTooLarge(UsageError):
+    """A message over the limit."""
+
+
+class OffsetOutOfRange(ForebayError, LookupError):
+    """The offset is not in the log: below its start, or beyond its end."""
+
+    def __init__(self, message: str, *, start: int, end: int) -> None:
+        super().__init__(message)
+        self.start = start
+        self.end = end
+
+
+class LogLocked(ForebayError):
+    """Another process, or another handle of this one, owns the topic's directory."""
+
+
+class LogClosed(ForebayError):
+    """The log was shut down."""
+
+
+class LogStopped(ForebayError):
+    """The log stopped itself after an error of the disk; appends from `synced` on are unknown."""
+
+    def __init__(self, message: str, *, synced: int) -> None:
+        super().__init__(message)
+        self.synced = synced
+
+
+class WaitTimeout(ForebayError, TimeoutError):
+    """What was waited for did not happen in time; it may still happen."""
+
+
+class FormatError(ForebayError):
+    """Bytes that do not have the format they should have."""
+
+
+class MessageError(FormatError):
+    """A frame's payload that is none of the known message encodings."""
+
+
+class CheckpointError(FormatError):
+    """A checkpoint that is damaged, truncated or of an unknown version."""
+
+
+class CorruptLog(ForebayError):
+    """Stored data that was complete once and is not now. Nothing was deleted because of it."""
+
+
+class CorruptFrame(CorruptLog):
+    """A damaged frame, with the file, the byte position and the offset where it was expected."""
+
+    def __init__(self, reason: str, *, file: str, position: int, offset: int | None) -> None:
+        where = "unknown" if offset is None else str(offset)
+        super().__init__(f"{file}: {reason} at position {position} (offset {where})")
+        self.reason = reason
+        self.file = file
+        self.position = position
+        self.offset = offset
+
+
+class MissingData(CorruptLog):
+    """Offsets that were acknowledged and are in no file."""

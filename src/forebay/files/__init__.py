@@ -1,0 +1,1 @@
+"""The local disk as a port: `disk` is the interface, `local` the machine's own."""

@@ -1,0 +1,148 @@
+"""The machine's own disk, one system call to a method where that can be.
+
+A file remembers its end instead of opening with `O_APPEND`: on Linux a `pwrite` on such a
+descriptor appends wherever it was told to write. So two handles that append to one file overwrite
+each other; `open_locked` is how a directory is kept to one writer. The lock is `flock`, which
+belongs to the open file and not to the process: a second handle of the same process conflicts too.
+
+A handle must not be closed while another thread is inside one of its calls: the descriptor's number
+may be given to another file in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from forebay.files.disk import Buffer
+
+_CLOSED = -1  # read and write answer EBADF to it; os.fdatasync makes it a ValueError
+_MODE = 0o644
+
+
+class LocalAppendFile:
+    __slots__ = ("_end", "_fd")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._end = os.fstat(fd).st_size
+
+    def append(self, data: Buffer) -> int:
+        taken = os.pwrite(self._fd, data, self._end)
+        self._end += taken
+        return taken
+
+    def write_at(self, data: Buffer, position: int) -> int:
+        if position > self._end:
+            raise OSError(errno.EINVAL, f"write at {position} past the end at {self._end}")
+        taken = os.pwrite(self._fd, data, position)
+        self._end = max(self._end, position + taken)
+        return taken
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+        self._end = size
+
+    def size(self) -> int:
+        return self._end
+
+    def sync(self) -> None:
+        if self._fd == _CLOSED:
+            raise OSError(errno.EBADF, "sync of a closed file")
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, _CLOSED
+        if fd != _CLOSED:
+            os.close(fd)
+
+
+class LocalReadFile:
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        filled = os.preadv(self._fd, (buffer,), position)
+        while 0 < filled < len(buffer):
+            taken = os.preadv(self._fd, (buffer[filled:],), position + filled)
+            if taken == 0:
+                break
+            filled += taken
+        return filled
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, _CLOSED
+        if fd != _CLOSED:
+            os.close(fd)
+
+
+class LocalDisk:
+    __slots__ = ()
+
+    def make_dirs(self, path: Path) -> None:
+        if not path.is_dir():
+            self.make_dirs(path.parent)
+            path.mkdir(exist_ok=True)
+            self.sync_dir(path.parent)
+        elif not path.is_mount():
+            self._sync_existing_name(path)
+
+    def _sync_existing_name(self, path: Path) -> None:
+        """A process that was killed between mkdir and sync left a name that only looks durable."""
+        try:
+            self.sync_dir(path.parent)
+        except PermissionError:
+            return  # whoever made it has more rights than this process, so it was not one like it
+
+    def list_dir(self, path: Path) -> list[str]:
+        return sorted(entry.name for entry in path.iterdir())
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def modified(self, path: Path) -> float:
+        return path.stat().st_mtime
+
+    def create(self, path: Path) -> LocalAppendFile:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return LocalAppendFile(os.open(path, flags, _MODE))
+
+    def open_append(self, path: Path) -> LocalAppendFile:
+        return LocalAppendFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+
+    def open_read(self, path: Path) -> LocalReadFile:
+        return LocalReadFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def replace(self, source: Path, target: Path) -> None:
+        if source.parent != target.parent:
+            raise OSError(errno.EXDEV, "rename across directories", str(source), None, str(target))
+        source.replace(target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def sync_dir(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def open_locked(self, path: Path) -> LocalAppendFile:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return LocalAppendFile(fd)
+        except BaseException:
+            os.close(fd)
+            raise

@@ -1,0 +1,32 @@
+from collections.abc import Mapping, Sequence
+
+from forebay.format.layout import Buffer
+
+def scan(
+    buffer: Buffer, start: int, expected: int, consecutive: bool, /
+) -> tuple[bytes, bytes, bytes, int, int, int | None]: ...
+def columns(
+    buffer: Buffer, positions: Buffer, lengths: Buffer, /
+) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int]: ...
+def encode_one(
+    head: bytes,
+    middle: bytes,
+    offset: int,
+    payload: Buffer,
+    publish_time: int,
+    attributes: Mapping[str, str] | None,
+    routing_key: str | None,
+    /,
+) -> bytes: ...
+def encode_many(
+    head: bytes,
+    middle: bytes,
+    offset: int,
+    payloads: Sequence[Buffer],
+    index: int,
+    publish_time: int,
+    attributes: Sequence[Mapping[str, str] | None] | None,
+    routing_keys: Sequence[str | None] | None,
+    bytes_max: int,
+    /,
+) -> tuple[bytes, int]: ...

@@ -1,0 +1,53 @@
+"""Picks the compiled twin of the frame codec where it was built, else the plain one.
+
+Set `FOREBAY_PURE=1` in the environment before the first import to use the plain one regardless.
+`COMPILED` says which one serves. Both give the same answers; only speed differs.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Final
+
+from forebay.format import pure
+from forebay.format.layout import Buffer
+from forebay.format.pure import RawColumns, RawScan
+
+
+def _find_compiled() -> ModuleType | None:
+    if os.environ.get("FOREBAY_PURE", "0") not in {"", "0"}:
+        return None
+    try:
+        from forebay.format import _native
+    except ImportError:
+        return None
+    return _native
+
+
+_compiled: Final = _find_compiled()
+COMPILED: Final = _compiled is not None
+
+
+def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawScan:
+    if _compiled is None:
+        return pure.scan(buffer, start, expected, consecutive)
+    offsets, positions, lengths, *rest = _compiled.scan(buffer, start, expected, consecutive)
+    return (
+        memoryview(offsets).cast("Q"),
+        memoryview(positions).cast("Q"),
+        memoryview(lengths).cast("I"),
+        *rest,
+    )
+
+
+def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawColumns:
+    if _compiled is None:
+        return pure.columns(buffer, positions, lengths)
+    times, *places, flavours, bad = _compiled.columns(buffer, positions, lengths)
+    signed = [memoryview(column).cast("q") for column in places]
+    return (memoryview(times).cast("Q"), *signed, memoryview(flavours), bad)
+
+
+encode_one = pure.encode_one if _compiled is None else _compiled.encode_one
+encode_many = pure.encode_many if _compiled is None else _compiled.encode_many

@@ -1,0 +1,263 @@
+"""The frame codec in plain Python: the reference, and what serves where nothing was compiled.
+
+`forebay.format.codec` picks this module or its compiled twin; property tests hold the two equal,
+results and errors, on valid, torn and damaged input. The functions speak in tuples of raw columns
+because that is the boundary to the compiled twin; `forebay.format.frame` gives them names.
+
+This is the one place that knows the frame header.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+from zlib import crc32
+
+from forebay.errors import MessageError, MessageTooLarge
+from forebay.format.layout import Buffer, locate
+from forebay.limits import (
+    ATTRIBUTES_MAX,
+    FRAME_PAYLOAD_BYTES_MAX,
+    FRAME_PAYLOAD_BYTES_MIN,
+    MESSAGE_BYTES_MAX,
+    OFFSET_MAX,
+)
+
+HEADER: Final = struct.Struct("<QII")
+"""offset, payload length, CRC-32 of the payload."""
+
+COMPLETE: Final = 0
+TORN: Final = 1
+BAD_LENGTH: Final = 2
+BAD_OFFSET: Final = 3
+BAD_CRC: Final = 4
+
+RawScan: TypeAlias = tuple[memoryview, memoryview, memoryview, int, int, int | None]
+RawColumns: TypeAlias = tuple[
+    memoryview,
+    memoryview,
+    memoryview,
+    memoryview,
+    memoryview,
+    memoryview,
+    memoryview,
+    memoryview,
+    memoryview,
+    int,
+]
+Attributes: TypeAlias = Mapping[str, str] | None
+
+_U64: Final = struct.Struct("<Q")
+_NO_ATTRIBUTES: Final = _U64.pack(0)
+_NO_SCHEMA: Final = b"\0\0"
+_NO_KEY: Final = b"\0"
+_U64_MAX: Final = 2**64 - 1
+
+
+def _checked(value: int, limit: int) -> int:
+    number = operator.index(value)
+    if not 0 <= number <= limit:
+        raise ValueError(f"{number} is not in 0..{limit}")
+    return number
+
+
+def _view(buffer: Buffer) -> memoryview:
+    """Bytes, whatever the items of a memoryview are: its `len` counts items."""
+    view = memoryview(buffer)
+    if not view.c_contiguous:
+        raise BufferError("the buffer is not contiguous")
+    return view.cast("B")
+
+
+def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawScan:
+    """Walks the frames from `start`; `expected` is the first frame's offset, or -1 for any.
+
+    Answers offsets, payload positions, payload lengths, the position after the last whole frame,
+    how the walk ended, and the offset it ended at where one is known. ValueError for a `start`
+    outside the buffer.
+    """
+    offsets, positions, lengths = array("Q"), array("Q"), array("I")
+    unpack, header_bytes = HEADER.unpack_from, HEADER.size
+    with _view(buffer) as view:
+        size = len(view)
+        at = _checked(start, size)
+        expected = _checked(expected, _U64_MAX) if operator.index(expected) >= 0 else -1
+        end, ended_at = COMPLETE, None if expected < 0 else expected
+        while at < size:
+            if size - at < header_bytes:
+                end = TORN
+                break
+            offset, length, crc = unpack(view, at)
+            ended_at = offset if expected < 0 else expected
+            if not FRAME_PAYLOAD_BYTES_MIN <= length <= FRAME_PAYLOAD_BYTES_MAX:
+                end = BAD_LENGTH
+                break
+            if offset > OFFSET_MAX or (expected >= 0 and offset != expected):
+                end = BAD_OFFSET
+                break
+            position = at + header_bytes
+            if length > size - position:
+                end = TORN
+                break
+            if crc32(view[position : position + length]) != crc:
+                end = BAD_CRC
+                break
+            offsets.append(offset)
+            positions.append(position)
+            lengths.append(length)
+            at = position + length
+            expected = offset + 1 if consecutive else -1
+            ended_at = expected if consecutive else None
+    return memoryview(offsets), memoryview(positions), memoryview(lengths), at, end, ended_at
+
+
+def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawColumns:
+    """Publish times, then position and length of payload, routing key and attributes (with their
+    count), the flavour, and the index of the first undecodable message or -1.
+
+    A message without a routing key has position 0 and length -1 there. Columns stop before the
+    undecodable message. ValueError for positions and lengths that are not of one count, and for
+    a message that is not inside the buffer.
+    """
+    data, places, sizes = _view(buffer), _view(positions), _view(lengths)
+    if places.nbytes % 8 or sizes.nbytes % 4 or places.nbytes // 8 != sizes.nbytes // 4:
+        raise ValueError(
+            f"{places.nbytes} bytes of positions and {sizes.nbytes} of lengths do not match"
+        )
+    times, flavours = array("Q"), array("B")
+    payload_at, payload_len, key_at, key_len, pairs_at, pairs_len, pairs = (
+        array("q") for _ in range(7)
+    )
+    bad = -1
+    for index, (position, length) in enumerate(zip(places.cast("Q"), sizes.cast("I"), strict=True)):
+        if position + length > len(data):
+            raise ValueError(f"message {index} is not inside the buffer of {len(data)} bytes")
+        try:
+            layout = locate(data, position, length)
+        except MessageError:
+            bad = index
+            break
+        times.append(layout.publish_time)
+        payload_at.append(layout.payload.position)
+        payload_len.append(layout.payload.length)
+        key = layout.routing_key or (0, -1)
+        key_at.append(key[0])
+        key_len.append(key[1])
+        pairs_at.append(layout.attributes.position)
+        pairs_len.append(layout.attributes.length)
+        pairs.append(layout.attribute_count)
+        flavours.append(layout.flavour)
+    return (
+        memoryview(times),
+        memoryview(payload_at),
+        memoryview(payload_len),
+        memoryview(key_at),
+        memoryview(key_len),
+        memoryview(pairs_at),
+        memoryview(pairs_len),
+        memoryview(pairs),
+        memoryview(flavours),
+        bad,
+    )
+
+
+def _text(value: str) -> bytes:
+    raw = str.encode(value)  # unlike value.encode(), a TypeError where it is no str
+    return _U64.pack(len(raw)) + raw
+
+
+def encode_attributes(attributes: Attributes) -> bytes:
+    """Count and pairs, in the mapping's own order."""
+    if not attributes:
+        return _NO_ATTRIBUTES
+    pairs = tuple(attributes.items())
+    if len(pairs) > ATTRIBUTES_MAX:
+        raise MessageTooLarge(f"{len(pairs)} attributes; at most {ATTRIBUTES_MAX}")
+    parts = [_U64.pack(len(pairs))]
+    for key, value in pairs:
+        parts += (_text(key), _text(value))
+    return b"".join(parts)
+
+
+def encode_tail(attributes: Attributes, routing_key: str | None) -> bytes:
+    """Everything after the subscription name of a message without a schema."""
+    pairs = encode_attributes(attributes)
+    return pairs + _NO_SCHEMA + (_NO_KEY if routing_key is None else b"\1" + _text(routing_key))
+
+
+def frame(offset: int, payload: bytes) -> bytes:
+    """One frame around an encoded message."""
+    return HEADER.pack(offset, len(payload), crc32(payload)) + payload
+
+
+def encode_one(
+    head: bytes,
+    middle: bytes,
+    offset: int,
+    payload: Buffer,
+    publish_time: int,
+    attributes: Attributes,
+    routing_key: str | None,
+) -> bytes:
+    """One whole frame; `head` is all before the offset, `middle` all between time and attributes.
+
+    ValueError for an offset or a publish time that its field does not hold.
+    """
+    offset, publish_time = _checked(offset, OFFSET_MAX), _checked(publish_time, _U64_MAX)
+    if type(payload) is not bytes:
+        payload = _view(payload)
+    message = b"".join(
+        (
+            head,
+            _U64.pack(offset),
+            _U64.pack(len(payload)),
+            payload,
+            _U64.pack(publish_time),
+            middle,
+            encode_tail(attributes, routing_key),
+        )
+    )
+    if len(message) > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(f"a message of {len(message)} bytes; at most {MESSAGE_BYTES_MAX}")
+    return frame(offset, message)
+
+
+def encode_many(
+    head: bytes,
+    middle: bytes,
+    offset: int,
+    payloads: Sequence[Buffer],
+    index: int,
+    publish_time: int,
+    attributes: Sequence[Attributes] | None,
+    routing_keys: Sequence[str | None] | None,
+    bytes_max: int,
+) -> tuple[bytes, int]:
+    """Frames of `payloads[index:]`, the first with `offset`, up to `bytes_max` but at least one.
+
+    Answers the frames and the index of the first payload that is not among them.
+    """
+    index = _checked(index, len(payloads))
+    offset, publish_time = _checked(offset, OFFSET_MAX), _checked(publish_time, _U64_MAX)
+    parts: list[bytes] = []
+    size = 0
+    while index < len(payloads):
+        one = encode_one(
+            head,
+            middle,
+            offset,
+            payloads[index],
+            publish_time,
+            attributes[index] if attributes is not None else None,
+            routing_keys[index] if routing_keys is not None else None,
+        )
+        if parts and size + len(one) > bytes_max:
+            break
+        parts.append(one)
+        size += len(one)
+        offset += 1
+        index += 1
+    return b"".join(parts), index

@@ -1,0 +1,78 @@
+"""Where in a segment to start looking for an offset.
+
+A sparse list of (offset, position), at most one entry in `SEGMENT_INDEX_BYTES`. It is kept in
+memory while a segment grows and written beside it when it is sealed. It is a hint that is
+checked: frames are validated from the entry on, and an index that is missing, damaged or of
+another segment size is built again. The layout: `docs/formats/segment-index.md`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_right
+from typing import Final
+from zlib import crc32
+
+from forebay.limits import SEGMENT_INDEX_BYTES, SEGMENT_INDEX_ENTRIES_MAX
+
+_HEADER: Final = struct.Struct("<8sQII")
+_MAGIC: Final = b"FBINDX01"
+
+
+class SegmentIndex:
+    __slots__ = ("offsets", "positions")
+
+    def __init__(self) -> None:
+        self.offsets = array("Q")
+        self.positions = array("Q")
+
+    def add(self, offset: int, position: int) -> None:
+        """Notes the frame at `position`; frames come in order, and most are left out."""
+        if not self.positions or position - self.positions[-1] >= SEGMENT_INDEX_BYTES:
+            # Readers look while the writer adds: an offset that is there has its position.
+            self.positions.append(position)
+            self.offsets.append(offset)
+
+    def seek(self, offset: int) -> tuple[int, int]:
+        """The last known (offset, position) at or before `offset`; there must be one."""
+        at = bisect_right(self.offsets, offset) - 1
+        if at < 0:
+            raise ValueError(f"offset {offset} is before the segment")
+        return self.offsets[at], self.positions[at]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def _little(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values = array("Q", values)
+        values.byteswap()
+    return values.tobytes()
+
+
+def encode_index(index: SegmentIndex, segment_bytes: int) -> bytes:
+    body = _little(index.offsets) + _little(index.positions)
+    check = crc32(body, crc32(struct.pack("<QI", segment_bytes, len(index))))
+    return _HEADER.pack(_MAGIC, segment_bytes, len(index), check) + body
+
+
+def decode_index(data: bytes, segment_bytes: int) -> SegmentIndex | None:
+    """The index of a segment of that size, or None where the bytes are anything else."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, size, count, check = _HEADER.unpack_from(data)
+    body = data[_HEADER.size :]
+    if magic != _MAGIC or size != segment_bytes or not 0 < count <= SEGMENT_INDEX_ENTRIES_MAX:
+        return None
+    if len(body) != 16 * count or crc32(body, crc32(struct.pack("<QI", size, count))) != check:
+        return None
+    index = SegmentIndex()
+    index.offsets.frombytes(body[: 8 * count])
+    index.positions.frombytes(body[8 * count :])
+    if sys.byteorder == "big":
+        index.offsets.byteswap()
+        index.positions.byteswap()
+    return index

@@ -1,0 +1,62 @@
+"""Every hard limit of the system, in one place; settings choose within them.
+
+The asserts at the end are the relations that the code relies on. A limit guards memory or
+parsing: data over it is refused with an error, never truncated.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+OFFSET_MAX: Final = 2**63 - 1
+"""Offsets are u64 on disk; the sign bit stays free so that they fit SQL's and Spark's longs."""
+
+FRAME_PAYLOAD_BYTES_MIN: Final = 10
+"""The smallest message there is (bincode 2, all fields empty). Zeroed bytes are no frame."""
+
+FRAME_PAYLOAD_BYTES_MAX: Final = 64 * MIB
+"""A header that claims more is damage. Danube refuses messages over 10 MiB by default."""
+
+MESSAGE_BYTES_MAX: Final = 32 * MIB
+"""Payload, attributes and routing key of one message together."""
+
+ATTRIBUTES_MAX: Final = 1024
+TOPIC_NAME_BYTES_MAX: Final = 255
+"""Each of the two parts of a topic's name is a directory name."""
+
+RUN_BYTES_MAX: Final = 256 * KIB
+"""The largest piece in which frames are cached: what one eviction frees."""
+
+ENCODE_BYTES_MAX: Final = 1 * MIB
+"""The largest piece that one call of the batch encoder makes; frames are never split."""
+
+READ_CHUNK_BYTES: Final = 1 * MIB
+"""How much of a segment one read fetches."""
+
+READ_CHUNK_MESSAGES: Final = 65536
+
+SEGMENT_INDEX_BYTES: Final = 64 * KIB
+"""At most one index entry in so many bytes of a segment."""
+
+SEGMENT_INDEX_ENTRIES_MAX: Final = 1_000_000
+
+SEGMENT_INDEXES_MAX: Final = 64
+"""Indexes of sealed segments that one log keeps in memory."""
+
+CHECKPOINT_BYTES_MAX: Final = 64 * MIB
+READER_PIN_SECONDS_MAX: Final = 600.0
+"""A reader that has not moved for so long no longer keeps its segment from retention."""
+
+WRITER_THREADS: Final = 4
+WRITER_THREADS_MAX: Final = 256
+
+GATHER_SECONDS_MAX: Final = 0.002
+"""The longest a group commit is held back for producers that are about to join it."""
+
+assert FRAME_PAYLOAD_BYTES_MIN < MESSAGE_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX < 2**32
+assert RUN_BYTES_MAX <= ENCODE_BYTES_MAX <= READ_CHUNK_BYTES
+assert SEGMENT_INDEX_BYTES <= ENCODE_BYTES_MAX

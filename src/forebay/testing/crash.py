@@ -1,0 +1,331 @@
+"""A disk in memory that forgets, at a power loss, what was never synced.
+
+Bytes and names each have a live state, which reads answer, and a durable one. `AppendFile.sync`
+makes the bytes of that file durable, `sync_dir` the names of that directory; a file that was synced
+in a directory that was not is lost with its name. `crash` is the power loss, `kill` is kill -9:
+after either the old handles answer EBADF, the locks are free and the same disk is used for the
+next boot. The working directory of relative paths is the root.
+
+What a crash may leave is decided by its `random.Random`; without one it leaves the durable state
+exactly, which is the kindest disk there is: a test that passes only so has proved little.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from errno import (
+    EBADF,
+    EEXIST,
+    EINVAL,
+    EISDIR,
+    ENOENT,
+    ENOTDIR,
+    ENOTEMPTY,
+    EWOULDBLOCK,
+    EXDEV,
+)
+from pathlib import Path
+from typing import TypeAlias
+
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.files.disk import Buffer
+from forebay.testing._inode import Inode
+
+
+class _Directory:
+    """Names, and the changes to them that no `sync_dir` has seen.
+
+    A change maps each name it touches to what the name now is, None when it is gone; a rename is
+    one change of two names, and so survives as a whole or not at all.
+    """
+
+    __slots__ = ("_changes", "_durable", "modified_ms", "names")
+
+    def __init__(self, now_ms: int) -> None:
+        self.names: dict[str, _Node] = {}
+        self._durable: dict[str, _Node] = {}
+        self._changes: list[dict[str, _Node | None]] = []
+        self.modified_ms = now_ms
+
+    def change(self, change: dict[str, _Node | None], now_ms: int) -> None:
+        _apply(change, self.names)
+        self._changes.append(change)
+        self.modified_ms = now_ms
+
+    def sync(self) -> None:
+        for change in self._changes:
+            _apply(change, self._durable)
+        self._changes.clear()
+
+    def crash(self, rng: random.Random | None, *, torn: bool) -> None:
+        # File systems keep the order of changes to one name: what builds on a lost one is lost.
+        lost: set[str] = set()
+        for change in self._changes:
+            if rng is not None and lost.isdisjoint(change) and rng.random() < 0.5:
+                _apply(change, self._durable)
+            else:
+                lost.update(change)
+        self._changes.clear()
+        self.names = dict(self._durable)
+        for node in self.names.values():
+            node.crash(rng, torn=torn)
+
+
+_Node: TypeAlias = Inode | _Directory
+
+
+def _apply(change: dict[str, _Node | None], names: dict[str, _Node]) -> None:
+    for name, node in change.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+def _error(code: int, path: Path) -> OSError:
+    return OSError(code, os.strerror(code), str(path))
+
+
+class _Machine:
+    """What every handle shares with its disk: one lock, and which boot this is."""
+
+    __slots__ = ("boot", "clock", "lock")
+
+    def __init__(self, clock: Clock) -> None:
+        self.lock = threading.Lock()
+        self.clock = clock
+        self.boot = 0
+
+
+class _Handle:
+    __slots__ = ("_boot", "_inode", "_machine", "_path")
+
+    def __init__(self, machine: _Machine, inode: Inode, path: Path) -> None:
+        self._machine = machine
+        self._path = path
+        self._boot: int | None = machine.boot
+        self._inode = inode
+
+    def _live(self) -> Inode:
+        if self._boot != self._machine.boot:
+            raise _error(EBADF, self._path)
+        return self._inode
+
+    def size(self) -> int:
+        with self._machine.lock:
+            return len(self._live().content)
+
+    def close(self) -> None:
+        with self._machine.lock:
+            self._boot = None
+
+
+class CrashAppendFile(_Handle):
+    __slots__ = ("_holds_lock",)
+
+    def __init__(self, machine: _Machine, inode: Inode, path: Path, *, locked: bool) -> None:
+        super().__init__(machine, inode, path)
+        self._holds_lock = locked
+
+    def append(self, data: Buffer) -> int:
+        with self._machine.lock:
+            inode = self._live()
+            inode.append(data)
+            inode.modified_ms = self._machine.clock.now_ms()
+        return len(data)
+
+    def write_at(self, data: Buffer, position: int) -> int:
+        with self._machine.lock:
+            inode = self._live()
+            if not 0 <= position <= len(inode.content):
+                raise _error(EINVAL, self._path)
+            inode.write(data, position)
+            inode.modified_ms = self._machine.clock.now_ms()
+        return len(data)
+
+    def truncate(self, size: int) -> None:
+        with self._machine.lock:
+            inode = self._live()
+            if size < 0:
+                raise _error(EINVAL, self._path)
+            inode.truncate(size)
+            inode.modified_ms = self._machine.clock.now_ms()
+
+    def sync(self) -> None:
+        with self._machine.lock:
+            self._live().sync()
+
+    def lose_unsynced(self) -> None:
+        """What Linux does when fdatasync fails: the pages are clean now, and not on the device.
+
+        Reads go on to answer the bytes and a later sync succeeds; a crash loses them all the same,
+        unless they were written once more in between.
+        """
+        with self._machine.lock:
+            self._live().lose_unsynced()
+
+    def close(self) -> None:
+        with self._machine.lock:
+            if self._holds_lock and self._boot == self._machine.boot:
+                self._inode.locked_at_boot = None
+            self._boot = None
+
+
+class CrashReadFile(_Handle):
+    __slots__ = ()
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        with self._machine.lock:
+            content = self._live().content
+            if position < 0:
+                raise _error(EINVAL, self._path)
+            taken = max(0, min(len(buffer), len(content) - position))
+            with memoryview(content) as view:
+                buffer[:taken] = view[position : position + taken]
+        return taken
+
+
+class CrashDisk:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._machine = _Machine(clock)
+        self._root = _Directory(clock.now_ms())
+
+    def crash(self, rng: random.Random | None = None, *, torn: bool = True) -> None:
+        """The power fails: what was not durable is gone, or partly gone as `rng` decides.
+
+        With an `rng` every unsynced name, overwrite, truncation and appended suffix survives or
+        not; with `torn` bytes may also survive in part, or as zeros where only the size did.
+        """
+        with self._machine.lock:
+            self._machine.boot += 1
+            self._root.crash(rng, torn=torn)
+
+    def kill(self) -> None:
+        """The process dies and the machine does not: everything written is still to be read."""
+        with self._machine.lock:
+            self._machine.boot += 1
+
+    def make_dirs(self, path: Path) -> None:
+        with self._machine.lock:
+            above, directory = self._root, self._root
+            for name in _names(path):
+                node = directory.names.get(name)
+                if node is None:
+                    # The first that existed may itself have a name that nobody synced.
+                    above.sync()
+                    node = _Directory(self._machine.clock.now_ms())
+                    directory.change({name: node}, node.modified_ms)
+                    directory.sync()
+                elif isinstance(node, Inode):
+                    raise _error(EEXIST, path)
+                above, directory = directory, node
+            above.sync()
+
+    def list_dir(self, path: Path) -> list[str]:
+        with self._machine.lock:
+            return sorted(self._directory(path).names)
+
+    def exists(self, path: Path) -> bool:
+        with self._machine.lock:
+            try:
+                self._node(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
+
+    def size(self, path: Path) -> int:
+        with self._machine.lock:
+            return len(self._inode(path).content)
+
+    def modified(self, path: Path) -> float:
+        with self._machine.lock:
+            return self._node(path).modified_ms / 1000
+
+    def create(self, path: Path) -> CrashAppendFile:
+        with self._machine.lock:
+            if path.name in self._directory(path.parent).names:
+                raise _error(EEXIST, path)
+            return CrashAppendFile(self._machine, self._new_inode(path), path, locked=False)
+
+    def open_append(self, path: Path) -> CrashAppendFile:
+        with self._machine.lock:
+            return CrashAppendFile(self._machine, self._inode(path), path, locked=False)
+
+    def open_read(self, path: Path) -> CrashReadFile:
+        with self._machine.lock:
+            return CrashReadFile(self._machine, self._inode(path), path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        with self._machine.lock:
+            if source.parent != target.parent:
+                raise _error(EXDEV, source)
+            moved = self._node(source)
+            directory = self._directory(source.parent)
+            _check_replaceable(moved, directory.names.get(target.name, moved), target)
+            if source.name != target.name:
+                change = {source.name: None, target.name: moved}
+                directory.change(change, self._machine.clock.now_ms())
+
+    def unlink(self, path: Path) -> None:
+        with self._machine.lock:
+            self._inode(path)
+            change: dict[str, _Node | None] = {path.name: None}
+            self._directory(path.parent).change(change, self._machine.clock.now_ms())
+
+    def sync_dir(self, path: Path) -> None:
+        with self._machine.lock:
+            self._directory(path).sync()
+
+    def open_locked(self, path: Path) -> CrashAppendFile:
+        with self._machine.lock:
+            missing = path.name not in self._directory(path.parent).names
+            inode = self._new_inode(path) if missing else self._inode(path)
+            if inode.locked_at_boot == self._machine.boot:
+                raise _error(EWOULDBLOCK, path)
+            inode.locked_at_boot = self._machine.boot
+            return CrashAppendFile(self._machine, inode, path, locked=True)
+
+    def _new_inode(self, path: Path) -> Inode:
+        now_ms = self._machine.clock.now_ms()
+        inode = Inode(now_ms)
+        self._directory(path.parent).change({path.name: inode}, now_ms)
+        return inode
+
+    def _node(self, path: Path) -> _Node:
+        node: _Node = self._root
+        for name in _names(path):
+            if isinstance(node, Inode):
+                raise _error(ENOTDIR, path)
+            if name not in node.names:
+                raise _error(ENOENT, path)
+            node = node.names[name]
+        return node
+
+    def _directory(self, path: Path) -> _Directory:
+        node = self._node(path)
+        if isinstance(node, Inode):
+            raise _error(ENOTDIR, path)
+        return node
+
+    def _inode(self, path: Path) -> Inode:
+        node = self._node(path)
+        if isinstance(node, _Directory):
+            raise _error(EISDIR, path)
+        return node
+
+
+def _names(path: Path) -> list[str]:
+    return [name for name in path.parts if name != path.anchor]
+
+
+def _check_replaceable(moved: _Node, replaced: _Node, target: Path) -> None:
+    """What rename(2) refuses: to put a file over a directory or the reverse, or over a full one."""
+    if isinstance(replaced, Inode):
+        if isinstance(moved, _Directory):
+            raise _error(ENOTDIR, target)
+    elif isinstance(moved, Inode):
+        raise _error(EISDIR, target)
+    elif moved is not replaced and replaced.names:
+        raise _error(ENOTEMPTY, target)

@@ -1,0 +1,1 @@
+"""Topics: what the rest of the system holds of a log."""

@@ -1,0 +1,109 @@
+"""Reads frames out of a segment, a chunk at a time, in bounded memory.
+
+One buffer is used again for every chunk (fresh megabytes cost page faults), so the scan that a
+read answers is valid until the next read. A frame larger than the buffer gets one of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from forebay.errors import CorruptFrame
+from forebay.files.disk import Disk, ReadFile, read_file
+from forebay.format.frame import HEADER_BYTES, End, Scan, frame_bytes, scan
+from forebay.format.segment_index import SegmentIndex, decode_index
+from forebay.limits import READ_CHUNK_BYTES, SEGMENT_INDEX_BYTES, SEGMENT_INDEX_ENTRIES_MAX
+
+
+class ChunkReader:
+    __slots__ = ("_buffer",)
+
+    def __init__(self, chunk_bytes: int = READ_CHUNK_BYTES) -> None:
+        self._buffer = bytearray(max(chunk_bytes, HEADER_BYTES))
+
+    def read(self, file: ReadFile, position: int, limit: int, expected: int | None) -> Scan:
+        """Scans whole frames from `position`; bytes from `limit` on do not exist.
+
+        Positions in the scan count from `position`. It ends TORN only where the frame reaches
+        beyond the limit, never because the chunk was too small for it.
+        """
+        chunk = self._fetch(file, position, min(limit - position, len(self._buffer)))
+        found = scan(chunk, expected=expected, consecutive=True)
+        if found.end is not End.TORN or position + len(chunk) >= limit:
+            return found
+        if len(found):
+            return replace(found, end=End.COMPLETE)
+        size = frame_bytes(chunk, 0)
+        if size is None or size > limit - position:
+            return found
+        whole = bytearray(size)
+        taken = file.read_into(memoryview(whole), position)
+        return scan(memoryview(whole)[:taken], expected=expected, consecutive=True)
+
+    def _fetch(self, file: ReadFile, position: int, size: int) -> memoryview:
+        window = memoryview(self._buffer)[: max(size, 0)]
+        return window[: file.read_into(window, position)]
+
+
+def index_frames(index: SegmentIndex, frames: Scan, base: int) -> None:
+    """Adds the scanned frames to the index, one in about SEGMENT_INDEX_BYTES; `base` is where
+    the scan began in the segment."""
+    at = 0
+    while at < len(frames):
+        position = frames.positions[at]
+        index.add(frames.offsets[at], base + position - HEADER_BYTES)
+        at = bisect_left(frames.positions, position + SEGMENT_INDEX_BYTES, at + 1)
+
+
+def scan_segment(
+    file: ReadFile, chunks: ChunkReader, limit: int, expected: int | None, index: SegmentIndex
+) -> Iterator[tuple[int, Scan]]:
+    """Every (position, scan) from the start of a segment; stops after one that is not COMPLETE."""
+    position = 0
+    while position < limit:
+        found = chunks.read(file, position, limit, expected)
+        index_frames(index, found, position)
+        yield position, found
+        if found.end is not End.COMPLETE:
+            return
+        position += found.safe_length
+        expected = found.offset
+
+
+def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> SegmentIndex:
+    """A sealed segment's index: from its file, or built by scanning the segment."""
+    size = disk.size(path)
+    try:
+        raw = read_file(disk, index_path, bytes_max=64 + 16 * SEGMENT_INDEX_ENTRIES_MAX)
+        index = decode_index(raw, size)
+        if index is not None and index.offsets[0] == first_offset:
+            return index
+    except (FileNotFoundError, ValueError):
+        pass
+    return build_index(disk, path, first_offset)
+
+
+def build_index(disk: Disk, path: Path, first_offset: int) -> SegmentIndex:
+    """Scans a sealed segment from front to back; raises CorruptFrame for anything amiss."""
+    index = SegmentIndex()
+    file = disk.open_read(path)
+    try:
+        for position, found in scan_segment(file, ChunkReader(), file.size(), first_offset, index):
+            require_complete(found, path, position)
+    finally:
+        file.close()
+    return index
+
+
+def require_complete(found: Scan, path: Path, base: int) -> None:
+    """CorruptFrame unless the scan ended at a frame boundary: for files that must be whole."""
+    if found.end is not End.COMPLETE:
+        raise CorruptFrame(
+            found.end.describe(),
+            file=str(path),
+            position=base + found.safe_length,
+            offset=found.offset,
+        )

@@ -1,0 +1,322 @@
+"""Group commit: the queue in front of a log's files, its one writer, and who waits for it.
+
+Whatever is queued is written and synced together: at once while somebody waits for it, else after
+`fsync_interval_ms` or `fsync_max_batch_bytes`. The writer runs on threads that all logs share.
+
+Two locks: `_lock` guards queue, cache, watermarks and waiters, and is held for microseconds;
+`_files` is held by whoever writes, rotates or removes files, and is taken first.
+
+What a reader of this code gets wrong: after an error of the disk nothing is tried again here. The
+log stops, everybody who waits is told, and only opening it anew finds out what the device holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from forebay.clock import Clock
+from forebay.errors import LogClosed, LogStopped, WaitTimeout
+from forebay.settings import WalSettings
+from forebay.wal.gather import Gather
+from forebay.wal.journal import AnyJournal
+from forebay.wal.memory import Run, RunCache
+from forebay.wal.pool import WriterPool
+from forebay.wal.queue import Queue
+from forebay.wal.waiters import TaskWaiter, ThreadWaiter, Waiter, Waiters, wake
+
+_log: Final = logging.getLogger("forebay.wal")
+
+Visibility: TypeAlias = Literal["synced", "buffered"]
+REFUSE: Final = -1
+"""A queue bound that no queue is under: every append takes the slow way in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """The next offset of each stage: every message before it has passed that stage."""
+
+    appended: int
+    synced: int
+    uploaded: int = 0
+    verified: int = 0
+
+
+class GroupCommit:
+    def __init__(
+        self,
+        topic: str,
+        settings: WalSettings,
+        clock: Clock,
+        journal: AnyJournal,
+        pool: WriterPool,
+    ) -> None:
+        self.topic = topic
+        self.settings = settings
+        self._clock = clock
+        self._journal = journal
+        self._pool = pool
+        self._files = threading.Lock()
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._queue = Queue(journal.next_offset)
+        self._flight: list[Run] = []
+        self._queued_bytes = 0
+        self._queued_max = settings.queue_max_bytes
+        self._notice_bytes = 0
+        self._cache = RunCache(settings.cache_capacity, settings.cache_max_bytes)
+        self._synced = journal.next_offset
+        self._waiters: dict[Visibility, Waiters] = {"synced": Waiters(), "buffered": Waiters()}
+        self._sync_waiters = self._waiters["synced"]
+        self._gather = Gather()
+        self._scheduled = False
+        self._timer_set = False
+        self._rotation_timer: int | None = None
+        self._exclusive = False
+        self._closed = False
+        self._error: BaseException | None = None
+        with self._lock:
+            self._arm_rotation()
+
+    def current_offset(self) -> int:
+        """The offset that the next append will get."""
+        return self._queue.next_offset
+
+    def watermarks(self) -> Watermarks:
+        with self._lock:
+            return Watermarks(self._queue.next_offset, self._synced)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether an error of the disk ended this log; opening it anew recovers."""
+        return self._error is not None
+
+    # -- the queue (callers hold _lock) ---------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._error is not None:
+            raise LogStopped(
+                f"{self.topic}: the log stopped after an error of the disk: {self._error}; "
+                f"messages from offset {self._synced} on may or may not be there; "
+                "open the log again once the disk works",
+                synced=self._synced,
+            ) from self._error
+        if self._closed:
+            raise LogClosed(f"{self.topic}: the log is closed")
+
+    def _wait_for_room(self) -> None:
+        """Blocks until an append may enter; raises when it never will."""
+        while True:
+            self._require_open()
+            if not self._exclusive and self._queued_bytes < self.settings.queue_max_bytes:
+                return
+            self._schedule()
+            self._room.wait()
+
+    def _notice(self) -> None:
+        """After an append: starts a commit if one is due, else sees to it that one will be."""
+        if self._commit_due():
+            self._schedule()
+        elif not self._timer_set:
+            self._timer_set = True
+            self._call_in(self.settings.fsync_interval_ms / 1000, self._tick)
+        peekers = self._waiters["buffered"]
+        if len(peekers):
+            wake(peekers.reached(self._queue.next_offset))
+        # While somebody waits, every append comes here; else only the one that fills a batch.
+        idle = not len(peekers) and not len(self._sync_waiters)
+        self._notice_bytes = self.settings.fsync_max_batch_bytes if idle else 0
+
+    def _commit_due(self) -> bool:
+        return (
+            self._sync_waiters.nearest <= self._queue.next_offset
+            or self._queued_bytes >= self.settings.fsync_max_batch_bytes
+        )
+
+    def _call_in(self, seconds: float, method: Callable[[], bool | None]) -> None:
+        """Runs a method of this log on the pool later, if the log still exists by then."""
+        reference = weakref.WeakMethod(method)
+
+        def call() -> bool | None:
+            alive = reference()
+            return alive() if alive is not None else None
+
+        self._pool.call_at(self._clock.monotonic() + seconds, call)
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._timer_set = False
+            self._notice_bytes = 0
+            if self._queue.next_offset > self._synced:
+                self._schedule()
+
+    # -- the writer -----------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self._error is None:
+            self._scheduled = True
+            self._pool.submit(self._run)
+
+    def _run(self) -> bool:
+        """One group commit, on a thread of the pool; True if the next one is due already."""
+        with self._lock:
+            gate = self._gather.begin()
+        if gate is not None:
+            self._gather.hold(gate)
+        with self._files:
+            return self._commit()
+
+    def _commit(self) -> bool:
+        with self._lock:
+            self._gather.end()
+            if self._error is not None:
+                return False
+            self._take()
+        started = self._clock.monotonic()
+        try:
+            if self._flight:
+                self._journal.commit(self._flight)
+        except BaseException as error:  # noqa: BLE001  # whatever it was, the log must stop
+            self._stop(error)
+            return False
+        return self._committed(self._clock.monotonic() - started)
+
+    def _take(self) -> None:
+        closed = self._queue.closed()
+        self._flight = closed.runs
+        self._queued_bytes = sum(len(run.data) for run in self._flight)
+        self._queue = Queue(closed.tail_first)
+
+    def _committed(self, seconds: float) -> bool:
+        with self._lock:
+            runs, self._flight = self._flight, []
+            if runs:
+                self._synced = runs[-1].end
+                self._queued_bytes -= sum(len(run.data) for run in runs)
+                self._cache.extend(runs)
+            woken = self._sync_waiters.reached(self._synced)
+            self._gather.committed(sum(1 for waiter in woken if waiter.producer), seconds)
+            self._scheduled = self._queue.next_offset > self._synced and self._commit_due()
+            if not self._scheduled:
+                self._notice_bytes = 0
+                if self._queue.next_offset > self._synced:
+                    self._notice()
+            self._arm_rotation()
+            self._room.notify_all()
+            again = self._scheduled
+        wake(woken)
+        return again
+
+    def _stop(self, error: BaseException) -> None:
+        """The disk failed: nothing is written any more, and everybody is told."""
+        _log.error("%s: the log stopped at offset %d: %s", self.topic, self._synced, error)
+        try:
+            self._journal.mark_failed(error)
+        except OSError as second:
+            _log.error("%s: the failure could not be noted on disk: %s", self.topic, second)
+        with self._lock:
+            self._error = error
+            self._end()
+
+    def _end(self) -> None:
+        """Lets nobody in any more, and wakes all who wait (with _lock held)."""
+        self._queued_max = REFUSE
+        woken = [waiter for waiters in self._waiters.values() for waiter in waiters.take_all()]
+        self._gather.left(self._gather.waiting)
+        self._room.notify_all()
+        wake(woken)
+
+    # -- rotation by age ------------------------------------------------------------------------
+
+    def _arm_rotation(self) -> None:
+        active = self._journal.segments.active
+        due = self._journal.rotation_due_ms()
+        if due is None or active is None or self._rotation_timer == active.seq:
+            return
+        self._rotation_timer = active.seq
+        self._call_in(max(due - self._clock.now_ms(), 0) / 1000, self._rotate_if_due)
+
+    def _rotate_if_due(self) -> None:
+        with self._files:
+            due = self._journal.rotation_due_ms()
+            with self._lock:
+                self._rotation_timer = None
+                if self._closed or self._error is not None or due is None:
+                    return
+                if self._clock.now_ms() < due:
+                    self._arm_rotation()
+                    return
+            self._guarded_rotate()
+
+    def _guarded_rotate(self) -> None:
+        """Seals the active segment (with _files held); an error of the disk stops the log."""
+        try:
+            self._journal.rotate()
+        except BaseException as error:  # noqa: BLE001  # whatever it was, the log must stop
+            self._stop(error)
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
+        """Has `waiter` woken when the watermark reaches `target`; False if it has already.
+
+        Raises if the log has ended and the target will never be reached.
+        """
+        with self._lock:
+            appended = self._queue.next_offset
+            if (self._synced if visibility == "synced" else appended) >= target:
+                return False
+            self._require_open()
+            self._waiters[visibility].add(target, waiter)
+            self._notice_bytes = 0
+            if visibility == "synced" and target <= appended:
+                self._schedule()
+            if waiter.producer:
+                self._gather.arrived()
+            return True
+
+    def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
+        """For a waiter that gives up; False if it was woken meanwhile."""
+        with self._lock:
+            there = self._waiters[visibility].discard(waiter)
+            if there and waiter.producer:
+                self._gather.left(1)
+            return there
+
+    def _settled(self, target: int, visibility: Visibility) -> None:
+        """After being woken: returns if the watermark was reached, else says why not."""
+        with self._lock:
+            reached = self._synced if visibility == "synced" else self._queue.next_offset
+            if reached < target:
+                self._require_open()
+
+    def await_synced(self, target: int, timeout: float | None = None) -> None:
+        """Blocks a producer until the synced watermark reaches `target`."""
+        waiter = ThreadWaiter(producer=True)
+        if not self.enlist(target, waiter, "synced"):
+            return
+        try:
+            woken = waiter.wait(timeout)
+        except BaseException:
+            self.delist(waiter, "synced")
+            raise
+        if not woken and self.delist(waiter, "synced"):
+            raise WaitTimeout(f"{self.topic}: offset {target - 1} not synced within {timeout} s")
+        self._settled(target, "synced")
+
+    async def await_watermark(
+        self, target: int, visibility: Visibility, *, producer: bool = False
+    ) -> None:
+        """Waits in asyncio until the watermark reaches `target`; may be cancelled at any point."""
+        waiter = TaskWaiter(producer=producer)
+        if not self.enlist(target, waiter, visibility):
+            return
+        try:
+            await waiter.future
+        finally:
+            self.delist(waiter, visibility)
+        self._settled(target, visibility)

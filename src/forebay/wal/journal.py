@@ -1,0 +1,284 @@
+"""The files of one log as their writer sees them: write, sync, rotate, publish.
+
+The order of a rotation is rule R3: sync the old segment, create the new one, sync the directory,
+and only then the first frame. The checkpoint follows, so it may be behind the files by one
+rotation, never ahead.
+
+What a caller gets wrong: this class has no locks. The log calls it from one thread at a time, and
+after any error from it must not write through it again: what the device holds is then unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from forebay.clock import Clock
+from forebay.files.disk import AppendFile, Disk, append_all, replace_file
+from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
+from forebay.format.names import FAILED_FILE, SegmentNames
+from forebay.format.segment_index import SegmentIndex, encode_index
+from forebay.limits import RUN_BYTES_MAX
+from forebay.settings import WalSettings
+from forebay.wal.checkpoints import CheckpointStore
+from forebay.wal.memory import Run
+from forebay.wal.publisher import Publisher, read_published
+from forebay.wal.recovery import Recovered, Recovery, remove_segment
+from forebay.wal.segment import Segment, SegmentSet
+
+_log: Final = logging.getLogger("forebay.wal")
+
+
+class Journal:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        settings: WalSettings,
+        clock: Clock,
+        checkpoints: CheckpointStore,
+        publisher: Publisher,
+        recovered: Recovered,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._settings = settings
+        self._clock = clock
+        self._names = SegmentNames(settings.file_name)
+        self._checkpoints = checkpoints
+        self._publisher = publisher
+        self._file: AppendFile | None = None
+        self._written = 0
+        self.segments = recovered.segments
+        self.start_offset = recovered.start_offset
+        self.next_offset = recovered.next_offset
+        if self.segments.active is not None:
+            self._file = disk.open_append(self.segments.active.path)
+            self._written = self.segments.active.size
+        self._checkpoint()
+        self._publish()
+
+    def commit(self, runs: Sequence[Run]) -> None:
+        """Writes and syncs the runs; when it returns, `segments` covers them."""
+        pending: list[bytes] = []
+        for run in runs:
+            if self._file is None or self._full():
+                self._write(pending)
+                pending = []
+                self._rotate(run.first)
+            active = self.segments.active
+            assert active is not None
+            assert active.index is not None
+            active.index.add(run.first, self._written)
+            pending.append(run.data)
+            self._written += len(run.data)
+            self.next_offset = run.end
+        self._write(pending)
+        self._sync()
+        self._publish()
+
+    def rotate(self) -> None:
+        """Seals the active segment, if it holds anything; the next commit begins a new one."""
+        active = self.segments.active
+        if active is None or active.count == 0:
+            return
+        self._seal()
+        self._checkpoint()
+        self._publish()
+
+    def rotation_due_ms(self) -> int | None:
+        """When the active segment grows too old, as wall-clock time; None if it never will."""
+        active = self.segments.active
+        seconds = self._settings.rotate_max_seconds
+        if active is None or active.count == 0 or seconds is None:
+            return None
+        return active.created_ms + int(seconds * 1000)
+
+    def forget(self, dropped: Sequence[Segment], start_offset: int) -> None:
+        """Takes the oldest sealed segments out of the snapshot; `remove` then deletes them."""
+        gone = {segment.seq for segment in dropped}
+        kept = tuple(segment for segment in self.segments.sealed if segment.seq not in gone)
+        self.segments = SegmentSet(kept, self.segments.active)
+        self.start_offset = start_offset
+
+    def remove(self, dropped: Sequence[Segment]) -> None:
+        """Deletes forgotten segments: checkpoint first, then the files.
+
+        After a crash in between, recovery finishes the removal.
+        """
+        self._checkpoint()
+        self._publish()
+        for segment in dropped:
+            remove_segment(self._disk, self._names, segment.path, segment.seq)
+        self._disk.sync_dir(self._directory)
+
+    def mark_failed(self, error: BaseException) -> None:
+        """Leaves a note for the next open that a sync failed here (R3). May fail like the rest."""
+        replace_file(self._disk, self._directory / FAILED_FILE, repr(error).encode())
+
+    def close(self, *, clean: bool) -> None:
+        """Releases the files; a clean close leaves a checkpoint that needs no recovery."""
+        try:
+            if clean:
+                self._checkpoint()
+        finally:
+            self._close_file()
+            self._publisher.close()
+
+    def _full(self) -> bool:
+        limit = self._settings.rotate_max_bytes
+        if limit is not None and self._written >= limit:
+            return True
+        due = self.rotation_due_ms()
+        return due is not None and self._clock.now_ms() >= due
+
+    def _write(self, pieces: list[bytes]) -> None:
+        if not pieces:
+            return
+        assert self._file is not None
+        if len(pieces) == 1 or len(pieces[0]) >= RUN_BYTES_MAX:
+            for piece in pieces:
+                append_all(self._file, piece)
+        else:
+            append_all(self._file, b"".join(pieces))
+
+    def _sync(self) -> None:
+        """Makes all that was written durable, and only then lets the snapshot cover it."""
+        active = self.segments.active
+        if self._file is None or active is None or self._written == active.size:
+            return
+        self._file.sync()
+        synced = replace(
+            active,
+            size=self._written,
+            end_offset=self.next_offset,
+            modified_ms=self._clock.now_ms(),
+        )
+        self.segments = SegmentSet(self.segments.sealed, synced)
+
+    def _seal(self) -> None:
+        self._sync()
+        self._close_file()
+        active = self.segments.active
+        if active is not None:
+            self._write_index(active)
+            sealed = (*self.segments.sealed, replace(active, index=None))
+            self.segments = SegmentSet(sealed, None)
+
+    def _rotate(self, first_offset: int) -> None:
+        sealed_before = len(self.segments.sealed)
+        self._seal()
+        seq = self.segments.sealed[-1].seq + 1 if self.segments.sealed else 0
+        path = self._directory / self._names.segment(seq)
+        self._file = self._disk.create(path)
+        self._disk.sync_dir(self._directory)
+        self._written = 0
+        now = self._clock.now_ms()
+        active = Segment(seq, path, first_offset, first_offset, 0, now, now, SegmentIndex())
+        self.segments = SegmentSet(self.segments.sealed, active)
+        if len(self.segments.sealed) != sealed_before:
+            _log.info("rotated to %s at offset %d", path.name, first_offset)
+        self._checkpoint()
+
+    def _write_index(self, segment: Segment) -> None:
+        """A lost index is built again, so neither its absence nor its failure stops the log."""
+        assert segment.index is not None
+        path = self._directory / self._names.index(segment.seq)
+        try:
+            if self._disk.exists(path):
+                self._disk.unlink(path)
+            file = self._disk.create(path)
+            try:
+                append_all(file, encode_index(segment.index, segment.size))
+            finally:
+                file.close()
+        except OSError as error:
+            _log.warning("%s: %s; readers will scan the segment instead", path, error)
+
+    def _checkpoint(self) -> None:
+        entries = [
+            SegmentEntry(segment.seq, segment.first_offset, segment.end_offset)
+            for segment in self.segments.sealed
+        ]
+        active = self.segments.active
+        if active is not None:
+            entries.append(SegmentEntry(active.seq, active.first_offset, None))
+        synced = max((segment.end_offset for segment in self.segments), default=self.next_offset)
+        self._checkpoints.update_wal(
+            WalCheckpoint(
+                start_offset=self.start_offset,
+                next_offset=synced,
+                segments=tuple(entries),
+                rotated_at_ms=active.created_ms if active is not None else None,
+            )
+        )
+
+    def _publish(self) -> None:
+        newest = self.segments.active or (
+            self.segments.sealed[-1] if self.segments.sealed else None
+        )
+        self._publisher.publish(
+            seq=newest.seq if newest else 0,
+            position=newest.size if newest else 0,
+            next_offset=newest.end_offset if newest else self.next_offset,
+            start_offset=self.start_offset,
+        )
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class VolatileJournal:
+    """No files at all: for logs in memory, whose history is what the cache holds."""
+
+    def __init__(self) -> None:
+        self.segments = SegmentSet()
+        self.start_offset = 0
+        self.next_offset = 0
+
+    def commit(self, runs: Sequence[Run]) -> None:
+        self.next_offset = runs[-1].end
+
+    def rotate(self) -> None: ...
+
+    def rotation_due_ms(self) -> int | None:
+        return None
+
+    def forget(self, dropped: Sequence[Segment], start_offset: int) -> None: ...
+
+    def remove(self, dropped: Sequence[Segment]) -> None: ...
+
+    def mark_failed(self, error: BaseException) -> None: ...
+
+    def close(self, *, clean: bool) -> None: ...
+
+
+AnyJournal: TypeAlias = Journal | VolatileJournal
+
+
+def open_journal(disk: Disk, settings: WalSettings, clock: Clock) -> AnyJournal:
+    """Claims the directory, recovers what is in it, and is ready to write."""
+    names = SegmentNames(settings.file_name)
+    if settings.dir is None:
+        return VolatileJournal()
+    disk.make_dirs(settings.dir)
+    publisher = Publisher(disk, settings.dir)
+    try:
+        checkpoints = CheckpointStore(disk, settings.dir)
+        recovered = Recovery(
+            disk,
+            settings.dir,
+            names,
+            clock,
+            checkpoints.get_wal(),
+            read_published(disk, settings.dir),
+        ).run()
+        return Journal(disk, settings.dir, settings, clock, checkpoints, publisher, recovered)
+    except BaseException:
+        publisher.close()
+        raise

@@ -1,0 +1,58 @@
+"""The lock on a topic's directory, and the synced position published to other processes.
+
+Both are one small file, `wal.synced`: whoever owns the topic holds a lock on it and overwrites
+its record after every group commit. A process that only reads needs no lock.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from forebay.errors import LogLocked
+from forebay.files.disk import AppendFile, Disk, append_all, read_file, write_all_at
+from forebay.format.names import PUBLISHED_FILE
+from forebay.format.published import (
+    RECORD_BYTES,
+    Published,
+    decode_published,
+    encode_published,
+)
+
+
+def read_published(disk: Disk, directory: Path) -> Published | None:
+    """What the owner last published, or None where there is nothing whole to read."""
+    try:
+        return decode_published(read_file(disk, directory / PUBLISHED_FILE, bytes_max=4096))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+class Publisher:
+    """Holds the lock from construction to `close`."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._file = self._claim(disk, directory)
+
+    @staticmethod
+    def _claim(disk: Disk, directory: Path) -> AppendFile:
+        try:
+            return disk.open_locked(directory / PUBLISHED_FILE)
+        except BlockingIOError as error:
+            holder = read_published(disk, directory)
+            who = f"process {holder.pid}" if holder else "another process"
+            raise LogLocked(
+                f"{directory} is in use by {who}: a topic has one owner at a time; "
+                "close it there, or read it through forebay.wal.view"
+            ) from error
+
+    def publish(self, *, seq: int, position: int, next_offset: int, start_offset: int) -> None:
+        data = encode_published(Published(seq, position, next_offset, start_offset, os.getpid()))
+        if self._file.size() < RECORD_BYTES:
+            self._file.truncate(0)
+            append_all(self._file, data)
+        else:
+            write_all_at(self._file, data, 0)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,300 @@
+"""Readers of a log: ordered, without gaps, from any offset, through files, memory and the live end.
+
+A reader holds an offset and nothing else that could grow old. Before every piece it asks the log
+anew where that offset is: in memory, in a segment, or not there yet. A slow reader therefore
+falls back from memory to the files and loses nothing, and a fast one waits at the end, which has
+the log commit at once what it waits for.
+
+What a caller gets wrong: iterating a reader with no end waits for ever at the end of the log.
+`close` from any thread ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from forebay.errors import CorruptFrame
+from forebay.files.disk import Disk
+from forebay.format.frame import End, Scan, scan
+from forebay.format.message import StreamMessage, decode_messages
+from forebay.limits import READ_CHUNK_BYTES
+from forebay.wal.chunks import ChunkReader, require_complete
+from forebay.wal.indexes import SegmentIndexes
+from forebay.wal.memory import Run
+from forebay.wal.segment import Segment
+from forebay.wal.waiters import ThreadWaiter, Waiter
+
+if TYPE_CHECKING:
+    from forebay.wal.commit import Visibility
+
+Plan: TypeAlias = list[Run] | Segment | None
+"""Where a reader's next offset is; None if it is not there yet."""
+
+
+class ReadableLog(Protocol):
+    """What a reader asks of its log."""
+
+    def plan(self, reader: LogReader) -> Plan: ...
+
+    def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool: ...
+
+    def delist(self, waiter: Waiter, visibility: Visibility) -> bool: ...
+
+    async def await_watermark(self, target: int, visibility: Visibility) -> None: ...
+
+
+class Piece(NamedTuple):
+    """Frames that were fetched, and where in which segment the next ones are."""
+
+    frames: Scan
+    seq: int | None = None
+    offset: int = 0
+    position: int = 0
+
+
+class LogReader:
+    """Iterate it for messages, or `frames()` for whole pieces. Not thread-safe, but for `close`."""
+
+    def __init__(
+        self,
+        log: ReadableLog,
+        disk: Disk,
+        indexes: SegmentIndexes,
+        start: int,
+        *,
+        end: int | None,
+        visibility: Visibility,
+    ) -> None:
+        self._log = log
+        self._disk = disk
+        self._indexes = indexes
+        self._end = end
+        self._chunks: ChunkReader | None = None
+        self._messages: Iterator[StreamMessage] = iter(())
+        self._fetched = start
+        self._place: Piece | None = None
+        self._waiter: ThreadWaiter | None = None
+        self._closed = False
+        self.visibility: Visibility = visibility
+        self.position = start
+        """The offset of the next message."""
+        self.pinned: int | None = None
+        """The segment that retention must leave alone; the log sets it."""
+        self.moved_at = 0.0
+
+    def __iter__(self) -> LogReader:
+        return self
+
+    def __next__(self) -> StreamMessage:
+        while True:
+            for message in self._messages:
+                self.position = message.msg_id.topic_offset + 1
+                return message
+            frames = self._next_frames()
+            if frames is None:
+                raise StopIteration
+            self._messages = decode_messages(frames)
+
+    def frames(self) -> Iterator[Scan]:
+        """Scanned frames, a piece at a time; each is valid until the next is asked for."""
+        while (frames := self._next_frames()) is not None:
+            self.position = self._fetched
+            yield frames
+
+    def close(self) -> None:
+        """Ends the iteration, even one that waits in another thread."""
+        self._closed = True
+        self.pinned = None
+        waiter = self._waiter
+        if waiter is not None and self._log.delist(waiter, self.visibility):
+            waiter.wake()
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def finished(self) -> bool:
+        return self._closed or (self._end is not None and self._fetched >= self._end)
+
+    @property
+    def wanted(self) -> int:
+        """The next offset to fetch."""
+        return self._fetched
+
+    def _next_frames(self) -> Scan | None:
+        while not self.finished:
+            plan = self._log.plan(self)
+            if plan is not None:
+                return self.accept(self.fetch(plan))
+            self._wait()
+        self.pinned = None
+        return None
+
+    def _wait(self) -> None:
+        waiter = ThreadWaiter()
+        self._waiter = waiter
+        try:
+            if not self._log.enlist(self._fetched + 1, waiter, self.visibility):
+                return
+            if self._closed:
+                return
+            waiter.wait()
+        finally:
+            self._waiter = None
+            self._log.delist(waiter, self.visibility)
+
+    def fetch(self, plan: list[Run] | Segment) -> Piece:
+        """Gets frames from where the log says they are; changes nothing about the reader."""
+        if isinstance(plan, list):
+            return Piece(self._from_memory(plan))
+        return self._from_segment(plan)
+
+    def accept(self, piece: Piece) -> Scan:
+        """Makes fetched frames the current ones."""
+        self._place = piece if piece.seq is not None else None
+        frames = _until(_since(piece.frames, self._fetched), self._end)
+        self._fetched += len(frames)
+        return frames
+
+    def _from_memory(self, runs: list[Run]) -> Scan:
+        parts: list[bytes] = []
+        size = 0
+        for run in runs:
+            parts.append(run.data)
+            size += len(run.data)
+            if size >= READ_CHUNK_BYTES:
+                break
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        found = scan(data, expected=runs[0].first, consecutive=True)
+        if found.end is not End.COMPLETE:
+            raise CorruptFrame(
+                found.end.describe(),
+                file="memory",
+                position=found.safe_length,
+                offset=found.offset,
+            )
+        return found
+
+    def _from_segment(self, segment: Segment) -> Piece:
+        place = self._place
+        if place is not None and place.seq == segment.seq and place.offset == self._fetched:
+            offset, position = place.offset, place.position
+        else:
+            offset, position = self._indexes.seek(segment, self._fetched)
+        if self._chunks is None:
+            self._chunks = ChunkReader()
+        file = self._disk.open_read(segment.path)
+        try:
+            while True:
+                found = self._chunks.read(file, position, segment.size, offset)
+                if not len(found):
+                    require_complete(found, segment.path, position)
+                    raise CorruptFrame(
+                        "the segment ends before its last message",
+                        file=str(segment.path),
+                        position=position,
+                        offset=offset,
+                    )
+                position += found.safe_length
+                offset += len(found)
+                if offset > self._fetched:
+                    return Piece(found, segment.seq, offset, position)
+        finally:
+            file.close()
+
+    def abandon_buffer(self) -> None:
+        """For a fetch that goes on in another thread though nobody wants its result any more."""
+        self._chunks = None
+
+
+def _since(frames: Scan, offset: int) -> Scan:
+    skip = offset - frames.offsets[0]
+    return _slice(frames, skip, len(frames)) if skip else frames
+
+
+def _until(frames: Scan, end: int | None) -> Scan:
+    if end is None or frames.offsets[-1] < end:
+        return frames
+    return _slice(frames, 0, end - frames.offsets[0])
+
+
+def _slice(frames: Scan, start: int, stop: int) -> Scan:
+    return replace(
+        frames,
+        offsets=frames.offsets[start:stop],
+        positions=frames.positions[start:stop],
+        lengths=frames.lengths[start:stop],
+    )
+
+
+class AsyncLogReader:
+    """A reader for asyncio: files are read on a thread, everything else on the event loop."""
+
+    def __init__(self, log: ReadableLog, reader: LogReader) -> None:
+        self._log = log
+        self._reader = reader
+        self._messages: Iterator[StreamMessage] = iter(())
+
+    @property
+    def position(self) -> int:
+        """The offset of the next message."""
+        return self._reader.position
+
+    def __aiter__(self) -> AsyncLogReader:
+        return self
+
+    async def __anext__(self) -> StreamMessage:
+        while True:
+            for message in self._messages:
+                self._reader.position = message.msg_id.topic_offset + 1
+                return message
+            frames = await self._next_frames()
+            if frames is None:
+                raise StopAsyncIteration
+            self._messages = decode_messages(frames)
+
+    async def aclose(self) -> None:
+        """Ends the iteration."""
+        self._reader.close()
+
+    async def __aenter__(self) -> AsyncLogReader:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _next_frames(self) -> Scan | None:
+        reader = self._reader
+        while not reader.finished:
+            plan = self._log.plan(reader)
+            if plan is None:
+                await self._log.await_watermark(reader.wanted + 1, reader.visibility)
+            elif isinstance(plan, list):
+                return reader.accept(reader.fetch(plan))
+            else:
+                return reader.accept(await self._fetch_on_thread(plan))
+        return None
+
+    async def _fetch_on_thread(self, segment: Segment) -> Piece:
+        try:
+            return await asyncio.to_thread(self._reader.fetch, segment)
+        except asyncio.CancelledError:
+            self._reader.abandon_buffer()
+            raise

@@ -1,0 +1,171 @@
+"""The newest segment after a crash: what of it is valid, and how it becomes durable again.
+
+Torn is not corrupt (rule R2). A damaged end is a torn tail only if nothing says that it was ever
+synced: it starts at or behind the last known synced position, and no valid frame comes after it.
+Then it is copied aside and cut. Anything else raises CorruptFrame, and the file stays as it is.
+
+What remains is made durable before it counts. Bytes behind the synced position are written again,
+because after a failed sync the kernel may take unwritten pages for clean; and if the last owner
+noted such a failure, all of it goes to a new file (rule R3).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from forebay.errors import CorruptFrame
+from forebay.files.disk import AppendFile, Disk, ReadFile, append_all, write_all_at
+from forebay.format.frame import HEADER_BYTES, End, Scan, frame_bytes, frame_candidates, scan
+from forebay.format.names import aside
+from forebay.format.segment_index import SegmentIndex
+from forebay.limits import FRAME_PAYLOAD_BYTES_MIN, OFFSET_MAX, READ_CHUNK_BYTES
+from forebay.wal.chunks import ChunkReader, scan_segment
+
+_log: Final = logging.getLogger("forebay.wal")
+_FRAME_BYTES_MIN: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MIN
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest segment, whole and durable."""
+
+    first_offset: int | None
+    """None if it holds no frame."""
+    count: int
+    size: int
+    index: SegmentIndex
+
+
+def repair_newest(
+    disk: Disk, path: Path, *, expected: int | None, synced: int, sync_failed: bool
+) -> Newest:
+    """Scans, cuts and re-syncs the segment; `synced` is the position known to be durable."""
+    file = disk.open_read(path)
+    try:
+        size = file.size()
+        newest, last = _survey(file, size, expected)
+        if last is not None and last.end is not End.COMPLETE:
+            _require_torn(file, path, newest, last, size=size, synced=synced)
+            _keep_aside(disk, file, path, newest.size, size)
+        if sync_failed:
+            _rewrite(disk, file, path, newest.size)
+    finally:
+        file.close()
+    if not sync_failed and newest.size != synced:
+        _resync(disk, path, newest.size, min(synced, newest.size))
+    return newest
+
+
+def _survey(file: ReadFile, size: int, expected: int | None) -> tuple[Newest, Scan | None]:
+    index = SegmentIndex()
+    valid = count = 0
+    last: Scan | None = None
+    for position, found in scan_segment(file, ChunkReader(), size, expected, index):
+        valid = position + found.safe_length
+        count += len(found)
+        last = found
+    first = index.offsets[0] if len(index) else None
+    return Newest(first, count, valid, index), last
+
+
+def _require_torn(
+    file: ReadFile, path: Path, newest: Newest, last: Scan, *, size: int, synced: int
+) -> None:
+    if newest.size < synced:
+        reason = f"{last.end.describe()} below the synced position {synced}"
+    elif _valid_frame_follows(file, newest.size + 1, size, last.offset):
+        reason = f"{last.end.describe()}, and valid frames follow"
+    else:
+        return
+    raise CorruptFrame(reason, file=str(path), position=newest.size, offset=last.offset)
+
+
+def _valid_frame_follows(file: ReadFile, start: int, size: int, expected: int | None) -> bool:
+    """Whether any byte position from `start` on begins a valid frame of a later offset."""
+    first = expected or 0
+    last = OFFSET_MAX if expected is None else expected + (size - start) // _FRAME_BYTES_MIN + 1
+    buffer = memoryview(bytearray(READ_CHUNK_BYTES))
+    position = start
+    while size - position >= _FRAME_BYTES_MIN:
+        taken = file.read_into(buffer, position)
+        for at in frame_candidates(buffer[:taken], first, last):
+            if _valid_frame_at(file, position + at, size):
+                return True
+        position += max(taken - HEADER_BYTES + 1, 1)
+    return False
+
+
+def _valid_frame_at(file: ReadFile, position: int, size: int) -> bool:
+    header = bytearray(HEADER_BYTES)
+    file.read_into(memoryview(header), position)
+    length = frame_bytes(header, 0)
+    if length is None or length > size - position:
+        return False
+    whole = bytearray(length)
+    file.read_into(memoryview(whole), position)
+    return len(scan(whole)) == 1
+
+
+def _copy(source: ReadFile, start: int, end: int, target: AppendFile) -> None:
+    buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, max(end - start, 1))))
+    while start < end:
+        taken = source.read_into(buffer[: end - start], start)
+        append_all(target, buffer[:taken])
+        start += taken
+
+
+def _keep_aside(disk: Disk, file: ReadFile, path: Path, start: int, end: int) -> None:
+    kept = path.with_name(aside(path.name, "torn", start))
+    attempt = 0
+    while disk.exists(kept):
+        attempt += 1
+        kept = path.with_name(aside(path.name, f"{attempt}.torn", start))
+    target = disk.create(kept)
+    try:
+        _copy(file, start, end, target)
+        target.sync()
+    finally:
+        target.close()
+    disk.sync_dir(path.parent)
+    _log.warning(
+        "%s: torn tail of %d bytes at position %d cut; kept as %s",
+        path, end - start, start, kept.name,
+    )  # fmt: skip
+
+
+def _rewrite(disk: Disk, file: ReadFile, path: Path, size: int) -> None:
+    """Puts a synced copy of the first `size` bytes in the place of the segment."""
+    temporary = path.with_name(path.name + ".tmp")
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    target = disk.create(temporary)
+    try:
+        _copy(file, 0, size, target)
+        target.sync()
+    finally:
+        target.close()
+    disk.replace(temporary, path)
+    disk.sync_dir(path.parent)
+    _log.warning("%s: rewritten (%d bytes) after a failed sync", path, size)
+
+
+def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
+    """Cuts the segment to `size`, and writes what is behind `synced` again before syncing it."""
+    source = disk.open_read(path)
+    target = disk.open_append(path)
+    try:
+        if target.size() > size:
+            target.truncate(size)
+        buffer = memoryview(bytearray(READ_CHUNK_BYTES))
+        position = synced
+        while position < size:
+            taken = source.read_into(buffer[: size - position], position)
+            write_all_at(target, buffer[:taken], position)
+            position += taken
+        target.sync()
+    finally:
+        source.close()
+        target.close()

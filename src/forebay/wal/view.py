@@ -1,0 +1,126 @@
+"""A log as another process sees it: read-only, without the lock, up to the published position.
+
+The owner publishes after each group commit how far it has synced (rule R7). A view takes that
+word and never looks behind it: bytes that are there and not published may yet vanish.
+
+What a caller gets wrong: a view is one moment. `refresh` moves it forward; a segment that
+retention removed meanwhile is gone from the next moment on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from forebay.errors import MissingData, OffsetOutOfRange
+from forebay.files.disk import Disk
+from forebay.files.local import LocalDisk
+from forebay.format.names import SEGMENT_FILE, SegmentNames
+from forebay.format.published import Published
+from forebay.format.segment_index import SegmentIndex
+from forebay.wal.commit import Visibility
+from forebay.wal.indexes import SegmentIndexes
+from forebay.wal.publisher import read_published
+from forebay.wal.reader import LogReader, Plan
+from forebay.wal.recovery import first_offset_of, join_segments
+from forebay.wal.segment import Segment, SegmentSet
+from forebay.wal.waiters import Waiter
+
+_PUBLISHED_READS_MAX: Final = 100
+
+
+class LogView:
+    """The synced part of the log in a directory, whoever owns it."""
+
+    def __init__(
+        self, directory: Path, *, file_name: str = SEGMENT_FILE, disk: Disk | None = None
+    ) -> None:
+        self._directory = directory
+        self._disk = disk or LocalDisk()
+        self._names = SegmentNames(file_name)
+        self._indexes = SegmentIndexes(self._disk, self._names)
+        self._published = self._read_published()
+        self._segments = self._snapshot()
+
+    @property
+    def start_offset(self) -> int:
+        return self._published.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """One more than the last synced offset at the moment of the view."""
+        return self._published.next_offset
+
+    def refresh(self) -> None:
+        """Moves the view to what is published now."""
+        self._published = self._read_published()
+        self._segments = self._snapshot()
+
+    def segments(self) -> list[Segment]:
+        return list(self._segments)
+
+    def reader(self, start: int, end: int | None = None) -> LogReader:
+        """A reader from `start` to `end`, or to the end of the view."""
+        stop = self.end_offset if end is None else min(end, self.end_offset)
+        return LogReader(self, self._disk, self._indexes, start, end=stop, visibility="synced")
+
+    def plan(self, reader: LogReader) -> Plan:
+        offset = reader.wanted
+        segment = self._segments.find(offset)
+        if segment is None:
+            raise OffsetOutOfRange(
+                f"{self._directory}: offset {offset} is not in the log: "
+                f"it holds {self.start_offset} to {self.end_offset}",
+                start=self.start_offset,
+                end=self.end_offset,
+            )
+        return segment
+
+    def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
+        raise NotImplementedError("a reader of a view has an end, and never waits")
+
+    def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
+        return False
+
+    async def await_watermark(self, target: int, visibility: Visibility) -> None:
+        raise NotImplementedError("a reader of a view has an end, and never waits")
+
+    def _read_published(self) -> Published:
+        # The owner may be overwriting the record this very moment: the checksum tells, and the
+        # next read gets the new one.
+        for _ in range(_PUBLISHED_READS_MAX):
+            published = read_published(self._disk, self._directory)
+            if published is not None:
+                return published
+        raise MissingData(
+            f"{self._directory}: no published position: no log was ever opened here, "
+            "or its 'wal.synced' was lost; its owner writes it again when it opens the log"
+        )
+
+    def _snapshot(self) -> SegmentSet:
+        published = self._published
+        found: list[Segment] = []
+        for name in self._disk.list_dir(self._directory):
+            seq = self._names.parse(name)
+            if seq is not None and seq <= published.seq:
+                segment = self._segment(seq, self._directory / name)
+                if segment is not None:
+                    found.append(segment)
+        found.sort(key=lambda segment: segment.seq)
+        return SegmentSet(tuple(join_segments(found, published.next_offset)))
+
+    def _segment(self, seq: int, path: Path) -> Segment | None:
+        newest = seq == self._published.seq
+        try:
+            size = self._published.position if newest else self._disk.size(path)
+            first = first_offset_of(self._disk, path) if size else None
+            modified = int(self._disk.modified(path) * 1000)
+        except FileNotFoundError:
+            # Retention removed it between the listing and now.
+            return None
+        if first is None:
+            return None
+        index = SegmentIndex() if newest else None
+        if index is not None:
+            index.add(first, 0)
+        return Segment(seq, path, first, first, size, modified, modified, index)

@@ -1,0 +1,103 @@
+"""Who waits for a watermark to reach an offset: threads and asyncio tasks alike.
+
+Not thread-safe: the log's lock guards the heap. A waiter is woken once, by reaching its target or
+by `wake_all`; what that means (reached, stopped, closed) it finds out itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+from collections.abc import Iterable
+from itertools import count
+from typing import Final, Protocol
+
+NEVER: Final = 2**64
+"""A target that no watermark reaches."""
+
+
+class Waiter(Protocol):
+    @property
+    def producer(self) -> bool:
+        """Whether it waits for its own append, and is likely to append again once it is woken."""
+
+    def wake(self) -> None:
+        """Called from any thread, at most once."""
+
+
+class ThreadWaiter:
+    __slots__ = ("_lock", "producer")
+
+    def __init__(self, *, producer: bool = False) -> None:
+        self.producer = producer
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wake(self) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks until woken; False when `timeout` seconds passed first."""
+        return self._lock.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+
+
+class TaskWaiter:
+    __slots__ = ("_loop", "future", "producer")
+
+    def __init__(self, *, producer: bool = False) -> None:
+        self.producer = producer
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+
+    def wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._resolve)
+        except RuntimeError:
+            # The loop was closed, and with it whoever waited.
+            return
+
+    def _resolve(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class Waiters:
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Waiter]] = []
+        self._order = count()
+        self.nearest = NEVER
+        """The lowest target of all: a watermark below it wakes nobody."""
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, target: int, waiter: Waiter) -> None:
+        heapq.heappush(self._heap, (target, next(self._order), waiter))
+        self.nearest = self._heap[0][0]
+
+    def discard(self, waiter: Waiter) -> bool:
+        """For one that gave up; False if it was taken out already."""
+        kept = [entry for entry in self._heap if entry[2] is not waiter]
+        there = len(kept) < len(self._heap)
+        if there:
+            heapq.heapify(kept)
+            self._heap = kept
+            self.nearest = kept[0][0] if kept else NEVER
+        return there
+
+    def reached(self, watermark: int) -> list[Waiter]:
+        """Takes out those whose target is at or below the watermark, for the caller to wake."""
+        woken: list[Waiter] = []
+        while self._heap and self._heap[0][0] <= watermark:
+            woken.append(heapq.heappop(self._heap)[2])
+        self.nearest = self._heap[0][0] if self._heap else NEVER
+        return woken
+
+    def take_all(self) -> list[Waiter]:
+        return self.reached(NEVER)
+
+
+def wake(waiters: Iterable[Waiter]) -> None:
+    for waiter in waiters:
+        waiter.wake()

@@ -1,0 +1,552 @@
+/*
+ * Fuzzes native/codec.c under the address and undefined-behaviour sanitizers.
+ *
+ *   fuzz_codec SEED ITERATIONS
+ *
+ * Every input lies in a block of exactly its size, so that reading one byte too many ends the run.
+ * An iteration builds frames of random messages in both flavours, expects scan and locate to give
+ * them back, then damages the bytes in some ways and expects no more than sanity. Deterministic:
+ * the failing iteration is printed, and its seed repeats it with one iteration.
+ */
+#include "codec.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: seed %llu: %s\n", __FILE__, __LINE__,                          \
+                    (unsigned long long)seed, #condition);                                         \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#define FRAMES_MAX 6
+#define PAIRS_MAX 4
+
+static uint64_t seed, state;
+
+static uint64_t next_random(void) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state;
+}
+
+static size_t below(size_t limit) { return (size_t)(next_random() % limit); }
+
+/* Lengths that matter: none, few, around the widths of varints, sometimes more. */
+static size_t random_length(void) {
+    switch (below(6)) {
+    case 0:
+        return 0;
+    case 1:
+        return 245 + below(12);
+    case 2:
+        return below(1500);
+    default:
+        return below(24);
+    }
+}
+
+static uint64_t random_number(void) { return next_random() >> below(64); }
+
+/* ---- a block of exact size ---- */
+
+typedef struct {
+    uint8_t *data;
+    size_t bytes;
+} block;
+
+static block block_of(const uint8_t *data, size_t bytes) {
+    block made = {malloc(bytes), bytes};
+    if (bytes > 0)
+        memcpy(made.data, data, bytes);
+    return made;
+}
+
+/* ---- building messages ---- */
+
+typedef struct {
+    uint8_t *data;
+    size_t bytes;
+    size_t room;
+} builder;
+
+static void put(builder *out, const void *data, size_t bytes) {
+    if (out->room - out->bytes < bytes) {
+        out->room = 2 * (out->room + bytes);
+        out->data = realloc(out->data, out->room);
+    }
+    if (bytes > 0)
+        memcpy(out->data + out->bytes, data, bytes);
+    out->bytes += bytes;
+}
+
+static void put_le(builder *out, uint64_t value, size_t width) {
+    uint8_t bytes[8];
+    for (size_t at = 0; at < width; at++)
+        bytes[at] = (uint8_t)(value >> 8 * at);
+    put(out, bytes, width);
+}
+
+static void put_byte(builder *out, uint8_t byte) { put(out, &byte, 1); }
+
+/* Varints are now and then wider than they need to be: readers take those too. */
+static void put_number(builder *out, enum fb_flavour flavour, uint64_t value, size_t fixed_width) {
+    size_t wider = below(8) == 0 ? below(4) : 0;
+    if (flavour == FB_FIXED) {
+        put_le(out, value, fixed_width);
+    } else if (value < 251 && wider < 1) {
+        put_byte(out, (uint8_t)value);
+    } else if (value <= UINT16_MAX && wider < 2) {
+        put_byte(out, 251);
+        put_le(out, value, 2);
+    } else if (value <= UINT32_MAX && wider < 3) {
+        put_byte(out, 252);
+        put_le(out, value, 4);
+    } else {
+        put_byte(out, 253);
+        put_le(out, value, 8);
+    }
+}
+
+/* Random bytes after their length; answers where they lie. */
+static fb_span put_text(builder *out, enum fb_flavour flavour, size_t length) {
+    put_number(out, flavour, length, 8);
+    fb_span span = {out->bytes, length};
+    for (size_t at = 0; at < length; at++)
+        put_byte(out, (uint8_t)next_random());
+    return span;
+}
+
+static bool put_tag(builder *out) {
+    bool present = below(2);
+    put_byte(out, present);
+    return present;
+}
+
+static fb_span put_topic(builder *out, enum fb_flavour flavour) {
+    fb_span span = put_text(out, flavour, 1 + random_length());
+    out->data[span.position] = '/';
+    return span;
+}
+
+static void put_attributes(builder *out, enum fb_flavour flavour, fb_layout *layout) {
+    layout->attribute_count = below(PAIRS_MAX + 1);
+    put_number(out, flavour, layout->attribute_count, 8);
+    size_t first = out->bytes;
+    for (uint64_t text = 0; text < 2 * layout->attribute_count; text++)
+        put_text(out, flavour, random_length());
+    layout->attributes = (fb_span){first, out->bytes - first};
+}
+
+static void put_later_fields(builder *out, enum fb_flavour flavour, fb_layout *layout) {
+    size_t fields = below(3);
+    layout->has_routing_key = false;
+    if (fields == 0)
+        return;
+    if (put_tag(out))
+        put_number(out, flavour, random_number(), 8);
+    if (put_tag(out))
+        put_number(out, flavour, (uint32_t)random_number(), 4);
+    if (fields == 2 && (layout->has_routing_key = put_tag(out)))
+        layout->routing_key = put_text(out, flavour, random_length());
+}
+
+/* One message with a rooted topic, in any shape that a writer ever gave it. */
+static void put_message(builder *out, fb_layout *layout) {
+    enum fb_flavour flavour = below(2) ? FB_FIXED : FB_VARINT;
+    layout->flavour = flavour;
+    put_number(out, flavour, random_number(), 8);
+    put_number(out, flavour, random_number(), 8);
+    layout->topic_name = put_topic(out, flavour);
+    put_text(out, flavour, random_length());
+    put_number(out, flavour, random_number(), 8);
+    layout->payload = put_text(out, flavour, random_length());
+    layout->publish_time = random_number();
+    put_number(out, flavour, layout->publish_time, 8);
+    put_text(out, flavour, random_length());
+    if (put_tag(out))
+        put_text(out, flavour, random_length());
+    put_attributes(out, flavour, layout);
+    put_later_fields(out, flavour, layout);
+}
+
+/* ---- CRC ---- */
+
+static uint32_t crc_bit_by_bit(const uint8_t *data, size_t bytes) {
+    uint32_t crc = 0xFFFFFFFFu;
+    for (size_t at = 0; at < bytes; at++) {
+        crc ^= data[at];
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+    }
+    return ~crc;
+}
+
+static void check_crc(block input) {
+    uint32_t expected = crc_bit_by_bit(input.data, input.bytes);
+    CHECK(fb_crc32(input.data, input.bytes) == expected);
+    CHECK(fb_crc32_tables(input.data, input.bytes) == expected);
+}
+
+/* Every length around the lanes of the folding, at every alignment. */
+static void check_crc_lengths(void) {
+    for (size_t bytes = 0; bytes < 400; bytes++)
+        for (size_t skip = 0; skip < 16; skip++) {
+            block input = {malloc(skip + bytes), skip + bytes};
+            for (size_t at = 0; at < input.bytes; at++)
+                input.data[at] = (uint8_t)next_random();
+            check_crc((block){input.data + skip, bytes});
+            free(input.data);
+        }
+}
+
+/* ---- locate, one message and many ---- */
+
+static void check_span(fb_span span, fb_span inside) {
+    CHECK(span.position >= inside.position);
+    CHECK(span.length <= inside.length);
+    CHECK(span.position - inside.position <= inside.length - span.length);
+}
+
+static bool locate(block input, fb_span message, fb_layout *layout) {
+    if (!fb_locate(input.data, message.position, message.length, layout))
+        return false;
+    check_span(layout->topic_name, message);
+    check_span(layout->payload, message);
+    check_span(layout->attributes, message);
+    CHECK(layout->attribute_count <= layout->attributes.length);
+    if (layout->has_routing_key)
+        check_span(layout->routing_key, message);
+    return true;
+}
+
+static uint64_t item(const uint8_t *column, size_t row) {
+    uint64_t value;
+    memcpy(&value, column + 8 * row, sizeof value);
+    return value;
+}
+
+static void check_row(const fb_columns *columns, size_t row, const fb_layout *layout) {
+    CHECK(item(columns->publish_times, row) == layout->publish_time);
+    CHECK(item(columns->payload_positions, row) == layout->payload.position);
+    CHECK(item(columns->payload_lengths, row) == layout->payload.length);
+    CHECK(item(columns->attribute_positions, row) == layout->attributes.position);
+    CHECK(item(columns->attribute_lengths, row) == layout->attributes.length);
+    CHECK(item(columns->attribute_counts, row) == layout->attribute_count);
+    CHECK(columns->flavours[row] == layout->flavour);
+    if (layout->has_routing_key) {
+        CHECK(item(columns->key_positions, row) == layout->routing_key.position);
+        CHECK(item(columns->key_lengths, row) == layout->routing_key.length);
+    } else {
+        CHECK(item(columns->key_positions, row) == 0);
+        CHECK(item(columns->key_lengths, row) == UINT64_MAX);
+    }
+}
+
+static void check_columns(block input, const uint64_t *positions, const uint32_t *lengths,
+                          size_t rows) {
+    uint8_t *room[9];
+    for (int column = 0; column < 9; column++)
+        room[column] = malloc(column == 8 ? rows : 8 * rows);
+    fb_columns columns = {room[0], room[1], room[2], room[3], room[4],
+                          room[5], room[6], room[7], room[8]};
+    size_t done = 0;
+    enum fb_stop stop =
+        fb_locate_rows(input.data, input.bytes, (const uint8_t *)positions,
+                       (const uint8_t *)lengths, rows, &columns, &done);
+    fb_layout layout;
+    for (size_t row = 0; row < done; row++) {
+        CHECK(locate(input, (fb_span){positions[row], lengths[row]}, &layout));
+        check_row(&columns, row, &layout);
+    }
+    CHECK((stop == FB_ALL_ROWS) == (done == rows));
+    if (stop != FB_ALL_ROWS) {
+        bool inside = lengths[done] <= input.bytes && positions[done] <= input.bytes - lengths[done];
+        CHECK(inside == (stop == FB_NO_MESSAGE));
+    }
+    for (int column = 0; column < 9; column++)
+        free(room[column]);
+}
+
+/* Positions and lengths from nowhere, on blocks of exact size. */
+static void check_random_rows(block input) {
+    size_t rows = 1 + below(4);
+    uint64_t *positions = malloc(rows * sizeof *positions);
+    uint32_t *lengths = malloc(rows * sizeof *lengths);
+    for (size_t row = 0; row < rows; row++) {
+        positions[row] = below(4) ? below(input.bytes + 2) : random_number();
+        if (below(8) == 0)
+            positions[row] = UINT64_MAX - below(input.bytes + 2);
+        lengths[row] = (uint32_t)(below(4) ? below(input.bytes + 2) : random_number());
+    }
+    check_columns(input, positions, lengths, rows);
+    free(positions);
+    free(lengths);
+}
+
+/* ---- scan ---- */
+
+static void check_frames(block input, size_t start, const fb_frames *frames,
+                         const fb_scan_end *end) {
+    size_t at = start;
+    for (size_t row = 0; row < frames->rows; row++) {
+        CHECK(frames->positions[row] == at + FB_HEADER_BYTES);
+        CHECK(frames->lengths[row] <= input.bytes - frames->positions[row]);
+        CHECK(frames->offsets[row] <= FB_OFFSET_MAX);
+        at = frames->positions[row] + frames->lengths[row];
+    }
+    CHECK(end->safe_length == at && at <= input.bytes);
+    CHECK((end->end == FB_COMPLETE) == (at == input.bytes));
+    check_columns(input, frames->positions, frames->lengths, frames->rows);
+}
+
+static void check_scan(block input) {
+    fb_frames frames = {0};
+    fb_scan_end end;
+    fb_offset expected = {below(2), below(2) ? random_number() : 0};
+    size_t start = below(4) ? 0 : below(input.bytes + 1);
+    CHECK(fb_scan(input.data, input.bytes, start, expected, below(2), &frames, &end));
+    check_frames(input, start, &frames, &end);
+    fb_frames_free(&frames);
+}
+
+/* ---- valid input gives itself back ---- */
+
+typedef struct {
+    uint64_t first;
+    size_t count;
+    fb_layout layouts[FRAMES_MAX]; /* positions in the whole buffer */
+} expectation;
+
+static void move_span(fb_span *span, size_t by) { span->position += by; }
+
+static void put_frame(builder *out, expectation *expected) {
+    builder message = {0};
+    fb_layout *layout = &expected->layouts[expected->count];
+    put_message(&message, layout);
+    put_le(out, expected->first + expected->count, 8);
+    put_le(out, message.bytes, 4);
+    put_le(out, crc_bit_by_bit(message.data, message.bytes), 4);
+    move_span(&layout->topic_name, out->bytes);
+    move_span(&layout->payload, out->bytes);
+    move_span(&layout->attributes, out->bytes);
+    move_span(&layout->routing_key, out->bytes);
+    put(out, message.data, message.bytes);
+    expected->count++;
+    free(message.data);
+}
+
+static void check_same_span(fb_span left, fb_span right) {
+    CHECK(left.position == right.position && left.length == right.length);
+}
+
+static void check_same_layout(const fb_layout *left, const fb_layout *right) {
+    CHECK(left->flavour == right->flavour);
+    CHECK(left->publish_time == right->publish_time);
+    CHECK(left->attribute_count == right->attribute_count);
+    CHECK(left->has_routing_key == right->has_routing_key);
+    check_same_span(left->topic_name, right->topic_name);
+    check_same_span(left->payload, right->payload);
+    check_same_span(left->attributes, right->attributes);
+    if (left->has_routing_key)
+        check_same_span(left->routing_key, right->routing_key);
+}
+
+static void check_valid(block input, const expectation *expected) {
+    fb_frames frames = {0};
+    fb_scan_end end;
+    fb_offset first = {true, expected->first};
+    CHECK(fb_scan(input.data, input.bytes, 0, first, true, &frames, &end));
+    CHECK(end.end == FB_COMPLETE && frames.rows == expected->count);
+    CHECK(end.offset.known && end.offset.value == expected->first + expected->count);
+    check_frames(input, 0, &frames, &end);
+    for (size_t row = 0; row < frames.rows; row++) {
+        fb_layout layout;
+        CHECK(frames.offsets[row] == expected->first + row);
+        CHECK(locate(input, (fb_span){frames.positions[row], frames.lengths[row]}, &layout));
+        check_same_layout(&layout, &expected->layouts[row]);
+    }
+    fb_frames_free(&frames);
+}
+
+/* A cut inside frame k leaves frames 0..k-1 and is torn, never corrupt. */
+static void check_torn(block input, size_t count) {
+    block cut = block_of(input.data, below(input.bytes + 1));
+    fb_frames frames = {0};
+    fb_scan_end end;
+    CHECK(fb_scan(cut.data, cut.bytes, 0, (fb_offset){false, 0}, true, &frames, &end));
+    CHECK(end.end == FB_COMPLETE || end.end == FB_TORN);
+    CHECK(frames.rows <= count);
+    check_frames(cut, 0, &frames, &end);
+    check_random_rows(cut);
+    fb_frames_free(&frames);
+    free(cut.data);
+}
+
+/* ---- damage ---- */
+
+static void damage_once(block input) {
+    size_t at = below(input.bytes), length = 1 + below(24), from = below(input.bytes);
+    if (length > input.bytes - at)
+        length = input.bytes - at;
+    if (length > input.bytes - from)
+        length = input.bytes - from;
+    switch (below(5)) {
+    case 0:
+        input.data[at] ^= (uint8_t)(1u << below(8));
+        break;
+    case 1:
+        memset(input.data + at, below(2) ? 0 : 0xFF, length);
+        break;
+    case 2:
+        memmove(input.data + at, input.data + from, length);
+        break;
+    case 3:
+        input.data[at] = (uint8_t)(248 + below(8));
+        break;
+    default:
+        for (size_t byte = 0; byte < length; byte++)
+            input.data[at + byte] = (uint8_t)next_random();
+    }
+}
+
+/* Makes the CRCs right again, so that damage gets past them and into locate. */
+static void mend_crcs(block input) {
+    size_t at = 0;
+    while (input.bytes - at >= FB_HEADER_BYTES) {
+        uint8_t *header = input.data + at;
+        size_t length = header[8] | (size_t)header[9] << 8 | (size_t)header[10] << 16 |
+                        (size_t)header[11] << 24;
+        if (length > input.bytes - at - FB_HEADER_BYTES)
+            return;
+        uint32_t crc = crc_bit_by_bit(header + FB_HEADER_BYTES, length);
+        for (int byte = 0; byte < 4; byte++)
+            header[12 + byte] = (uint8_t)(crc >> 8 * byte);
+        at += FB_HEADER_BYTES + length;
+    }
+}
+
+static void check_damaged(block input) {
+    block damaged = block_of(input.data, below(8) ? input.bytes : 1 + below(input.bytes));
+    for (size_t times = 1 + below(3); times > 0; times--)
+        damage_once(damaged);
+    if (below(2))
+        mend_crcs(damaged);
+    check_scan(damaged);
+    check_random_rows(damaged);
+    free(damaged.data);
+}
+
+/* ---- encode ---- */
+
+static fb_bytes random_bytes(void) {
+    size_t bytes = random_length();
+    uint8_t *data = malloc(bytes);
+    for (size_t at = 0; at < bytes; at++)
+        data[at] = (uint8_t)next_random();
+    return (fb_bytes){data, bytes};
+}
+
+static void check_text(block frame, fb_span span, fb_bytes text) {
+    CHECK(span.length == text.bytes);
+    CHECK(text.bytes == 0 || memcmp(frame.data + span.position, text.data, text.bytes) == 0);
+}
+
+static void check_encoded(block frame, const fb_message *message) {
+    fb_frames frames = {0};
+    fb_scan_end end;
+    fb_layout layout;
+    CHECK(fb_scan(frame.data, frame.bytes, 0, (fb_offset){true, message->offset}, true, &frames,
+                  &end));
+    CHECK(end.end == FB_COMPLETE && frames.rows == 1);
+    CHECK(locate(frame, (fb_span){frames.positions[0], frames.lengths[0]}, &layout));
+    CHECK(layout.flavour == FB_FIXED && layout.publish_time == message->publish_time);
+    check_text(frame, layout.payload, message->payload);
+    CHECK(layout.attribute_count == message->attribute_count);
+    CHECK(layout.has_routing_key == message->has_routing_key);
+    if (layout.has_routing_key)
+        check_text(frame, layout.routing_key, message->routing_key);
+    size_t at = layout.attributes.position;
+    for (size_t text = 0; text < 2 * message->attribute_count; text++) {
+        check_text(frame, (fb_span){at + 8, message->texts[text].bytes}, message->texts[text]);
+        at += 8 + message->texts[text].bytes;
+    }
+    CHECK(at == layout.attributes.position + layout.attributes.length);
+    fb_frames_free(&frames);
+}
+
+static void check_encode(void) {
+    builder head = {0}, middle = {0};
+    put_le(&head, random_number(), 8);
+    put_le(&head, random_number(), 8);
+    put_topic(&head, FB_FIXED);
+    put_text(&head, FB_FIXED, random_length());
+    put_text(&middle, FB_FIXED, random_length());
+    if (put_tag(&middle))
+        put_text(&middle, FB_FIXED, random_length());
+    fb_bytes texts[2 * PAIRS_MAX];
+    fb_message message = {{head.data, head.bytes}, {middle.data, middle.bytes}, random_bytes(),
+                          random_number() >> 1,    random_number(),             texts,
+                          below(PAIRS_MAX + 1),    below(2),                    random_bytes()};
+    for (size_t text = 0; text < 2 * message.attribute_count; text++)
+        texts[text] = random_bytes();
+    uint64_t bytes = fb_message_bytes(&message);
+    block frame = {malloc(FB_HEADER_BYTES + bytes), FB_HEADER_BYTES + bytes};
+    fb_encode(&message, (uint32_t)bytes, frame.data);
+    check_encoded(frame, &message);
+    for (size_t text = 0; text < 2 * message.attribute_count; text++)
+        free((void *)texts[text].data);
+    free((void *)message.payload.data);
+    free((void *)message.routing_key.data);
+    free(frame.data);
+    free(head.data);
+    free(middle.data);
+}
+
+static void iterate(void) {
+    builder built = {0};
+    expectation expected = {random_number() >> 2, 0, {{0}}};
+    for (size_t frames = 1 + below(FRAMES_MAX); frames > 0; frames--)
+        put_frame(&built, &expected);
+    block input = block_of(built.data, built.bytes);
+    free(built.data);
+    check_crc(input);
+    check_valid(input, &expected);
+    check_scan(input);
+    for (int times = 0; times < 4; times++) {
+        check_torn(input, expected.count);
+        check_damaged(input);
+    }
+    check_encode();
+    free(input.data);
+}
+
+static void start_random(uint64_t with) {
+    seed = with;
+    state = with * 0x9E3779B97F4A7C15u | 1;
+    for (int warm = 0; warm < 8; warm++)
+        next_random();
+}
+
+int main(int count, char **words) {
+    if (count != 3) {
+        fprintf(stderr, "usage: fuzz_codec SEED ITERATIONS\n");
+        return 2;
+    }
+    uint64_t first = strtoull(words[1], NULL, 10), iterations = strtoull(words[2], NULL, 10);
+    fb_init();
+    start_random(first);
+    check_crc_lengths();
+    for (uint64_t iteration = 0; iteration < iterations; iteration++) {
+        start_random(first + iteration);
+        iterate();
+    }
+    printf("%llu iterations from seed %llu\n", (unsigned long long)iterations,
+           (unsigned long long)first);
+    return 0;
+}

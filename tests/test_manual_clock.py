@@ -1,0 +1,31 @@
+"""The clock that tests move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.testing import CrashDisk, ManualClock
+
+
+def test_a_manual_clock_moves_when_told_and_tells_its_subscribers() -> None:
+    clock = ManualClock()
+    seen: list[int] = []
+    clock.subscribe(lambda: seen.append(clock.now_ms()))
+    clock.advance(0.0015)
+    clock.advance(2)
+    assert seen == [1_700_000_000_001, 1_700_000_002_001]
+    assert clock.monotonic() == 2.0015
+    with pytest.raises(ValueError, match="never goes back"):
+        clock.advance(-1)
+
+
+def test_a_crash_disk_stamps_its_files_with_the_clock_it_was_given() -> None:
+    clock = ManualClock(5_000)
+    disk = CrashDisk(clock)
+    file = disk.create(Path("file"))
+    clock.advance(2.5)
+    assert disk.modified(Path("file")) == 5.0
+    file.append(b"data")
+    assert disk.modified(Path("file")) == 7.5
