@@ -25,9 +25,6 @@
 
 #define FEW_TEXTS 32
 
-/* Frames may differ in size, so no more than this is reserved on the first one's word. */
-#define LIKELY_BYTES_MAX (8 * 1024 * 1024)
-
 typedef struct {
     PyObject *message_too_large;
 } module_state;
@@ -487,7 +484,7 @@ static int output_reserve(output *out, size_t frame, uint64_t likely) {
     }
     if (room < 2 * out->room)
         room = 2 * out->room;
-    if (out->used == 0 && room < likely && likely <= LIKELY_BYTES_MAX)
+    if (out->used == 0 && room < likely && likely <= (size_t)PY_SSIZE_T_MAX / 2)
         room = (size_t)likely;
     if (replace_bytes(&out->bytes, out->used, room) < 0)
         return -1;
@@ -504,17 +501,11 @@ typedef struct {
     PyObject *routing_keys;
     uint64_t bytes_max;
     Py_ssize_t index;
-    Py_ssize_t left; /* payloads from `index` on */
+    uint64_t likely; /* the size of all frames together, or less */
     fb_message message; /* head, middle and publish time of all, offset of the next */
     text_list texts;
     output out;
 } batch;
-
-/* The size of all the frames that fit, were they like this one: then nothing is copied later. */
-static uint64_t likely_bytes(const batch *batch, size_t frame) {
-    uint64_t left = (uint64_t)batch->left, fit = batch->bytes_max / frame;
-    return (left < fit ? left : fit) * frame;
-}
 
 /* 1 for one more frame, 0 if it does not fit, -1 for an error. */
 static int encode_held(batch *batch, PyObject *payload, PyObject *attributes, PyObject *key) {
@@ -535,7 +526,7 @@ static int encode_held(batch *batch, PyObject *payload, PyObject *attributes, Py
     if (added > 0 && out->used > 0 &&
         (out->used > batch->bytes_max || frame > batch->bytes_max - out->used))
         added = 0;
-    if (added > 0 && output_reserve(out, frame, likely_bytes(batch, frame)) < 0)
+    if (added > 0 && output_reserve(out, frame, batch->likely) < 0)
         added = -1;
     if (added > 0) {
         fb_encode(&batch->message, (uint32_t)bytes, out->at + out->used);
@@ -558,6 +549,58 @@ static int encode_next(batch *batch) {
     return added;
 }
 
+/* Whether a message can be measured without any Python code running. */
+static inline bool is_plain(PyObject *payload, PyObject *attributes, PyObject *key) {
+    return (PyBytes_CheckExact(payload) || PyByteArray_CheckExact(payload) ||
+            PyMemoryView_Check(payload)) &&
+           (attributes == Py_None || PyDict_CheckExact(attributes)) &&
+           (key == Py_None || PyUnicode_CheckExact(key));
+}
+
+/* A borrowed item of a list or a tuple, None where there is no sequence, else NULL. */
+static inline PyObject *plain_item(PyObject *sequence, Py_ssize_t index) {
+    if (sequence == Py_None)
+        return sequence;
+    if (PyList_CheckExact(sequence))
+        return index < PyList_Size(sequence) ? PyList_GetItem(sequence, index) : NULL;
+    if (PyTuple_CheckExact(sequence))
+        return index < PyTuple_Size(sequence) ? PyTuple_GetItem(sequence, index) : NULL;
+    return NULL;
+}
+
+/* The size of a plain frame, or 0 where it is not plain or not right. */
+static size_t plain_frame_bytes(batch *batch, Py_ssize_t index) {
+    PyObject *payload = plain_item(batch->payloads, index);
+    PyObject *attributes = plain_item(batch->attributes, index);
+    PyObject *key = plain_item(batch->routing_keys, index);
+    source source;
+    if (payload == NULL || attributes == NULL || key == NULL ||
+        !is_plain(payload, attributes, key) || source_open(&source, payload) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    batch->message.payload = source.bytes;
+    int64_t bytes =
+        complete_message(batch->module, &batch->message, attributes, key, &batch->texts);
+    source_close(&source);
+    if (bytes >= 0)
+        return FB_HEADER_BYTES + (size_t)bytes;
+    PyErr_Clear();
+    return 0;
+}
+
+/* The size of the batch as far as it can be told beforehand. Fresh memory costs more than looking
+   at the messages twice, so it is asked for once; nothing relies on the answer. */
+static uint64_t likely_bytes(batch *batch) {
+    uint64_t likely = 0;
+    for (Py_ssize_t index = batch->index;; index++) {
+        size_t frame = plain_frame_bytes(batch, index);
+        if (frame == 0 || likely > batch->bytes_max || frame > batch->bytes_max - likely)
+            return likely;
+        likely += frame;
+    }
+}
+
 /* Until the payloads end or one does not fit; the length is asked anew for each, as lists change. */
 static int encode_all(batch *batch) {
     for (;;) {
@@ -566,7 +609,6 @@ static int encode_all(batch *batch) {
             return -1;
         if (batch->index >= count)
             return 0;
-        batch->left = count - batch->index;
         int added = encode_next(batch);
         if (added <= 0)
             return added;
@@ -598,6 +640,7 @@ static PyObject *encode_batch(batch *batch) {
     PyObject *result = NULL;
     texts_open(&batch->texts);
     batch->out = (output){NULL, NULL, 0, 0};
+    batch->likely = likely_bytes(batch);
     if (encode_all(batch) == 0)
         result = batch_result(batch);
     Py_XDECREF(batch->out.bytes);

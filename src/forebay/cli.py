@@ -49,15 +49,22 @@ def bench() -> None:
     help="Where to write; it must be on a real disk. Default: a temporary directory here.",
 )
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 1000))
-@click.option("--mib", default=64, show_default=True, type=click.IntRange(1, 65536),
-              help="How much each bulk measurement moves in a round.")
-@click.option("--memory/--no-memory", default=False, show_default=True,
-              help="Also measure memory at 1 and 10 million messages (about a minute).")
+@click.option(
+    "--mib",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, 65536),
+    help="How much each bulk measurement moves in a round.",
+)
+@click.option(
+    "--memory/--no-memory",
+    default=False,
+    show_default=True,
+    help="Also measure memory at 1 and 10 million messages (about a minute).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 @_plain_errors
-def bench_wal(
-    directory: Path | None, rounds: int, mib: int, memory: bool, as_json: bool
-) -> None:
+def bench_wal(directory: Path | None, rounds: int, mib: int, memory: bool, as_json: bool) -> None:
     """The write-ahead log, beside what this machine can do with the same bytes.
 
     \b

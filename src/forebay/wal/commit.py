@@ -64,7 +64,7 @@ class GroupCommit:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._queue = Queue(journal.next_offset)
-        self._flight: list[Run] = []
+        self._flight = Queue(journal.next_offset)
         self._queued_bytes = 0
         self._queued_max = settings.queue_max_bytes
         self._notice_bytes = 0
@@ -175,29 +175,26 @@ class GroupCommit:
             self._gather.end()
             if self._error is not None:
                 return False
-            self._take()
+            self._flight, self._queue = self._queue, Queue(self._queue.next_offset)
         started = self._clock.monotonic()
         try:
-            if self._flight:
-                self._journal.commit(self._flight)
+            runs = self._flight.closed().runs
+            if runs:
+                self._journal.commit(runs)
         except BaseException as error:  # noqa: BLE001  # whatever it was, the log must stop
             self._stop(error)
             return False
-        return self._committed(self._clock.monotonic() - started)
+        return self._committed(runs, self._clock.monotonic() - started)
 
-    def _take(self) -> None:
-        closed = self._queue.closed()
-        self._flight = closed.runs
-        self._queued_bytes = sum(len(run.data) for run in self._flight)
-        self._queue = Queue(closed.tail_first)
-
-    def _committed(self, seconds: float) -> bool:
+    def _committed(self, runs: list[Run], seconds: float) -> bool:
         with self._lock:
-            runs, self._flight = self._flight, []
+            self._flight = Queue(self._queue.tail_first)
             if runs:
                 self._synced = runs[-1].end
                 self._queued_bytes -= sum(len(run.data) for run in runs)
                 self._cache.extend(runs)
+            if self._queue.next_offset == self._synced:
+                self._queued_bytes = 0
             woken = self._sync_waiters.reached(self._synced)
             self._gather.committed(sum(1 for waiter in woken if waiter.producer), seconds)
             self._scheduled = self._queue.next_offset > self._synced and self._commit_due()

@@ -21,7 +21,7 @@ from forebay.files.disk import AppendFile, Disk, append_all, replace_file
 from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
 from forebay.format.names import FAILED_FILE, SegmentNames
 from forebay.format.segment_index import SegmentIndex, encode_index
-from forebay.limits import RUN_BYTES_MAX
+from forebay.limits import KIB
 from forebay.settings import WalSettings
 from forebay.wal.checkpoints import CheckpointStore
 from forebay.wal.memory import Run
@@ -30,6 +30,9 @@ from forebay.wal.recovery import Recovered, Recovery, remove_segment
 from forebay.wal.segment import Segment, SegmentSet
 
 _log: Final = logging.getLogger("forebay.wal")
+
+_PIECE_BYTES_MIN: Final = 32 * KIB
+"""Smaller pieces, on average, are cheaper to copy together than to write one by one."""
 
 
 class Journal:
@@ -139,11 +142,9 @@ class Journal:
         if not pieces:
             return
         assert self._file is not None
-        if len(pieces) == 1 or len(pieces[0]) >= RUN_BYTES_MAX:
-            for piece in pieces:
-                append_all(self._file, piece)
-        else:
-            append_all(self._file, b"".join(pieces))
+        size = sum(map(len, pieces))
+        for piece in pieces if size >= len(pieces) * _PIECE_BYTES_MIN else (b"".join(pieces),):
+            append_all(self._file, piece)
 
     def _sync(self) -> None:
         """Makes all that was written durable, and only then lets the snapshot cover it."""

@@ -34,7 +34,7 @@ from forebay.settings import WalSettings
 from forebay.wal.commit import REFUSE, GroupCommit, Visibility
 from forebay.wal.indexes import SegmentIndexes
 from forebay.wal.journal import open_journal
-from forebay.wal.memory import newest_since
+from forebay.wal.memory import Run, newest_since
 from forebay.wal.pool import WriterPool
 from forebay.wal.reader import AsyncLogReader, LogReader, Plan
 from forebay.wal.retention import Deleter
@@ -79,11 +79,14 @@ class Wal(GroupCommit):
         """Appends one message and answers its offset; `synced` returns when it would survive."""
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
-        with self._lock:
+        lock = self._lock
+        lock.acquire()  # half the price of `with`, and this is the hot path
+        try:
             if self._queued_bytes >= self._queued_max:
                 self._wait_for_room()
             queue = self._queue
-            offset = queue.tail_first + len(queue.tail)
+            tail = queue.tail
+            offset = queue.tail_first + len(tail)
             frame = encode_one(
                 self._head,
                 self._middle,
@@ -93,10 +96,12 @@ class Wal(GroupCommit):
                 attributes,
                 routing_key,
             )
-            queue.tail.append(frame)
+            tail.append(frame)
             self._queued_bytes += len(frame)
             if self._queued_bytes >= self._notice_bytes:
                 self._notice()
+        finally:
+            lock.release()
         if durability == "synced":
             self.await_synced(offset + 1)
         return offset
@@ -351,6 +356,12 @@ class Wal(GroupCommit):
         ]
         return messages, synced
 
+    def cached_runs(self) -> list[Run]:
+        """The synced frames that are in memory, as they are on disk."""
+        with self._lock:
+            first = self._cache.first
+            return [] if first is None else self._cache.since(first) or []
+
     def plan(self, reader: LogReader) -> Plan:
         """Where the reader's next offset is now."""
         offset = reader.wanted
@@ -361,8 +372,8 @@ class Wal(GroupCommit):
             reader.pinned = None
             runs = self._cache.since(offset)
             if runs is None and offset >= self._synced:
-                self._queue = self._queue.closed()
-                runs = newest_since([*self._flight, *self._queue.runs], offset)
+                self._flight, self._queue = self._flight.closed(), self._queue.closed()
+                runs = newest_since([*self._flight.runs, *self._queue.runs], offset)
             if runs:
                 return runs
             segment = self._journal.segments.find(offset)

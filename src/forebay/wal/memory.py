@@ -25,16 +25,23 @@ class Run(NamedTuple):
 
 
 def join_frames(first: int, frames: list[bytes]) -> Iterator[Run]:
-    """Runs of at most RUN_BYTES_MAX (or one frame) out of single frames, the first at `first`."""
-    size = 0
-    begin = 0
-    for at, frame in enumerate(frames):
-        if size and size + len(frame) > RUN_BYTES_MAX:
-            yield Run(first + begin, at - begin, b"".join(frames[begin:at]))
-            begin, size = at, 0
-        size += len(frame)
-    if begin < len(frames):
-        yield Run(first + begin, len(frames) - begin, b"".join(frames[begin:]))
+    """Runs of about RUN_BYTES_MAX (or one frame) out of single frames, the first at `first`."""
+    if not frames:
+        return
+    share = max(len(frames) * RUN_BYTES_MAX // sum(map(len, frames)), 1)
+    for begin in range(0, len(frames), share):
+        yield from _split(first + begin, frames[begin : begin + share])
+
+
+def _split(first: int, frames: list[bytes]) -> Iterator[Run]:
+    """One run, or several where uneven frames would make it much too large."""
+    data = b"".join(frames)
+    if len(frames) == 1 or len(data) <= 2 * RUN_BYTES_MAX:
+        yield Run(first, len(frames), data)
+        return
+    half = len(frames) // 2
+    yield from _split(first, frames[:half])
+    yield from _split(first + half, frames[half:])
 
 
 class RunCache:

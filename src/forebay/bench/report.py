@@ -1,0 +1,47 @@
+"""Shows what a benchmark found: a table for people, JSON for everything else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def show(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        json.dump(found, sys.stdout, indent=2)
+        print()
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    about = found["machine"]
+    codec = "compiled" if about["compiled_codec"] else "pure Python"
+    table = Table(
+        title=f"forebay bench {found['benchmark']}: medians of {found['rounds']} interleaved rounds",
+        caption=f"Python {about['python']}, {about['cores']} cores, {about['filesystem']}, "
+        f"{codec} codec, {found['seconds']:.0f} s",
+    )
+    for name in ("measurement", "payload", "rate", "beside", "its rate", "ratio", "goal"):
+        table.add_column(name, justify="left" if name in {"measurement", "beside"} else "right")
+    for row in found["results"]:
+        table.add_row(
+            row["name"],
+            f"{row['message_bytes']} B",
+            f"{row['rate']:,.0f} {row['unit']}",
+            row["limit_name"],
+            f"{row['limit']:,.0f}",
+            f"{row['ratio']:.2f}",
+            "" if row["goal"] is None else f"≥ {row['goal']}",
+        )
+    console = Console()
+    console.print(table)
+    if "memory" in found:
+        memory = found["memory"]
+        console.print(
+            f"peak memory: {memory['mib_at_1_million']:.0f} MiB after 1 million messages, "
+            f"{memory['mib_at_10_million']:.0f} MiB after 10 million "
+            f"(growth {memory['growth_mib']:.1f} MiB, goal ≤ {memory['goal_mib']})"
+        )
+    if "warning" in found:
+        console.print(f"warning: {found['warning']}", style="bold")

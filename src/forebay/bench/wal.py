@@ -1,0 +1,377 @@
+"""`forebay bench wal`: the log beside plain system calls on the same bytes.
+
+The limits: for writing, the same bytes by plain `write` and `fdatasync`; for reading, a plain
+read and `zlib.crc32` over the same bytes; for a single buffered append, a bare Python loop that
+packs a header, computes the CRC and appends to a list.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.bench.measure import Measurement, Result, filesystem_of, machine, rate_of, run_rounds
+from forebay.format import pure
+from forebay.format.codec import COMPILED
+from forebay.format.message import message_columns
+from forebay.limits import MIB, READ_CHUNK_BYTES
+from forebay.settings import WalSettings
+from forebay.wal.log import Wal
+
+SIZES: Final = (100, 1024, 16 * 1024)
+_SYNCED_APPENDS: Final = 400
+_BUFFERED_BYTES: Final = 24 * MIB
+_BATCH_BYTES: Final = MIB
+
+
+def _payload(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def _frame_bytes(size: int) -> int:
+    """What a message of that payload takes in a segment."""
+    wal = Wal(WalSettings())
+    try:
+        wal.append(_payload(size), durability="synced")
+        return sum(len(run.data) for run in wal.cached_runs())
+    finally:
+        wal.shutdown()
+
+
+def _open(path: Path) -> Wal:
+    return Wal(WalSettings(dir=path / "wal"), "bench")
+
+
+def _in_threads(count: int, work: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _append_buffered(size: int, threads: int) -> Callable[[Path], float]:
+    count = max(_BUFFERED_BYTES // (size + 100) // threads, 100)
+    payload = _payload(size)
+
+    def ours(path: Path) -> float:
+        wal = _open(path)
+
+        def produce() -> None:
+            append = wal.append
+            for _ in range(count):
+                append(payload)
+
+        try:
+            wal.append(payload, durability="synced")
+            return rate_of(count * threads, lambda: _in_threads(threads, produce))
+        finally:
+            wal.shutdown()
+
+    return ours
+
+
+def _bare_loop(size: int) -> Callable[[Path], float]:
+    count = max(_BUFFERED_BYTES // (size + 100), 100)
+    payload = _payload(size)
+
+    def limit(path: Path) -> float:
+        def loop() -> None:
+            frames: list[bytes] = []
+            append, pack, crc32 = frames.append, pure.HEADER.pack, zlib.crc32
+            for offset in range(count):
+                append(pack(offset, len(payload), crc32(payload)) + payload)
+
+        return rate_of(count, loop)
+
+    return limit
+
+
+def _append_synced(size: int, threads: int) -> Callable[[Path], float]:
+    payload = _payload(size)
+
+    def ours(path: Path) -> float:
+        wal = _open(path)
+
+        def produce() -> None:
+            for _ in range(_SYNCED_APPENDS):
+                wal.append(payload, durability="synced")
+
+        try:
+            wal.append(payload, durability="synced")
+            return rate_of(_SYNCED_APPENDS * threads, lambda: _in_threads(threads, produce))
+        finally:
+            wal.shutdown()
+
+    return ours
+
+
+def _write_and_sync(piece: int, pieces: int, amount: float) -> Callable[[Path], float]:
+    data = _payload(piece)
+
+    def limit(path: Path) -> float:
+        file = os.open(path / "plain", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+
+        def write() -> None:
+            for _ in range(pieces):
+                os.write(file, data)
+                os.fdatasync(file)
+
+        try:
+            return rate_of(amount, write)
+        finally:
+            os.close(file)
+
+    return limit
+
+
+def _batches(size: int, mib: int) -> tuple[list[bytes], int]:
+    frame = _frame_bytes(size)
+    per_batch = max(_BATCH_BYTES // frame, 1)
+    return [_payload(size)] * per_batch, max(mib * MIB // (per_batch * frame), 1)
+
+
+def _append_many(size: int, mib: int) -> Callable[[Path], float]:
+    batch, batches = _batches(size, mib)
+    frame = _frame_bytes(size)
+
+    def ours(path: Path) -> float:
+        wal = _open(path)
+
+        def produce() -> None:
+            for _ in range(batches):
+                wal.append_many(batch, durability="synced")
+
+        try:
+            wal.append(batch[0], durability="synced")
+            return rate_of(batches * len(batch) * frame / MIB, produce)
+        finally:
+            wal.shutdown()
+
+    return ours
+
+
+def _tail(size: int, mib: int) -> Callable[[Path], float]:
+    """A live reader's rate while a producer appends: from the first append to the last message."""
+    batch, batches = _batches(size, mib)
+    frame = _frame_bytes(size)
+    total = batches * len(batch)
+
+    def ours(path: Path) -> float:
+        wal = _open(path)
+        reader = wal.tail_reader(0, end=total)
+
+        def produce() -> None:
+            for _ in range(batches):
+                wal.append_many(batch)
+
+        def race() -> None:
+            producer = threading.Thread(target=produce)
+            producer.start()
+            seen = sum(len(frames) for frames in reader.frames())
+            producer.join()
+            assert seen == total
+
+        try:
+            return rate_of(total * frame / MIB, race)
+        finally:
+            wal.shutdown()
+
+    return ours
+
+
+def _replay(size: int, mib: int, *, columns: bool) -> Callable[[Path], float]:
+    batch, batches = _batches(size, mib)
+
+    def ours(path: Path) -> float:
+        wal = Wal(WalSettings(dir=path / "wal", cache_capacity=0), "bench")
+
+        def replay() -> None:
+            seen = 0
+            for frames in wal.tail_reader(0, end=total).frames():
+                seen += len(message_columns(frames)) if columns else len(frames)
+            assert seen == total
+
+        try:
+            for _ in range(batches):
+                wal.append_many(batch)
+            wal.flush()
+            total = wal.current_offset()
+            written = sum(segment.size for segment in wal.segments())
+            return rate_of(written / MIB, replay)
+        finally:
+            wal.shutdown()
+
+    return ours
+
+
+def _messages(size: int, mib: int) -> Callable[[Path], float]:
+    """Whole message objects, as `topic.read` gives them."""
+    batch, batches = _batches(size, mib)
+
+    def ours(path: Path) -> float:
+        wal = Wal(WalSettings(dir=path / "wal", cache_capacity=0), "bench")
+
+        def read() -> None:
+            seen = sum(1 for _ in wal.tail_reader(0, end=total))
+            assert seen == total
+
+        try:
+            for _ in range(batches):
+                wal.append_many(batch)
+            wal.flush()
+            total = wal.current_offset()
+            written = sum(segment.size for segment in wal.segments())
+            return rate_of(written / MIB, read)
+        finally:
+            wal.shutdown()
+
+    return ours
+
+
+def _read_and_check(mib: int) -> Callable[[Path], float]:
+    def limit(path: Path) -> float:
+        plain = path / "plain"
+        plain.write_bytes(_payload(MIB) * mib)
+        buffer = memoryview(bytearray(READ_CHUNK_BYTES))
+        file = os.open(plain, os.O_RDONLY)
+
+        def read() -> None:
+            position = 0
+            while taken := os.preadv(file, [buffer], position):
+                zlib.crc32(buffer[:taken])
+                position += taken
+
+        try:
+            return rate_of(mib, read)
+        finally:
+            os.close(file)
+
+    return limit
+
+
+def _measurements(mib: int) -> list[Measurement]:
+    found: list[Measurement] = []
+    for size in SIZES:
+        frame = _frame_bytes(size)
+        batch = max(_BATCH_BYTES // frame, 1) * frame
+        sync_each = _write_and_sync(frame, _SYNCED_APPENDS, _SYNCED_APPENDS)
+        sync_batch = _write_and_sync(batch, max(mib * MIB // batch, 1), mib)
+        read = _read_and_check(mib)
+        loop_goal = 0.35 if size == 100 and COMPILED else None
+        found += [
+            Measurement(
+                "append buffered, 1 thread", size, "msg/s", _append_buffered(size, 1),
+                "bare loop", _bare_loop(size), loop_goal,
+            ),
+            Measurement(
+                "append buffered, 4 threads", size, "msg/s", _append_buffered(size, 4),
+                "bare loop", _bare_loop(size),
+            ),
+            Measurement(
+                "append synced, 1 thread", size, "msg/s", _append_synced(size, 1),
+                "write + fdatasync", sync_each,
+            ),
+            Measurement(
+                "append synced, 4 threads", size, "msg/s", _append_synced(size, 4),
+                "append synced, 1 thread", _append_synced(size, 1), 3.0,
+            ),
+            Measurement(
+                "append_many synced", size, "MiB/s", _append_many(size, mib),
+                "write + fdatasync", sync_batch, 0.6 if size == 1024 else None,
+            ),
+            Measurement(
+                "tail", size, "MiB/s", _tail(size, mib), "write + fdatasync", sync_batch,
+            ),
+            Measurement(
+                "replay to frames", size, "MiB/s", _replay(size, mib, columns=False),
+                "read + crc", read,
+            ),
+            Measurement(
+                "replay to columns", size, "MiB/s", _replay(size, mib, columns=True),
+                "read + crc", read, {100: 0.25, 1024: 0.5}.get(size),
+            ),
+            Measurement(
+                "replay to messages", size, "MiB/s", _messages(size, min(mib, 16)),
+                "read + crc", read,
+            ),
+        ]  # fmt: skip
+    return found
+
+
+_MEMORY_SCRIPT: Final = """
+import sys
+from pathlib import Path
+from forebay.bench.wal import memory_child
+memory_child(Path(sys.argv[1]), [int(n) for n in sys.argv[2:]])
+"""
+
+
+def memory_child(path: Path, marks: list[int]) -> None:
+    """Prints the process's peak memory in KiB when the log has grown to each mark."""
+    wal = Wal(WalSettings(dir=path / "wal"), "bench")
+    batch = [_payload(100)] * 5000
+    for mark in marks:
+        while wal.current_offset() < mark:
+            wal.append_many(batch[: mark - wal.current_offset()])
+        wal.flush()
+        for _ in wal.tail_reader(0, end=mark).frames():
+            pass
+        status = Path("/proc/self/status").read_text()
+        print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+    wal.shutdown()
+
+
+def measure_memory(parent: Path | None) -> dict[str, Any]:
+    """Peak memory of a process that writes and replays 1 and then 10 million messages."""
+    from forebay.bench.measure import scratch
+
+    with scratch(parent) as path:
+        command = [sys.executable, "-c", _MEMORY_SCRIPT, str(path), "1000000", "10000000"]
+        output = subprocess.run(  # noqa: S603  # this interpreter, our own script
+            command, check=True, capture_output=True, text=True, timeout=1800
+        ).stdout
+    first, second = (int(line) / 1024 for line in output.split())
+    return {
+        "mib_at_1_million": first,
+        "mib_at_10_million": second,
+        "growth_mib": second - first,
+        "goal_mib": 32,
+    }
+
+
+def run(
+    directory: Path | None, *, rounds: int, mib: int, memory: bool, progress: bool
+) -> dict[str, Any]:
+    """All measurements, as data for `forebay.bench.report`."""
+    started = time.time()
+
+    def say(text: str) -> None:
+        if progress and sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    target = directory or Path.cwd()
+    results: list[Result] = run_rounds(_measurements(mib), rounds, directory, say)
+    found: dict[str, Any] = {
+        "benchmark": "wal",
+        "machine": machine(target if target.exists() else Path.cwd(), compiled=COMPILED),
+        "rounds": rounds,
+        "mib": mib,
+        "results": [result.as_json() for result in results],
+    }
+    if memory:
+        say("memory: 10 million messages")
+        found["memory"] = measure_memory(directory)
+    say("")
+    found["seconds"] = time.time() - started
+    if filesystem_of(target) in {"tmpfs", "ramfs"}:
+        found["warning"] = f"{target} is in memory: name a directory on a disk with --dir"
+    return found
