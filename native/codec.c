@@ -13,29 +13,7 @@
 
 #define FB_INLINE static inline __attribute__((always_inline))
 
-/* Compilers turn these into one move on little-endian machines. */
-
 FB_INLINE uint16_t load_u16(const uint8_t *at) { return (uint16_t)(at[0] | at[1] << 8); }
-
-FB_INLINE uint32_t load_u32(const uint8_t *at) {
-    return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
-}
-
-FB_INLINE uint64_t load_u64(const uint8_t *at) {
-    return (uint64_t)load_u32(at) | (uint64_t)load_u32(at + 4) << 32;
-}
-
-FB_INLINE void store_u32(uint8_t *at, uint32_t value) {
-    at[0] = (uint8_t)value;
-    at[1] = (uint8_t)(value >> 8);
-    at[2] = (uint8_t)(value >> 16);
-    at[3] = (uint8_t)(value >> 24);
-}
-
-FB_INLINE void store_u64(uint8_t *at, uint64_t value) {
-    store_u32(at, (uint32_t)value);
-    store_u32(at + 4, (uint32_t)(value >> 32));
-}
 
 /* ---- CRC-32 by tables: tables[k][b] is the register after byte b and k zero bytes ---- */
 
@@ -82,10 +60,10 @@ FB_INLINE uint32_t four_bytes(uint32_t word, int zeros) {
 uint32_t fb_crc32_tables(const uint8_t *data, size_t bytes) {
     uint32_t crc = 0xFFFFFFFFu;
     for (; bytes >= 16; bytes -= 16, data += 16)
-        crc = four_bytes(crc ^ load_u32(data), 12) ^ four_bytes(load_u32(data + 4), 8) ^
-              four_bytes(load_u32(data + 8), 4) ^ four_bytes(load_u32(data + 12), 0);
+        crc = four_bytes(crc ^ fb_load_u32(data), 12) ^ four_bytes(fb_load_u32(data + 4), 8) ^
+              four_bytes(fb_load_u32(data + 8), 4) ^ four_bytes(fb_load_u32(data + 12), 0);
     for (; bytes >= 4; bytes -= 4, data += 4)
-        crc = four_bytes(crc ^ load_u32(data), 0);
+        crc = four_bytes(crc ^ fb_load_u32(data), 0);
     for (; bytes > 0; bytes--, data++)
         crc = crc >> 8 ^ tables[0][(crc ^ *data) & 0xFF];
     return ~crc;
@@ -256,7 +234,7 @@ FB_INLINE enum fb_end check_frame(const uint8_t *at, size_t remaining, fb_offset
         return FB_BAD_OFFSET;
     if (length > remaining - FB_HEADER_BYTES)
         return FB_TORN;
-    if (fb_crc32(at + FB_HEADER_BYTES, length) != load_u32(at + 12))
+    if (fb_crc32(at + FB_HEADER_BYTES, length) != fb_load_u32(at + 12))
         return FB_BAD_CRC;
     return FB_COMPLETE;
 }
@@ -271,8 +249,8 @@ bool fb_scan(const uint8_t *data, size_t bytes, size_t start, fb_offset expected
             result->end = FB_TORN;
             break;
         }
-        uint64_t offset = load_u64(data + at);
-        uint32_t length = load_u32(data + at + 8);
+        uint64_t offset = fb_load_u64(data + at);
+        uint32_t length = fb_load_u32(data + at + 8);
         result->offset = expected.known ? expected : (fb_offset){true, offset};
         result->end = check_frame(data + at, bytes - at, expected, offset, length);
         if (result->end != FB_COMPLETE)
@@ -309,7 +287,7 @@ FB_INLINE bool read_varint(cursor *in, uint64_t *value) {
     size_t width = first == 251 ? 2 : first == 252 ? 4 : 8;
     if (first > 253 || remaining(in) < width)
         return false;
-    *value = width == 2 ? load_u16(in->at) : width == 4 ? load_u32(in->at) : load_u64(in->at);
+    *value = width == 2 ? load_u16(in->at) : width == 4 ? fb_load_u32(in->at) : fb_load_u64(in->at);
     in->at += width;
     return true;
 }
@@ -319,7 +297,7 @@ FB_INLINE bool read_u64(cursor *in, enum fb_flavour flavour, uint64_t *value) {
         return read_varint(in, value);
     if (remaining(in) < 8)
         return false;
-    *value = load_u64(in->at);
+    *value = fb_load_u64(in->at);
     in->at += 8;
     return true;
 }
@@ -482,7 +460,7 @@ uint64_t fb_message_bytes(const fb_message *message) {
 }
 
 FB_INLINE uint8_t *put_u64(uint8_t *out, uint64_t value) {
-    store_u64(out, value);
+    fb_store_u64(out, value);
     return out + 8;
 }
 
@@ -511,7 +489,7 @@ void fb_encode(const fb_message *message, uint32_t message_bytes, uint8_t *out) 
     *at++ = message->has_routing_key;
     if (message->has_routing_key)
         put_text(at, message->routing_key);
-    store_u64(out, message->offset);
-    store_u32(out + 8, message_bytes);
-    store_u32(out + 12, fb_crc32(out + FB_HEADER_BYTES, message_bytes));
+    fb_store_u64(out, message->offset);
+    fb_store_u32(out + 8, message_bytes);
+    fb_store_u32(out + 12, fb_crc32(out + FB_HEADER_BYTES, message_bytes));
 }

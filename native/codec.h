@@ -26,6 +26,28 @@
 
 #define FB_HEADER_BYTES 16u
 
+/* Little-endian numbers; compilers turn these into one move where the machine is. */
+
+static inline uint32_t fb_load_u32(const uint8_t *at) {
+    return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+static inline uint64_t fb_load_u64(const uint8_t *at) {
+    return (uint64_t)fb_load_u32(at) | (uint64_t)fb_load_u32(at + 4) << 32;
+}
+
+static inline void fb_store_u32(uint8_t *at, uint32_t value) {
+    at[0] = (uint8_t)value;
+    at[1] = (uint8_t)(value >> 8);
+    at[2] = (uint8_t)(value >> 16);
+    at[3] = (uint8_t)(value >> 24);
+}
+
+static inline void fb_store_u64(uint8_t *at, uint64_t value) {
+    fb_store_u32(at, (uint32_t)value);
+    fb_store_u32(at + 4, (uint32_t)(value >> 32));
+}
+
 void fb_init(void);
 
 /* CRC-32/ISO-HDLC, the one of zlib. */

@@ -408,44 +408,102 @@ static int64_t complete_message(PyObject *module, fb_message *message, PyObject 
     return (int64_t)bytes;
 }
 
-/* ---- encode_one ---- */
+/* ---- append_one ---- */
 
-static PyObject *frame_of(PyObject *module, fb_message *message, PyObject *attributes,
-                          PyObject *routing_key) {
-    text_list texts;
-    texts_open(&texts);
-    PyObject *frame = NULL;
-    int64_t bytes = complete_message(module, message, attributes, routing_key, &texts);
-    if (bytes >= 0)
-        frame = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(FB_HEADER_BYTES + bytes));
-    if (frame != NULL)
-        fb_encode(message, (uint32_t)bytes, (uint8_t *)PyBytes_AsString(frame));
-    texts_close(&texts);
-    return frame;
+/* A run: how many frames it holds and how many bytes of it count, then the frames. */
+#define RUN_PREFIX_BYTES 16u
+
+typedef struct {
+    uint64_t frames;
+    uint64_t bytes;
+} run_prefix;
+
+static int read_prefix(PyObject *run, run_prefix *prefix) {
+    if (!PyByteArray_Check(run)) {
+        PyErr_Format(PyExc_TypeError, "a run is a bytearray, not %R", (PyObject *)Py_TYPE(run));
+        return -1;
+    }
+    size_t bytes = (size_t)PyByteArray_Size(run);
+    const uint8_t *data = (const uint8_t *)PyByteArray_AsString(run);
+    if (bytes >= RUN_PREFIX_BYTES) {
+        prefix->frames = fb_load_u64(data);
+        prefix->bytes = fb_load_u64(data + 8);
+        if (prefix->bytes >= RUN_PREFIX_BYTES && prefix->bytes <= bytes)
+            return 0;
+    }
+    PyErr_SetString(PyExc_ValueError, "the bytearray is no run of frames");
+    return -1;
 }
 
-static PyObject *native_encode_one(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    fb_message message;
-    if (check_count("encode_one", count, 7) < 0 ||
-        read_number(args[2], FB_OFFSET_MAX, &message.offset) < 0 ||
-        read_number(args[4], UINT64_MAX, &message.publish_time) < 0)
-        return NULL;
+/* Grows the run by one frame and counts it; nothing can come in between. */
+static int run_append(PyObject *run, run_prefix prefix, const fb_message *message, uint32_t bytes) {
+    size_t size = (size_t)prefix.bytes + FB_HEADER_BYTES + bytes;
+    if (size > (size_t)PY_SSIZE_T_MAX) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (PyByteArray_Resize(run, (Py_ssize_t)size) < 0)
+        return -1;
+    uint8_t *data = (uint8_t *)PyByteArray_AsString(run);
+    fb_encode(message, bytes, data + prefix.bytes);
+    fb_store_u64(data, prefix.frames + 1);
+    fb_store_u64(data + 8, size);
+    return 0;
+}
+
+/* Gathering the attributes may run Python code, so the run is looked at again after that. */
+static int append_to_run(PyObject *module, PyObject *run, uint64_t frames, fb_message *message,
+                         PyObject *attributes, PyObject *routing_key) {
+    text_list texts;
+    texts_open(&texts);
+    int failed = -1;
+    run_prefix prefix;
+    int64_t bytes = complete_message(module, message, attributes, routing_key, &texts);
+    if (bytes >= 0 && read_prefix(run, &prefix) == 0) {
+        if (prefix.frames == frames)
+            failed = run_append(run, prefix, message, (uint32_t)bytes);
+        else
+            PyErr_SetString(PyExc_ValueError, "the run changed while a frame was encoded");
+    }
+    texts_close(&texts);
+    return failed;
+}
+
+static PyObject *append_held(PyObject *module, PyObject *const *args, uint64_t frames,
+                             fb_message *message) {
     source payload, head, middle;
-    PyObject *frame = NULL;
-    if (source_open(&payload, args[3]) < 0)
+    int failed = -1;
+    if (source_open(&payload, args[4]) < 0)
         return NULL;
-    if (source_open(&head, args[0]) == 0) {
-        if (source_open(&middle, args[1]) == 0) {
-            message.payload = payload.bytes;
-            message.head = head.bytes;
-            message.middle = middle.bytes;
-            frame = frame_of(module, &message, args[5], args[6]);
+    if (source_open(&head, args[2]) == 0) {
+        if (source_open(&middle, args[3]) == 0) {
+            message->payload = payload.bytes;
+            message->head = head.bytes;
+            message->middle = middle.bytes;
+            failed = append_to_run(module, args[0], frames, message, args[6], args[7]);
             source_close(&middle);
         }
         source_close(&head);
     }
     source_close(&payload);
-    return frame;
+    return failed < 0 ? NULL : PyLong_FromUnsignedLongLong(message->offset);
+}
+
+static PyObject *native_append_one(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    fb_message message;
+    run_prefix prefix;
+    uint64_t first;
+    if (check_count("append_one", count, 8) < 0 || read_prefix(args[0], &prefix) < 0 ||
+        read_number(args[1], FB_OFFSET_MAX, &first) < 0)
+        return NULL;
+    if (prefix.frames > FB_OFFSET_MAX - first) {
+        PyErr_SetString(PyExc_ValueError, "no offset is left");
+        return NULL;
+    }
+    message.offset = first + prefix.frames;
+    if (read_number(args[5], UINT64_MAX, &message.publish_time) < 0)
+        return NULL;
+    return append_held(module, args, prefix.frames, &message);
 }
 
 /* ---- encode_many ---- */
@@ -682,8 +740,8 @@ static PyMethodDef functions[] = {
                    "See forebay.format.pure.scan; the columns are bytes."),
     FUNCTION(columns, "columns(buffer, positions, lengths, /)\n--\n\n"
                       "See forebay.format.pure.columns; the columns are bytes."),
-    FUNCTION(encode_one, "encode_one(head, middle, offset, payload, publish_time, attributes, "
-                         "routing_key, /)\n--\n\nSee forebay.format.pure.encode_one."),
+    FUNCTION(append_one, "append_one(run, first_offset, head, middle, payload, publish_time, "
+                         "attributes, routing_key, /)\n--\n\nSee forebay.format.pure.append_one."),
     FUNCTION(encode_many, "encode_many(head, middle, offset, payloads, index, publish_time, "
                           "attributes, routing_keys, bytes_max, /)\n--\n\n"
                           "See forebay.format.pure.encode_many."),

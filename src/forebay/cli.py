@@ -1,19 +1,37 @@
-"""The command line. Errors that a user can act on are one line and exit code 2."""
+"""The command line. Errors that a user can act on are one line on stderr and exit code 2."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import wraps
+from itertools import islice
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import click
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, UsageError
+
+if TYPE_CHECKING:
+    from forebay.format.message import StreamMessage
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_POLL_SECONDS: Final = 0.1
+_PRODUCE_BATCH: Final = 1000
+
+_data_option = click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="data",
+    show_default=True,
+    envvar="FOREBAY_DATA",
+    help="The data directory.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 
 
 def _plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -23,6 +41,10 @@ def _plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
     def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return command(*args, **kwargs)
+        except BrokenPipeError:
+            # Whoever read our output has had enough; that is not an error.
+            sys.stderr.close()
+            sys.exit(0)
         except (ForebayError, OSError) as error:
             click.echo(f"forebay: {error}", err=True)
             sys.exit(2)
@@ -34,6 +56,152 @@ def _plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
 @click.version_option(package_name="forebay", prog_name="forebay")
 def main() -> None:
     """Forebay, a tiered log store."""
+
+
+@main.command()
+@_data_option
+@_json_option
+@_plain_errors
+def topics(data: Path, as_json: bool) -> None:
+    """Lists the topics of a data directory."""
+    for topic in _topic_names(data):
+        click.echo(json.dumps({"topic": topic}) if as_json else topic)
+
+
+def _topic_names(data: Path) -> list[str]:
+    import forebay
+
+    if not data.is_dir():
+        raise UsageError(f"{data} is no data directory; name one with --data or FOREBAY_DATA")
+    with forebay.open(data) as store:
+        return store.topics()
+
+
+@main.command()
+@click.argument("topic")
+@_data_option
+@_json_option
+@_plain_errors
+def produce(topic: str, data: Path, as_json: bool) -> None:
+    """Appends every line of standard input to TOPIC, and returns when all are on disk.
+
+    \b
+    Examples:
+      echo hello | forebay produce greetings
+      seq 1000 | forebay produce /default/numbers --data /tmp/demo
+    """
+    import forebay
+
+    lines = (line.rstrip(b"\n") for line in sys.stdin.buffer)
+    with forebay.open(data) as store:
+        log = store.topic(topic)
+        first = log.watermarks().appended
+        while batch := list(islice(lines, _PRODUCE_BATCH)):
+            log.append_many(batch)
+        log.flush()
+        end = log.watermarks().synced
+    if as_json:
+        click.echo(json.dumps({"topic": log.name, "first": first, "next": end}))
+    else:
+        click.echo(f"{end - first} messages in {log.name}, synced; next offset {end}")
+
+
+@main.command()
+@click.argument("topic")
+@click.option("--start", default="earliest", show_default=True, metavar="OFFSET|earliest|latest")
+@click.option("--follow", "-f", is_flag=True, help="Wait for more at the end of the log.")
+@click.option("--limit", type=click.IntRange(0), help="Stop after so many messages.")
+@_data_option
+@_json_option
+@_plain_errors
+def consume(
+    topic: str, start: str, follow: bool, limit: int | None, data: Path, as_json: bool
+) -> None:
+    """Prints the synced messages of TOPIC, one on a line; its owner may be appending meanwhile.
+
+    \b
+    Examples:
+      forebay consume greetings
+      forebay consume numbers --start 990 --limit 5 --json
+      forebay consume numbers --start latest --follow
+    """
+    messages = _messages(data, topic, start, follow=follow)
+    try:
+        for message in islice(messages, limit):
+            sys.stdout.buffer.write(_line(message, as_json=as_json))
+            if follow:
+                sys.stdout.buffer.flush()
+        sys.stdout.buffer.flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _line(message: StreamMessage, *, as_json: bool) -> bytes:
+    if not as_json:
+        return message.payload + b"\n"
+    facts: dict[str, Any] = {
+        "offset": message.offset,
+        "publish_time": message.publish_time,
+        "payload": message.payload.decode("utf-8", "backslashreplace"),
+        "attributes": message.attributes,
+        "routing_key": message.routing_key,
+    }
+    return json.dumps(facts).encode() + b"\n"
+
+
+def _messages(data: Path, topic: str, start: str, *, follow: bool) -> Iterator[StreamMessage]:
+    from forebay.format.names import parse_topic
+    from forebay.wal.view import LogView
+
+    name = parse_topic(topic)
+    directory = data / "wal" / name.namespace / name.topic
+    if not directory.is_dir():
+        raise UsageError(f"there is no topic {name} in {data}")
+    view = LogView(directory)
+    offset = _start_offset(view.start_offset, view.end_offset, start)
+    while True:
+        for message in view.reader(offset):
+            offset = message.offset + 1
+            yield message
+        if not follow:
+            return
+        time.sleep(_POLL_SECONDS)
+        view.refresh()
+
+
+def _start_offset(first: int, end: int, start: str) -> int:
+    if start in {"earliest", "latest"}:
+        return first if start == "earliest" else end
+    if not start.isdecimal():
+        raise UsageError(f"--start is {start!r}; it must be an offset, earliest or latest")
+    if not first <= int(start) <= end:
+        raise UsageError(f"--start {start} is not in the log, which holds {first} to {end}")
+    return int(start)
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(0), help="Frames to show."
+)
+@_json_option
+@_plain_errors
+def inspect(path: Path, limit: int, as_json: bool) -> None:
+    """Says what is in a file of a log: frames, checkpoint, published position, index.
+
+    \b
+    Examples:
+      forebay inspect data/wal/default/orders/wal.log
+      forebay inspect data/wal/default/orders/wal.ckpt --json
+    """
+    from forebay.inspect import inspect as look
+
+    for facts in look(path, limit=limit):
+        if as_json:
+            click.echo(json.dumps(facts))
+        else:
+            kind = facts.pop("type")
+            click.echo(f"{kind}: " + ", ".join(f"{name}={value}" for name, value in facts.items()))
 
 
 @main.group()
@@ -62,7 +230,7 @@ def bench() -> None:
     show_default=True,
     help="Also measure memory at 1 and 10 million messages (about a minute).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+@_json_option
 @_plain_errors
 def bench_wal(directory: Path | None, rounds: int, mib: int, memory: bool, as_json: bool) -> None:
     """The write-ahead log, beside what this machine can do with the same bytes.

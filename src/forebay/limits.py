@@ -22,11 +22,14 @@ FRAME_PAYLOAD_BYTES_MAX: Final = 64 * MIB
 """A header that claims more is damage. Danube refuses messages over 10 MiB by default."""
 
 MESSAGE_BYTES_MAX: Final = 32 * MIB
-"""Payload, attributes and routing key of one message together."""
+"""One encoded message, all its fields together."""
 
 ATTRIBUTES_MAX: Final = 1024
 TOPIC_NAME_BYTES_MAX: Final = 255
 """Each of the two parts of a topic's name is a directory name."""
+
+FILE_NAME_BYTES_MAX: Final = 128
+"""Of `file_name`. A number and an ending are added to it, and file systems stop at 255 bytes."""
 
 RUN_BYTES_MAX: Final = 256 * KIB
 """The largest piece in which frames are cached: what one eviction frees."""
@@ -50,6 +53,9 @@ SEGMENT_INDEXES_MAX: Final = 64
 CHECKPOINT_BYTES_MAX: Final = 64 * MIB
 READER_PIN_SECONDS_MAX: Final = 600.0
 """A reader that has not moved for so long no longer keeps its segment from retention."""
+
+INTERVAL_SECONDS_MAX: Final = 10 * 366 * 24 * 3600
+"""The longest time that a setting asks to wait for; threads refuse to wait for 293 years."""
 
 WRITER_THREADS: Final = 4
 WRITER_THREADS_MAX: Final = 256

@@ -10,14 +10,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay.errors import InvalidSetting
-from forebay.limits import MIB, WRITER_THREADS, WRITER_THREADS_MAX
+from forebay.limits import (
+    INTERVAL_SECONDS_MAX,
+    MIB,
+    OFFSET_MAX,
+    WRITER_THREADS,
+    WRITER_THREADS_MAX,
+)
 
 
-def _at_least(owner: object, minimum: float, *names: str) -> None:
+def _require(
+    owner: object,
+    *names: str,
+    least: float,
+    most: float = OFFSET_MAX,
+    whole: bool = False,
+    optional: bool = False,
+) -> None:
+    """InvalidSetting unless each is a number in `least..most`, or None where that is allowed."""
+    kind = "whole number" if whole else "number"
     for name in names:
         value = getattr(owner, name)
-        if value is not None and value < minimum:
-            raise InvalidSetting(f"{name} is {value}; it must be at least {minimum}")
+        if optional and value is None:
+            continue
+        right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not right or not least <= value <= most:  # which refuses nan too
+            raise InvalidSetting(
+                f"{name} is {value!r}; it must be a {kind} of at least {least} and at most {most}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +59,11 @@ class WalSettings:
     rotate_max_seconds: float | None = 3600
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "cache_capacity", "cache_max_bytes")
-        _at_least(
-            self,
-            1,
-            "queue_max_bytes",
-            "fsync_interval_ms",
-            "fsync_max_batch_bytes",
-            "rotate_max_bytes",
-        )
-        _at_least(self, 0.001, "rotate_max_seconds")
+        _require(self, "cache_capacity", "cache_max_bytes", least=0, whole=True)
+        _require(self, "queue_max_bytes", "fsync_max_batch_bytes", least=1, whole=True)
+        _require(self, "rotate_max_bytes", least=1, whole=True, optional=True)
+        _require(self, "fsync_interval_ms", least=1, most=INTERVAL_SECONDS_MAX * 1000, whole=True)
+        _require(self, "rotate_max_seconds", least=0.001, most=INTERVAL_SECONDS_MAX, optional=True)
         if self.dir is None and not self.cache_capacity:
             raise InvalidSetting("a log in memory (dir is None) needs a cache_capacity above 0")
 
@@ -62,8 +77,8 @@ class DeleterSettings:
     retention_size_mb: float | None = 10240
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "retention_time_minutes", "retention_size_mb")
-        _at_least(self, 0.01, "check_interval_minutes")
+        _require(self, "retention_time_minutes", "retention_size_mb", least=0, optional=True)
+        _require(self, "check_interval_minutes", least=0.01, most=INTERVAL_SECONDS_MAX / 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,4 @@ class StoreSettings:
     """Threads that all topics share for writing and syncing."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "writer_threads")
-        if self.writer_threads > WRITER_THREADS_MAX:
-            raise InvalidSetting(f"writer_threads is over {WRITER_THREADS_MAX}")
+        _require(self, "writer_threads", least=1, most=WRITER_THREADS_MAX, whole=True)

@@ -18,7 +18,7 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     about = found["machine"]
     codec = "compiled" if about["compiled_codec"] else "pure Python"
     table = Table(
-        title=f"forebay bench {found['benchmark']}: medians of {found['rounds']} interleaved rounds",
+        title=f"forebay bench {found['benchmark']}, medians of {found['rounds']} rounds",
         caption=f"Python {about['python']}, {about['cores']} cores, {about['filesystem']}, "
         f"{codec} codec, {found['seconds']:.0f} s",
     )

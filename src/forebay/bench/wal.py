@@ -83,7 +83,7 @@ def _bare_loop(size: int) -> Callable[[Path], float]:
     count = max(_BUFFERED_BYTES // (size + 100), 100)
     payload = _payload(size)
 
-    def limit(path: Path) -> float:
+    def limit(_: Path) -> float:
         def loop() -> None:
             frames: list[bytes] = []
             append, pack, crc32 = frames.append, pure.HEADER.pack, zlib.crc32

@@ -10,6 +10,7 @@ Errors are `OSError` with an errno; a missing file is `FileNotFoundError`. Write
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -21,6 +22,9 @@ class AppendFile(Protocol):
 
     def append(self, data: Buffer) -> int:
         """Writes some of `data` at the end of the file; answers how many bytes it took."""
+
+    def append_parts(self, parts: Sequence[Buffer]) -> int:
+        """`append` of all parts behind each other, in one call where that can be."""
 
     def write_at(self, data: Buffer, position: int) -> int:
         """Overwrites from `position`, which is at most the file's size; answers the bytes taken."""
@@ -96,6 +100,20 @@ def append_all(file: AppendFile, data: Buffer) -> None:
     view = memoryview(data)
     while view:
         view = view[file.append(view) :]
+
+
+def append_all_parts(file: AppendFile, parts: Sequence[Buffer]) -> None:
+    """Appends every byte of every part, however short the single writes are."""
+    rest = [memoryview(part) for part in parts]
+    while rest:
+        taken = file.append_parts(rest)
+        done = 0
+        while done < len(rest) and taken >= len(rest[done]):
+            taken -= len(rest[done])
+            done += 1
+        rest = rest[done:]
+        if taken:
+            rest[0] = rest[0][taken:]
 
 
 def write_all_at(file: AppendFile, data: Buffer, position: int) -> None:

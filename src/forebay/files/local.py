@@ -14,12 +14,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from forebay.files.disk import Buffer
 
 _CLOSED = -1  # read and write answer EBADF to it; os.fdatasync makes it a ValueError
 _MODE = 0o644
+_PARTS_MAX = 1024  # IOV_MAX
 
 
 class LocalAppendFile:
@@ -31,6 +33,11 @@ class LocalAppendFile:
 
     def append(self, data: Buffer) -> int:
         taken = os.pwrite(self._fd, data, self._end)
+        self._end += taken
+        return taken
+
+    def append_parts(self, parts: Sequence[Buffer]) -> int:
+        taken = os.pwritev(self._fd, parts[:_PARTS_MAX], self._end)
         self._end += taken
         return taken
 

@@ -8,16 +8,17 @@ def scan(
 def columns(
     buffer: Buffer, positions: Buffer, lengths: Buffer, /
 ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int]: ...
-def encode_one(
+def append_one(
+    run: bytearray,
+    first_offset: int,
     head: bytes,
     middle: bytes,
-    offset: int,
     payload: Buffer,
     publish_time: int,
     attributes: Mapping[str, str] | None,
     routing_key: str | None,
     /,
-) -> bytes: ...
+) -> int: ...
 def encode_many(
     head: bytes,
     middle: bytes,

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from forebay.errors import CheckpointError
+from forebay.format.danube import decode_danube_uploader_checkpoint, decode_danube_wal_checkpoint
 from forebay.limits import OFFSET_MAX
 
 _HEADER: Final = struct.Struct("<4sHHI")
@@ -89,7 +90,7 @@ def decode_any_checkpoint(data: bytes) -> WalCheckpoint | UploaderCheckpoint:
     """Like `decode_checkpoint`, whichever kind it is."""
     start = _HEADER.size + _CRC.size
     if not is_checkpoint(data):
-        raise CheckpointError("no checkpoint: it does not start with 'FBCK'")
+        raise CheckpointError(f"no checkpoint: it does not start with 'FBCK'{_foreign(data)}")
     if len(data) < start:
         raise CheckpointError(f"truncated checkpoint: {len(data)} bytes")
     _, version, number, length = _HEADER.unpack_from(data)
@@ -102,18 +103,93 @@ def decode_any_checkpoint(data: bytes) -> WalCheckpoint | UploaderCheckpoint:
     if number not in _KINDS:
         raise CheckpointError(f"unknown kind of checkpoint: {number}")
     try:
-        return _parse(_KINDS[number], json.loads(body))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return _parse(_KINDS[number], json.loads(str(body, "utf-8")))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint body: {error}") from error
 
 
+def _foreign(data: bytes) -> str:
+    """What a person who moved Danube's directory here wants to know."""
+    for name, decode in (
+        ("wal.ckpt", decode_danube_wal_checkpoint),
+        ("uploader.ckpt", decode_danube_uploader_checkpoint),
+    ):
+        try:
+            decode(data)
+        except CheckpointError:
+            continue
+        return f"; it reads as Danube's {name}, which is not trusted"
+    return ""
+
+
 def _parse(
-    kind: type[WalCheckpoint | UploaderCheckpoint], body: dict[str, Any]
+    kind: type[WalCheckpoint | UploaderCheckpoint], body: object
 ) -> WalCheckpoint | UploaderCheckpoint:
-    if kind is UploaderCheckpoint:
-        return UploaderCheckpoint(**body)
-    entries = tuple(SegmentEntry(**entry) for entry in body.pop("segments"))
-    checkpoint = WalCheckpoint(segments=entries, **body)
-    if not 0 <= checkpoint.start_offset <= checkpoint.next_offset <= OFFSET_MAX:
-        raise ValueError("offsets out of range")
+    found = _fields(body, kind)
+    return _parse_uploader(found) if kind is UploaderCheckpoint else _parse_wal(found)
+
+
+def _fields(value: object, kind: type[Any]) -> dict[str, Any]:
+    """A JSON object with exactly the fields of `kind`."""
+    wanted = {field.name for field in fields(kind)}
+    if not isinstance(value, dict) or value.keys() != wanted:
+        raise ValueError(f"it has not exactly the fields of a {kind.__name__}")
+    return value
+
+
+def _number(body: dict[str, Any], name: str) -> int:
+    value = body[name]
+    if type(value) is not int or not 0 <= value <= OFFSET_MAX:
+        raise ValueError(f"{name} is no whole number in 0..{OFFSET_MAX}")
+    return value
+
+
+def _optional_number(body: dict[str, Any], name: str) -> int | None:
+    return None if body[name] is None else _number(body, name)
+
+
+def _parse_uploader(body: dict[str, Any]) -> UploaderCheckpoint:
+    object_id = body["last_object_id"]
+    if object_id is not None and not isinstance(object_id, str):
+        raise ValueError("last_object_id is no text")
+    return UploaderCheckpoint(
+        _optional_number(body, "last_committed_offset"),
+        _number(body, "last_read_file_seq"),
+        _number(body, "last_read_byte_position"),
+        object_id,
+        _number(body, "updated_at"),
+    )
+
+
+def _parse_wal(body: dict[str, Any]) -> WalCheckpoint:
+    if type(body["segments"]) is not list:
+        raise ValueError("segments is no list")
+    checkpoint = WalCheckpoint(
+        _number(body, "start_offset"),
+        _number(body, "next_offset"),
+        tuple(_parse_segment(entry) for entry in body["segments"]),
+        _optional_number(body, "rotated_at_ms"),
+    )
+    if checkpoint.start_offset > checkpoint.next_offset:
+        raise ValueError("start_offset is beyond next_offset")
+    _require_order(checkpoint)
     return checkpoint
+
+
+def _parse_segment(entry: object) -> SegmentEntry:
+    body = _fields(entry, SegmentEntry)
+    return SegmentEntry(
+        _number(body, "seq"), _number(body, "first_offset"), _optional_number(body, "end_offset")
+    )
+
+
+def _require_order(checkpoint: WalCheckpoint) -> None:
+    """Segments are listed oldest first, none overlaps the next, and only the last is active."""
+    seq, offset = -1, 0
+    for entry in checkpoint.segments:
+        end = checkpoint.next_offset if entry.end_offset is None else entry.end_offset
+        if entry.seq <= seq or not offset <= entry.first_offset <= end <= checkpoint.next_offset:
+            raise ValueError(f"segment {entry.seq} is out of order")
+        seq, offset = entry.seq, end
+    if any(entry.end_offset is None for entry in checkpoint.segments[:-1]):
+        raise ValueError("a segment before the last is active")

@@ -136,46 +136,60 @@ class FrameDecoder:
     """Frames from a stream of chunks that are cut anywhere.
 
     Feed it, use the scan it answers before feeding it again, and ask `pending` at the end: bytes
-    left over there are a torn frame.
+    left over there are a torn frame. It holds less than one frame between feeds.
     """
 
-    __slots__ = ("_carry", "_consecutive", "_expected", "_needed", "position")
+    __slots__ = (
+        "_carry",
+        "_consecutive",
+        "_corrupt",
+        "_expected",
+        "_needed",
+        "_offset",
+        "position",
+    )
 
     def __init__(self, *, expected: int | None = None, consecutive: bool = False) -> None:
         self._carry = bytearray()
         self._needed = HEADER_BYTES
-        self._expected = expected
+        self._expected = self._offset = expected
         self._consecutive = consecutive
+        self._corrupt: Scan | None = None
         self.position = 0
         """Of the first byte not yet decoded, counted from the first byte ever fed."""
 
     @property
     def pending(self) -> int:
-        """Bytes fed that are not yet part of a whole frame."""
+        """Bytes fed that are not yet part of a whole frame; none are kept after a corrupt one."""
         return len(self._carry)
 
     def feed(self, chunk: Buffer) -> Scan:
         """The frames that `chunk` completes; a corrupt one raises nothing: see `Scan.end`.
 
         `Scan.end` is TORN while a frame is incomplete, which is normal in mid-stream. After a
-        corrupt frame the decoder stays where it is, and every further feed answers the same.
+        corrupt frame the decoder stays where it is, and every further feed answers the same end.
         """
+        if self._corrupt is not None:
+            return self._corrupt
         self._carry += chunk
         if len(self._carry) < self._needed:
-            end = End.TORN if self._carry else End.COMPLETE
-            empty = memoryview(b"")
-            return Scan(b"", empty, empty, empty, 0, end, self._expected)
+            return self._nothing(End.TORN if self._carry else End.COMPLETE)
         result = scan(bytes(self._carry), expected=self._expected, consecutive=self._consecutive)
         del self._carry[: result.safe_length]
         self.position += result.safe_length
-        if self._consecutive or not len(result):
-            self._expected = result.offset if self._consecutive else self._expected
-        else:
+        self._offset = result.offset
+        if self._consecutive:
+            self._expected = result.offset
+        elif len(result):
             self._expected = None
-        self._needed = self._next_needed(result)
+        if result.end.corrupt:
+            self._corrupt = self._nothing(result.end)
+            self._carry.clear()
+        else:
+            self._needed = frame_bytes(self._carry, 0) or HEADER_BYTES
         return result
 
-    def _next_needed(self, result: Scan) -> int:
-        if result.end.corrupt:
-            return 0
-        return frame_bytes(self._carry, 0) or HEADER_BYTES
+    def _nothing(self, end: End) -> Scan:
+        """A scan without a frame."""
+        empty = memoryview(b"")
+        return Scan(b"", empty, empty, empty, 0, end, self._offset)

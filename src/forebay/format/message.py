@@ -11,19 +11,22 @@ the truth, and `decode_message` takes it as an argument for that reason.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
-from forebay.errors import MessageError, MessageTooLarge
+from forebay.errors import MessageError, MessageTooLarge, UsageError
 from forebay.format import codec
 from forebay.format.frame import Scan
-from forebay.format.layout import Buffer, Layout, Span, attribute_spans, locate
+from forebay.format.layout import FIXED, Buffer, Layout, Span, attribute_spans, locate
 from forebay.format.pure import encode_attributes
 from forebay.limits import MESSAGE_BYTES_MAX
 
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
+_HEAD: Final = struct.Struct("<QQQ")
+_NO_SCHEMA: Final = b"\0\0"
+_PARTS_KNOWN_MAX: Final = 1024
 
 
 @dataclass(slots=True)
@@ -79,12 +82,29 @@ def encode_middle(producer_name: str, subscription_name: str | None) -> bytes:
 
 
 def encode_message(message: StreamMessage, offset: int) -> bytes:
-    """The payload of the message's frame, stamped with `offset`."""
+    """The payload of the message's frame, stamped with `offset`; UsageError if it cannot be."""
+    try:
+        encoded = _encode(message, offset)
+    except (struct.error, UnicodeEncodeError) as error:
+        raise UsageError(f"a field of the message cannot be written: {error}") from error
+    if len(encoded) > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(f"a message of {len(encoded)} bytes; at most {MESSAGE_BYTES_MAX}")
+    # A rooted topic alone makes the bytes sure to be read as they were written: see `layout`.
+    if not message.msg_id.topic_name.startswith("/") and not _reads_as_fixed(encoded):
+        raise UsageError("the message would be read as another encoding: give it its topic's name")
+    return encoded
+
+
+def _reads_as_fixed(encoded: bytes) -> bool:
+    return locate(encoded, 0, len(encoded)).flavour == FIXED
+
+
+def _encode(message: StreamMessage, offset: int) -> bytes:
     msg_id = message.msg_id
     schema_id = None if message.schema_id is None else _U64.pack(message.schema_id)
     version = None if message.schema_version is None else _U32.pack(message.schema_version)
     key = None if message.routing_key is None else _text(message.routing_key)
-    encoded = b"".join(
+    return b"".join(
         (
             encode_head(
                 message.request_id, msg_id.producer_id, msg_id.topic_name, msg_id.broker_addr
@@ -100,9 +120,6 @@ def encode_message(message: StreamMessage, offset: int) -> bytes:
             _option(key),
         )
     )
-    if len(encoded) > MESSAGE_BYTES_MAX:
-        raise MessageTooLarge(f"a message of {len(encoded)} bytes; at most {MESSAGE_BYTES_MAX}")
-    return encoded
 
 
 def decode_message(
@@ -110,14 +127,18 @@ def decode_message(
 ) -> StreamMessage:
     """The message in `buffer[position:position + length]`, at the frame's `offset` if given."""
     layout = locate(buffer, position, len(buffer) - position if length is None else length)
-    try:
-        return _message(buffer, layout, offset)
-    except UnicodeDecodeError as error:
-        raise MessageError(f"message at position {position}: text is not UTF-8: {error}") from error
+    return _message(buffer, layout, offset)
+
+
+def _not_text(position: int, error: UnicodeDecodeError) -> MessageError:
+    return MessageError(f"text at position {position} is not UTF-8: {error}")
 
 
 def _string(buffer: Buffer, span: Span) -> str:
-    return str(buffer[span.position : span.position + span.length], "utf-8")
+    try:
+        return str(buffer[span.position : span.position + span.length], "utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_text(span.position, error) from error
 
 
 def _optional(buffer: Buffer, span: Span | None) -> str | None:
@@ -154,12 +175,82 @@ def decode_attributes(buffer: Buffer, pairs: Span, count: int, flavour: int) -> 
 
 
 def decode_messages(frames: Scan) -> Iterator[StreamMessage]:
-    """The messages of scanned frames, each at its frame's offset."""
-    buffer = frames.buffer
-    for offset, position, length in zip(
-        frames.offsets, frames.positions, frames.lengths, strict=True
+    """The messages of scanned frames, each at its frame's offset.
+
+    What `decode_message` gives for each of them, at a fraction of the price: the codec locates
+    all fields at once, and the parts that a producer repeats in every message are decoded once.
+    """
+    times, at, size, key_at, key_size, pairs_at, pairs_size, pairs, flavours, bad = codec.columns(
+        frames.buffer, frames.positions, frames.lengths
+    )
+    data = bytes(frames.buffer)
+    heads: dict[bytes, tuple[int, int, str, str]] = {}
+    middles: dict[bytes, tuple[str, str | None]] = {}
+    for row, (offset, position, length) in enumerate(
+        zip(frames.offsets, frames.positions, frames.lengths, strict=True)
     ):
-        yield decode_message(buffer, position, length, offset=offset)
+        tail_at = pairs_at[row] + pairs_size[row] if row != bad else 0
+        tail = data[tail_at : position + length]
+        if row == bad or flavours[row] != FIXED or not tail.startswith(_NO_SCHEMA):
+            # Anything out of the ordinary, damage included.
+            yield decode_message(data, position, length, offset=offset)
+            if row == bad:
+                return
+            continue
+        payload_at, payload_end = at[row], at[row] + size[row]
+        try:
+            head = _cached(heads, data[position : payload_at - 16], _decode_head)
+            middle = _cached(middles, data[payload_end + 8 : pairs_at[row] - 8], _decode_middle)
+            message = StreamMessage(
+                data[payload_at:payload_end],
+                head[0],
+                MessageId(head[1], head[2], head[3], offset),
+                times[row],
+                middle[0],
+                middle[1],
+                decode_attributes(data, Span(pairs_at[row], pairs_size[row]), pairs[row], FIXED)
+                if pairs[row]
+                else {},
+                None,
+                None,
+                None
+                if key_size[row] < 0
+                else str(data[key_at[row] : key_at[row] + key_size[row]], "utf-8"),
+            )
+        except UnicodeDecodeError as error:
+            raise _not_text(position, error) from error
+        yield message
+
+
+_Part = TypeVar("_Part")
+
+
+def _cached(known: dict[bytes, _Part], raw: bytes, decode: Callable[[bytes], _Part]) -> _Part:
+    part = known.get(raw)
+    if part is None:
+        if len(known) >= _PARTS_KNOWN_MAX:
+            known.clear()
+        part = known[raw] = decode(raw)
+    return part
+
+
+def _decode_head(raw: bytes) -> tuple[int, int, str, str]:
+    """Request, producer, topic and broker: everything before the offset, in fixed width."""
+    request_id, producer_id, length = _HEAD.unpack_from(raw)
+    end = _HEAD.size + length
+    return (
+        request_id,
+        producer_id,
+        str(raw[_HEAD.size : end], "utf-8"),
+        str(raw[end + 8 :], "utf-8"),
+    )
+
+
+def _decode_middle(raw: bytes) -> tuple[str, str | None]:
+    """Producer and subscription: everything between publish time and attributes."""
+    end = 8 + int(_U64.unpack_from(raw)[0])
+    subscription = str(raw[end + 9 :], "utf-8") if raw[end] else None
+    return str(raw[8:end], "utf-8"), subscription
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Builds and parses every name: topics, segments, checkpoints.
+"""Builds and parses every name: topics, segments, checkpoints. The list: `docs/formats/names.md`.
 
 A topic is `/namespace/topic`; `topic` alone means `/default/topic`. Both parts are letters and
 digits of any script, `_` and `-`. They become directory names as they are, which is safe because
@@ -13,7 +13,7 @@ import re
 from typing import Final, NamedTuple
 
 from forebay.errors import InvalidSetting, InvalidTopicName
-from forebay.limits import TOPIC_NAME_BYTES_MAX
+from forebay.limits import FILE_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 DEFAULT_NAMESPACE: Final = "default"
 SEGMENT_FILE: Final = "wal.log"
@@ -21,6 +21,9 @@ CHECKPOINT_FILE: Final = "wal.ckpt"
 UPLOADER_CHECKPOINT_FILE: Final = "uploader.ckpt"
 PUBLISHED_FILE: Final = "wal.synced"
 FAILED_FILE: Final = "wal.failed"
+
+_OTHER_FILES: Final = {CHECKPOINT_FILE, UPLOADER_CHECKPOINT_FILE, PUBLISHED_FILE, FAILED_FILE}
+_OTHER_ENDINGS: Final = {"idx", "tmp", "torn", "unusable"}
 
 _RULE: Final = (
     "a topic is /namespace/topic, both parts made of letters, digits, '_' and '-' "
@@ -40,13 +43,13 @@ class TopicName(NamedTuple):
     @property
     def base(self) -> str:
         """The whole name without the partition suffix."""
-        match = _PARTITION.fullmatch(str(self))
-        return match["base"] if match else str(self)
+        match = _PARTITION.fullmatch(self.topic)
+        return f"/{self.namespace}/{match['base']}" if match else str(self)
 
     @property
     def partition(self) -> int:
         """The number behind `-part-`, else 0."""
-        match = _PARTITION.fullmatch(str(self))
+        match = _PARTITION.fullmatch(self.topic)
         return int(match["number"]) if match else 0
 
 
@@ -75,12 +78,13 @@ class SegmentNames:
 
     def __init__(self, first: str = SEGMENT_FILE) -> None:
         stem, dot, suffix = first.rpartition(".")
-        reserved = {CHECKPOINT_FILE, UPLOADER_CHECKPOINT_FILE, PUBLISHED_FILE, FAILED_FILE}
         if not dot or not stem or not _valid_part(suffix) or not _valid_part(stem):
             raise InvalidSetting(
                 f"file_name {first!r} must be like 'wal.log': a stem and an ending"
             )
-        if first in reserved or suffix in {"idx", "tmp", "torn", "quarantine"}:
+        if len(first.encode()) > FILE_NAME_BYTES_MAX:
+            raise InvalidSetting(f"file_name {first!r} is over {FILE_NAME_BYTES_MAX} bytes long")
+        if first in _OTHER_FILES or suffix in _OTHER_ENDINGS:
             raise InvalidSetting(f"file_name {first!r} is taken by another file of the log")
         self.first = first
         self.stem = stem
@@ -104,5 +108,5 @@ class SegmentNames:
 
 
 def aside(name: str, kind: str, position: int) -> str:
-    """Where bytes that recovery cut or replaced are kept: kind is `torn` or `quarantine`."""
+    """Where bytes that recovery cut out of `name` at `position` are kept; kind ends in `torn`."""
     return f"{name}.{position}.{kind}"

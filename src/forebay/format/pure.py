@@ -29,6 +29,9 @@ from forebay.limits import (
 HEADER: Final = struct.Struct("<QII")
 """offset, payload length, CRC-32 of the payload."""
 
+RUN_PREFIX: Final = struct.Struct("<QQ")
+"""Frames, and bytes that count, of a run that grows in memory."""
+
 COMPLETE: Final = 0
 TORN: Final = 1
 BAD_LENGTH: Final = 2
@@ -223,6 +226,63 @@ def encode_one(
     if len(message) > MESSAGE_BYTES_MAX:
         raise MessageTooLarge(f"a message of {len(message)} bytes; at most {MESSAGE_BYTES_MAX}")
     return frame(offset, message)
+
+
+def new_run() -> bytearray:
+    """An empty run for `append_one`: a count of frames, a count of bytes, then the frames.
+
+    Both counts are set in one step after the frame is there, so an append that a signal
+    interrupts leaves a run that is right: bytes behind the count do not exist.
+    """
+    return bytearray(RUN_PREFIX.pack(0, RUN_PREFIX.size))
+
+
+def append_one(
+    run: bytearray,
+    first_offset: int,
+    head: bytes,
+    middle: bytes,
+    payload: Buffer,
+    publish_time: int,
+    attributes: Attributes,
+    routing_key: str | None,
+) -> int:
+    """Adds a frame to a run whose first frame has `first_offset`; answers the frame's offset."""
+    added = run_count(run)
+    first_offset = _checked(first_offset, OFFSET_MAX)
+    if added > OFFSET_MAX - first_offset:
+        raise ValueError("no offset is left")
+    offset = first_offset + added
+    encoded = encode_one(head, middle, offset, payload, publish_time, attributes, routing_key)
+    if run_count(run) != added:
+        raise ValueError("the run changed while a frame was encoded")
+    add_frame(run, encoded)
+    return offset
+
+
+def run_count(run: bytearray) -> int:
+    """How many frames the run holds."""
+    if not isinstance(run, bytearray):
+        raise TypeError(f"a run is a bytearray, not {type(run)}")
+    if len(run) >= RUN_PREFIX.size:
+        frames, size = RUN_PREFIX.unpack_from(run)
+        if RUN_PREFIX.size <= size <= len(run):
+            return int(frames)
+    raise ValueError("the bytearray is no run of frames")
+
+
+def add_frame(run: bytearray, encoded: bytes) -> None:
+    """Adds one encoded frame to the run."""
+    frames, size = RUN_PREFIX.unpack_from(run)
+    if size != len(run):
+        del run[size:]
+    run += encoded
+    RUN_PREFIX.pack_into(run, 0, frames + 1, len(run))
+
+
+def run_frames(run: bytearray) -> memoryview:
+    """The frames of the run; it cannot grow while this view is there."""
+    return memoryview(run)[RUN_PREFIX.size : RUN_PREFIX.unpack_from(run)[1]]
 
 
 def encode_many(

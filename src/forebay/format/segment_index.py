@@ -59,6 +59,13 @@ def encode_index(index: SegmentIndex, segment_bytes: int) -> bytes:
     return _HEADER.pack(_MAGIC, segment_bytes, len(index), check) + body
 
 
+def index_segment_bytes(data: bytes) -> int | None:
+    """The size of the segment that the index claims to be of; None if it is no index."""
+    if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
+        return None
+    return int(_HEADER.unpack_from(data)[1])
+
+
 def decode_index(data: bytes, segment_bytes: int) -> SegmentIndex | None:
     """The index of a segment of that size, or None where the bytes are anything else."""
     if len(data) < _HEADER.size:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Sequence
 from errno import (
     EBADF,
     EEXIST,
@@ -135,6 +136,9 @@ class CrashAppendFile(_Handle):
             inode.append(data)
             inode.modified_ms = self._machine.clock.now_ms()
         return len(data)
+
+    def append_parts(self, parts: Sequence[Buffer]) -> int:
+        return self.append(b"".join(parts))
 
     def write_at(self, data: Buffer, position: int) -> int:
         with self._machine.lock:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from errno import ENOSPC
 from pathlib import Path
@@ -190,6 +190,9 @@ class FaultAppendFile:
     def append(self, data: Buffer) -> int:
         allowed = self._script.enter_write("append", self._path, len(data))
         return self._write(data, allowed, 0, self._inner.append)
+
+    def append_parts(self, parts: Sequence[Buffer]) -> int:
+        return self.append(b"".join(parts))
 
     def write_at(self, data: Buffer, position: int) -> int:
         allowed = self._script.enter_write("write_at", self._path, len(data))

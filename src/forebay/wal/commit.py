@@ -21,6 +21,7 @@ from typing import Final, Literal, TypeAlias
 
 from forebay.clock import Clock
 from forebay.errors import LogClosed, LogStopped, WaitTimeout
+from forebay.limits import RUN_BYTES_MAX
 from forebay.settings import WalSettings
 from forebay.wal.gather import Gather
 from forebay.wal.journal import AnyJournal
@@ -66,6 +67,13 @@ class GroupCommit:
         self._queue = Queue(journal.next_offset)
         self._flight = Queue(journal.next_offset)
         self._queued_bytes = 0
+        """In flight and in closed runs of the queue; the growing tail is not counted."""
+        self._run_bytes = min(
+            RUN_BYTES_MAX,
+            settings.fsync_max_batch_bytes,
+            settings.queue_max_bytes,
+            settings.rotate_max_bytes or RUN_BYTES_MAX,
+        )
         self._queued_max = settings.queue_max_bytes
         self._notice_bytes = 0
         self._cache = RunCache(settings.cache_capacity, settings.cache_max_bytes)
@@ -119,6 +127,10 @@ class GroupCommit:
 
     def _notice(self) -> None:
         """After an append: starts a commit if one is due, else sees to it that one will be."""
+        tail_bytes = self._queue.tail_bytes
+        if tail_bytes >= self._run_bytes:
+            self._queue = self._queue.closed()
+            self._queued_bytes += tail_bytes
         if self._commit_due():
             self._schedule()
         elif not self._timer_set:
@@ -127,14 +139,14 @@ class GroupCommit:
         peekers = self._waiters["buffered"]
         if len(peekers):
             wake(peekers.reached(self._queue.next_offset))
-        # While somebody waits, every append comes here; else only the one that fills a batch.
+        # While somebody waits, every append comes here; else only the one that fills a run.
         idle = not len(peekers) and not len(self._sync_waiters)
-        self._notice_bytes = self.settings.fsync_max_batch_bytes if idle else 0
+        self._notice_bytes = self._run_bytes if idle else 0
 
     def _commit_due(self) -> bool:
         return (
-            self._sync_waiters.nearest <= self._queue.next_offset
-            or self._queued_bytes >= self.settings.fsync_max_batch_bytes
+            self._queued_bytes >= self.settings.fsync_max_batch_bytes
+            or self._sync_waiters.nearest <= self._queue.next_offset
         )
 
     def _call_in(self, seconds: float, method: Callable[[], bool | None]) -> None:
@@ -176,6 +188,7 @@ class GroupCommit:
             if self._error is not None:
                 return False
             self._flight, self._queue = self._queue, Queue(self._queue.next_offset)
+            self._queued_bytes += self._flight.tail_bytes
         started = self._clock.monotonic()
         try:
             runs = self._flight.closed().runs
@@ -191,22 +204,21 @@ class GroupCommit:
             self._flight = Queue(self._queue.tail_first)
             if runs:
                 self._synced = runs[-1].end
-                self._queued_bytes -= sum(len(run.data) for run in runs)
                 self._cache.extend(runs)
-            if self._queue.next_offset == self._synced:
-                self._queued_bytes = 0
+            self._queued_bytes = self._queue.closed_bytes
             woken = self._sync_waiters.reached(self._synced)
-            self._gather.committed(sum(1 for waiter in woken if waiter.producer), seconds)
-            self._scheduled = self._queue.next_offset > self._synced and self._commit_due()
+            wake(woken)
+            released = sum(1 for waiter in woken if waiter.producer)
+            stay = bool(runs) and self._gather.committed(released, seconds)
+            pending = self._queue.next_offset > self._synced
+            self._scheduled = stay or (pending and self._commit_due())
             if not self._scheduled:
                 self._notice_bytes = 0
-                if self._queue.next_offset > self._synced:
+                if pending:
                     self._notice()
             self._arm_rotation()
             self._room.notify_all()
-            again = self._scheduled
-        wake(woken)
-        return again
+            return self._scheduled
 
     def _stop(self, error: BaseException) -> None:
         """The disk failed: nothing is written any more, and everybody is told."""
@@ -286,16 +298,23 @@ class GroupCommit:
 
     def _settled(self, target: int, visibility: Visibility) -> None:
         """After being woken: returns if the watermark was reached, else says why not."""
+        if visibility == "synced" and self._synced >= target:
+            return
         with self._lock:
             reached = self._synced if visibility == "synced" else self._queue.next_offset
             if reached < target:
                 self._require_open()
 
-    def await_synced(self, target: int, timeout: float | None = None) -> None:
-        """Blocks a producer until the synced watermark reaches `target`."""
+    def _join_commit(self, target: int) -> ThreadWaiter:
+        """Makes the calling producer part of the next commit (with _lock held)."""
         waiter = ThreadWaiter(producer=True)
-        if not self.enlist(target, waiter, "synced"):
-            return
+        self._sync_waiters.add(target, waiter)
+        self._notice_bytes = 0
+        self._schedule()
+        self._gather.arrived()
+        return waiter
+
+    def _await_commit(self, waiter: ThreadWaiter, target: int, timeout: float | None) -> None:
         try:
             woken = waiter.wait(timeout)
         except BaseException:
@@ -304,6 +323,15 @@ class GroupCommit:
         if not woken and self.delist(waiter, "synced"):
             raise WaitTimeout(f"{self.topic}: offset {target - 1} not synced within {timeout} s")
         self._settled(target, "synced")
+
+    def await_synced(self, target: int, timeout: float | None = None) -> None:
+        """Blocks a producer until the synced watermark reaches `target`."""
+        with self._lock:
+            if self._synced >= target:
+                return
+            self._require_open()
+            waiter = self._join_commit(target)
+        self._await_commit(waiter, target, timeout)
 
     async def await_watermark(
         self, target: int, visibility: Visibility, *, producer: bool = False

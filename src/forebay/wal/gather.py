@@ -2,8 +2,8 @@
 
 Producers that wait for each commit come back together when it is done. Whoever is first would
 start the next commit alone, and the others would wait for the one after: two syncs for work that
-fits into one. So a commit waits, at most a fraction of what a sync takes, until as many producers
-wait as took part in the last one. A lone producer is never held back.
+fits into one. So a commit waits, at most as long as a sync takes, until as many producers wait as
+took part in the last one. A lone producer is never held back.
 
 Not thread-safe: the log's lock guards it, but for `hold`, which the writer calls without it.
 """
@@ -33,20 +33,24 @@ class Gather:
         """So many producers no longer wait, because of a commit or because they gave up."""
         self.waiting -= producers
 
-    def committed(self, producers: int, seconds: float) -> None:
-        """A commit took so long and released so many producers: as many may come again."""
+    def committed(self, producers: int, seconds: float) -> bool:
+        """A commit took so long and released so many producers, and as many may come again.
+
+        True if it pays to stay and wait for them.
+        """
         self.left(producers)
         self._cohort = producers + self.waiting
         self._sync_seconds += (seconds - self._sync_seconds) / 8
+        return producers > 1
 
     def begin(self) -> ThreadWaiter | None:
         """A gate to `hold` before the commit, or None when nobody is missing."""
-        if 0 < self.waiting < self._cohort:
+        if self._cohort > 1 and self.waiting < self._cohort:
             self._gate = ThreadWaiter()
         return self._gate
 
     def hold(self, gate: ThreadWaiter) -> None:
-        gate.wait(min(self._sync_seconds / 2, GATHER_SECONDS_MAX))
+        gate.wait(min(self._sync_seconds, GATHER_SECONDS_MAX))
 
     def end(self) -> None:
         self._gate = None

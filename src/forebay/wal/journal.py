@@ -17,11 +17,17 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from forebay.clock import Clock
-from forebay.files.disk import AppendFile, Disk, append_all, replace_file
+from forebay.files.disk import (
+    AppendFile,
+    Buffer,
+    Disk,
+    append_all,
+    append_all_parts,
+    replace_file,
+)
 from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
 from forebay.format.names import FAILED_FILE, SegmentNames
 from forebay.format.segment_index import SegmentIndex, encode_index
-from forebay.limits import KIB
 from forebay.settings import WalSettings
 from forebay.wal.checkpoints import CheckpointStore
 from forebay.wal.memory import Run
@@ -30,9 +36,6 @@ from forebay.wal.recovery import Recovered, Recovery, remove_segment
 from forebay.wal.segment import Segment, SegmentSet
 
 _log: Final = logging.getLogger("forebay.wal")
-
-_PIECE_BYTES_MIN: Final = 32 * KIB
-"""Smaller pieces, on average, are cheaper to copy together than to write one by one."""
 
 
 class Journal:
@@ -66,7 +69,7 @@ class Journal:
 
     def commit(self, runs: Sequence[Run]) -> None:
         """Writes and syncs the runs; when it returns, `segments` covers them."""
-        pending: list[bytes] = []
+        pending: list[Buffer] = []
         for run in runs:
             if self._file is None or self._full():
                 self._write(pending)
@@ -138,13 +141,10 @@ class Journal:
         due = self.rotation_due_ms()
         return due is not None and self._clock.now_ms() >= due
 
-    def _write(self, pieces: list[bytes]) -> None:
-        if not pieces:
-            return
-        assert self._file is not None
-        size = sum(map(len, pieces))
-        for piece in pieces if size >= len(pieces) * _PIECE_BYTES_MIN else (b"".join(pieces),):
-            append_all(self._file, piece)
+    def _write(self, pieces: list[Buffer]) -> None:
+        if pieces:
+            assert self._file is not None
+            append_all_parts(self._file, pieces)
 
     def _sync(self) -> None:
         """Makes all that was written durable, and only then lets the snapshot cover it."""

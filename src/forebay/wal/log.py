@@ -18,7 +18,7 @@ from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import LogStopped, OffsetOutOfRange, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
-from forebay.format.codec import encode_many, encode_one
+from forebay.format.codec import append_one, encode_many
 from forebay.format.frame import encode_frame, scan
 from forebay.format.layout import Buffer
 from forebay.format.message import (
@@ -29,6 +29,7 @@ from forebay.format.message import (
     encode_middle,
 )
 from forebay.format.names import SegmentNames, parse_topic
+from forebay.format.pure import add_frame
 from forebay.limits import ENCODE_BYTES_MAX, READER_PIN_SECONDS_MAX
 from forebay.settings import WalSettings
 from forebay.wal.commit import REFUSE, GroupCommit, Visibility
@@ -86,24 +87,24 @@ class Wal(GroupCommit):
                 self._wait_for_room()
             queue = self._queue
             tail = queue.tail
-            offset = queue.tail_first + len(tail)
-            frame = encode_one(
+            offset: int = append_one(
+                tail,
+                queue.tail_first,
                 self._head,
                 self._middle,
-                offset,
                 payload,
                 self._now_ms(),
                 attributes,
                 routing_key,
             )
-            tail.append(frame)
-            self._queued_bytes += len(frame)
-            if self._queued_bytes >= self._notice_bytes:
+            if durability == "synced":
+                waiter = self._join_commit(offset + 1)
+            elif len(tail) >= self._notice_bytes:
                 self._notice()
         finally:
             lock.release()
         if durability == "synced":
-            self.await_synced(offset + 1)
+            self._await_commit(waiter, offset + 1, None)
         return offset
 
     def append_message(self, message: StreamMessage, durability: Durability = "buffered") -> int:
@@ -114,9 +115,7 @@ class Wal(GroupCommit):
             if self._queued_bytes >= self._queued_max:
                 self._wait_for_room()
             offset = self._queue.next_offset
-            frame = encode_frame(offset, encode_message(message, offset))
-            self._queue.tail.append(frame)
-            self._queued_bytes += len(frame)
+            add_frame(self._queue.tail, encode_frame(offset, encode_message(message, offset)))
             self._notice()
         if durability == "synced":
             self.await_synced(offset + 1)
@@ -174,7 +173,7 @@ class Wal(GroupCommit):
                 self._now_ms(),
                 attributes,
                 routing_keys,
-                ENCODE_BYTES_MAX,
+                min(ENCODE_BYTES_MAX, self.settings.rotate_max_bytes or ENCODE_BYTES_MAX),
             )
             self._queue = self._queue.with_run(data, after - index)
             self._queued_bytes += len(data)

@@ -1,6 +1,6 @@
 """The part of a log that is in memory: runs of frames, newest last.
 
-A run is a piece of consecutive frames in one bytes object. Frames that are not synced yet are
+A run is a piece of consecutive frames in one buffer. Frames that are not synced yet are
 queued here and cannot be dropped; synced ones are cached, up to a number of messages and of
 bytes, and dropped oldest first, a run at a time.
 """
@@ -8,40 +8,20 @@ bytes, and dropped oldest first, a run at a time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from forebay.limits import RUN_BYTES_MAX
+from forebay.format.layout import Buffer
 
 
 class Run(NamedTuple):
     first: int
     messages: int
-    data: bytes
+    data: Buffer
 
     @property
     def end(self) -> int:
         return self.first + self.messages
-
-
-def join_frames(first: int, frames: list[bytes]) -> Iterator[Run]:
-    """Runs of about RUN_BYTES_MAX (or one frame) out of single frames, the first at `first`."""
-    if not frames:
-        return
-    share = max(len(frames) * RUN_BYTES_MAX // sum(map(len, frames)), 1)
-    for begin in range(0, len(frames), share):
-        yield from _split(first + begin, frames[begin : begin + share])
-
-
-def _split(first: int, frames: list[bytes]) -> Iterator[Run]:
-    """One run, or several where uneven frames would make it much too large."""
-    data = b"".join(frames)
-    if len(frames) == 1 or len(data) <= 2 * RUN_BYTES_MAX:
-        yield Run(first, len(frames), data)
-        return
-    half = len(frames) // 2
-    yield from _split(first, frames[:half])
-    yield from _split(first + half, frames[half:])
 
 
 class RunCache:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from forebay.errors import CorruptFrame
-from forebay.files.disk import Disk
+from forebay.files.disk import Buffer, Disk
 from forebay.format.frame import End, Scan, scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import READ_CHUNK_BYTES
@@ -169,7 +169,7 @@ class LogReader:
         return frames
 
     def _from_memory(self, runs: list[Run]) -> Scan:
-        parts: list[bytes] = []
+        parts: list[Buffer] = []
         size = 0
         for run in runs:
             parts.append(run.data)

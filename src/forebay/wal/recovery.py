@@ -15,12 +15,12 @@ from pathlib import Path
 from forebay.clock import Clock
 from forebay.errors import MissingData
 from forebay.files.disk import Disk
-from forebay.format.checkpoint import WalCheckpoint
+from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
 from forebay.format.frame import HEADER_BYTES
 from forebay.format.names import FAILED_FILE, SegmentNames
 from forebay.format.published import Published
 from forebay.wal.chunks import ChunkReader, load_index, require_complete
-from forebay.wal.repair import repair_newest
+from forebay.wal.repair import Newest, repair_newest, survey_newest
 from forebay.wal.segment import Segment, SegmentSet
 
 
@@ -43,18 +43,34 @@ class Recovery:
     published: Published | None
 
     def run(self) -> Recovered:
-        paths = self._finish_removals(self._list())
+        paths, leftover = self._split_leftover(self._list())
+        sync_failed = self.disk.exists(self.directory / FAILED_FILE)
+        recovered = self._recover(paths, sync_failed=sync_failed)
+        self._finish_removals(leftover)
+        if sync_failed:
+            self.disk.unlink(self.directory / FAILED_FILE)
+            self.disk.sync_dir(self.directory)
+        return recovered
+
+    def _recover(self, paths: Mapping[int, Path], *, sync_failed: bool) -> Recovered:
         if not paths:
-            return self._empty()
+            self._require_all_known(0, 0)
+            return Recovered(SegmentSet(), 0, 0)
         self._require_no_hole(paths)
-        *older, newest = sorted(paths)
+        *older, last = sorted(paths)
+        path = paths[last]
         sealed = [self._sealed(seq, paths[seq]) for seq in older]
-        expected = self._end_of(sealed[-1]) if sealed else None
-        active = self._newest(newest, paths[newest], expected)
-        sealed = join_segments(sealed, active.first_offset)
-        segments = SegmentSet(tuple(sealed), active)
+        expected = self._end_of(sealed[-1]) if sealed else self._remembered_first(last)
+        modified = self._modified_ms(path)
+        synced = self._synced_position(last, path)
+        newest = survey_newest(
+            self.disk, path, expected=expected, synced=synced, known=self._known_offset()
+        )
+        active = self._active(last, path, newest, expected or 0, modified)
+        segments = SegmentSet(tuple(join_segments(sealed, active.first_offset)), active)
         start_offset = segments.start_offset or 0
         self._require_all_known(start_offset, active.end_offset)
+        repair_newest(self.disk, path, newest, synced=synced, sync_failed=sync_failed)
         return Recovered(segments, start_offset, active.end_offset)
 
     def _list(self) -> dict[int, Path]:
@@ -65,24 +81,34 @@ class Recovery:
                 found[seq] = self.directory / name
         return found
 
-    def _finish_removals(self, paths: dict[int, Path]) -> dict[int, Path]:
-        """Removes what retention had decided to remove when it was interrupted."""
-        if self.checkpoint is None or not self.checkpoint.segments:
-            return paths
-        oldest = self.checkpoint.segments[0].seq
-        leftover = [seq for seq in paths if seq < oldest]
-        for seq in leftover:
-            remove_segment(self.disk, self.names, paths[seq], seq)
+    def _split_leftover(self, paths: Mapping[int, Path]) -> tuple[dict[int, Path], dict[int, Path]]:
+        """The segments that count, and those that retention was removing when it was interrupted."""
+        entries = self._entries()
+        oldest = entries[0].seq if entries else 0
+        kept = {seq: path for seq, path in paths.items() if seq >= oldest}
+        return kept, {seq: path for seq, path in paths.items() if seq < oldest}
+
+    def _finish_removals(self, leftover: Mapping[int, Path]) -> None:
+        for seq, path in leftover.items():
+            remove_segment(self.disk, self.names, path, seq)
         if leftover:
             self.disk.sync_dir(self.directory)
-        return {seq: path for seq, path in paths.items() if seq >= oldest}
 
-    def _empty(self) -> Recovered:
-        self._require_all_known(0, 0)
-        return Recovered(SegmentSet(), 0, 0)
+    def _entries(self) -> tuple[SegmentEntry, ...]:
+        return self.checkpoint.segments if self.checkpoint else ()
+
+    def _remembered_first(self, seq: int) -> int | None:
+        return next((entry.first_offset for entry in self._entries() if entry.seq == seq), None)
+
+    def _known_offset(self) -> int:
+        """Everything before it was synced once."""
+        return max(
+            self.checkpoint.next_offset if self.checkpoint else 0,
+            self.published.next_offset if self.published else 0,
+        )
 
     def _require_no_hole(self, paths: Mapping[int, Path]) -> None:
-        remembered = {entry.seq for entry in self.checkpoint.segments} if self.checkpoint else set()
+        remembered = {entry.seq for entry in self._entries()}
         wanted = remembered | set(range(min(paths), max(paths) + 1))
         missing = sorted(wanted - paths.keys())
         if missing:
@@ -94,10 +120,7 @@ class Recovery:
 
     def _require_all_known(self, start_offset: int, next_offset: int) -> None:
         """Raises when somebody was told of more than the files hold."""
-        known = max(
-            self.checkpoint.next_offset if self.checkpoint else 0,
-            self.published.next_offset if self.published else 0,
-        )
+        known = self._known_offset()
         if known > next_offset:
             raise MissingData(
                 f"{self.directory}: the segments end at offset {next_offset}, "
@@ -136,27 +159,13 @@ class Recovery:
             file.close()
         return expected
 
-    def _newest(self, seq: int, path: Path, expected: int | None) -> Segment:
-        entry = None
-        if self.checkpoint:
-            entry = next((e for e in self.checkpoint.segments if e.seq == seq), None)
-        if expected is None and entry is not None:
-            expected = entry.first_offset
-        modified = self._modified_ms(path)
-        marker = self.directory / FAILED_FILE
-        failed = self.disk.exists(marker)
-        newest = repair_newest(
-            self.disk,
-            path,
-            expected=expected,
-            synced=self._synced_position(seq, path),
-            sync_failed=failed,
-        )
-        if failed:
-            self.disk.unlink(marker)
-            self.disk.sync_dir(self.directory)
-        first = newest.first_offset if newest.first_offset is not None else expected or 0
-        created = self.checkpoint.rotated_at_ms if self.checkpoint and entry else None
+    def _active(
+        self, seq: int, path: Path, newest: Newest, expected: int, modified_ms: int
+    ) -> Segment:
+        first = expected if newest.first_offset is None else newest.first_offset
+        created = None
+        if self.checkpoint and self._remembered_first(seq) is not None:
+            created = self.checkpoint.rotated_at_ms
         return Segment(
             seq,
             path,
@@ -164,7 +173,7 @@ class Recovery:
             first + newest.count,
             newest.size,
             created or self.clock.now_ms(),
-            modified,
+            modified_ms,
             newest.index,
         )
 

@@ -30,33 +30,50 @@ _FRAME_BYTES_MIN: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MIN
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest segment, whole and durable."""
+    """The newest segment: what of it is valid. It is whole and durable once it was repaired."""
 
     first_offset: int | None
     """None if it holds no frame."""
     count: int
     size: int
+    torn_bytes: int
+    """What is behind the valid part."""
     index: SegmentIndex
 
 
-def repair_newest(
-    disk: Disk, path: Path, *, expected: int | None, synced: int, sync_failed: bool
+def survey_newest(
+    disk: Disk, path: Path, *, expected: int | None, synced: int, known: int
 ) -> Newest:
-    """Scans, cuts and re-syncs the segment; `synced` is the position known to be durable."""
+    """Scans the segment and changes nothing; CorruptFrame where it is worse than torn.
+
+    Everything before position `synced` was durable once, and so was everything before offset
+    `known`.
+    """
     file = disk.open_read(path)
     try:
         size = file.size()
         newest, last = _survey(file, size, expected)
         if last is not None and last.end is not End.COMPLETE:
-            _require_torn(file, path, newest, last, size=size, synced=synced)
-            _keep_aside(disk, file, path, newest.size, size)
+            _require_torn(file, path, newest, last, size=size, synced=synced, known=known)
+        return newest
+    finally:
+        file.close()
+
+
+def repair_newest(
+    disk: Disk, path: Path, newest: Newest, *, synced: int, sync_failed: bool
+) -> None:
+    """Cuts what is torn, and makes the rest durable before it counts."""
+    file = disk.open_read(path)
+    try:
+        if newest.torn_bytes:
+            _keep_aside(disk, file, path, newest.size, newest.size + newest.torn_bytes)
         if sync_failed:
             _rewrite(disk, file, path, newest.size)
     finally:
         file.close()
-    if not sync_failed and newest.size != synced:
+    if not sync_failed and (newest.torn_bytes or newest.size != synced):
         _resync(disk, path, newest.size, min(synced, newest.size))
-    return newest
 
 
 def _survey(file: ReadFile, size: int, expected: int | None) -> tuple[Newest, Scan | None]:
@@ -68,16 +85,22 @@ def _survey(file: ReadFile, size: int, expected: int | None) -> tuple[Newest, Sc
         count += len(found)
         last = found
     first = index.offsets[0] if len(index) else None
-    return Newest(first, count, valid, index), last
+    return Newest(first, count, valid, size - valid, index), last
 
 
 def _require_torn(
-    file: ReadFile, path: Path, newest: Newest, last: Scan, *, size: int, synced: int
+    file: ReadFile, path: Path, newest: Newest, last: Scan, *, size: int, synced: int, known: int
 ) -> None:
+    what = last.end.describe()
     if newest.size < synced:
-        reason = f"{last.end.describe()} below the synced position {synced}"
+        reason = f"{what} below the synced position {synced}"
+    elif last.offset is not None and last.offset < known:
+        reason = f"{what} below the synced offset {known}"
+    elif last.end is End.BAD_OFFSET and _valid_frame_at(file, newest.size, size):
+        # A write that was cut short does not leave a whole frame.
+        reason = what
     elif _valid_frame_follows(file, newest.size + 1, size, last.offset):
-        reason = f"{last.end.describe()}, and valid frames follow"
+        reason = f"{what}, and valid frames follow"
     else:
         return
     raise CorruptFrame(reason, file=str(path), position=newest.size, offset=last.offset)

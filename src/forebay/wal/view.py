@@ -99,14 +99,18 @@ class LogView:
 
     def _snapshot(self) -> SegmentSet:
         published = self._published
+        listed = self._disk.list_dir(self._directory)
+        paths = {self._names.parse(name): self._directory / name for name in listed}
         found: list[Segment] = []
-        for name in self._disk.list_dir(self._directory):
-            seq = self._names.parse(name)
-            if seq is not None and seq <= published.seq:
-                segment = self._segment(seq, self._directory / name)
-                if segment is not None:
-                    found.append(segment)
-        found.sort(key=lambda segment: segment.seq)
+        # From the newest back: retention removes the oldest first, so what is behind a segment
+        # that vanished between the listing and now is gone, or will be.
+        for seq in range(published.seq, -1, -1):
+            segment = self._segment(seq, paths[seq]) if seq in paths else None
+            if segment is not None:
+                found.append(segment)
+            elif seq < published.seq:
+                break
+        found.reverse()
         return SegmentSet(tuple(join_segments(found, published.next_offset)))
 
     def _segment(self, seq: int, path: Path) -> Segment | None:

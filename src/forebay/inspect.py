@@ -1,0 +1,122 @@
+"""Reads any file of a log and says what is in it, without opening the log.
+
+Segments and objects (frames), checkpoints (ours and Danube's), published positions and segment
+indexes, told apart by name and content. Nothing is changed.
+
+What a caller gets wrong: a segment that ends in a torn frame is not damaged. Its owner may be
+writing it, or may have crashed and cut it when it opens the log again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from forebay.errors import CheckpointError, MessageError, UsageError
+from forebay.files.disk import Disk, read_file
+from forebay.files.local import LocalDisk
+from forebay.format.checkpoint import decode_any_checkpoint, is_checkpoint
+from forebay.format.danube import (
+    decode_danube_uploader_checkpoint,
+    decode_danube_wal_checkpoint,
+)
+from forebay.format.frame import End, Scan
+from forebay.format.message import decode_message
+from forebay.format.names import UPLOADER_CHECKPOINT_FILE
+from forebay.format.published import decode_published
+from forebay.format.segment_index import SegmentIndex, decode_index, index_segment_bytes
+from forebay.limits import CHECKPOINT_BYTES_MAX
+from forebay.wal.chunks import ChunkReader, scan_segment
+
+Facts = dict[str, Any]
+
+
+def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -> Iterator[Facts]:
+    """What the file holds: for frames a record each (at most `limit`) and a summary last."""
+    disk = disk or LocalDisk()
+    if not disk.exists(path):
+        raise UsageError(f"{path}: no such file")
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory: name one of its files")
+    if ".ckpt" in path.name:
+        yield _checkpoint(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX))
+    elif path.suffix == ".synced":
+        yield _published(read_file(disk, path, bytes_max=4096))
+    elif path.suffix == ".idx":
+        yield _index(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX))
+    else:
+        yield from _frames(disk, path, limit)
+
+
+def _checkpoint(path: Path, data: bytes) -> Facts:
+    if is_checkpoint(data):
+        found = decode_any_checkpoint(data)
+        return {"type": type(found).__name__, **asdict(found)}
+    uploader = path.name.startswith(UPLOADER_CHECKPOINT_FILE)
+    decode = decode_danube_uploader_checkpoint if uploader else decode_danube_wal_checkpoint
+    foreign = decode(data)
+    return {"type": type(foreign).__name__, **asdict(foreign)}
+
+
+def _published(data: bytes) -> Facts:
+    found = decode_published(data)
+    if found is None:
+        raise CheckpointError("no whole published position in this file")
+    return {"type": "Published", **asdict(found)}
+
+
+def _index(path: Path, data: bytes) -> Facts:
+    size = index_segment_bytes(data)
+    index = None if size is None else decode_index(data, size)
+    if index is None:
+        raise CheckpointError(f"{path}: no segment index")
+    entries = list(zip(index.offsets, index.positions, strict=True))
+    return {"type": "SegmentIndex", "segment_bytes": size, "entries": entries}
+
+
+def _frames(disk: Disk, path: Path, limit: int | None) -> Iterator[Facts]:
+    file = disk.open_read(path)
+    shown = count = safe = 0
+    last: Scan | None = None
+    try:
+        for base, found in scan_segment(file, ChunkReader(), file.size(), None, SegmentIndex()):
+            for row in range(len(found)):
+                if limit is not None and shown >= limit:
+                    break
+                yield _frame(found, row, base)
+                shown += 1
+            count += len(found)
+            safe = base + found.safe_length
+            last = found
+        size = file.size()
+    finally:
+        file.close()
+    end = End.COMPLETE if last is None else last.end
+    yield {
+        "type": "Frames",
+        "frames": count,
+        "bytes": size,
+        "valid_bytes": safe,
+        "end": end.describe(),
+        "next_offset": None if last is None else last.offset,
+    }
+
+
+def _frame(found: Scan, row: int, base: int) -> Facts:
+    offset, at, length = found.offsets[row], found.positions[row], found.lengths[row]
+    facts: Facts = {"type": "Frame", "offset": offset, "position": base + at - 16, "bytes": length}
+    try:
+        message = decode_message(found.buffer, at, length, offset=offset)
+    except MessageError as error:
+        return {**facts, "error": str(error)}
+    return {
+        **facts,
+        "topic": message.msg_id.topic_name,
+        "publish_time": message.publish_time,
+        "payload_bytes": len(message.payload),
+        "payload": message.payload[:64].decode("utf-8", "backslashreplace"),
+        "attributes": message.attributes,
+        "routing_key": message.routing_key,
+    }
