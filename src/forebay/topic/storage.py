@@ -7,6 +7,7 @@ with recovery, when it is asked for again.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -99,6 +100,7 @@ class WalStorageFactory:
         self._storages: dict[TopicName, WalStorage] = {}
         self._opening: dict[TopicName, threading.Lock] = {}
         self._closed = False
+        self._pid = os.getpid()
 
     def for_topic(self, name: str) -> WalStorage:
         """The topic's storage, opened, recovered or created on first use."""
@@ -154,7 +156,12 @@ class WalStorageFactory:
             return []
 
     def close(self) -> None:
-        """Syncs and closes every topic; the first error is raised after all were tried."""
+        """Syncs and closes every topic; the first error is raised after all were tried.
+
+        In a forked child it does nothing: the topics belong to the parent.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._closed:
                 return

@@ -13,6 +13,7 @@ log stops, everybody who waits is told, and only opening it anew finds out what 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -86,9 +87,22 @@ class GroupCommit:
         self._rotation_timer: int | None = None
         self._exclusive = False
         self._closed = False
+        self._forked = False
         self._error: BaseException | None = None
+        _open_logs.add(self)
         with self._lock:
             self._arm_rotation()
+
+    def disown(self) -> None:
+        """In a forked child: the log belongs to the parent, whose threads are not here.
+
+        Whatever the parent had queued is the parent's to write; here the log is closed.
+        """
+        self._files = threading.Lock()
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._closed = self._forked = True
+        self._queued_max = REFUSE
 
     def current_offset(self) -> int:
         """The offset that the next append will get."""
@@ -113,6 +127,11 @@ class GroupCommit:
                 "open the log again once the disk works",
                 synced=self._synced,
             ) from self._error
+        if self._forked:
+            raise LogClosed(
+                f"{self.topic}: the log was opened before this process was forked and belongs to "
+                "its parent; open stores after forking"
+            )
         if self._closed:
             raise LogClosed(f"{self.topic}: the log is closed")
 
@@ -209,7 +228,7 @@ class GroupCommit:
             woken = self._sync_waiters.reached(self._synced)
             wake(woken)
             released = sum(1 for waiter in woken if waiter.producer)
-            stay = bool(runs) and self._gather.committed(released, seconds)
+            stay = self._gather.committed(released, seconds if runs else None)
             pending = self._queue.next_offset > self._synced
             self._scheduled = stay or (pending and self._commit_due())
             if not self._scheduled:
@@ -345,3 +364,14 @@ class GroupCommit:
         finally:
             self.delist(waiter, visibility)
         self._settled(target, visibility)
+
+
+_open_logs: weakref.WeakSet[GroupCommit] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for log in list(_open_logs):
+        log.disown()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

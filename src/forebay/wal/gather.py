@@ -33,14 +33,16 @@ class Gather:
         """So many producers no longer wait, because of a commit or because they gave up."""
         self.waiting -= producers
 
-    def committed(self, producers: int, seconds: float) -> bool:
-        """A commit took so long and released so many producers, and as many may come again.
+    def committed(self, producers: int, seconds: float | None) -> bool:
+        """A commit released so many producers, and as many may come again.
 
-        True if it pays to stay and wait for them.
+        It took so many seconds, None if there was nothing to write. True if it pays to stay and
+        wait for them.
         """
         self.left(producers)
         self._cohort = producers + self.waiting
-        self._sync_seconds += (seconds - self._sync_seconds) / 8
+        if seconds is not None:
+            self._sync_seconds += (seconds - self._sync_seconds) / 8
         return producers > 1
 
     def begin(self) -> ThreadWaiter | None:

@@ -58,6 +58,7 @@ class Journal:
         self._publisher = publisher
         self._file: AppendFile | None = None
         self._written = 0
+        self._sync_failed = False
         self.segments = recovered.segments
         self.start_offset = recovered.start_offset
         self.next_offset = recovered.next_offset
@@ -122,8 +123,9 @@ class Journal:
         self._disk.sync_dir(self._directory)
 
     def mark_failed(self, error: BaseException) -> None:
-        """Leaves a note for the next open that a sync failed here (R3). May fail like the rest."""
-        replace_file(self._disk, self._directory / FAILED_FILE, repr(error).encode())
+        """Leaves a note for the next open if a sync failed here (R3). May fail like the rest."""
+        if self._sync_failed:
+            replace_file(self._disk, self._directory / FAILED_FILE, repr(error).encode())
 
     def close(self, *, clean: bool) -> None:
         """Releases the files; a clean close leaves a checkpoint that needs no recovery."""
@@ -151,7 +153,11 @@ class Journal:
         active = self.segments.active
         if self._file is None or active is None or self._written == active.size:
             return
-        self._file.sync()
+        try:
+            self._file.sync()
+        except BaseException:
+            self._sync_failed = True
+            raise
         synced = replace(
             active,
             size=self._written,

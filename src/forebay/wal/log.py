@@ -325,7 +325,8 @@ class Wal(GroupCommit):
         if start < self.start_offset:
             raise self._out_of_range(start, f"the oldest one here is {self.start_offset}")
         reader = LogReader(self, self._disk, self._indexes, start, end=end, visibility=visibility)
-        self._readers.add(reader)
+        with self._lock:
+            self._readers.add(reader)
         return reader
 
     def async_reader(
