@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 from zlib import crc32
 
@@ -34,8 +34,24 @@ from forebay.limits import (
     OFFSET_MAX,
 )
 
-native: Any = pytest.importorskip(
+_native: Any = pytest.importorskip(
     "forebay.format._native", reason="the compiled twin of the codec was not built"
+)
+
+
+def _encode_one(head: Any, middle: Any, offset: Any, *rest: Any) -> bytes:
+    """A frame by way of a run: the compiled twin makes single frames only there."""
+    run = pure.new_run()
+    assert _native.append_one(run, offset, head, middle, *rest) == offset
+    return bytes(pure.run_frames(run))
+
+
+native: Any = SimpleNamespace(
+    scan=_native.scan,
+    columns=_native.columns,
+    append_one=_native.append_one,
+    encode_many=_native.encode_many,
+    encode_one=_encode_one,
 )
 
 HEADER_BYTES: Final = pure.HEADER.size
@@ -676,7 +692,7 @@ def test_the_compiled_twin_keeps_no_reference() -> None:
     buffer.clear()
 
 
-@pytest.mark.parametrize("name", ["scan", "columns", "encode_one", "encode_many"])
+@pytest.mark.parametrize("name", ["scan", "columns", "append_one", "encode_many"])
 def test_a_wrong_count_of_arguments_is_a_type_error(name: str) -> None:
     assert same(name) is TypeError
     assert same(name, *range(12)) is TypeError
@@ -686,3 +702,74 @@ def test_a_wrong_count_of_arguments_is_a_type_error(name: str) -> None:
 def test_checksums_are_those_of_zlib(raw: bytes) -> None:
     frame = native.encode_one(raw, b"", 0, b"", 0, None, None)
     assert pure.HEADER.unpack_from(frame)[2] == crc32(frame[HEADER_BYTES:])
+
+
+# ---- runs that grow ----
+
+
+def test_a_run_grows_alike_in_both_twins() -> None:
+    runs = pure.new_run(), pure.new_run()
+    for number in range(300):
+        args = (7, b"head", b"middle", bytes(number), number, {"k": str(number)}, None)
+        offsets = pure.append_one(runs[0], *args), native.append_one(runs[1], *args)
+        assert offsets == (7 + number, 7 + number)
+    assert runs[0] == runs[1]
+    assert pure.run_count(runs[1]) == 300
+    assert list(pure.scan(pure.run_frames(runs[1]), 0, 7, CONSECUTIVE)[0]) == list(range(7, 307))
+
+
+@pytest.mark.parametrize("twin", [pure, native])
+def test_bytes_behind_the_count_do_not_exist(twin: Any) -> None:
+    run, clean = pure.new_run(), pure.new_run()
+    for target in (run, clean):
+        twin.append_one(target, 0, b"h", b"m", b"first", 0, None, None)
+    run += b"what an interrupted append left"
+    assert bytes(pure.run_frames(run)) == bytes(pure.run_frames(clean))
+    for target in (run, clean):
+        assert twin.append_one(target, 0, b"h", b"m", b"second", 0, None, None) == 1
+    assert run == clean
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        b"",
+        bytearray(),
+        bytearray(15),
+        bytearray(16),
+        bytearray(pure.RUN_PREFIX.pack(0, 17)),
+        bytearray(pure.RUN_PREFIX.pack(OFFSET_MAX, 16)),
+        bytearray(pure.RUN_PREFIX.pack(U64_MAX, 16)),
+    ],
+)
+def test_what_is_no_run_is_refused_alike(run: Any) -> None:
+    answer = same("append_one", run, 1, b"h", b"m", b"payload", 0, None, None)
+    assert answer in (TypeError, ValueError)
+
+
+@pytest.mark.parametrize("twin", [pure, native])
+def test_a_refused_message_leaves_the_run_as_it_was(twin: Any) -> None:
+    run = pure.new_run()
+    twin.append_one(run, 0, b"h", b"m", b"first", 0, None, None)
+    before = bytes(run)
+    for bad in ({"payload": "text"}, {"time": -1}, {"key": 5}, {"attributes": {"a": 5}}):
+        parts: dict[str, Any] = {"payload": b"", "time": 0, "attributes": None, "key": None} | bad
+        with pytest.raises((TypeError, ValueError)):
+            twin.append_one(run, 0, b"h", b"m", *parts.values())
+        assert bytes(run) == before
+    view = memoryview(run)
+    with pytest.raises(BufferError):
+        twin.append_one(run, 0, b"h", b"m", b"second", 0, None, None)
+    view.release()
+    assert bytes(run) == before
+
+
+@pytest.mark.parametrize("twin", [pure, native])
+def test_a_run_that_changes_under_an_append_is_refused(twin: Any) -> None:
+    run = pure.new_run()
+    meddler = ForeignMapping(
+        [("a", "b")], lambda: pure.append_one(run, 0, b"h", b"m", b"other", 0, None, None)
+    )
+    with pytest.raises(ValueError, match="changed"):
+        twin.append_one(run, 0, b"h", b"m", b"payload", 0, meddler, None)
+    assert pure.run_count(run) == 1

@@ -71,6 +71,15 @@ def parse_topic(name: str) -> TopicName:
     return TopicName(parts[1], parts[2])
 
 
+def is_topic(name: str) -> bool:
+    """Whether `name` is a topic's."""
+    try:
+        parse_topic(name)
+    except InvalidTopicName:
+        return False
+    return True
+
+
 class SegmentNames:
     """Names of a topic's segments: `wal.log` for the first, then `wal.1.log`, `wal.2.log` …"""
 

@@ -1,0 +1,252 @@
+"""Names: what is a topic, what is a segment, and nothing in between."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.errors import InvalidSetting, InvalidTopicName
+from forebay.format.names import (
+    CHECKPOINT_FILE,
+    FAILED_FILE,
+    PUBLISHED_FILE,
+    UPLOADER_CHECKPOINT_FILE,
+    SegmentNames,
+    TopicName,
+    aside,
+    parse_topic,
+)
+from forebay.limits import FILE_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
+
+parts = st.text(
+    st.one_of(st.sampled_from("_-"), st.characters(categories=("L", "N"))), min_size=1, max_size=30
+)
+
+# ---- topics ----
+
+
+@settings(max_examples=200, deadline=None)
+@given(namespace=parts, topic=parts)
+def test_two_parts_of_letters_digits_underscore_and_dash_are_a_topic(
+    namespace: str, topic: str
+) -> None:
+    name = parse_topic(f"/{namespace}/{topic}")
+    assert name == TopicName(namespace, topic)
+    assert parse_topic(str(name)) == name
+
+
+@settings(max_examples=100, deadline=None)
+@given(topic=parts)
+def test_one_part_alone_is_in_the_default_namespace(topic: str) -> None:
+    assert str(parse_topic(topic)) == f"/default/{topic}"
+
+
+def follows_the_rule(name: str) -> bool:
+    """The rule of docs/formats/names.md, said in another way than the code says it."""
+    found = [name] if "/" not in name else name.split("/")[1:]
+    return (
+        (len(found) == 1 or (len(found) == 2 and name.startswith("/")))
+        and "/" not in found[0]
+        and (len(found) == 1) == ("/" not in name)
+        and all(1 <= len(part.encode("utf-8", "replace")) <= 255 for part in found)
+        and all(
+            letter in "_-" or unicodedata.category(letter)[0] in "LN"
+            for part in found
+            for letter in part
+        )
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    name=st.one_of(
+        st.text(max_size=12),
+        st.text("/aB9_-.é \0", max_size=12),
+        st.from_regex(r"(/?[a-zA-Z0-9_.-]{0,4}){0,4}", fullmatch=True),
+    )
+)
+def test_a_name_is_accepted_exactly_when_it_follows_the_rule(name: str) -> None:
+    if follows_the_rule(name):
+        topic = parse_topic(name)
+        assert str(topic) == (name if name.startswith("/") else f"/default/{name}")
+    else:
+        with pytest.raises(InvalidTopicName):
+            parse_topic(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "/", "//", "///", "a/b", "/a", "/a/", "//b", "/a/b/", "/a/b/c", "a/", " ", "/a/b ",
+        ".", "..", "/../..", "/a/..", "/./b", "../b", "/a/../../etc", "/default/wal.log",
+        "/a/b.c", "/a\\b/c", "a\0b", "/a/b\n", "\n", "a:b", "a*", "~", "~root", "$HOME", "%2e%2e",
+        "a\u2215b", "a\uff0fb", "\u202ea", "a\u200bb", "e\u0301", "\U0001f600", "\ud800",
+    ],
+)  # fmt: skip
+def test_a_bad_name_is_refused_with_the_rule(name: str) -> None:
+    with pytest.raises(InvalidTopicName) as raised:
+        parse_topic(name)
+    assert repr(name) in str(raised.value)
+    assert "a topic is /namespace/topic" in str(raised.value)
+    assert "letters, digits, '_' and '-'" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["größe", "заказы", "注文", "طلب", "ﬁ", "x²", "٣", "Ⅷ", "-", "_"])
+def test_letters_and_digits_of_any_script_are_taken(name: str) -> None:
+    assert parse_topic(name).topic == name
+
+
+@pytest.mark.parametrize("letter", ["a", "ж", "注"])
+def test_a_part_is_as_long_as_a_directory_name_may_be_in_bytes(letter: str) -> None:
+    most = TOPIC_NAME_BYTES_MAX // len(letter.encode())
+    for build in ("{}", "/default/{}", "/{}/t"):
+        parse_topic(build.format(letter * most))
+        with pytest.raises(InvalidTopicName, match="at most 255 bytes"):
+            parse_topic(build.format(letter * (most + 1)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(namespace=parts, topic=parts)
+def test_a_topics_directory_is_two_levels_below_the_data_directory(
+    namespace: str, topic: str
+) -> None:
+    name = parse_topic(f"/{namespace}/{topic}")
+    path = PurePosixPath("data") / name.namespace / name.topic
+    assert path.parts == ("data", namespace, topic)
+    assert ".." not in path.parts
+
+
+def test_directories_of_such_names_can_be_made(tmp_path: Path) -> None:
+    for name in ("größe", "注" * 85, "-", "a" * 255):
+        topic = parse_topic(name)
+        (tmp_path / topic.namespace / topic.topic).mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "partition"),
+    [
+        ("/a/b", "/a/b", 0),
+        ("/a/b-part-0", "/a/b", 0),
+        ("/a/b-part-12", "/a/b", 12),
+        ("/a/b-part-999999999", "/a/b", 999_999_999),
+        ("/a/b-part-1-part-2", "/a/b-part-1", 2),
+        ("/a/b-part-01", "/a/b-part-01", 0),
+        ("/a/b-part-", "/a/b-part-", 0),
+        ("/a/b-part-x", "/a/b-part-x", 0),
+        ("/a/b-part-٣", "/a/b-part-٣", 0),
+        ("/a/b-part-9999999999", "/a/b-part-9999999999", 0),
+        ("/a/-part-3", "/a/-part-3", 0),
+        ("/a-part-3/b", "/a-part-3/b", 0),
+    ],
+)
+def test_a_partition_is_the_number_behind_the_name(name: str, base: str, partition: int) -> None:
+    topic = parse_topic(name)
+    assert (topic.base, topic.partition) == (base, partition)
+    assert parse_topic(topic.base)
+
+
+# ---- segments ----
+
+ascii_parts = st.text("abcXYZ019_-ж", min_size=1, max_size=8)
+file_names = st.builds("{}.{}".format, ascii_parts, ascii_parts)
+numbers = st.integers(0, 10**18 - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(first=file_names, seq=numbers)
+def test_a_segments_name_tells_its_number(first: str, seq: int) -> None:
+    names = SegmentNames(first)
+    assert names.parse(names.segment(seq)) == seq
+    assert names.parse(names.index(seq)) is None
+    assert names.parse(aside(names.segment(seq), "torn", 5)) is None
+    assert names.parse(names.segment(seq) + ".tmp") is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(first=file_names, name=st.one_of(st.text("wal.log0123456789", max_size=12), file_names))
+def test_whatever_parses_as_a_segment_is_the_name_of_that_segment(first: str, name: str) -> None:
+    names = SegmentNames(first)
+    seq = names.parse(name)
+    assert seq is None or names.segment(seq) == name
+
+
+@settings(max_examples=100, deadline=None)
+@given(first=file_names, one=numbers, other=numbers)
+def test_no_two_files_of_a_log_have_one_name(first: str, one: int, other: int) -> None:
+    names = SegmentNames(first)
+    fixed = [CHECKPOINT_FILE, UPLOADER_CHECKPOINT_FILE, PUBLISHED_FILE, FAILED_FILE]
+    several = {one, other}
+    files = [
+        *fixed,
+        *(names.segment(seq) for seq in several),
+        *(names.index(seq) for seq in several),
+        *(aside(names.segment(seq), "torn", 7) for seq in several),
+    ]
+    files += [f"{name}.tmp" for name in files]
+    assert len(set(files)) == len(files)
+
+
+@pytest.mark.parametrize(
+    ("name", "seq"),
+    [
+        ("wal.log", 0),
+        ("wal.1.log", 1),
+        ("wal.999999999999999999.log", 10**18 - 1),
+        ("wal.0.log", None),
+        ("wal.01.log", None),
+        ("wal.-1.log", None),
+        ("wal.1000000000000000000.log", None),
+        ("wal..log", None),
+        ("wal.x.log", None),
+        ("wal.٣.log", None),
+        ("wal.1.2.log", None),
+        ("wal.log.1", None),
+        ("wal.log.5.torn", None),
+        ("wal.log.tmp", None),
+        ("wal.1.idx", None),
+        ("wal.log\n", None),
+        ("Wal.log", None),
+        ("walxlog", None),
+        ("", None),
+    ],
+)
+def test_only_exact_names_are_segments(name: str, seq: int | None) -> None:
+    assert SegmentNames().parse(name) == seq
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "wal.ckpt", "uploader.ckpt", "wal.synced", "wal.failed", "wal.idx", "x.idx", "wal.tmp",
+        "wal.torn", "wal.unusable",
+    ],
+)  # fmt: skip
+def test_a_file_name_that_another_file_of_the_log_has_is_refused(taken: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"file_name .* is taken"):
+        SegmentNames(taken)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["", ".", "wal", ".log", "wal.", "a.b.log", "../wal.log", "/wal.log", "x/wal.log", "wal log.x"],
+)
+def test_a_file_name_that_is_not_a_stem_and_an_ending_is_refused(bad: str) -> None:
+    with pytest.raises(InvalidSetting, match="file_name"):
+        SegmentNames(bad)
+
+
+def test_a_file_name_leaves_room_for_what_is_added_to_it() -> None:
+    longest = "w" * (FILE_NAME_BYTES_MAX - 4) + ".log"
+    derived = aside(SegmentNames(longest).segment(10**18 - 1), "99.torn", 2**63)
+    assert len(derived) <= 255
+    with pytest.raises(InvalidSetting, match=str(FILE_NAME_BYTES_MAX)):
+        SegmentNames("w" + longest)
+
+
+def test_what_was_cut_off_a_segment_is_named_after_it() -> None:
+    assert aside("wal.3.log", "torn", 1234) == "wal.3.log.1234.torn"
+    assert aside("wal.3.log", "1.torn", 1234) == "wal.3.log.1234.1.torn"

@@ -1,0 +1,200 @@
+"""The command line: each command's happy path and its bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import forebay
+from forebay.cli import main
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def run(*args: str | Path, stdin: str = "") -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args], input=stdin)
+
+
+def refused(*args: str | Path) -> str:
+    """The one line that a refused command says."""
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("forebay: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_what_is_produced_is_consumed(data: Path) -> None:
+    produced = run("produce", "numbers", "--data", data, stdin="one\ntwo\nthree\n")
+    assert produced.exit_code == 0
+    assert produced.stdout == "3 messages in /default/numbers, synced; next offset 3\n"
+    assert run("consume", "numbers", "--data", data).stdout == "one\ntwo\nthree\n"
+    assert (
+        run("consume", "numbers", "--data", data, "--start", "1", "--limit", "1").stdout == "two\n"
+    )
+    assert run("consume", "numbers", "--data", data, "--start", "latest").stdout == ""
+
+
+def test_producing_again_goes_on_at_the_next_offset(data: Path) -> None:
+    run("produce", "numbers", "--data", data, stdin="one\n")
+    again = run("produce", "numbers", "--data", data, "--json", stdin="two\nthree\n")
+    assert json.loads(again.stdout) == {"topic": "/default/numbers", "first": 1, "next": 3}
+    lines = run("consume", "numbers", "--data", data, "--json").stdout.splitlines()
+    assert [json.loads(line)["offset"] for line in lines] == [0, 1, 2]
+
+
+def test_nothing_to_produce_is_no_error(data: Path) -> None:
+    assert "0 messages" in run("produce", "numbers", "--data", data).stdout
+
+
+def test_topics_are_listed(data: Path) -> None:
+    run("produce", "b", "--data", data, stdin="x\n")
+    run("produce", "/other/a", "--data", data, stdin="x\n")
+    assert run("topics", "--data", data).stdout == "/default/b\n/other/a\n"
+    listed = run("topics", "--data", data, "--json").stdout.splitlines()
+    assert [json.loads(line)["topic"] for line in listed] == ["/default/b", "/other/a"]
+
+
+def test_consuming_needs_no_lock(data: Path) -> None:
+    with forebay.open(data) as store:
+        store.topic("shared").append(b"seen", durability="synced")
+        assert run("consume", "shared", "--data", data).stdout == "seen\n"
+
+
+def test_following_prints_what_comes_later(data: Path) -> None:
+    with forebay.open(data) as store:
+        topic = store.topic("live")
+        topic.append(b"before", durability="synced")
+        command = [sys.executable, "-m", "forebay", "consume", "live", "--follow", "--limit", "3"]
+        with subprocess.Popen(
+            [*command, "--data", str(data)], stdout=subprocess.PIPE, text=True
+        ) as consumer:
+            assert consumer.stdout is not None
+            assert consumer.stdout.readline() == "before\n"
+            topic.append(b"after", durability="synced")
+            assert consumer.stdout.readline() == "after\n"
+            topic.append(b"last", durability="synced")
+            assert consumer.stdout.readline() == "last\n"
+            assert consumer.wait(timeout=30) == 0
+
+
+def test_bad_input_is_one_line_and_exit_code_2(data: Path, tmp_path: Path) -> None:
+    run("produce", "numbers", "--data", data, stdin="one\n")
+    assert "a topic is /namespace/topic" in refused("produce", "a/b", "--data", data)
+    assert "there is no topic /default/absent" in refused("consume", "absent", "--data", data)
+    assert "must be an offset" in refused("consume", "numbers", "--data", data, "--start", "x")
+    assert "holds 0 to 1" in refused("consume", "numbers", "--data", data, "--start", "7")
+    assert "no data directory" in refused("topics", "--data", tmp_path / "absent")
+    file = tmp_path / "file"
+    file.write_text("")
+    assert run("produce", "numbers", "--data", file).exit_code == 2
+
+
+def test_a_locked_topic_says_who_holds_it(data: Path) -> None:
+    with forebay.open(data) as store:
+        store.topic("owned").append(b"x", durability="synced")
+        assert "in use by process" in refused("produce", "owned", "--data", data)
+
+
+def test_inspect_shows_each_kind_of_file(data: Path) -> None:
+    run("produce", "seen", "--data", data, stdin="one\ntwo\n")
+    with forebay.open(data) as store:
+        topic = store.topic("seen")
+        topic.rotate()
+        topic.append(b"three", durability="synced")
+    place = data / "wal" / "default" / "seen"
+
+    def look(name: str, *options: str) -> list[dict[str, object]]:
+        shown = run("inspect", place / name, "--json", *options)
+        assert shown.exit_code == 0, shown.output
+        return [json.loads(line) for line in shown.stdout.splitlines()]
+
+    *frames, summary = look("wal.log")
+    assert [(frame["offset"], frame["payload"]) for frame in frames] == [(0, "one"), (1, "two")]
+    assert (summary["frames"], summary["end"], summary["next_offset"]) == (2, "complete", 2)
+    assert len(look("wal.log", "--limit", "1")) == 2
+    assert look("wal.ckpt")[0]["next_offset"] == 3
+    assert look("wal.synced")[0]["seq"] == 1
+    assert look("wal.idx")[0]["entries"] == [[0, 0]]
+    assert "Frame: offset=0" in run("inspect", place / "wal.log").stdout
+
+
+def test_inspect_reads_checkpoints_of_danube(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "wal.ckpt"
+    checkpoint.write_bytes(bytes(43))
+    shown = run("inspect", checkpoint, "--json")
+    assert json.loads(shown.stdout)["type"] == "DanubeWalCheckpoint"
+    uploader = tmp_path / "uploader.ckpt"
+    uploader.write_bytes(bytes(33))
+    assert json.loads(run("inspect", uploader, "--json").stdout)["last_object_id"] is None
+
+
+def test_inspect_says_where_a_segment_is_torn(data: Path) -> None:
+    run("produce", "torn", "--data", data, stdin="one\ntwo\n")
+    segment = data / "wal" / "default" / "torn" / "wal.log"
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[:-1])
+    summary = json.loads(run("inspect", segment, "--json").stdout.splitlines()[-1])
+    assert summary["end"] == "torn frame"
+    assert summary["valid_bytes"] == len(whole) // 2
+
+
+def test_inspect_refuses_what_it_cannot_read(tmp_path: Path) -> None:
+    assert "no such file" in refused("inspect", tmp_path / "absent")
+    assert "is a directory" in refused("inspect", tmp_path)
+    for name in ("wal.ckpt", "wal.synced", "wal.idx"):
+        (tmp_path / name).write_bytes(b"nothing of the kind")
+        refused("inspect", tmp_path / name)
+
+
+def test_help_has_examples_and_comes_without_slow_imports() -> None:
+    assert "Examples" in run("produce", "--help").stdout
+    script = "import sys, forebay.cli; print({'rich', 'forebay.wal.log'} & set(sys.modules))"
+    shown = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert "rich" not in shown.stdout
+
+
+def test_a_reader_of_the_output_that_leaves_is_no_error(data: Path) -> None:
+    run("produce", "many", "--data", data, stdin="line\n" * 100_000)
+    command = [sys.executable, "-m", "forebay", "consume", "many", "--data", str(data)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as consumer:
+        assert consumer.stdout is not None
+        assert consumer.stderr is not None
+        assert consumer.stdout.readline() == "line\n"
+        consumer.stdout.close()
+        assert consumer.stderr.read() == ""
+        assert consumer.wait(timeout=30) == 0
+
+
+def test_the_benchmark_measures_everything_it_promises(tmp_path: Path) -> None:
+    started = time.monotonic()
+    shown = run("bench", "wal", "--dir", tmp_path, "--rounds", "1", "--mib", "1", "--json")
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    measured = {(row["name"], row["message_bytes"]) for row in found["results"]}
+    for name in (
+        "append buffered, 1 thread",
+        "append buffered, 4 threads",
+        "append synced, 1 thread",
+        "append synced, 4 threads",
+        "append_many synced",
+        "replay to columns",
+        "tail",
+    ):
+        assert {(name, 100), (name, 1024), (name, 16384)} <= measured
+    assert all(row["rate"] > 0 and row["limit"] > 0 for row in found["results"])
+    assert 0 < found["seconds"] <= time.monotonic() - started + 1
+    assert list(tmp_path.iterdir()) == []

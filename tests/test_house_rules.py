@@ -1,0 +1,180 @@
+"""The rules of this repository that no other tool checks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import hexdumps
+
+ROOT: Final = Path(__file__).parents[1]
+SRC: Final = ROOT / "src"
+SOURCES: Final = sorted(SRC.rglob("*.py"))
+
+FUNCTION_LINES_MAX: Final = 70
+MODULE_LINES_MAX: Final = 400
+NAMELESS: Final = {"utils", "util", "helpers", "helper", "common", "base", "core", "manager"}
+
+ENTRY_POINTS: Final = {"forebay", "forebay.cli", "forebay.__main__", "forebay.testing"}
+OPENED_BY_NAME: Final = {
+    "forebay.wal.view": "processes that only read; the error of a locked topic names it",
+}
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(text_of(path))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_no_function_is_longer_than_70_lines() -> None:
+    long = [
+        f"{module_name(path)}.{function.name}: {lines} lines"
+        for path in SOURCES
+        for function in functions(path)
+        if (lines := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_no_module_is_longer_than_400_lines() -> None:
+    long = [
+        f"{module_name(path)}: {lines} lines"
+        for path in SOURCES
+        if (lines := len(text_of(path).splitlines())) > MODULE_LINES_MAX
+    ]
+    assert long == []
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Everything that a module imports anywhere in it, and all packages above that."""
+    for node in ast.walk(ast.parse(text_of(path))):
+        found: list[str] = []
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in found:
+            parts = name.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def test_every_module_is_reached_from_an_entry_point() -> None:
+    graph = {module_name(path): set(imports(path)) for path in SOURCES}
+    reached: set[str] = set()
+    waiting = ENTRY_POINTS | OPENED_BY_NAME.keys()
+    while waiting:
+        name = waiting.pop()
+        if name in graph and name not in reached:
+            reached.add(name)
+            waiting |= graph[name]
+    assert sorted(graph.keys() - reached) == []
+
+
+@pytest.mark.parametrize("module", sorted(OPENED_BY_NAME))
+def test_a_module_that_users_open_by_name_is_named_to_them(module: str) -> None:
+    own = SRC.joinpath(*module.split(".")).with_suffix(".py")
+    assert any(module in text_of(path) for path in SOURCES if path != own)
+
+
+def test_one_module_knows_the_frame_header() -> None:
+    header = "<Q" + "II"
+    knowing = [module_name(path) for path in SOURCES if f'"{header}"' in text_of(path)]
+    assert knowing == ["forebay.format.pure"]
+
+
+def test_module_names_say_what_is_in_them() -> None:
+    for path in SOURCES:
+        assert not NAMELESS & set(module_name(path).strip("_").split("."))
+
+
+# ---- the format documents ----
+
+
+def documents() -> list[str]:
+    return sorted(path.name for path in hexdumps.FORMATS.glob("*.md"))
+
+
+def test_every_format_document_is_referred_to_from_the_code() -> None:
+    code = "".join(text_of(path) for path in SOURCES)
+    assert documents()
+    assert [name for name in documents() if f"docs/formats/{name}" not in code] == []
+
+
+def test_the_code_refers_to_documents_that_exist() -> None:
+    named = {
+        match
+        for path in SOURCES
+        for match in re.findall(r"docs/formats/([\w-]+\.md)", text_of(path))
+    }
+    assert sorted(named - set(documents())) == []
+
+
+def test_every_format_document_has_a_hex_dump() -> None:
+    assert [name for name in documents() if not hexdumps.blocks(name)] == []
+
+
+def test_every_hex_dump_is_checked_by_the_golden_test() -> None:
+    dumps = {(name, at) for name in documents() for at in range(len(hexdumps.blocks(name)))}
+    checked = set()
+    for node in ast.walk(ast.parse(text_of(ROOT / "tests" / "format" / "test_golden.py"))):
+        match node:
+            case ast.Call(
+                func=ast.Name(id="block"),
+                args=[ast.Constant(value=str() as name), ast.Constant(value=int() as at)],
+            ):
+                checked.add((name, at))
+    assert checked == dumps
+
+
+# ---- what an import costs ----
+
+
+def test_importing_forebay_imports_no_heavy_library() -> None:
+    program = "import forebay, sys; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "forebay" in loaded
+    assert loaded & {"click", "rich", "pyspark", "grpc", "pyarrow", "numpy", "pandas"} == set()
+
+
+# ---- what is left lying around ----
+
+MACHINE_PATH: Final = re.compile(r"(?<![\w./])/(?:home|root|work|Users)/\w")
+MARKS: Final = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
+
+
+def project_texts() -> list[Path]:
+    folders = [SRC, ROOT / "tests", ROOT / "docs", ROOT / "native"]
+    endings = {".py", ".pyi", ".md", ".c", ".h", ".toml", ".yml", ".yaml"}
+    found = [path for folder in folders for path in folder.rglob("*") if path.suffix in endings]
+    return sorted({*found, *ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"})
+
+
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, MARKS], ids=["machine paths", "marks"])
+def test_nothing_unfinished_and_no_ones_paths_are_in_the_project(pattern: re.Pattern[str]) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in project_texts()
+        for number, line in enumerate(text_of(path).splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert found == []
