@@ -66,6 +66,23 @@ class LocalAppendFile:
             os.close(fd)
 
 
+class LocalLockedFile(LocalAppendFile):
+    """Unlocks when its opener closes it: a child forked meanwhile has the same lock open."""
+
+    __slots__ = ("_pid",)
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        try:
+            if self._fd != _CLOSED and os.getpid() == self._pid:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        finally:
+            super().close()
+
+
 class LocalReadFile:
     __slots__ = ("_fd",)
 
@@ -145,11 +162,11 @@ class LocalDisk:
         finally:
             os.close(fd)
 
-    def open_locked(self, path: Path) -> LocalAppendFile:
+    def open_locked(self, path: Path) -> LocalLockedFile:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return LocalAppendFile(fd)
+            return LocalLockedFile(fd)
         except BaseException:
             os.close(fd)
             raise

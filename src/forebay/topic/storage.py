@@ -19,9 +19,10 @@ from forebay.errors import LogClosed, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.message import StreamMessage
-from forebay.format.names import TopicName, parse_topic
+from forebay.format.names import TopicName, is_topic, parse_topic
 from forebay.settings import StoreSettings
-from forebay.wal.log import Durability, Wal
+from forebay.wal.append import Durability
+from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
 from forebay.wal.reader import LogReader
 from forebay.wal.retention import Deleter
@@ -146,7 +147,8 @@ class WalStorageFactory:
         if self.settings.data is not None:
             root = self.settings.data / "wal"
             for namespace in self._list(root):
-                names.update(f"/{namespace}/{topic}" for topic in self._list(root / namespace))
+                found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
+                names.update(name for name in found if is_topic(name))
         return sorted(names)
 
     def _list(self, path: Path) -> list[str]:

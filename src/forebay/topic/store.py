@@ -24,8 +24,8 @@ from forebay.files.disk import Disk
 from forebay.format.layout import Buffer
 from forebay.settings import StoreSettings
 from forebay.topic.storage import WalStorage, WalStorageFactory
+from forebay.wal.append import Durability
 from forebay.wal.commit import Visibility, Watermarks
-from forebay.wal.log import Durability
 from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.segment import Segment
 
@@ -135,6 +135,10 @@ class Topic:
     def segments(self) -> list[Segment]:
         """The local files, oldest first."""
         return self._wal.segments()
+
+    def rotate(self) -> None:
+        """Seals the active file; the next append begins a new one."""
+        self._wal.rotate()
 
     def trim_local(self) -> list[Segment]:
         """One retention pass; answers the segments that it removed."""

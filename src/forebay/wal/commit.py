@@ -80,13 +80,14 @@ class GroupCommit:
         self._cache = RunCache(settings.cache_capacity, settings.cache_max_bytes)
         self._synced = journal.next_offset
         self._waiters: dict[Visibility, Waiters] = {"synced": Waiters(), "buffered": Waiters()}
-        self._sync_waiters = self._waiters["synced"]
+        self._sync_waiters, self._peekers = self._waiters["synced"], self._waiters["buffered"]
         self._gather = Gather()
         self._scheduled = False
         self._timer_set = False
-        self._rotation_timer: int | None = None
+        self._rotation_armed = False
         self._exclusive = False
-        self._closed = False
+        self._room_tasks: list[TaskWaiter] = []
+        self._closed = self._released = False
         self._forked = False
         self._error: BaseException | None = None
         _open_logs.add(self)
@@ -101,8 +102,9 @@ class GroupCommit:
         self._files = threading.Lock()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._closed = self._forked = True
+        self._closed = self._released = self._forked = True
         self._queued_max = REFUSE
+        self._journal.close(clean=False)  # lest a child that lives longer keeps the lock
 
     def current_offset(self) -> int:
         """The offset that the next append will get."""
@@ -137,25 +139,39 @@ class GroupCommit:
 
     def _wait_for_room(self) -> None:
         """Blocks until an append may enter; raises when it never will."""
-        while True:
-            self._require_open()
-            if not self._exclusive and self._queued_bytes < self.settings.queue_max_bytes:
-                return
-            self._schedule()
+        while not self._has_room():
             self._room.wait()
+
+    def _has_room(self) -> bool:
+        """Whether an append may enter; if not, a commit is under way to make room."""
+        self._require_open()
+        if not self._exclusive and self._queued_bytes < self.settings.queue_max_bytes:
+            return True
+        self._schedule()
+        return False
+
+    def _let_in(self) -> None:
+        """Has all who wait for room look again."""
+        self._room.notify_all()
+        tasks, self._room_tasks = self._room_tasks, []
+        wake(tasks)
+
+    def _close_tail(self) -> None:
+        """Makes the growing tail a run like the others, and counts it."""
+        tail_bytes = self._queue.tail_bytes
+        self._queue = self._queue.closed()
+        self._queued_bytes += tail_bytes - self._queue.tail_bytes
 
     def _notice(self) -> None:
         """After an append: starts a commit if one is due, else sees to it that one will be."""
-        tail_bytes = self._queue.tail_bytes
-        if tail_bytes >= self._run_bytes:
-            self._queue = self._queue.closed()
-            self._queued_bytes += tail_bytes
+        if self._queue.tail_bytes >= self._run_bytes:
+            self._close_tail()
         if self._commit_due():
             self._schedule()
         elif not self._timer_set:
-            self._timer_set = True
             self._call_in(self.settings.fsync_interval_ms / 1000, self._tick)
-        peekers = self._waiters["buffered"]
+            self._timer_set = True
+        peekers = self._peekers
         if len(peekers):
             wake(peekers.reached(self._queue.next_offset))
         # While somebody waits, every append comes here; else only the one that fills a run.
@@ -189,8 +205,9 @@ class GroupCommit:
 
     def _schedule(self) -> None:
         if not self._scheduled and self._error is None:
-            self._scheduled = True
+            # In this order: an interrupt in between has it run twice, which does no harm.
             self._pool.submit(self._run)
+            self._scheduled = True
 
     def _run(self) -> bool:
         """One group commit, on a thread of the pool; True if the next one is due already."""
@@ -213,10 +230,12 @@ class GroupCommit:
             runs = self._flight.closed().runs
             if runs:
                 self._journal.commit(runs)
-        except BaseException as error:  # noqa: BLE001  # whatever it was, the log must stop
+            return self._committed(runs, self._clock.monotonic() - started)
+        except BaseException as error:
             self._stop(error)
+            if not isinstance(error, Exception):
+                raise
             return False
-        return self._committed(runs, self._clock.monotonic() - started)
 
     def _committed(self, runs: list[Run], seconds: float) -> bool:
         with self._lock:
@@ -236,43 +255,42 @@ class GroupCommit:
                 if pending:
                     self._notice()
             self._arm_rotation()
-            self._room.notify_all()
+            self._let_in()
             return self._scheduled
 
     def _stop(self, error: BaseException) -> None:
         """The disk failed: nothing is written any more, and everybody is told."""
-        _log.error("%s: the log stopped at offset %d: %s", self.topic, self._synced, error)
+        _log.error("%s: the log stopped at offset %d: %r", self.topic, self._synced, error)
+        with self._lock:
+            self._error = error
+            self._end()
         try:
             self._journal.mark_failed(error)
         except OSError as second:
             _log.error("%s: the failure could not be noted on disk: %s", self.topic, second)
-        with self._lock:
-            self._error = error
-            self._end()
 
     def _end(self) -> None:
         """Lets nobody in any more, and wakes all who wait (with _lock held)."""
         self._queued_max = REFUSE
         woken = [waiter for waiters in self._waiters.values() for waiter in waiters.take_all()]
         self._gather.left(self._gather.waiting)
-        self._room.notify_all()
+        self._let_in()
         wake(woken)
 
     # -- rotation by age ------------------------------------------------------------------------
 
     def _arm_rotation(self) -> None:
-        active = self._journal.segments.active
+        """One timer is enough: when it fires for a segment that is gone, it is set anew."""
         due = self._journal.rotation_due_ms()
-        if due is None or active is None or self._rotation_timer == active.seq:
-            return
-        self._rotation_timer = active.seq
-        self._call_in(max(due - self._clock.now_ms(), 0) / 1000, self._rotate_if_due)
+        if due is not None and not self._rotation_armed:
+            self._call_in(max(due - self._clock.now_ms(), 0) / 1000, self._rotate_if_due)
+            self._rotation_armed = True
 
     def _rotate_if_due(self) -> None:
         with self._files:
             due = self._journal.rotation_due_ms()
             with self._lock:
-                self._rotation_timer = None
+                self._rotation_armed = False
                 if self._closed or self._error is not None or due is None:
                     return
                 if self._clock.now_ms() < due:
@@ -284,8 +302,10 @@ class GroupCommit:
         """Seals the active segment (with _files held); an error of the disk stops the log."""
         try:
             self._journal.rotate()
-        except BaseException as error:  # noqa: BLE001  # whatever it was, the log must stop
+        except BaseException as error:
             self._stop(error)
+            if not isinstance(error, Exception):
+                raise
 
     # -- waiting --------------------------------------------------------------------------------
 
@@ -331,6 +351,8 @@ class GroupCommit:
         self._notice_bytes = 0
         self._schedule()
         self._gather.arrived()
+        if len(self._peekers):
+            wake(self._peekers.reached(self._queue.next_offset))
         return waiter
 
     def _await_commit(self, waiter: ThreadWaiter, target: int, timeout: float | None) -> None:
@@ -361,8 +383,9 @@ class GroupCommit:
             return
         try:
             await waiter.future
-        finally:
+        except BaseException:
             self.delist(waiter, visibility)
+            raise
         self._settled(target, visibility)
 
 

@@ -133,8 +133,10 @@ class Journal:
             if clean:
                 self._checkpoint()
         finally:
-            self._close_file()
-            self._publisher.close()
+            try:
+                self._close_file()
+            finally:
+                self._publisher.close()
 
     def _full(self) -> bool:
         limit = self._settings.rotate_max_bytes

@@ -69,14 +69,17 @@ class WriterPool:
                 thread.join()
 
     def _provide_thread(self) -> None:
+        """Sees to it that somebody takes what is ready, or looks at the timers."""
         if self._idle:
             self._changed.notify()
-        elif len(self._threads) < self._threads_max and not self._closed:
+        # Somebody who was notified counts as idle until he wakes: one for each job is enough.
+        wanted = max(len(self._ready), 1)
+        if self._idle < wanted and len(self._threads) < self._threads_max and not self._closed:
             thread = threading.Thread(
                 target=self._work, name=f"forebay-writer-{len(self._threads)}", daemon=True
             )
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def _work(self) -> None:
         while True:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from forebay.errors import CorruptFrame
+from forebay.errors import CorruptFrame, ForebayError
 from forebay.files.disk import Buffer, Disk
 from forebay.format.frame import End, Scan, scan
 from forebay.format.message import StreamMessage, decode_messages
@@ -26,7 +26,7 @@ from forebay.wal.chunks import ChunkReader, require_complete
 from forebay.wal.indexes import SegmentIndexes
 from forebay.wal.memory import Run
 from forebay.wal.segment import Segment
-from forebay.wal.waiters import ThreadWaiter, Waiter
+from forebay.wal.waiters import TaskWaiter, ThreadWaiter, Waiter
 
 if TYPE_CHECKING:
     from forebay.wal.commit import Visibility
@@ -40,11 +40,12 @@ class ReadableLog(Protocol):
 
     def plan(self, reader: LogReader) -> Plan: ...
 
+    def gone(self, reader: LogReader, segment: Segment) -> ForebayError:
+        """What to raise when the planned segment is no longer there."""
+
     def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool: ...
 
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool: ...
-
-    async def await_watermark(self, target: int, visibility: Visibility) -> None: ...
 
 
 class Piece(NamedTuple):
@@ -77,7 +78,7 @@ class LogReader:
         self._messages: Iterator[StreamMessage] = iter(())
         self._fetched = start
         self._place: Piece | None = None
-        self._waiter: ThreadWaiter | None = None
+        self._waiter: Waiter | None = None
         self._closed = False
         self.visibility: Visibility = visibility
         self.position = start
@@ -90,17 +91,33 @@ class LogReader:
         return self
 
     def __next__(self) -> StreamMessage:
-        while True:
-            for message in self._messages:
-                self.position = message.msg_id.topic_offset + 1
-                return message
-            frames = self._next_frames()
-            if frames is None:
-                raise StopIteration
-            self._messages = decode_messages(frames)
+        try:
+            while not self._closed:
+                for message in self._messages:
+                    self.position = message.msg_id.topic_offset + 1
+                    return message
+                frames = self._next_frames()
+                if frames is None:
+                    break
+                self._messages = decode_messages(frames)
+        except BaseException:
+            self.rewind()
+            raise
+        raise StopIteration
+
+    def rewind(self) -> None:
+        """Forgets what was fetched and not yet handed out.
+
+        After an error or an interrupt the reader is where its last message left it: who goes on
+        gets the same error again, or the message that was due, and never the one behind it.
+        """
+        self._messages = iter(())
+        self._place = None
+        self._fetched = self.position
 
     def frames(self) -> Iterator[Scan]:
         """Scanned frames, a piece at a time; each is valid until the next is asked for."""
+        self.rewind()
         while (frames := self._next_frames()) is not None:
             self.position = self._fetched
             yield frames
@@ -125,6 +142,10 @@ class LogReader:
         self.close()
 
     @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
     def finished(self) -> bool:
         return self._closed or (self._end is not None and self._fetched >= self._end)
 
@@ -137,29 +158,52 @@ class LogReader:
         while not self.finished:
             plan = self._log.plan(self)
             if plan is not None:
-                return self.accept(self.fetch(plan))
-            self._wait()
+                return self.accept(self.fetch(plan, self.buffer()))
+            waiter = ThreadWaiter()
+            if self.begin_wait(waiter):
+                woken = False
+                try:
+                    woken = waiter.wait()
+                finally:
+                    self.end_wait(waiter, woken=woken)
         self.pinned = None
         return None
 
-    def _wait(self) -> None:
-        waiter = ThreadWaiter()
+    def begin_wait(self, waiter: Waiter) -> bool:
+        """Has `waiter` woken when the next message is there or the reader is closed.
+
+        False if there is nothing to wait for.
+        """
         self._waiter = waiter
         try:
-            if not self._log.enlist(self._fetched + 1, waiter, self.visibility):
-                return
-            if self._closed:
-                return
-            waiter.wait()
-        finally:
-            self._waiter = None
+            waits = self._log.enlist(self._fetched + 1, waiter, self.visibility)
+        except BaseException:
+            self.end_wait(waiter, woken=False)
+            raise
+        if waits and not self._closed:
+            return True
+        self.end_wait(waiter, woken=not waits)
+        return False
+
+    def end_wait(self, waiter: Waiter, *, woken: bool) -> None:
+        self._waiter = None
+        if not woken:
             self._log.delist(waiter, self.visibility)
 
-    def fetch(self, plan: list[Run] | Segment) -> Piece:
+    def buffer(self) -> ChunkReader:
+        """What to read segments with; one fetch at a time may use it."""
+        if self._chunks is None:
+            self._chunks = ChunkReader()
+        return self._chunks
+
+    def fetch(self, plan: list[Run] | Segment, chunks: ChunkReader) -> Piece:
         """Gets frames from where the log says they are; changes nothing about the reader."""
         if isinstance(plan, list):
             return Piece(self._from_memory(plan))
-        return self._from_segment(plan)
+        try:
+            return self._from_segment(plan, chunks)
+        except FileNotFoundError as error:
+            raise self._log.gone(self, plan) from error
 
     def accept(self, piece: Piece) -> Scan:
         """Makes fetched frames the current ones."""
@@ -187,18 +231,16 @@ class LogReader:
             )
         return found
 
-    def _from_segment(self, segment: Segment) -> Piece:
+    def _from_segment(self, segment: Segment, chunks: ChunkReader) -> Piece:
         place = self._place
         if place is not None and place.seq == segment.seq and place.offset == self._fetched:
             offset, position = place.offset, place.position
         else:
             offset, position = self._indexes.seek(segment, self._fetched)
-        if self._chunks is None:
-            self._chunks = ChunkReader()
         file = self._disk.open_read(segment.path)
         try:
             while True:
-                found = self._chunks.read(file, position, segment.size, offset)
+                found = chunks.read(file, position, segment.size, offset)
                 if not len(found):
                     require_complete(found, segment.path, position)
                     raise CorruptFrame(
@@ -256,17 +298,23 @@ class AsyncLogReader:
         return self
 
     async def __anext__(self) -> StreamMessage:
-        while True:
-            for message in self._messages:
-                self._reader.position = message.msg_id.topic_offset + 1
-                return message
-            frames = await self._next_frames()
-            if frames is None:
-                raise StopAsyncIteration
-            self._messages = decode_messages(frames)
+        try:
+            while not self._reader.closed:
+                for message in self._messages:
+                    self._reader.position = message.msg_id.topic_offset + 1
+                    return message
+                frames = await self._next_frames()
+                if frames is None:
+                    break
+                self._messages = decode_messages(frames)
+        except BaseException:
+            self._messages = iter(())
+            self._reader.rewind()
+            raise
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Ends the iteration."""
+        """Ends the iteration, even one that waits in another task."""
         self._reader.close()
 
     async def __aenter__(self) -> AsyncLogReader:
@@ -285,16 +333,30 @@ class AsyncLogReader:
         while not reader.finished:
             plan = self._log.plan(reader)
             if plan is None:
-                await self._log.await_watermark(reader.wanted + 1, reader.visibility)
+                await self._wait()
             elif isinstance(plan, list):
-                return reader.accept(reader.fetch(plan))
+                return reader.accept(reader.fetch(plan, reader.buffer()))
             else:
                 return reader.accept(await self._fetch_on_thread(plan))
+        reader.pinned = None
         return None
 
-    async def _fetch_on_thread(self, segment: Segment) -> Piece:
+    async def _wait(self) -> None:
+        waiter = TaskWaiter()
+        if not self._reader.begin_wait(waiter):
+            return
+        woken = False
         try:
-            return await asyncio.to_thread(self._reader.fetch, segment)
+            await waiter.future
+            woken = True
+        finally:
+            self._reader.end_wait(waiter, woken=woken)
+
+    async def _fetch_on_thread(self, segment: Segment) -> Piece:
+        # The thread gets its buffer from here: if this is cancelled it goes on reading into it.
+        chunks = self._reader.buffer()
+        try:
+            return await asyncio.to_thread(self._reader.fetch, segment, chunks)
         except asyncio.CancelledError:
             self._reader.abandon_buffer()
             raise

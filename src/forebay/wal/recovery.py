@@ -82,7 +82,7 @@ class Recovery:
         return found
 
     def _split_leftover(self, paths: Mapping[int, Path]) -> tuple[dict[int, Path], dict[int, Path]]:
-        """The segments that count, and those that retention was removing when it was interrupted."""
+        """The segments that count, and those that an interrupted retention was removing."""
         entries = self._entries()
         oldest = entries[0].seq if entries else 0
         kept = {seq: path for seq, path in paths.items() if seq >= oldest}

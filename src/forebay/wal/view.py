@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from forebay.errors import MissingData, OffsetOutOfRange
+from forebay.errors import ForebayError, MissingData, OffsetOutOfRange
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.names import SEGMENT_FILE, SegmentNames
@@ -68,22 +68,28 @@ class LogView:
         offset = reader.wanted
         segment = self._segments.find(offset)
         if segment is None:
-            raise OffsetOutOfRange(
-                f"{self._directory}: offset {offset} is not in the log: "
-                f"it holds {self.start_offset} to {self.end_offset}",
-                start=self.start_offset,
-                end=self.end_offset,
-            )
+            raise self._out_of_range(offset, self._published)
         return segment
+
+    def gone(self, reader: LogReader, segment: Segment) -> ForebayError:
+        now = self._read_published()
+        if reader.wanted < now.start_offset:
+            return self._out_of_range(reader.wanted, now)
+        return MissingData(f"{segment.path} is missing, with offsets from {segment.first_offset}")
+
+    def _out_of_range(self, offset: int, now: Published) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"{self._directory}: offset {offset} is not in the log: "
+            f"it holds {now.start_offset} to {now.next_offset}",
+            start=now.start_offset,
+            end=now.next_offset,
+        )
 
     def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
         raise NotImplementedError("a reader of a view has an end, and never waits")
 
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
         return False
-
-    async def await_watermark(self, target: int, visibility: Visibility) -> None:
-        raise NotImplementedError("a reader of a view has an end, and never waits")
 
     def _read_published(self) -> Published:
         # The owner may be overwriting the record this very moment: the checksum tells, and the

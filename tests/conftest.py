@@ -1,0 +1,45 @@
+"""What all suites share: the disks that a log must behave alike on, and when long runs run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from disks import PLACES, GatedPlace, Place, gated, in_memory
+
+SOAK = os.environ.get("FOREBAY_SOAK", "0") not in {"", "0"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if SOAK:
+        return
+    skip = pytest.mark.skip(reason="a long run: set FOREBAY_SOAK=1")
+    for item in items:
+        if item.get_closest_marker("soak") is not None:
+            item.add_marker(skip)
+
+
+@pytest.fixture(params=sorted(PLACES))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A directory for a log, on each kind of disk."""
+    place = PLACES[request.param](tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def crashing() -> Iterator[Place]:
+    """A directory for a log on a disk that can lose its power."""
+    place = in_memory()
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def gated_place() -> Iterator[GatedPlace]:
+    place = gated()
+    yield place
+    place.close()
