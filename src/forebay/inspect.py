@@ -64,7 +64,7 @@ def _published(data: bytes) -> Facts:
     found = decode_published(data)
     if found is None:
         raise CheckpointError("no whole published position in this file")
-    return {"type": "Published", **asdict(found)}
+    return {"type": "Published", **found._asdict()}
 
 
 def _index(path: Path, data: bytes) -> Facts:

@@ -779,6 +779,7 @@ def test_closing_the_store_syncs_and_closes_every_topic(tmp_path: Path) -> None:
 # -- fork ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_can_neither_write_to_the_log_nor_keep_its_lock(tmp_path: Path) -> None:
     place = on_local_disk(tmp_path)
     wal = place.open()

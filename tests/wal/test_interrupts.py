@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 import pytest
-from disks import PATIENCE_SECONDS, Place, in_thread, payloads
 
+from disks import PATIENCE_SECONDS, Place, in_thread, payloads
 from forebay.wal.log import Wal
 
 INTERRUPTS = 100

@@ -104,16 +104,24 @@ def append_all(file: AppendFile, data: Buffer) -> None:
 
 def append_all_parts(file: AppendFile, parts: Sequence[Buffer]) -> None:
     """Appends every byte of every part, however short the single writes are."""
-    rest = [memoryview(part) for part in parts]
+    taken = file.append_parts(parts)
+    if taken == sum(map(len, parts)):
+        return
+    rest = _after([memoryview(part) for part in parts], taken)
     while rest:
-        taken = file.append_parts(rest)
-        done = 0
-        while done < len(rest) and taken >= len(rest[done]):
-            taken -= len(rest[done])
-            done += 1
-        rest = rest[done:]
-        if taken:
-            rest[0] = rest[0][taken:]
+        rest = _after(rest, file.append_parts(rest))
+
+
+def _after(parts: list[memoryview], taken: int) -> list[memoryview]:
+    """What is left of the parts once so many bytes of them are taken."""
+    done = 0
+    while done < len(parts) and taken >= len(parts[done]):
+        taken -= len(parts[done])
+        done += 1
+    rest = parts[done:]
+    if taken:
+        rest[0] = rest[0][taken:]
+    return rest
 
 
 def write_all_at(file: AppendFile, data: Buffer, position: int) -> None:

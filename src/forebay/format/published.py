@@ -10,8 +10,7 @@ again. The layout: `docs/formats/published.md`.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 _LAYOUT: Final = struct.Struct("<8sQQQQI")
@@ -20,8 +19,7 @@ _MAGIC: Final = b"FBSYNC01"
 RECORD_BYTES: Final = _LAYOUT.size + _CRC.size
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """All bytes of older segments, and of segment `seq` up to `position`, are synced."""
 
     seq: int
@@ -33,14 +31,7 @@ class Published:
 
 
 def encode_published(record: Published) -> bytes:
-    raw = _LAYOUT.pack(
-        _MAGIC,
-        record.seq,
-        record.position,
-        record.next_offset,
-        record.start_offset,
-        record.pid,
-    )
+    raw = _LAYOUT.pack(_MAGIC, *record)
     return raw + _CRC.pack(crc32(raw))
 
 
@@ -51,5 +42,5 @@ def decode_published(data: bytes) -> Published | None:
     raw = data[: _LAYOUT.size]
     if _CRC.unpack_from(data, _LAYOUT.size)[0] != crc32(raw):
         return None
-    magic, seq, position, next_offset, start_offset, pid = _LAYOUT.unpack(raw)
-    return Published(seq, position, next_offset, start_offset, pid) if magic == _MAGIC else None
+    magic, *record = _LAYOUT.unpack(raw)
+    return Published(*record) if magic == _MAGIC else None

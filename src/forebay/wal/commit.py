@@ -281,8 +281,10 @@ class GroupCommit:
 
     def _arm_rotation(self) -> None:
         """One timer is enough: when it fires for a segment that is gone, it is set anew."""
+        if self._rotation_armed:
+            return
         due = self._journal.rotation_due_ms()
-        if due is not None and not self._rotation_armed:
+        if due is not None:
             self._call_in(max(due - self._clock.now_ms(), 0) / 1000, self._rotate_if_due)
             self._rotation_armed = True
 

@@ -31,7 +31,8 @@ class Gather:
 
     def left(self, producers: int) -> None:
         """So many producers no longer wait, because of a commit or because they gave up."""
-        self.waiting -= producers
+        # An interrupted producer may leave without having been counted.
+        self.waiting = max(self.waiting - producers, 0)
 
     def committed(self, producers: int, seconds: float | None) -> bool:
         """A commit released so many producers, and as many may come again.

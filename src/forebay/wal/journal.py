@@ -160,11 +160,15 @@ class Journal:
         except BaseException:
             self._sync_failed = True
             raise
-        synced = replace(
-            active,
-            size=self._written,
-            end_offset=self.next_offset,
-            modified_ms=self._clock.now_ms(),
+        synced = Segment(
+            active.seq,
+            active.path,
+            active.first_offset,
+            self.next_offset,
+            self._written,
+            active.created_ms,
+            self._clock.now_ms(),
+            active.index,
         )
         self.segments = SegmentSet(self.segments.sealed, synced)
 

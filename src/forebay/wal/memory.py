@@ -37,10 +37,12 @@ class RunCache:
     @property
     def first(self) -> int | None:
         """The oldest offset that is still served; None when nothing is cached."""
-        if not self._runs:
+        try:
+            # A run is dropped whole, so more may be held than is served; what is served is exact.
+            return max(self._runs[0].first, self._runs[-1].end - self._capacity)
+        except IndexError:
+            # Nothing is there, or the last of it went this moment: some ask without the lock.
             return None
-        # A run is dropped whole, so more may be held than is served; what is served is exact.
-        return max(self._runs[0].first, self._runs[-1].end - self._capacity)
 
     @property
     def held_bytes(self) -> int:

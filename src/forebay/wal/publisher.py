@@ -33,6 +33,7 @@ class Publisher:
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._file = self._claim(disk, directory)
+        self._pid = os.getpid()
 
     @staticmethod
     def _claim(disk: Disk, directory: Path) -> AppendFile:
@@ -47,7 +48,7 @@ class Publisher:
             ) from error
 
     def publish(self, *, seq: int, position: int, next_offset: int, start_offset: int) -> None:
-        data = encode_published(Published(seq, position, next_offset, start_offset, os.getpid()))
+        data = encode_published(Published(seq, position, next_offset, start_offset, self._pid))
         if self._file.size() < RECORD_BYTES:
             self._file.truncate(0)
             append_all(self._file, data)
