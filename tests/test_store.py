@@ -196,6 +196,15 @@ def test_the_factory_gives_storages_that_append_read_and_acknowledge(tmp_path: P
         factory.close()
 
 
+def test_a_message_without_a_topic_gets_the_topic_it_is_appended_to() -> None:
+    factory = forebay.WalStorageFactory(forebay.StoreSettings(data=None))
+    storage = factory.for_topic("t")
+    storage.append_message(forebay.StreamMessage(b"x"), durability="synced")
+    (message,) = storage.wal.tail_reader(0, end=1)
+    assert message.msg_id.topic_name == "/default/t"
+    factory.close()
+
+
 def test_a_second_process_is_told_who_owns_a_topic(tmp_path: Path) -> None:
     with forebay.open(tmp_path) as store:
         store.topic("t").append(b"x", durability="synced")

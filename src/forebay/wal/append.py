@@ -7,6 +7,7 @@ path, and is written for speed: one call of the codec puts the frame where it be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from forebay.clock import Clock
@@ -85,9 +86,14 @@ class Appender(GroupCommit):
         return offset
 
     def append_message(self, message: StreamMessage, durability: Durability = "buffered") -> int:
-        """Appends a message with all its fields as they are, but for the offset."""
+        """Appends a message with all its fields as they are, but for the offset.
+
+        One without a topic's name gets this topic's.
+        """
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
+        if not message.msg_id.topic_name:
+            message = replace(message, msg_id=replace(message.msg_id, topic_name=self.topic))
         with self._lock:
             if self._queued_bytes >= self._queued_max:
                 self._wait_for_room()
