@@ -10,9 +10,9 @@ from forebay.topic.storage import StartPosition, WalStorage, WalStorageFactory
 from forebay.topic.store import Store, Topic
 from forebay.topic.store import open_store as open  # noqa: A004  # the public name
 from forebay.wal.checkpoints import CheckpointStore
-from forebay.wal.commit import Watermarks
 from forebay.wal.log import Wal
 from forebay.wal.retention import Deleter
+from forebay.wal.watermarks import Watermarks
 
 __all__ = [
     "CheckpointStore",

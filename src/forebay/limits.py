@@ -34,6 +34,9 @@ FILE_NAME_BYTES_MAX: Final = 128
 RUN_BYTES_MAX: Final = 256 * KIB
 """The largest piece in which frames are cached: what one eviction frees."""
 
+QUEUE_RUNS_MAX: Final = 256
+"""So many pieces in the queue are committed, however small: each new one costs a look at all."""
+
 ENCODE_BYTES_MAX: Final = 1 * MIB
 """The largest piece that one call of the batch encoder makes; frames are never split."""
 

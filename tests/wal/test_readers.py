@@ -26,7 +26,7 @@ from forebay.errors import LogClosed, MessageError, OffsetOutOfRange, UsageError
 from forebay.files.local import LocalDisk
 from forebay.format.frame import encode_frame
 from forebay.format.message import StreamMessage, decode_messages
-from forebay.limits import READ_CHUNK_BYTES
+from forebay.limits import QUEUE_RUNS_MAX, READ_CHUNK_BYTES
 from forebay.settings import DeleterSettings, StoreSettings
 from forebay.testing import CrashDisk, ManualClock
 from forebay.wal.commit import Visibility
@@ -183,6 +183,16 @@ def test_a_slow_reader_falls_back_to_the_files_and_catches_up_again(place: Place
         got += take(reader, turn // 2)
     got += take(reader, wal.current_offset() - len(got))
     assert got == list(range(wal.current_offset()))
+    reader.close()
+
+
+def test_a_reader_of_each_unsynced_message_does_not_let_the_pieces_pile_up(place: Place) -> None:
+    wal = place.open(clock=ManualClock())
+    reader = wal.tail_reader(0, visibility="buffered")
+    for number in range(5 * QUEUE_RUNS_MAX):
+        wal.append(b"x")
+        assert next(reader).offset == number
+    wait_until(lambda: wal.watermarks().synced >= 4 * QUEUE_RUNS_MAX)
     reader.close()
 
 

@@ -25,9 +25,10 @@ from forebay.format.layout import Buffer
 from forebay.settings import StoreSettings
 from forebay.topic.storage import WalStorage, WalStorageFactory
 from forebay.wal.append import Durability
-from forebay.wal.commit import Visibility, Watermarks
+from forebay.wal.commit import Visibility
 from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.segment import Segment
+from forebay.wal.watermarks import Watermarks
 
 Start: TypeAlias = int | Literal["earliest", "latest"]
 

@@ -17,12 +17,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from forebay.clock import Clock
 from forebay.errors import LogClosed, LogStopped, WaitTimeout
-from forebay.limits import RUN_BYTES_MAX
+from forebay.limits import QUEUE_RUNS_MAX, RUN_BYTES_MAX
 from forebay.settings import WalSettings
 from forebay.wal.gather import Gather
 from forebay.wal.journal import AnyJournal
@@ -30,22 +29,13 @@ from forebay.wal.memory import Run, RunCache
 from forebay.wal.pool import WriterPool
 from forebay.wal.queue import Queue
 from forebay.wal.waiters import TaskWaiter, ThreadWaiter, Waiter, Waiters, wake
+from forebay.wal.watermarks import Watermarks
 
 _log: Final = logging.getLogger("forebay.wal")
 
 Visibility: TypeAlias = Literal["synced", "buffered"]
 REFUSE: Final = -1
 """A queue bound that no queue is under: every append takes the slow way in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Watermarks:
-    """The next offset of each stage: every message before it has passed that stage."""
-
-    appended: int
-    synced: int
-    uploaded: int = 0
-    verified: int = 0
 
 
 class GroupCommit:
@@ -182,6 +172,7 @@ class GroupCommit:
         return (
             self._queued_bytes >= self.settings.fsync_max_batch_bytes
             or self._sync_waiters.nearest <= self._queue.next_offset
+            or len(self._queue.runs) >= QUEUE_RUNS_MAX
         )
 
     def _call_in(self, seconds: float, method: Callable[[], bool | None]) -> None:

@@ -203,6 +203,8 @@ class Wal(Appender):
             runs = self._cache.since(offset)
             if runs is None and offset >= self._synced:
                 self._close_tail()
+                if self._commit_due():
+                    self._schedule()
                 self._flight = self._flight.closed()
                 runs = newest_since([*self._flight.runs, *self._queue.runs], offset)
             if runs:
