@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import forebay
 from forebay.cli import main
+from forebay.limits import MESSAGE_BYTES_MAX
 
 
 @pytest.fixture
@@ -22,6 +25,13 @@ def data(tmp_path: Path) -> Path:
 
 def run(*args: str | Path, stdin: str = "") -> Result:
     return CliRunner().invoke(main, [str(arg) for arg in args], input=stdin)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def refused(*args: str | Path) -> str:
@@ -50,6 +60,53 @@ def test_producing_again_goes_on_at_the_next_offset(data: Path) -> None:
     assert json.loads(again.stdout) == {"topic": "/default/numbers", "first": 1, "next": 3}
     lines = run("consume", "numbers", "--data", data, "--json").stdout.splitlines()
     assert [json.loads(line)["offset"] for line in lines] == [0, 1, 2]
+
+
+def test_lines_are_stored_as_they_arrive(data: Path) -> None:
+    command = [sys.executable, "-m", "forebay", "produce", "slow", "--data", str(data)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as producer:
+        assert producer.stdin is not None
+        producer.stdin.write(b"first\n")
+        producer.stdin.flush()
+        follow = ["consume", "slow", "--data", str(data), "--follow", "--limit", "1"]
+        directory = data / "wal" / "default" / "slow"
+        wait_for((directory / "wal.synced").exists)
+        shown = subprocess.run(
+            [sys.executable, "-m", "forebay", *follow],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        assert shown.stdout == b"first\n"
+        producer.send_signal(signal.SIGINT)
+        out, _ = producer.communicate(timeout=60)
+        assert out == b"1 message in /default/slow, synced; next offset 1\n"
+        assert producer.returncode == 130
+
+
+def test_a_line_that_is_too_long_is_named_and_the_ones_before_it_are_stored(data: Path) -> None:
+    result = run(
+        "produce", "t", "--data", data, stdin="ok\n" + "x" * (MESSAGE_BYTES_MAX + 1) + "\n"
+    )
+    assert result.exit_code == 2
+    assert "line 2 has" in result.stderr
+    assert "the 1 lines before it are stored" in result.stderr
+    assert run("consume", "t", "--data", data).stdout == "ok\n"
+
+
+def test_a_payload_that_is_not_text_is_base64_in_json(data: Path) -> None:
+    with forebay.open(data) as store:
+        store.topic("t").append_many([b"a\xff", rb"a\xff"])
+    first, second = run("consume", "t", "--data", data, "--json").stdout.splitlines()
+    assert json.loads(first)["payload_base64"] == "Yf8="
+    assert json.loads(second)["payload"] == r"a\xff"
+
+
+def test_a_closed_input_is_refused(data: Path) -> None:
+    command = f"{sys.executable} -m forebay produce t --data {data} <&-"
+    shown = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert shown.returncode == 2
+    assert "standard input is closed" in shown.stderr
 
 
 def test_nothing_to_produce_is_no_error(data: Path) -> None:
@@ -91,9 +148,12 @@ def test_bad_input_is_one_line_and_exit_code_2(data: Path, tmp_path: Path) -> No
     run("produce", "numbers", "--data", data, stdin="one\n")
     assert "a topic is /namespace/topic" in refused("produce", "a/b", "--data", data)
     assert "there is no topic /default/absent" in refused("consume", "absent", "--data", data)
-    assert "must be an offset" in refused("consume", "numbers", "--data", data, "--start", "x")
-    assert "holds 0 to 1" in refused("consume", "numbers", "--data", data, "--start", "7")
-    assert "no data directory" in refused("topics", "--data", tmp_path / "absent")
+    for bad in ("x", "-1", "9" * 5000):
+        assert "must be an offset" in refused(
+            "consume", "numbers", "--data", data, f"--start={bad}"
+        )
+    assert "its next 1" in refused("consume", "numbers", "--data", data, "--start", "7")
+    assert "is not a data directory" in refused("topics", "--data", tmp_path / "absent")
     file = tmp_path / "file"
     file.write_text("")
     assert run("produce", "numbers", "--data", file).exit_code == 2

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.errors import InvalidTopicName, LogClosed, OffsetOutOfRange, UsageError
+from forebay.errors import (
+    DiskError,
+    InvalidSetting,
+    InvalidTopicName,
+    LogClosed,
+    OffsetOutOfRange,
+    UsageError,
+)
 
 
 def test_a_topic_is_created_on_first_use_and_found_again(tmp_path: Path) -> None:
@@ -117,6 +124,38 @@ assert os.waitpid(child, 0)[1] == 0
 topic.append(b"after", durability="synced")
 store.close()
 """
+
+
+def test_a_batch_is_anything_that_can_be_iterated_but_a_single_value() -> None:
+    with forebay.open(None) as store:
+        topic = store.topic("t")
+        assert topic.append_many(b"%d" % n for n in range(3)) == range(3)
+        assert topic.append_many([b"a", b"b"], routing_keys=iter(["x", None])) == range(3, 5)
+        for bad in (b"abc", "abc", {"a": "b"}):
+            with pytest.raises(UsageError, match="payloads is one"):
+                topic.append_many(bad)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="routing_keys is one str"):
+            topic.append_many([b"a", b"b"], routing_keys="ab")
+        assert topic.watermarks().appended == 5
+
+
+def test_an_error_of_the_disk_at_opening_says_what_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "wal").write_text("in the way")
+    with forebay.open(tmp_path) as store, pytest.raises(DiskError, match="not a directory") as info:
+        store.topic("t")
+    assert isinstance(info.value, OSError)
+
+
+def test_settings_take_a_path_as_text(tmp_path: Path) -> None:
+    settings = forebay.StoreSettings(
+        data=str(tmp_path), wal=forebay.WalSettings(fsync_interval_ms=1000)
+    )
+    with forebay.open(settings) as store:
+        store.topic("t").append(b"x", durability="synced")
+    assert (tmp_path / "wal" / "default" / "t" / "wal.log").exists()
+    for bad in (5, "", "a\0b"):
+        with pytest.raises(InvalidSetting, match="data"):
+            forebay.open(bad)  # type: ignore[arg-type]
 
 
 def test_a_forked_child_cannot_write_what_its_parent_queued(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +16,16 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 import click
 
 from forebay.errors import ForebayError, UsageError
+from forebay.limits import KIB, MESSAGE_BYTES_MAX, MIB
 
 if TYPE_CHECKING:
     from forebay.format.message import StreamMessage
+    from forebay.topic.store import Topic
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _POLL_SECONDS: Final = 0.1
-_PRODUCE_BATCH: Final = 1000
+_READ_BYTES: Final = MIB
 
 _data_option = click.option(
     "--data",
@@ -29,6 +33,7 @@ _data_option = click.option(
     default="data",
     show_default=True,
     envvar="FOREBAY_DATA",
+    show_envvar=True,
     help="The data directory.",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
@@ -56,6 +61,7 @@ def _plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
 @click.version_option(package_name="forebay", prog_name="forebay")
 def main() -> None:
     """Forebay, a tiered log store."""
+    logging.basicConfig(format="forebay: %(message)s")
 
 
 @main.command()
@@ -72,7 +78,7 @@ def _topic_names(data: Path) -> list[str]:
     import forebay
 
     if not data.is_dir():
-        raise UsageError(f"{data} is no data directory; name one with --data or FOREBAY_DATA")
+        raise UsageError(f"{data} is not a data directory; name one with --data or FOREBAY_DATA")
     with forebay.open(data) as store:
         return store.topics()
 
@@ -83,7 +89,9 @@ def _topic_names(data: Path) -> list[str]:
 @_json_option
 @_plain_errors
 def produce(topic: str, data: Path, as_json: bool) -> None:
-    """Appends every line of standard input to TOPIC, and returns when all are on disk.
+    """Appends every line of standard input to TOPIC.
+
+    Returns when all of them are synced to disk.
 
     \b
     Examples:
@@ -92,32 +100,69 @@ def produce(topic: str, data: Path, as_json: bool) -> None:
     """
     import forebay
 
-    lines = (line.rstrip(b"\n") for line in sys.stdin.buffer)
     with forebay.open(data) as store:
         log = store.topic(topic)
         first = log.watermarks().appended
-        while batch := list(islice(lines, _PRODUCE_BATCH)):
-            log.append_many(batch)
+        interrupted = False
+        try:
+            _append_lines(log)
+        except KeyboardInterrupt:
+            interrupted = True
         log.flush()
         end = log.watermarks().synced
     if as_json:
         click.echo(json.dumps({"topic": log.name, "first": first, "next": end}))
     else:
-        click.echo(f"{end - first} messages in {log.name}, synced; next offset {end}")
+        count = "1 message" if end - first == 1 else f"{end - first} messages"
+        click.echo(f"{count} in {log.name}, synced; next offset {end}")
+    if interrupted:
+        sys.exit(130)
+
+
+def _append_lines(log: Topic) -> None:
+    """Appends and syncs lines as they arrive, so that a slow source is not held back."""
+    done = 0
+    for lines in _arriving_lines():
+        for number, line in enumerate(lines, done + 1):
+            if len(line) > MESSAGE_BYTES_MAX - KIB:
+                log.append_many(lines[: number - done - 1], durability="synced")
+                raise UsageError(
+                    f"line {number} has {len(line)} bytes and a message at most "
+                    f"{MESSAGE_BYTES_MAX}; the {number - 1} lines before it are stored"
+                )
+        log.append_many(lines, durability="synced")
+        done += len(lines)
+
+
+def _arriving_lines() -> Iterator[list[bytes]]:
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("standard input is closed: pipe lines into this command")
+    rest = b""
+    while chunk := sys.stdin.buffer.read1(_READ_BYTES):  # type: ignore[union-attr]
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MESSAGE_BYTES_MAX:
+            lines.append(rest)
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
 
 
 @main.command()
 @click.argument("topic")
 @click.option("--start", default="earliest", show_default=True, metavar="OFFSET|earliest|latest")
 @click.option("--follow", "-f", is_flag=True, help="Wait for more at the end of the log.")
-@click.option("--limit", type=click.IntRange(0), help="Stop after so many messages.")
+@click.option("--limit", type=click.IntRange(0), help="Stop after this many messages.")
 @_data_option
 @_json_option
 @_plain_errors
 def consume(
     topic: str, start: str, follow: bool, limit: int | None, data: Path, as_json: bool
 ) -> None:
-    """Prints the synced messages of TOPIC, one on a line; its owner may be appending meanwhile.
+    """Prints the synced messages of TOPIC, one per line.
+
+    It takes no lock: the topic's owner may be appending meanwhile. With --json a payload that is
+    not UTF-8 comes as payload_base64.
 
     \b
     Examples:
@@ -142,11 +187,19 @@ def _line(message: StreamMessage, *, as_json: bool) -> bytes:
     facts: dict[str, Any] = {
         "offset": message.offset,
         "publish_time": message.publish_time,
-        "payload": message.payload.decode("utf-8", "backslashreplace"),
+        **_payload(message.payload),
         "attributes": message.attributes,
         "routing_key": message.routing_key,
     }
     return json.dumps(facts).encode() + b"\n"
+
+
+def _payload(payload: bytes) -> dict[str, str]:
+    """The payload as text where it is text, else in base64 under another name."""
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
 
 
 def _messages(data: Path, topic: str, start: str, *, follow: bool) -> Iterator[StreamMessage]:
@@ -172,10 +225,12 @@ def _messages(data: Path, topic: str, start: str, *, follow: bool) -> Iterator[S
 def _start_offset(first: int, end: int, start: str) -> int:
     if start in {"earliest", "latest"}:
         return first if start == "earliest" else end
-    if not start.isdecimal():
-        raise UsageError(f"--start is {start!r}; it must be an offset, earliest or latest")
+    if not start.isdecimal() or len(start) > 19:
+        raise UsageError(f"--start is {start[:40]!r}; it must be an offset, earliest or latest")
     if not first <= int(start) <= end:
-        raise UsageError(f"--start {start} is not in the log, which holds {first} to {end}")
+        raise UsageError(
+            f"--start {start} is not in the log: its oldest offset is {first}, its next {end}"
+        )
     return int(start)
 
 
@@ -187,7 +242,10 @@ def _start_offset(first: int, end: int, start: str) -> int:
 @_json_option
 @_plain_errors
 def inspect(path: Path, limit: int, as_json: bool) -> None:
-    """Says what is in a file of a log: frames, checkpoint, published position, index.
+    """Says what is in a file of a log.
+
+    Segments and objects (frames), checkpoints, published positions, segment indexes. Exit code 1
+    if a frame is damaged.
 
     \b
     Examples:
@@ -196,12 +254,18 @@ def inspect(path: Path, limit: int, as_json: bool) -> None:
     """
     from forebay.inspect import inspect as look
 
+    damaged = False
     for facts in look(path, limit=limit):
+        damaged = damaged or facts.get("damaged", False)
         if as_json:
             click.echo(json.dumps(facts))
         else:
             kind = facts.pop("type")
-            click.echo(f"{kind}: " + ", ".join(f"{name}={value}" for name, value in facts.items()))
+            click.echo(
+                f"{kind}: " + ", ".join(f"{name}={value!r}" for name, value in facts.items())
+            )
+    if damaged:
+        sys.exit(1)
 
 
 @main.group()

@@ -8,6 +8,7 @@
     ├── OffsetOutOfRange      choose another offset
     ├── LogLocked             find the process that owns the topic
     ├── LogClosed             open the log again
+    ├── DiskError             the log cannot be opened: free space, raise a limit, fix permissions
     ├── LogStopped            the disk failed: page someone, then open the log again
     ├── WaitTimeout           wait again, or give up (also a TimeoutError)
     ├── FormatError           these bytes are not what they should be
@@ -22,6 +23,27 @@ is absent. It means that nobody knows: read the log after opening it again.
 """
 
 from __future__ import annotations
+
+import errno
+from typing import Final
+
+_REMEDIES: Final = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the system's limit of open files is reached",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the quota",
+    errno.EACCES: "check the permissions",
+    errno.EPERM: "check the permissions",
+    errno.EROFS: "the filesystem is read-only",
+    errno.ENOTDIR: "a part of the path is not a directory",
+    errno.EEXIST: "a part of the path is not a directory",
+}
+
+
+def remedy(error: BaseException) -> str:
+    """What to do about an error of the operating system, as the end of a sentence."""
+    number = error.errno if isinstance(error, OSError) else None
+    return _REMEDIES.get(number, "check the disk") if number is not None else "check the disk"
 
 
 class ForebayError(Exception):
@@ -59,6 +81,13 @@ class LogLocked(ForebayError):
 
 class LogClosed(ForebayError):
     """The log was shut down."""
+
+
+class DiskError(ForebayError, OSError):
+    """An error of the disk while a log was opened."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class LogStopped(ForebayError):

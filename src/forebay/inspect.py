@@ -24,10 +24,10 @@ from forebay.format.danube import (
 )
 from forebay.format.frame import End, Scan
 from forebay.format.message import decode_message
-from forebay.format.names import UPLOADER_CHECKPOINT_FILE
+from forebay.format.names import FAILED_FILE, UPLOADER_CHECKPOINT_FILE
 from forebay.format.published import decode_published
 from forebay.format.segment_index import SegmentIndex, decode_index, index_segment_bytes
-from forebay.limits import CHECKPOINT_BYTES_MAX
+from forebay.limits import CHECKPOINT_BYTES_MAX, MIB
 from forebay.wal.chunks import ChunkReader, scan_segment
 
 Facts = dict[str, Any]
@@ -43,9 +43,11 @@ def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -
     if ".ckpt" in path.name:
         yield _checkpoint(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX))
     elif path.suffix == ".synced":
-        yield _published(read_file(disk, path, bytes_max=4096))
+        yield _published(path, read_file(disk, path, bytes_max=4096))
     elif path.suffix == ".idx":
-        yield _index(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX))
+        yield _index(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX), limit)
+    elif path.name == FAILED_FILE:
+        yield {"type": "FailedSync", "error": read_file(disk, path, bytes_max=MIB).decode()}
     else:
         yield from _frames(disk, path, limit)
 
@@ -56,24 +58,32 @@ def _checkpoint(path: Path, data: bytes) -> Facts:
         return {"type": type(found).__name__, **asdict(found)}
     uploader = path.name.startswith(UPLOADER_CHECKPOINT_FILE)
     decode = decode_danube_uploader_checkpoint if uploader else decode_danube_wal_checkpoint
-    foreign = decode(data)
+    try:
+        foreign = decode(data)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: neither a checkpoint of ours nor Danube's") from error
     return {"type": type(foreign).__name__, **asdict(foreign)}
 
 
-def _published(data: bytes) -> Facts:
+def _published(path: Path, data: bytes) -> Facts:
     found = decode_published(data)
     if found is None:
-        raise CheckpointError("no whole published position in this file")
+        raise CheckpointError(f"{path}: no whole published position in this file")
     return {"type": "Published", **found._asdict()}
 
 
-def _index(path: Path, data: bytes) -> Facts:
+def _index(path: Path, data: bytes, limit: int | None) -> Facts:
     size = index_segment_bytes(data)
     index = None if size is None else decode_index(data, size)
     if index is None:
         raise CheckpointError(f"{path}: no segment index")
     entries = list(zip(index.offsets, index.positions, strict=True))
-    return {"type": "SegmentIndex", "segment_bytes": size, "entries": entries}
+    return {
+        "type": "SegmentIndex",
+        "segment_bytes": size,
+        "count": len(entries),
+        "entries": entries[:limit],
+    }
 
 
 def _frames(disk: Disk, path: Path, limit: int | None) -> Iterator[Facts]:
@@ -100,13 +110,19 @@ def _frames(disk: Disk, path: Path, limit: int | None) -> Iterator[Facts]:
         "bytes": size,
         "valid_bytes": safe,
         "end": end.describe(),
+        "damaged": end.corrupt,
         "next_offset": None if last is None else last.offset,
     }
 
 
 def _frame(found: Scan, row: int, base: int) -> Facts:
     offset, at, length = found.offsets[row], found.positions[row], found.lengths[row]
-    facts: Facts = {"type": "Frame", "offset": offset, "position": base + at - 16, "bytes": length}
+    facts: Facts = {
+        "type": "Frame",
+        "offset": offset,
+        "position": base + at - 16,
+        "message_bytes": length,
+    }
     try:
         message = decode_message(found.buffer, at, length, offset=offset)
     except MessageError as error:

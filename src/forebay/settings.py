@@ -40,11 +40,26 @@ def _require(
             )
 
 
+def _as_path(owner: object, name: str) -> None:
+    """Makes the setting a Path where it is a str; InvalidSetting where it is neither nor None."""
+    value = getattr(owner, name)
+    if isinstance(value, str) and value and "\0" not in value:
+        object.__setattr__(owner, name, Path(value))
+    elif value is not None and not isinstance(value, Path):
+        raise InvalidSetting(f"{name} is {value!r}; it must be the path of a directory, or None")
+
+
+def _require_type(owner: object, name: str, kind: type) -> None:
+    value = getattr(owner, name)
+    if not isinstance(value, kind):
+        raise InvalidSetting(f"{name} is {value!r}; it must be a {kind.__name__}")
+
+
 @dataclass(frozen=True, slots=True)
 class WalSettings:
     """One topic's write-ahead log."""
 
-    dir: Path | None = None
+    dir: Path | str | None = None
     """The topic's own directory; None keeps everything in memory, up to the cache's bounds."""
     file_name: str = "wal.log"
     cache_capacity: int = 1024
@@ -59,6 +74,8 @@ class WalSettings:
     rotate_max_seconds: float | None = 3600
 
     def __post_init__(self) -> None:
+        _as_path(self, "dir")
+        _require_type(self, "file_name", str)
         _require(self, "cache_capacity", "cache_max_bytes", least=0, whole=True)
         _require(self, "queue_max_bytes", "fsync_max_batch_bytes", least=1, whole=True)
         _require(self, "rotate_max_bytes", least=1, whole=True, optional=True)
@@ -85,7 +102,7 @@ class DeleterSettings:
 class StoreSettings:
     """A whole store: where it is, and how each topic's log behaves."""
 
-    data: Path | None
+    data: Path | str | None
     """The data directory; None keeps everything in memory."""
     wal: WalSettings = field(default_factory=WalSettings)
     """For every topic; its `dir` is ignored in favour of `<data>/wal/<namespace>/<topic>`."""
@@ -94,4 +111,7 @@ class StoreSettings:
     """Threads that all topics share for writing and syncing."""
 
     def __post_init__(self) -> None:
+        _as_path(self, "data")
+        _require_type(self, "wal", WalSettings)
+        _require_type(self, "deleter", DeleterSettings)
         _require(self, "writer_threads", least=1, most=WRITER_THREADS_MAX, whole=True)

@@ -7,6 +7,12 @@ import sys
 from typing import Any
 
 
+def _goal(row: dict[str, Any]) -> str:
+    if row["goal"] is None:
+        return ""
+    return f"≥ {row['goal']}" + ("" if row["ratio"] >= row["goal"] else " missed")
+
+
 def show(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         json.dump(found, sys.stdout, indent=2)
@@ -32,9 +38,10 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
             row["limit_name"],
             f"{row['limit']:,.0f}",
             f"{row['ratio']:.2f}",
-            "" if row["goal"] is None else f"≥ {row['goal']}",
+            _goal(row),
         )
-    console = Console()
+    # Narrower than this the names of the measurements would be cut.
+    console = Console(width=max(Console().width, 132))
     console.print(table)
     if "memory" in found:
         memory = found["memory"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.bench.measure import Measurement, Result, filesystem_of, machine, rate_of, run_rounds
+from forebay.bench.memory import measure_memory
 from forebay.format import pure
 from forebay.format.codec import COMPILED
 from forebay.format.message import message_columns
@@ -345,47 +345,6 @@ def _measurements(mib: int) -> list[Measurement]:
             ),
         ]  # fmt: skip
     return found
-
-
-_MEMORY_SCRIPT: Final = """
-import sys
-from pathlib import Path
-from forebay.bench.wal import memory_child
-memory_child(Path(sys.argv[1]), [int(n) for n in sys.argv[2:]])
-"""
-
-
-def memory_child(path: Path, marks: list[int]) -> None:
-    """Prints the process's peak memory in KiB when the log has grown to each mark."""
-    wal = Wal(WalSettings(dir=path / "wal"), "bench")
-    batch = [_payload(100)] * 5000
-    for mark in marks:
-        while wal.current_offset() < mark:
-            wal.append_many(batch[: mark - wal.current_offset()])
-        wal.flush()
-        for _ in wal.tail_reader(0, end=mark).frames():
-            pass
-        status = Path("/proc/self/status").read_text()
-        print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
-    wal.shutdown()
-
-
-def measure_memory(parent: Path | None) -> dict[str, Any]:
-    """Peak memory of a process that writes and replays 1 and then 10 million messages."""
-    from forebay.bench.measure import scratch
-
-    with scratch(parent) as path:
-        command = [sys.executable, "-c", _MEMORY_SCRIPT, str(path), "1000000", "10000000"]
-        output = subprocess.run(  # noqa: S603  # this interpreter, our own script
-            command, check=True, capture_output=True, text=True, timeout=1800
-        ).stdout
-    first, second = (int(line) / 1024 for line in output.split())
-    return {
-        "mib_at_1_million": first,
-        "mib_at_10_million": second,
-        "growth_mib": second - first,
-        "goal_mib": 32,
-    }
 
 
 def run(

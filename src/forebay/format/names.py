@@ -63,6 +63,8 @@ def _valid_part(part: str) -> bool:
 
 def parse_topic(name: str) -> TopicName:
     """The topic that a user's `name` means, or InvalidTopicName with the rule."""
+    if not isinstance(name, str):
+        raise InvalidTopicName(f"{name!r} is not a topic name: it is not a str")
     parts = name.split("/")
     if len(parts) == 1:
         parts = ["", DEFAULT_NAMESPACE, name]

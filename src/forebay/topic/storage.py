@@ -138,14 +138,14 @@ class WalStorageFactory:
 
     def _directory(self, topic: TopicName) -> Path | None:
         data = self.settings.data
-        return None if data is None else data / "wal" / topic.namespace / topic.topic
+        return None if data is None else Path(data) / "wal" / topic.namespace / topic.topic
 
     def topics(self) -> list[str]:
         """The names of all topics, open or not, sorted."""
         with self._lock:
             names = {str(topic) for topic in self._storages}
         if self.settings.data is not None:
-            root = self.settings.data / "wal"
+            root = Path(self.settings.data) / "wal"
             for namespace in self._list(root):
                 found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
                 names.update(name for name in found if is_topic(name))

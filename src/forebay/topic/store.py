@@ -13,7 +13,7 @@ as a context manager, and nothing appended is lost; a crash before that loses wh
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeAlias
@@ -64,9 +64,9 @@ class Topic:
 
     def append_many(
         self,
-        payloads: Sequence[Buffer],
-        attributes: Sequence[Mapping[str, str] | None] | None = None,
-        routing_keys: Sequence[str | None] | None = None,
+        payloads: Iterable[Buffer],
+        attributes: Iterable[Mapping[str, str] | None] | None = None,
+        routing_keys: Iterable[str | None] | None = None,
         durability: Durability = "buffered",
     ) -> range:
         """Appends messages with consecutive offsets, which are answered as a range."""
@@ -92,7 +92,7 @@ class Topic:
 
     def read(
         self,
-        start: Start = 0,
+        start: Start = "earliest",
         *,
         follow: bool = False,
         visibility: Visibility = "synced",
@@ -108,7 +108,7 @@ class Topic:
 
     def stream(
         self,
-        start: Start = 0,
+        start: Start = "earliest",
         *,
         follow: bool = True,
         visibility: Visibility = "synced",
@@ -122,7 +122,7 @@ class Topic:
             return self._wal.start_offset
         if start == "latest":
             return start
-        if isinstance(start, int) and start >= 0:  # type: ignore[redundant-expr]  # users' input
+        if type(start) is int and start >= 0:
             return start
         raise UsageError(f"start is {start!r}; it must be an offset, 'earliest' or 'latest'")
 
@@ -182,9 +182,8 @@ class Store:
 
 def open_store(source: str | Path | StoreSettings | None) -> Store:
     """Opens the store in a directory (created where missing), or with settings; None is memory."""
-    if isinstance(source, StoreSettings):
-        return Store(source)
-    data = None if source is None else Path(source)
+    settings = source if isinstance(source, StoreSettings) else StoreSettings(data=source)
+    data = None if settings.data is None else Path(settings.data)
     if data is not None and data.exists() and not data.is_dir():
         raise UsageError(f"{data} is not a directory: name the data directory")
-    return Store(StoreSettings(data=data))
+    return Store(settings)

@@ -7,9 +7,9 @@ path, and is written for speed: one call of the codec puts the frame where it be
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from forebay.clock import Clock
 from forebay.errors import OffsetOutOfRange, UsageError
@@ -121,9 +121,9 @@ class Appender(GroupCommit):
 
     def append_many(
         self,
-        payloads: Sequence[Buffer],
-        attributes: Sequence[Mapping[str, str] | None] | None = None,
-        routing_keys: Sequence[str | None] | None = None,
+        payloads: Iterable[Buffer],
+        attributes: Iterable[Mapping[str, str] | None] | None = None,
+        routing_keys: Iterable[str | None] | None = None,
         durability: Durability = "buffered",
     ) -> range:
         """Appends messages with consecutive offsets; other appends wait meanwhile.
@@ -134,6 +134,9 @@ class Appender(GroupCommit):
         """
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
+        payloads = _listed("payloads", payloads)
+        attributes = None if attributes is None else _listed("attributes", attributes)
+        routing_keys = None if routing_keys is None else _listed("routing_keys", routing_keys)
         for name, column in (("attributes", attributes), ("routing_keys", routing_keys)):
             if column is not None and len(column) != len(payloads):
                 raise UsageError(f"{len(payloads)} payloads, but {len(column)} {name}")
@@ -246,3 +249,13 @@ class Appender(GroupCommit):
 
 def _unknown_durability(durability: object) -> UsageError:
     return UsageError(f"durability is {durability!r}; it must be 'buffered' or 'synced'")
+
+
+_Item = TypeVar("_Item")
+
+
+def _listed(name: str, items: Iterable[_Item]) -> Sequence[_Item]:
+    """One item for each message, of anything that can be iterated but a single value."""
+    if isinstance(items, str | bytes | bytearray | memoryview | Mapping):
+        raise UsageError(f"{name} is one {type(items).__name__}; give a list, one for each message")
+    return items if isinstance(items, list | tuple) else list(items)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
 from forebay.clock import Clock
-from forebay.errors import LogClosed, LogStopped, WaitTimeout
+from forebay.errors import LogClosed, LogStopped, WaitTimeout, remedy
 from forebay.limits import QUEUE_RUNS_MAX, RUN_BYTES_MAX
 from forebay.settings import WalSettings
 from forebay.wal.gather import Gather
@@ -114,9 +114,9 @@ class GroupCommit:
     def _require_open(self) -> None:
         if self._error is not None:
             raise LogStopped(
-                f"{self.topic}: the log stopped after an error of the disk: {self._error}; "
+                f"{self.topic}: the log stopped after an error of the disk: {self._error!r}; "
                 f"messages from offset {self._synced} on may or may not be there; "
-                "open the log again once the disk works",
+                f"{remedy(self._error)}, then open the log again",
                 synced=self._synced,
             ) from self._error
         if self._forked:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from forebay.clock import Clock
+from forebay.errors import DiskError, remedy
 from forebay.files.disk import (
     AppendFile,
     Buffer,
@@ -279,19 +280,23 @@ def open_journal(disk: Disk, settings: WalSettings, clock: Clock) -> AnyJournal:
     names = SegmentNames(settings.file_name)
     if settings.dir is None:
         return VolatileJournal()
-    disk.make_dirs(settings.dir)
-    publisher = Publisher(disk, settings.dir)
     try:
-        checkpoints = CheckpointStore(disk, settings.dir)
-        recovered = Recovery(
-            disk,
-            settings.dir,
-            names,
-            clock,
-            checkpoints.get_wal(),
-            read_published(disk, settings.dir),
-        ).run()
-        return Journal(disk, settings.dir, settings, clock, checkpoints, publisher, recovered)
+        return _claim_and_recover(disk, Path(settings.dir), settings, clock, names)
+    except OSError as error:
+        reason = f"{settings.dir}: cannot open the log: {error}; {remedy(error)}"
+        raise DiskError(error.errno, reason) from error
+
+
+def _claim_and_recover(
+    disk: Disk, directory: Path, settings: WalSettings, clock: Clock, names: SegmentNames
+) -> Journal:
+    disk.make_dirs(directory)
+    publisher = Publisher(disk, directory)
+    try:
+        checkpoints = CheckpointStore(disk, directory)
+        published = read_published(disk, directory)
+        recovery = Recovery(disk, directory, names, clock, checkpoints.get_wal(), published)
+        return Journal(disk, directory, settings, clock, checkpoints, publisher, recovery.run())
     except BaseException:
         publisher.close()
         raise

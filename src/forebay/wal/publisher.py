@@ -40,12 +40,7 @@ class Publisher:
         try:
             return disk.open_locked(directory / PUBLISHED_FILE)
         except BlockingIOError as error:
-            holder = read_published(disk, directory)
-            who = f"process {holder.pid}" if holder else "another process"
-            raise LogLocked(
-                f"{directory} is in use by {who}: a topic has one owner at a time; "
-                "close it there, or read it through forebay.wal.view"
-            ) from error
+            raise LogLocked(_who_holds(directory, read_published(disk, directory))) from error
 
     def publish(self, *, seq: int, position: int, next_offset: int, start_offset: int) -> None:
         data = encode_published(Published(seq, position, next_offset, start_offset, self._pid))
@@ -57,3 +52,16 @@ class Publisher:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _who_holds(directory: Path, holder: Published | None) -> str:
+    if holder is not None and holder.pid == os.getpid():
+        return (
+            f"{directory} is in use by process {holder.pid}, which is this one: "
+            "use the store that is open, or close it first"
+        )
+    who = "another process" if holder is None else f"process {holder.pid}"
+    return (
+        f"{directory} is in use by {who}: a topic has one owner at a time; close it there, "
+        "or read it from here with `forebay consume` or forebay.wal.view.LogView"
+    )

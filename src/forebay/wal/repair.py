@@ -140,18 +140,29 @@ def _copy(source: ReadFile, start: int, end: int, target: AppendFile) -> None:
         start += taken
 
 
+def _copy_to_new(disk: Disk, source: ReadFile, start: int, end: int, path: Path) -> None:
+    """A new file with those bytes, synced; the caller syncs the directory."""
+    target = disk.create(path)
+    try:
+        _copy(source, start, end, target)
+        target.sync()
+    finally:
+        target.close()
+
+
 def _keep_aside(disk: Disk, file: ReadFile, path: Path, start: int, end: int) -> None:
     kept = path.with_name(aside(path.name, "torn", start))
     attempt = 0
     while disk.exists(kept):
         attempt += 1
         kept = path.with_name(aside(path.name, f"{attempt}.torn", start))
-    target = disk.create(kept)
     try:
-        _copy(file, start, end, target)
-        target.sync()
-    finally:
-        target.close()
+        _copy_to_new(disk, file, start, end, kept)
+    except OSError:
+        # On a full disk every attempt to open the log would leave one more piece.
+        if disk.exists(kept):
+            disk.unlink(kept)
+        raise
     disk.sync_dir(path.parent)
     _log.warning(
         "%s: torn tail of %d bytes at position %d cut; kept as %s",
@@ -164,12 +175,7 @@ def _rewrite(disk: Disk, file: ReadFile, path: Path, size: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
     if disk.exists(temporary):
         disk.unlink(temporary)
-    target = disk.create(temporary)
-    try:
-        _copy(file, 0, size, target)
-        target.sync()
-    finally:
-        target.close()
+    _copy_to_new(disk, file, 0, size, temporary)
     disk.replace(temporary, path)
     disk.sync_dir(path.parent)
     _log.warning("%s: rewritten (%d bytes) after a failed sync", path, size)

@@ -68,19 +68,20 @@ class LogView:
         offset = reader.wanted
         segment = self._segments.find(offset)
         if segment is None:
-            raise self._out_of_range(offset, self._published)
+            raise self._absent(offset, self._published)
         return segment
 
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError:
-        now = self._read_published()
-        if reader.wanted < now.start_offset:
-            return self._out_of_range(reader.wanted, now)
-        return MissingData(f"{segment.path} is missing, with offsets from {segment.first_offset}")
+        return self._absent(reader.wanted, self._read_published())
 
-    def _out_of_range(self, offset: int, now: Published) -> OffsetOutOfRange:
+    def _absent(self, offset: int, now: Published) -> ForebayError:
+        if now.start_offset <= offset < now.next_offset:
+            return MissingData(
+                f"{self._directory}: offset {offset} was synced, and no segment here holds it"
+            )
         return OffsetOutOfRange(
-            f"{self._directory}: offset {offset} is not in the log: "
-            f"it holds {now.start_offset} to {now.next_offset}",
+            f"{self._directory}: offset {offset} is not in the log: its oldest is "
+            f"{now.start_offset}, its next {now.next_offset}",
             start=now.start_offset,
             end=now.next_offset,
         )
