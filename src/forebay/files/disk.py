@@ -24,7 +24,7 @@ class AppendFile(Protocol):
         """Writes some of `data` at the end of the file; answers how many bytes it took."""
 
     def append_parts(self, parts: Sequence[Buffer]) -> int:
-        """`append` of all parts behind each other, in one call where that can be."""
+        """`append` of all parts, one after the other, in one call where that can be."""
 
     def write_at(self, data: Buffer, position: int) -> int:
         """Overwrites from `position`, which is at most the file's size; answers the bytes taken."""

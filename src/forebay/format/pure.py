@@ -232,7 +232,7 @@ def new_run() -> bytearray:
     """An empty run for `append_one`: a count of frames, a count of bytes, then the frames.
 
     Both counts are set in one step after the frame is there, so an append that a signal
-    interrupts leaves a run that is right: bytes behind the count do not exist.
+    interrupts leaves a run that is right: bytes past the count do not exist.
     """
     return bytearray(RUN_PREFIX.pack(0, RUN_PREFIX.size))
 

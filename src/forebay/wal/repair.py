@@ -1,10 +1,10 @@
 """The newest segment after a crash: what of it is valid, and how it becomes durable again.
 
 Torn is not corrupt (rule R2). A damaged end is a torn tail only if nothing says that it was ever
-synced: it starts at or behind the last known synced position, and no valid frame comes after it.
+synced: it starts at or after the last known synced position, and no valid frame comes after it.
 Then it is copied aside and cut. Anything else raises CorruptFrame, and the file stays as it is.
 
-What remains is made durable before it counts. Bytes behind the synced position are written again,
+What remains is made durable before it counts. Bytes after the synced position are written again,
 because after a failed sync the kernel may take unwritten pages for clean; and if the last owner
 noted such a failure, all of it goes to a new file (rule R3).
 """
@@ -182,7 +182,7 @@ def _rewrite(disk: Disk, file: ReadFile, path: Path, size: int) -> None:
 
 
 def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
-    """Cuts the segment to `size`, and writes what is behind `synced` again before syncing it."""
+    """Cuts the segment to `size`, and writes what comes after `synced` again before syncing it."""
     source = disk.open_read(path)
     target = disk.open_append(path)
     try:

@@ -1,7 +1,7 @@
 """A log as another process sees it: read-only, without the lock, up to the published position.
 
 The owner publishes after each group commit how far it has synced (rule R7). A view takes that
-word and never looks behind it: bytes that are there and not published may yet vanish.
+word and never looks past it: bytes that are there and not published may yet vanish.
 
 What a caller gets wrong: a view is one moment. `refresh` moves it forward; a segment that
 retention removed meanwhile is gone from the next moment on.
