@@ -81,8 +81,6 @@ class WalSettings:
         _require(self, "rotate_max_bytes", least=1, whole=True, optional=True)
         _require(self, "fsync_interval_ms", least=1, most=INTERVAL_SECONDS_MAX * 1000, whole=True)
         _require(self, "rotate_max_seconds", least=0.001, most=INTERVAL_SECONDS_MAX, optional=True)
-        if self.dir is None and not self.cache_capacity:
-            raise InvalidSetting("a log in memory (dir is None) needs a cache_capacity above 0")
 
 
 @dataclass(frozen=True, slots=True)

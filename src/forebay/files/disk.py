@@ -89,9 +89,10 @@ class Disk(Protocol):
         """Returns when the names in the directory are on the device, or raises."""
 
     def open_locked(self, path: Path) -> AppendFile:
-        """The file (created where missing), claimed until it is closed or the process ends.
+        """The file (created where missing), with its directory claimed until it is closed.
 
-        BlockingIOError when somebody holds it, in this process or another.
+        BlockingIOError when somebody holds the claim, in this process or another. It ends with
+        the process.
         """
 
 

@@ -2,8 +2,9 @@
 
 A file remembers its end instead of opening with `O_APPEND`: on Linux a `pwrite` on such a
 descriptor appends wherever it was told to write. So two handles that append to one file overwrite
-each other; `open_locked` is how a directory is kept to one writer. The lock is `flock`, which
-belongs to the open file and not to the process: a second handle of the same process conflicts too.
+each other; `open_locked` is how a directory is kept to one writer. The lock is `flock` on the
+directory, which belongs to the open handle and not to the process: a second one of the same process
+conflicts too.
 
 A handle must not be closed while another thread is inside one of its calls: the descriptor's number
 may be given to another file in between.
@@ -69,16 +70,20 @@ class LocalAppendFile:
 class LocalLockedFile(LocalAppendFile):
     """Unlocks when its opener closes it: a child forked meanwhile has the same lock open."""
 
-    __slots__ = ("_pid",)
+    __slots__ = ("_lock_fd", "_pid")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, lock_fd: int) -> None:
         super().__init__(fd)
+        self._lock_fd = lock_fd
         self._pid = os.getpid()
 
     def close(self) -> None:
+        lock_fd, self._lock_fd = self._lock_fd, _CLOSED
         try:
-            if self._fd != _CLOSED and os.getpid() == self._pid:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            if lock_fd != _CLOSED:
+                if os.getpid() == self._pid:
+                    fcntl.flock(lock_fd, fcntl.LOCK_UN)
+                os.close(lock_fd)
         finally:
             super().close()
 
@@ -145,7 +150,8 @@ class LocalDisk:
         return LocalAppendFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
 
     def open_read(self, path: Path) -> LocalReadFile:
-        return LocalReadFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        # Not blocking matters only for what is no file: a pipe would wait for a writer.
+        return LocalReadFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
     def replace(self, source: Path, target: Path) -> None:
         if source.parent != target.parent:
@@ -163,10 +169,16 @@ class LocalDisk:
             os.close(fd)
 
     def open_locked(self, path: Path) -> LocalLockedFile:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        # The directory is locked, not the file: a file can be removed or replaced under its
+        # owner, and whoever locked the new one would be a second owner.
+        lock_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = _CLOSED
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return LocalLockedFile(fd)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _MODE)
+            return LocalLockedFile(fd, lock_fd)
         except BaseException:
-            os.close(fd)
+            os.close(lock_fd)
+            if fd != _CLOSED:
+                os.close(fd)
             raise

@@ -92,6 +92,9 @@ class WalStorageFactory:
     def __init__(
         self, settings: StoreSettings, *, disk: Disk | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
+        if settings.data is not None:
+            # A process that changes its working directory must not move its store.
+            settings = replace(settings, data=Path(settings.data).absolute())
         self.settings = settings
         self._disk = disk or LocalDisk()
         self._clock = clock
@@ -109,7 +112,7 @@ class WalStorageFactory:
         with self._lock:
             self._require_open()
             storage = self._storages.get(topic)
-            if storage is not None and not storage.wal.stopped:
+            if storage is not None and not storage.wal.ended:
                 return storage
             turn = self._opening.setdefault(topic, threading.Lock())
         with turn:
@@ -119,11 +122,13 @@ class WalStorageFactory:
         with self._lock:
             self._require_open()
             storage = self._storages.get(topic)
+        known_offset = 0
         if storage is not None:
-            if not storage.wal.stopped:
+            if not storage.wal.ended:
                 return storage
             storage.wal.abandon()
-        storage = WalStorage(self._open_wal(topic), self._deleter)
+            known_offset = storage.wal.watermarks().synced
+        storage = WalStorage(self._open_wal(topic, known_offset), self._deleter)
         with self._lock:
             if not self._closed:
                 self._storages[topic] = storage
@@ -131,10 +136,17 @@ class WalStorageFactory:
         storage.close()
         raise LogClosed("the store is closed")
 
-    def _open_wal(self, topic: TopicName) -> Wal:
+    def _open_wal(self, topic: TopicName, known_offset: int) -> Wal:
         directory = self._directory(topic)
         settings = replace(self.settings.wal, dir=directory)
-        return Wal(settings, str(topic), disk=self._disk, clock=self._clock, pool=self._pool)
+        return Wal(
+            settings,
+            str(topic),
+            disk=self._disk,
+            clock=self._clock,
+            pool=self._pool,
+            known_offset=known_offset,
+        )
 
     def _directory(self, topic: TopicName) -> Path | None:
         data = self.settings.data

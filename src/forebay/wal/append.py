@@ -62,6 +62,8 @@ class Appender(GroupCommit):
         """Appends one message and answers its offset; `synced` returns when it would survive."""
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
+        if attributes is not None and type(attributes) is not dict:
+            attributes = dict(attributes)  # whose code must not run under the lock
         if self._lock.locked() and durability == "buffered":
             self._step_aside()
         # `with`, though `acquire` and `release` cost less: between `acquire` and `try` there is
@@ -135,7 +137,8 @@ class Appender(GroupCommit):
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
         payloads = _listed("payloads", payloads)
-        attributes = None if attributes is None else _listed("attributes", attributes)
+        if attributes is not None:
+            attributes = [each and dict(each) for each in _listed("attributes", attributes)]
         routing_keys = None if routing_keys is None else _listed("routing_keys", routing_keys)
         for name, column in (("attributes", attributes), ("routing_keys", routing_keys)):
             if column is not None and len(column) != len(payloads):
@@ -203,6 +206,7 @@ class Appender(GroupCommit):
         """`append` for asyncio: neither a full queue nor a sync blocks the event loop."""
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
+        attributes = None if attributes is None else dict(attributes)
         while True:
             with self._lock:
                 if self._has_room():

@@ -6,6 +6,7 @@ read answers is valid until the next read. A frame larger than the buffer gets o
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,6 +32,8 @@ class ChunkReader:
         beyond the limit, never because the chunk was too small for it.
         """
         chunk = self._fetch(file, position, min(limit - position, len(self._buffer)))
+        if not len(chunk) and position < limit:
+            raise OSError(errno.EIO, f"the file ends at {position}, before {limit}")
         found = scan(chunk, expected=expected, consecutive=True)
         if found.end is not End.TORN or position + len(chunk) >= limit:
             return found
@@ -81,7 +84,8 @@ def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> S
         index = decode_index(raw, size)
         if index is not None and index.offsets[0] == first_offset:
             return index
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
+        # It is a hint: whatever is wrong with it, the segment tells the same.
         pass
     return build_index(disk, path, first_offset)
 

@@ -13,7 +13,6 @@ log stops, everybody who waits is told, and only opening it anew finds out what 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from forebay.clock import Clock
 from forebay.errors import LogClosed, LogStopped, WaitTimeout, remedy
 from forebay.limits import QUEUE_RUNS_MAX, RUN_BYTES_MAX
 from forebay.settings import WalSettings
+from forebay.wal.forks import disown_after_fork
 from forebay.wal.gather import Gather
 from forebay.wal.journal import AnyJournal
 from forebay.wal.memory import Run, RunCache
@@ -80,7 +80,7 @@ class GroupCommit:
         self._closed = self._released = False
         self._forked = False
         self._error: BaseException | None = None
-        _open_logs.add(self)
+        disown_after_fork(self)
         with self._lock:
             self._arm_rotation()
 
@@ -108,6 +108,11 @@ class GroupCommit:
     def stopped(self) -> bool:
         """Whether an error of the disk ended this log; opening it anew recovers."""
         return self._error is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can be appended any more, for whatever reason."""
+        return self._error is not None or self._closed
 
     # -- the queue (callers hold _lock) ---------------------------------------------------------
 
@@ -342,6 +347,8 @@ class GroupCommit:
         waiter = ThreadWaiter(producer=True)
         self._sync_waiters.add(target, waiter)
         self._notice_bytes = 0
+        if self._queue.tail_bytes >= self._run_bytes:
+            self._close_tail()
         self._schedule()
         self._gather.arrived()
         if len(self._peekers):
@@ -376,18 +383,10 @@ class GroupCommit:
             return
         try:
             await waiter.future
+        except GeneratorExit:
+            # Collected, perhaps by a thread that holds the lock: take none here.
+            raise
         except BaseException:
             self.delist(waiter, visibility)
             raise
         self._settled(target, visibility)
-
-
-_open_logs: weakref.WeakSet[GroupCommit] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for log in list(_open_logs):
-        log.disown()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from forebay.clock import Clock
-from forebay.errors import DiskError, remedy
+from forebay.errors import DiskError, InvalidSetting, remedy
 from forebay.files.disk import (
     AppendFile,
     Buffer,
@@ -66,8 +66,12 @@ class Journal:
         if self.segments.active is not None:
             self._file = disk.open_append(self.segments.active.path)
             self._written = self.segments.active.size
-        self._checkpoint()
-        self._publish()
+        try:
+            self._checkpoint()
+            self._publish()
+        except BaseException:
+            self._close_file()
+            raise
 
     def commit(self, runs: Sequence[Run]) -> None:
         """Writes and syncs the runs; when it returns, `segments` covers them."""
@@ -275,27 +279,43 @@ class VolatileJournal:
 AnyJournal: TypeAlias = Journal | VolatileJournal
 
 
-def open_journal(disk: Disk, settings: WalSettings, clock: Clock) -> AnyJournal:
-    """Claims the directory, recovers what is in it, and is ready to write."""
+def open_journal(
+    disk: Disk, settings: WalSettings, clock: Clock, known_offset: int = 0
+) -> AnyJournal:
+    """Claims the directory, recovers what is in it, and is ready to write.
+
+    `known_offset` is what the caller knows to be synced, whatever the directory says.
+    """
     names = SegmentNames(settings.file_name)
     if settings.dir is None:
+        if not settings.cache_capacity:
+            raise InvalidSetting("a log in memory (dir is None) needs a cache_capacity above 0")
         return VolatileJournal()
+    # A process that changes its working directory must not move its logs.
+    directory = Path(settings.dir).absolute()
     try:
-        return _claim_and_recover(disk, Path(settings.dir), settings, clock, names)
+        return _claim_and_recover(disk, directory, settings, clock, names, known_offset)
     except OSError as error:
-        reason = f"{settings.dir}: cannot open the log: {error}; {remedy(error)}"
+        reason = f"{directory}: cannot open the log: {error}; {remedy(error)}"
         raise DiskError(error.errno, reason) from error
 
 
 def _claim_and_recover(
-    disk: Disk, directory: Path, settings: WalSettings, clock: Clock, names: SegmentNames
+    disk: Disk,
+    directory: Path,
+    settings: WalSettings,
+    clock: Clock,
+    names: SegmentNames,
+    known_offset: int,
 ) -> Journal:
     disk.make_dirs(directory)
     publisher = Publisher(disk, directory)
     try:
         checkpoints = CheckpointStore(disk, directory)
         published = read_published(disk, directory)
-        recovery = Recovery(disk, directory, names, clock, checkpoints.get_wal(), published)
+        recovery = Recovery(
+            disk, directory, names, clock, checkpoints.get_wal(), published, known_offset
+        )
         return Journal(disk, directory, settings, clock, checkpoints, publisher, recovery.run())
     except BaseException:
         publisher.close()

@@ -44,12 +44,17 @@ class Wal(Appender):
         disk: Disk | None = None,
         clock: Clock = SYSTEM_CLOCK,
         pool: WriterPool | None = None,
+        known_offset: int = 0,
     ) -> None:
         name = str(parse_topic(topic))
         self._disk = disk or LocalDisk()
-        journal = open_journal(self._disk, settings, clock)
+        journal = open_journal(self._disk, settings, clock, known_offset)
         self._own_pool = pool is None
-        super().__init__(name, settings, clock, journal, pool or WriterPool(1, clock))
+        try:
+            super().__init__(name, settings, clock, journal, pool or WriterPool(1, clock))
+        except BaseException:
+            journal.close(clean=False)
+            raise
         self._indexes = SegmentIndexes(self._disk, SegmentNames(settings.file_name))
         self._readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
 

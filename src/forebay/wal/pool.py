@@ -15,7 +15,7 @@ from itertools import count
 from typing import Final, TypeAlias
 
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.limits import WRITER_THREADS
+from forebay.limits import INTERVAL_SECONDS_MAX, WRITER_THREADS
 
 _log: Final = logging.getLogger("forebay.wal")
 Job: TypeAlias = Callable[[], bool | None]
@@ -78,7 +78,12 @@ class WriterPool:
             thread = threading.Thread(
                 target=self._work, name=f"forebay-writer-{len(self._threads)}", daemon=True
             )
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no thread to be had: those that are there will do
+                if not self._threads:
+                    raise
+                return
             self._threads.append(thread)
 
     def _work(self) -> None:
@@ -106,7 +111,10 @@ class WriterPool:
             while True:
                 pause = self._due()
                 if self._ready:
-                    return self._ready.popleft()
+                    job = self._ready.popleft()
+                    if self._timers:
+                        self._provide_thread()  # somebody must look at the timers meanwhile
+                    return job
                 if self._closed:
                     return None
                 self._idle += 1
@@ -122,4 +130,6 @@ class WriterPool:
             self._ready.append(heapq.heappop(self._timers)[2])
         if len(self._ready) > 1:
             self._changed.notify(len(self._ready) - 1)
-        return max(self._timers[0][0] - now, 0.0005) if self._timers else None
+        if not self._timers:
+            return None
+        return min(max(self._timers[0][0] - now, 0.0005), INTERVAL_SECONDS_MAX)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from forebay.errors import CorruptFrame, ForebayError
+from forebay.errors import CorruptFrame, ForebayError, UsageError
 from forebay.files.disk import Buffer, Disk
 from forebay.format.frame import End, Scan, scan
 from forebay.format.message import StreamMessage, decode_messages
@@ -175,6 +175,7 @@ class LogReader:
         False if there is nothing to wait for.
         """
         self._waiter = waiter
+        self._chunks = None  # many readers may wait for long, and a buffer is a megabyte
         try:
             waits = self._log.enlist(self._fetched + 1, waiter, self.visibility)
         except BaseException:
@@ -287,6 +288,7 @@ class AsyncLogReader:
     def __init__(self, log: ReadableLog, reader: LogReader) -> None:
         self._log = log
         self._reader = reader
+        self._busy = False
         self._messages: Iterator[StreamMessage] = iter(())
 
     @property
@@ -298,6 +300,9 @@ class AsyncLogReader:
         return self
 
     async def __anext__(self) -> StreamMessage:
+        if self._busy:
+            raise UsageError("the stream is waiting already: one task at a time may ask for more")
+        self._busy = True
         try:
             while not self._reader.closed:
                 for message in self._messages:
@@ -311,6 +316,8 @@ class AsyncLogReader:
             self._messages = iter(())
             self._reader.rewind()
             raise
+        finally:
+            self._busy = False
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
@@ -345,10 +352,16 @@ class AsyncLogReader:
         waiter = TaskWaiter()
         if not self._reader.begin_wait(waiter):
             return
-        woken = False
+        woken = True
         try:
             await waiter.future
-            woken = True
+        except GeneratorExit:
+            # Collected, not cancelled, and perhaps by a thread that holds the log's lock: take no
+            # lock here. The waiter stays until its message comes; waking it then does nothing.
+            raise
+        except BaseException:
+            woken = False
+            raise
         finally:
             self._reader.end_wait(waiter, woken=woken)
 

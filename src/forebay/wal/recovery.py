@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from forebay.clock import Clock
@@ -41,6 +42,8 @@ class Recovery:
     clock: Clock
     checkpoint: WalCheckpoint | None
     published: Published | None
+    known_offset: int = 0
+    """What this process knows to be synced, whatever the directory says."""
 
     def run(self) -> Recovered:
         paths, leftover = self._split_leftover(self._list())
@@ -103,18 +106,20 @@ class Recovery:
     def _known_offset(self) -> int:
         """Everything before it was synced once."""
         return max(
+            self.known_offset,
             self.checkpoint.next_offset if self.checkpoint else 0,
             self.published.next_offset if self.published else 0,
         )
 
     def _require_no_hole(self, paths: Mapping[int, Path]) -> None:
         remembered = {entry.seq for entry in self._entries()}
-        wanted = remembered | set(range(min(paths), max(paths) + 1))
-        missing = sorted(wanted - paths.keys())
+        missing = sorted(remembered - paths.keys())
+        for before, seq in pairwise(sorted(paths)):
+            missing += range(before + 1, min(seq, before + 6))  # a few are enough to say
         if missing:
             names = ", ".join(self.names.segment(seq) for seq in missing[:5])
             raise MissingData(
-                f"{self.directory}: {len(missing)} segment(s) missing: {names}; "
+                f"{self.directory}: segments are missing: {names}; "
                 "put the files back, or move the directory aside to begin anew"
             )
 
@@ -165,7 +170,7 @@ class Recovery:
         first = expected if newest.first_offset is None else newest.first_offset
         created = None
         if self.checkpoint and self._remembered_first(seq) is not None:
-            created = self.checkpoint.rotated_at_ms
+            created = min(self.checkpoint.rotated_at_ms or 0, self.clock.now_ms())
         return Segment(
             seq,
             path,

@@ -11,6 +11,7 @@ noted such a failure, all of it goes to a new file (rule R3).
 
 from __future__ import annotations
 
+import errno
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,18 @@ from typing import Final
 
 from forebay.errors import CorruptFrame
 from forebay.files.disk import AppendFile, Disk, ReadFile, append_all, write_all_at
+from forebay.format.bincode import FIXED, VARINT, MalformedError, readers, span
 from forebay.format.frame import HEADER_BYTES, End, Scan, frame_bytes, frame_candidates, scan
 from forebay.format.names import aside
+from forebay.format.pure import HEADER
 from forebay.format.segment_index import SegmentIndex
-from forebay.limits import FRAME_PAYLOAD_BYTES_MIN, OFFSET_MAX, READ_CHUNK_BYTES
+from forebay.limits import FRAME_PAYLOAD_BYTES_MIN, KIB, MIB, OFFSET_MAX, READ_CHUNK_BYTES
 from forebay.wal.chunks import ChunkReader, scan_segment
 
 _log: Final = logging.getLogger("forebay.wal")
+_HASHED_BYTES_MIN: Final = 64 * MIB
+_HEAD_BYTES: Final = 4 * KIB
+"""More than the header, the numbers, the topic and the broker of any message take."""
 _FRAME_BYTES_MIN: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MIN
 
 
@@ -111,14 +117,49 @@ def _valid_frame_follows(file: ReadFile, start: int, size: int, expected: int | 
     first = expected or 0
     last = OFFSET_MAX if expected is None else expected + (size - start) // _FRAME_BYTES_MIN + 1
     buffer = memoryview(bytearray(READ_CHUNK_BYTES))
+    budget = 8 * (size - start) + _HASHED_BYTES_MIN
     position = start
     while size - position >= _FRAME_BYTES_MIN:
         taken = file.read_into(buffer, position)
         for at in frame_candidates(buffer[:taken], first, last):
-            if _valid_frame_at(file, position + at, size):
+            length = _message_at(file, position + at, size)
+            if length is None:
+                continue
+            budget -= length
+            # What cannot be told in reasonable time is not cut either.
+            if budget < 0 or _valid_frame_at(file, position + at, size):
                 return True
         position += max(taken - HEADER_BYTES + 1, 1)
     return False
+
+
+def _message_at(file: ReadFile, position: int, size: int) -> int | None:
+    """The length of the message in a frame there, if its first bytes are those of a message.
+
+    A message carries a copy of its frame's offset after topic and broker. Looking for it spares
+    hashing megabytes for each plausible header in a payload full of numbers.
+    """
+    head = bytearray(_HEAD_BYTES)
+    with memoryview(head) as view:
+        taken = file.read_into(view[: size - position], position)
+    offset, length, _ = HEADER.unpack_from(head)
+    if length > size - position - HEADER_BYTES:
+        return None
+    end = min(taken, HEADER_BYTES + length)
+    carried = (_carried_offset(head, end, flavour) for flavour in (FIXED, VARINT))
+    return length if offset in carried else None
+
+
+def _carried_offset(frame: bytearray, end: int, flavour: int) -> int | None:
+    u64, _ = readers(flavour)
+    try:
+        _, at = u64(frame, HEADER_BYTES, end)
+        _, at = u64(frame, at, end)
+        _, at = span(frame, at, end, u64)
+        _, at = span(frame, at, end, u64)
+        return u64(frame, at, end)[0]
+    except MalformedError:
+        return None
 
 
 def _valid_frame_at(file: ReadFile, position: int, size: int) -> bool:
@@ -132,10 +173,16 @@ def _valid_frame_at(file: ReadFile, position: int, size: int) -> bool:
     return len(scan(whole)) == 1
 
 
+def _some(taken: int) -> int:
+    if not taken:
+        raise OSError(errno.EIO, "the file shrank while it was read")
+    return taken
+
+
 def _copy(source: ReadFile, start: int, end: int, target: AppendFile) -> None:
     buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, max(end - start, 1))))
     while start < end:
-        taken = source.read_into(buffer[: end - start], start)
+        taken = _some(source.read_into(buffer[: end - start], start))
         append_all(target, buffer[:taken])
         start += taken
 
@@ -186,12 +233,17 @@ def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
     source = disk.open_read(path)
     target = disk.open_append(path)
     try:
+        source = disk.open_read(path)
+    except BaseException:
+        target.close()
+        raise
+    try:
         if target.size() > size:
             target.truncate(size)
         buffer = memoryview(bytearray(READ_CHUNK_BYTES))
         position = synced
         while position < size:
-            taken = source.read_into(buffer[: size - position], position)
+            taken = _some(source.read_into(buffer[: size - position], position))
             write_all_at(target, buffer[:taken], position)
             position += taken
         target.sync()

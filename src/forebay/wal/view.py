@@ -61,6 +61,8 @@ class LogView:
 
     def reader(self, start: int, end: int | None = None) -> LogReader:
         """A reader from `start` to `end`, or to the end of the view."""
+        if not self.start_offset <= start <= self.end_offset:
+            raise self._absent(start, self._published)
         stop = self.end_offset if end is None else min(end, self.end_offset)
         return LogReader(self, self._disk, self._indexes, start, end=stop, visibility="synced")
 
