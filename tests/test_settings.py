@@ -12,6 +12,7 @@ import pytest
 from forebay.errors import InvalidSetting, UsageError
 from forebay.limits import INTERVAL_SECONDS_MAX, MIB, WRITER_THREADS_MAX
 from forebay.settings import DeleterSettings, StoreSettings, WalSettings
+from forebay.wal.log import Wal
 
 WHOLE: Final = [
     "cache_capacity",
@@ -137,4 +138,4 @@ def test_none_switches_off_what_can_be_switched_off() -> None:
 
 def test_a_log_in_memory_has_a_cache() -> None:
     with pytest.raises(InvalidSetting, match="cache_capacity"):
-        WalSettings(dir=None, cache_capacity=0)
+        Wal(WalSettings(dir=None, cache_capacity=0))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -122,7 +123,10 @@ def _valid_frame_follows(file: ReadFile, start: int, size: int, expected: int | 
     while size - position >= _FRAME_BYTES_MIN:
         taken = file.read_into(buffer, position)
         for at in frame_candidates(buffer[:taken], first, last):
-            length = _message_at(file, position + at, size)
+            head = buffer[at : min(at + _HEAD_BYTES, taken)]
+            if len(head) < _HEAD_BYTES:
+                head = _read_head(file, position + at)
+            length = _message_length(head, size - position - at)
             if length is None:
                 continue
             budget -= length
@@ -133,24 +137,26 @@ def _valid_frame_follows(file: ReadFile, start: int, size: int, expected: int | 
     return False
 
 
-def _message_at(file: ReadFile, position: int, size: int) -> int | None:
-    """The length of the message in a frame there, if its first bytes are those of a message.
+def _read_head(file: ReadFile, position: int) -> memoryview:
+    head = memoryview(bytearray(_HEAD_BYTES))
+    return head[: file.read_into(head, position)]
+
+
+def _message_length(head: memoryview, available: int) -> int | None:
+    """The length of the message in a frame that starts so; None if it does not look like one.
 
     A message carries a copy of its frame's offset after topic and broker. Looking for it spares
     hashing megabytes for each plausible header in a payload full of numbers.
     """
-    head = bytearray(_HEAD_BYTES)
-    with memoryview(head) as view:
-        taken = file.read_into(view[: size - position], position)
     offset, length, _ = HEADER.unpack_from(head)
-    if length > size - position - HEADER_BYTES:
+    if length > available - HEADER_BYTES:
         return None
-    end = min(taken, HEADER_BYTES + length)
+    end = min(len(head), HEADER_BYTES + length)
     carried = (_carried_offset(head, end, flavour) for flavour in (FIXED, VARINT))
-    return length if offset in carried else None
+    return int(length) if offset in carried else None
 
 
-def _carried_offset(frame: bytearray, end: int, flavour: int) -> int | None:
+def _carried_offset(frame: memoryview, end: int, flavour: int) -> int | None:
     u64, _ = readers(flavour)
     try:
         _, at = u64(frame, HEADER_BYTES, end)
@@ -230,14 +236,7 @@ def _rewrite(disk: Disk, file: ReadFile, path: Path, size: int) -> None:
 
 def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
     """Cuts the segment to `size`, and writes what comes after `synced` again before syncing it."""
-    source = disk.open_read(path)
-    target = disk.open_append(path)
-    try:
-        source = disk.open_read(path)
-    except BaseException:
-        target.close()
-        raise
-    try:
+    with closing(disk.open_read(path)) as source, closing(disk.open_append(path)) as target:
         if target.size() > size:
             target.truncate(size)
         buffer = memoryview(bytearray(READ_CHUNK_BYTES))
@@ -247,6 +246,3 @@ def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
             write_all_at(target, buffer[:taken], position)
             position += taken
         target.sync()
-    finally:
-        source.close()
-        target.close()

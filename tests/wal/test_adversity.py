@@ -1,0 +1,240 @@
+"""What an unkind environment does to a log: its directory, its limits, its callers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from types import MappingProxyType
+
+import pytest
+
+import forebay
+from disks import PATIENCE_SECONDS, in_thread
+from forebay.errors import (
+    DiskError,
+    LogLocked,
+    LogStopped,
+    MissingData,
+    OffsetOutOfRange,
+    UsageError,
+)
+from forebay.files.local import LocalDisk
+from forebay.settings import StoreSettings, WalSettings
+from forebay.testing import Fault, FaultDisk, ManualClock
+from forebay.topic.store import Store
+from forebay.wal.log import Wal
+from forebay.wal.pool import WriterPool
+from forebay.wal.view import LogView
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are enough
+
+
+def test_a_store_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with forebay.open("data") as store:
+        store.topic("t").append(b"first", durability="synced")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        topic = store.topic("t")
+        topic.rotate()
+        topic.append(b"second", durability="synced")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    with forebay.open(tmp_path / "data") as store:
+        assert [m.payload for m in store.topic("t").read()] == [b"first", b"second"]
+
+
+def test_a_directory_that_forgot_what_was_acknowledged_is_refused(tmp_path: Path) -> None:
+    store = Store(StoreSettings(data=tmp_path / "data"))
+    topic = store.topic("t")
+    topic.append(b"acknowledged", durability="synced")
+    topic.rotate()
+    (tmp_path / "data").rename(tmp_path / "gone")
+    with pytest.raises(LogStopped):
+        topic.append(b"more", durability="synced")
+    with pytest.raises(MissingData, match="everything before offset 1 was synced"):
+        store.topic("t")
+    with pytest.raises(LogStopped):
+        store.close()
+
+
+def test_replacing_the_published_file_does_not_make_a_second_owner(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as store:
+        store.topic("t").append(b"x", durability="synced")
+        (tmp_path / "wal" / "default" / "t" / "wal.synced").unlink()
+        with forebay.open(tmp_path) as second, pytest.raises(LogLocked):
+            second.topic("t")
+
+
+@pytest.mark.parametrize("operation", ["create", "open_append", "open_read", "replace", "sync"])
+def test_a_failed_open_holds_nothing(tmp_path: Path, operation: str) -> None:
+    with forebay.open(tmp_path) as store:
+        store.topic("t").append(b"x", durability="synced")
+    (tmp_path / "wal" / "default" / "t" / "wal.synced").unlink()
+    disk = FaultDisk(LocalDisk())
+    store = Store(StoreSettings(data=tmp_path), disk=disk)
+    before = open_descriptors()
+    disk.inject(Fault(operation, errno.EMFILE, times=None))  # type: ignore[arg-type]
+    for _ in range(5):
+        with pytest.raises(DiskError, match="ulimit"):
+            store.topic("t")
+    assert open_descriptors() == before
+    disk.clear()
+    assert [message.payload for message in store.topic("t").read()] == [b"x"]
+    store.close()
+
+
+def test_a_stray_file_with_a_huge_number_is_an_error_and_no_more(tmp_path: Path) -> None:
+    wal = Wal(WalSettings(dir=tmp_path / "log"))
+    wal.append(b"x", durability="synced")
+    wal.shutdown()
+    (tmp_path / "log" / "wal.999999999999999999.log").touch()
+    with pytest.raises(MissingData, match="segments are missing"):
+        Wal(WalSettings(dir=tmp_path / "log"))
+
+
+def test_a_full_disk_does_not_fill_with_pieces_of_the_torn_tail(tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+    wal = Wal(WalSettings(dir=directory))
+    wal.append(b"kept", durability="synced")
+    wal.shutdown()
+    with (directory / "wal.log").open("ab") as segment:
+        segment.write(struct.pack("<QII", 1, 100_000, 0) + bytes(50_000))
+    disk = FaultDisk(LocalDisk())
+    disk.space = 10_000
+    before = sorted(os.listdir(directory))  # noqa: PTH208 - names are enough
+    for _ in range(3):
+        with pytest.raises(DiskError, match="free some space"):
+            Wal(WalSettings(dir=directory), disk=disk)
+    assert sorted(os.listdir(directory)) == before  # noqa: PTH208 - names are enough
+    disk.space = None
+    wal = Wal(WalSettings(dir=directory), disk=disk)
+    assert wal.append(b"next", durability="synced") == 1
+    wal.shutdown()
+
+
+def test_a_torn_message_full_of_numbers_is_told_from_frames_quickly(tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+    wal = Wal(WalSettings(dir=directory))
+    wal.append_many([b"%d" % n for n in range(20)], durability="synced")
+    wal.shutdown()
+    payload = struct.pack("<100000q", *range(100_000))
+    with (directory / "wal.log").open("ab") as segment:
+        segment.write(struct.pack("<QII", 20, len(payload) + 5000, 0) + payload)
+    wal = Wal(WalSettings(dir=directory))
+    assert wal.current_offset() == 20
+    wal.shutdown()
+
+
+def test_timers_are_watched_while_jobs_run() -> None:
+    clock = ManualClock()
+    pool = WriterPool(2, clock)
+    clock.subscribe(pool.recheck)
+    release, running = [Event() for _ in range(2)]
+
+    def slow() -> None:
+        running.set()
+        assert release.wait(PATIENCE_SECONDS)
+
+    rang = Event()
+    pool.call_at(clock.monotonic() + 1, slow)
+    pool.call_at(clock.monotonic() + 2, rang.set)
+    clock.advance(1)
+    assert running.wait(PATIENCE_SECONDS)
+    clock.advance(1)
+    assert rang.wait(PATIENCE_SECONDS)
+    release.set()
+    pool.close()
+
+
+def test_attributes_that_run_code_of_their_own_do_not_hold_the_log(tmp_path: Path) -> None:
+    with forebay.open(tmp_path) as store:
+        topic = store.topic("t")
+
+        class Meddling(dict[str, str]):
+            def keys(self) -> object:  # type: ignore[override]
+                topic.append(b"from within")
+                return super().keys()
+
+        done = in_thread(lambda: topic.append(b"outer", attributes=Meddling(a="b")))
+        done.result(PATIENCE_SECONDS)
+        proxied = MappingProxyType({"k": "v"})
+        topic.append_many([b"many"], attributes=[proxied])
+        assert list(topic.read())[-1].attributes == {"k": "v"}
+
+
+async def test_two_tasks_cannot_ask_one_stream_at_once() -> None:
+    with forebay.open(None) as store:
+        topic = store.topic("t")
+        stream = topic.stream()
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="one task at a time"):
+            await anext(stream)
+        topic.append(b"x")
+        assert (await first).payload == b"x"
+
+
+def test_streams_of_a_closed_loop_never_block_the_log() -> None:
+    with forebay.open(None) as store:
+        topic = store.topic("t")
+
+        async def leave_some_waiting() -> None:
+            for _ in range(20):
+                waiting = asyncio.ensure_future(anext(topic.stream("latest")))
+                waiting.add_done_callback(lambda _: None)
+            await asyncio.sleep(0)
+
+        def abandon() -> None:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(leave_some_waiting())
+            loop.close()
+
+        quiet(abandon)
+
+        def go_on() -> None:
+            rng = random.Random(1)
+            for _ in range(300):
+                topic.append_many([bytes(rng.randrange(50)) for _ in range(20)])
+                quiet(gc.collect) if rng.random() < 0.05 else None
+            topic.flush()
+
+        in_thread(go_on).result(PATIENCE_SECONDS)
+
+
+def test_a_view_refuses_offsets_that_are_not_there(tmp_path: Path) -> None:
+    wal = Wal(WalSettings(dir=tmp_path / "log"))
+    wal.append(b"x", durability="synced")
+    view = LogView(tmp_path / "log")
+    for bad in (-1, 2, 10**6):
+        with pytest.raises(OffsetOutOfRange):
+            view.reader(bad)
+    assert list(view.reader(1)) == []
+    wal.shutdown()
+
+
+def test_a_topic_whose_storage_was_closed_is_opened_again(tmp_path: Path) -> None:
+    factory = forebay.WalStorageFactory(StoreSettings(data=tmp_path))
+    factory.for_topic("t").append_message(forebay.StreamMessage(b"one"))
+    factory.for_topic("t").close()
+    assert factory.for_topic("t").append_message(forebay.StreamMessage(b"two")) == 1
+    factory.close()
+
+
+def quiet(work: Callable[[], object]) -> None:
+    """Runs it without asyncio's word on tasks that are destroyed while they wait."""
+    asyncio_log = logging.getLogger("asyncio")
+    before, asyncio_log.disabled = asyncio_log.disabled, True
+    try:
+        work()
+    finally:
+        asyncio_log.disabled = before
