@@ -50,8 +50,9 @@ bench: $(VENV)/.installed ## the benchmarks that the documents quote
 	$(BIN)/forebay bench wal
 
 .PHONY: soak
-soak: $(VENV)/.installed ## the long runs: many kills, much fuzzing
-	FOREBAY_SOAK=1 $(BIN)/python -m pytest -m soak $(ARGS)
+soak: $(VENV)/.installed ## the long runs: 600 kills, long random histories, much fuzzing
+	FOREBAY_SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS)
+	FOREBAY_FUZZ_ITERATIONS=200000 $(BIN)/python -m pytest tests/test_native_fuzz.py
 
 .PHONY: clean
 clean: ## remove what was built and installed

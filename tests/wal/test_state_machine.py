@@ -364,4 +364,4 @@ def test_the_log_is_a_list_that_survives() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_the_log_is_a_list_that_survives_for_long() -> None:
-    run(10_000, 80)
+    run(4_000, 60)

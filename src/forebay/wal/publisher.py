@@ -1,7 +1,7 @@
 """The lock on a topic's directory, and the synced position published to other processes.
 
-Both are one small file, `wal.synced`: whoever owns the topic holds a lock on it and overwrites
-its record after every group commit. A process that only reads needs no lock.
+Whoever owns the topic holds the lock and overwrites the record in `wal.synced` after every group
+commit. A process that only reads needs no lock.
 """
 
 from __future__ import annotations
