@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _POLL_SECONDS: Final = 0.1
+_STDOUT: Final = 1
 _READ_BYTES: Final = MIB
 
 _data_option = click.option(
@@ -47,8 +49,9 @@ def _plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return command(*args, **kwargs)
         except BrokenPipeError:
-            # Whoever read our output has had enough; that is not an error.
-            sys.stderr.close()
+            # Whoever read our output has had enough; that is not an error. What is still buffered
+            # goes nowhere, so that flushing it at exit is none either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
             sys.exit(0)
         except (ForebayError, OSError) as error:
             click.echo(f"forebay: {error}", err=True)
