@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from forebay.format.codec import COMPILED
 from forebay.format.message import message_columns
 from forebay.limits import MIB, READ_CHUNK_BYTES
 from forebay.settings import WalSettings
+from forebay.wal.append import Durability
 from forebay.wal.log import Wal
 from forebay.wal.reader import LogReader
 
@@ -59,52 +61,54 @@ def _in_threads(count: int, work: Callable[[], None]) -> None:
         thread.join()
 
 
-def _append_buffered(size: int, threads: int) -> Callable[[Path], float]:
-    count = max(_BUFFERED_BYTES // (size + 100) // threads, 100)
+def _appends(
+    size: int,
+    threads: int,
+    count: int,
+    durability: Durability,
+    *,
+    worth: float = 1,
+    flush: bool = False,
+) -> Callable[[Path], float]:
+    """`count` single appends by each thread, `worth` so much each, with their sync if `flush`."""
     payload = _payload(size)
 
     def ours(path: Path) -> float:
         wal = _open(path)
 
         def produce() -> None:
-            append = wal.append
-            for _ in range(count):
-                append(payload)
-
-        try:
-            wal.append(payload, durability="synced")
-            return rate_of(count * threads, lambda: _in_threads(threads, produce))
-        finally:
-            wal.shutdown()
-
-    return ours
-
-
-def _append_and_flush(size: int, mib: int, threads: int) -> Callable[[Path], float]:
-    """Single buffered appends, and all of them on disk at the end."""
-    frame = _frame_bytes(size)
-    count = max(mib * MIB // frame // threads, 100)
-    payload = _payload(size)
-
-    def ours(path: Path) -> float:
-        wal = _open(path)
-
-        def produce() -> None:
-            append = wal.append
+            plain = durability == "buffered"
+            append = wal.append if plain else partial(wal.append, durability=durability)
             for _ in range(count):
                 append(payload)
 
         def race() -> None:
             _in_threads(threads, produce)
-            wal.flush()
+            if flush:
+                wal.flush()
 
         try:
             wal.append(payload, durability="synced")
-            return rate_of(count * threads * frame / MIB, race)
+            return rate_of(count * threads * worth, race)
         finally:
             wal.shutdown()
 
     return ours
+
+
+def _append_buffered(size: int, threads: int) -> Callable[[Path], float]:
+    count = max(_BUFFERED_BYTES // (size + 100) // threads, 100)
+    return _appends(size, threads, count, "buffered")
+
+
+def _append_synced(size: int, threads: int) -> Callable[[Path], float]:
+    return _appends(size, threads, _SYNCED_APPENDS, "synced")
+
+
+def _append_and_flush(size: int, mib: int, threads: int) -> Callable[[Path], float]:
+    frame = _frame_bytes(size)
+    count = max(mib * MIB // frame // threads, 100)
+    return _appends(size, threads, count, "buffered", worth=frame / MIB, flush=True)
 
 
 def _bare_loop(size: int) -> Callable[[Path], float]:
@@ -121,25 +125,6 @@ def _bare_loop(size: int) -> Callable[[Path], float]:
         return rate_of(count, loop)
 
     return limit
-
-
-def _append_synced(size: int, threads: int) -> Callable[[Path], float]:
-    payload = _payload(size)
-
-    def ours(path: Path) -> float:
-        wal = _open(path)
-
-        def produce() -> None:
-            for _ in range(_SYNCED_APPENDS):
-                wal.append(payload, durability="synced")
-
-        try:
-            wal.append(payload, durability="synced")
-            return rate_of(_SYNCED_APPENDS * threads, lambda: _in_threads(threads, produce))
-        finally:
-            wal.shutdown()
-
-    return ours
 
 
 def _write_and_sync(piece: int, pieces: int, amount: float) -> Callable[[Path], float]:
@@ -280,7 +265,8 @@ def _measurements(mib: int) -> list[Measurement]:
         batch = max(_BATCH_BYTES // frame, 1) * frame
         sync_each = _write_and_sync(frame, _SYNCED_APPENDS, _SYNCED_APPENDS)
         sync_four = _write_and_sync(4 * frame, _SYNCED_APPENDS, 4 * _SYNCED_APPENDS)
-        sync_batch = _write_and_sync(batch, max(mib * MIB // batch, 1), mib)
+        batches = max(mib * MIB // batch, 1)
+        sync_batch = _write_and_sync(batch, batches, batches * batch / MIB)
         read = _read_and_check(mib)
         loop_goal = 0.35 if size == 100 and COMPILED else None
         found += [
