@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from disks import PLACES, GatedPlace, Place, gated, in_memory
+pytest.register_assert_rewrite("closed_logs", "codec_twins", "disks", "log_steps")
+
+from disks import PLACES, GatedPlace, Place, gated, in_memory  # noqa: E402 - after the above
 
 SOAK = os.environ.get("FOREBAY_SOAK", "0") not in {"", "0"}
 

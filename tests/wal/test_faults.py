@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +14,13 @@ import pytest
 
 import forebay
 from disks import PATIENCE_SECONDS, Place, in_thread, payloads, texts, wait_until
-from forebay.errors import ForebayError, LogStopped
-from forebay.settings import DeleterSettings, StoreSettings
-from forebay.testing import CrashDisk, Fault, FaultDisk, ManualClock
+from faulty_places import EVERYTHING, FaultyPlace, new_place
+from forebay.errors import LogStopped
+from forebay.testing import CrashDisk, FaultDisk, ManualClock
 from forebay.testing.faults import Operation
 from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
-from forebay.wal.retention import Deleter
 from forebay.wal.view import LogView
-
-EVERYTHING = Deleter(DeleterSettings(retention_time_minutes=0))
-
-
-@dataclass
-class FaultyPlace(Place):
-    faults: FaultDisk = field(default_factory=lambda: FaultDisk(CrashDisk()))
-    power: CrashDisk = field(default_factory=CrashDisk)
-
-    def fail(
-        self,
-        operation: Operation,
-        code: int = errno.EIO,
-        path: str | None = None,
-        *,
-        skip: int = 0,
-        times: int | None = 1,
-        partial: int | None = None,
-    ) -> None:
-        self.faults.inject(Fault(operation, code, path, skip, times, partial))
-
-    def reopen(self) -> Wal:
-        """After the disk was mended."""
-        self.faults.clear()
-        self.faults.space = None
-        for wal in self.opened:
-            wal.abandon()
-        return self.open()
-
-
-def new_place() -> FaultyPlace:
-    crash = CrashDisk()
-    faults = FaultDisk(crash)
-    return FaultyPlace(faults, Path("/data/log"), crash, faults=faults, power=crash)
 
 
 @pytest.fixture
@@ -184,6 +147,21 @@ def test_shutting_down_a_stopped_log_says_that_messages_are_in_doubt_and_release
         wal.shutdown()
     place.faults.clear()
     assert payloads(place.open())[:5] == texts(0, 5)
+
+
+def test_readers_of_a_file_that_cannot_be_read_get_the_error_and_can_try_again(
+    faulty: FaultyPlace,
+) -> None:
+    wal = faulty.open(cache_capacity=0)
+    wal.append_many(texts(0, 50), durability="synced")
+    reader = wal.tail_reader(0, end=50)
+    faulty.fail("read_into", times=2)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            next(reader)
+    assert [m.payload for m in reader] == texts(0, 50)
+    assert not wal.stopped
+    assert wal.append(b"unharmed", durability="synced") == 50
 
 
 # -- what is there afterwards -------------------------------------------------------------------
@@ -399,126 +377,3 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_error_but_not_a_lo
         wal.shutdown()
     wal.shutdown()
     assert payloads(faulty.open()) == [b"one", b"two"]
-
-
-# -- every call ---------------------------------------------------------------------------------
-
-
-def run_a_while(wal: Wal) -> int:
-    """Everything that writes; answers how many messages were acknowledged."""
-    acknowledged = wal.watermarks().synced
-    try:
-        for number in range(4):
-            wal.append(b"buffered")
-            wal.append(f"{number}".encode(), durability="synced")
-            acknowledged = wal.current_offset()
-        wal.append_many([b"many"] * 5)
-        wal.rotate()
-        acknowledged = wal.current_offset()
-        wal.retain(EVERYTHING, wal.segments()[0].end_offset)
-        wal.append(b"last")
-        wal.shutdown()
-        acknowledged = wal.current_offset()
-    except (ForebayError, OSError):
-        pass
-    return max(acknowledged, wal.watermarks().synced)
-
-
-@pytest.mark.parametrize("seed", [None, 1, 2])
-def test_a_power_loss_at_every_single_call_of_the_disk_loses_nothing_acknowledged(
-    seed: int | None,
-) -> None:
-    for call in itertools.count():
-        place = new_place()
-        setup = place.open(rotate_max_bytes=300)
-        setup.append_many(texts(0, 9), durability="synced")
-        setup.shutdown()
-        place.fail("any", skip=call, times=None)
-        acknowledged = 9
-        try:
-            wal = place.open(rotate_max_bytes=300)
-        except (OSError, ForebayError):
-            wal = None
-        if wal is not None:
-            acknowledged = run_a_while(wal)
-            wal.abandon()
-        fired = place.faults.fired
-        place.faults.clear()
-        place.power.crash(None if seed is None else random.Random(seed * 10_000 + call))
-        reopened = place.open(rotate_max_bytes=300)
-        assert reopened.watermarks().synced >= acknowledged, f"at call {call}"
-        assert len(payloads(reopened)) == reopened.current_offset() - reopened.start_offset
-        offset = reopened.append(b"next", durability="synced")
-        assert payloads(reopened, offset) == [b"next"]
-        place.close()
-        if not fired:
-            assert call > 50
-            return
-
-
-# -- the store ----------------------------------------------------------------------------------
-
-
-def test_asking_the_store_for_a_stopped_topic_opens_it_again() -> None:
-    crash = CrashDisk()
-    faults = FaultDisk(crash)
-    with forebay.Store(StoreSettings(data=Path("/data")), disk=faults) as store:
-        topic, other = store.topic("t"), store.topic("other")
-        topic.append(b"one", durability="synced")
-        faults.inject(Fault("sync", errno.EIO, "wal.log"))
-        with pytest.raises(LogStopped):
-            topic.append(b"two", durability="synced")
-        with pytest.raises(LogStopped):
-            topic.append(b"three")
-        assert other.append(b"untouched", durability="synced") == 0
-        again = store.topic("t")
-        found = [message.payload for message in again.read()]
-        assert found in ([b"one"], [b"one", b"two"])
-        assert again.append(b"four", durability="synced") == len(found)
-        assert store.topic("t").append(b"five") == len(found) + 1
-
-
-def test_a_topic_whose_disk_is_still_broken_can_be_asked_for_again_later() -> None:
-    crash = CrashDisk()
-    faults = FaultDisk(crash)
-    with forebay.Store(StoreSettings(data=Path("/data")), disk=faults) as store:
-        topic = store.topic("t")
-        topic.append(b"one", durability="synced")
-        faults.inject(Fault("any", errno.EIO, "/t/", times=None))
-        with pytest.raises(LogStopped):
-            topic.append(b"two", durability="synced")
-        for _ in range(2):
-            with pytest.raises(OSError, match="Input/output"):
-                store.topic("t")
-        faults.clear()
-        assert next(iter(store.topic("t").read())).payload == b"one"
-
-
-def test_closing_a_store_with_a_stopped_topic_closes_the_others_and_says_so() -> None:
-    crash = CrashDisk()
-    faults = FaultDisk(crash)
-    store = forebay.Store(StoreSettings(data=Path("/data")), disk=faults)
-    store.topic("bad").append(b"x", durability="synced")
-    store.topic("good").append(b"y")
-    faults.inject(Fault("sync", errno.EIO, "/bad/wal.log"))
-    store.topic("bad").append(b"lost")
-    with pytest.raises(LogStopped):
-        store.close()
-    crash.crash()
-    with forebay.Store(StoreSettings(data=Path("/data")), disk=faults) as again:
-        assert [m.payload for m in again.topic("good").read()] == [b"y"]
-
-
-def test_readers_of_a_file_that_cannot_be_read_get_the_error_and_can_try_again(
-    faulty: FaultyPlace,
-) -> None:
-    wal = faulty.open(cache_capacity=0)
-    wal.append_many(texts(0, 50), durability="synced")
-    reader = wal.tail_reader(0, end=50)
-    faulty.fail("read_into", times=2)
-    for _ in range(2):
-        with pytest.raises(OSError, match="Input/output"):
-            next(reader)
-    assert [m.payload for m in reader] == texts(0, 50)
-    assert not wal.stopped
-    assert wal.append(b"unharmed", durability="synced") == 50
