@@ -11,6 +11,9 @@ from typing import Final, Protocol
 
 
 class Clock(Protocol):
+    def now_ns(self) -> int:
+        """Nanoseconds since 1970-01-01 UTC."""
+
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
 
@@ -20,6 +23,8 @@ class Clock(Protocol):
 
 class SystemClock:
     """The machine's own clocks."""
+
+    now_ns = staticmethod(time.time_ns)
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000

@@ -28,9 +28,12 @@ class ManualClock(Clock):
         with self._lock:
             return tuple(self._listeners)
 
-    def now_ms(self) -> int:
+    def now_ns(self) -> int:
         with self._lock:
-            return self._start_ms + self._elapsed_ns // _NS_PER_MS
+            return self._start_ms * _NS_PER_MS + self._elapsed_ns
+
+    def now_ms(self) -> int:
+        return self.now_ns() // _NS_PER_MS
 
     def monotonic(self) -> float:
         with self._lock:

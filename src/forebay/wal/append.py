@@ -41,6 +41,7 @@ class Appender(GroupCommit):
     ) -> None:
         super().__init__(topic, settings, clock, journal, pool)
         self._now_ms = clock.now_ms
+        self._now_ns = clock.now_ns
         self._head = encode_head(0, 0, topic, "")
         self._middle = encode_middle("", None)
 
@@ -79,7 +80,7 @@ class Appender(GroupCommit):
                 self._head,
                 self._middle,
                 payload,
-                self._now_ms(),
+                self._now_ns() // 1_000_000,
                 attributes,
                 routing_key,
             )
