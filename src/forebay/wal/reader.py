@@ -48,13 +48,19 @@ class ReadableLog(Protocol):
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool: ...
 
 
+class Place(NamedTuple):
+    """Where in which segment the frames after a fetched piece are."""
+
+    seq: int
+    offset: int
+    position: int
+
+
 class Piece(NamedTuple):
-    """Frames that were fetched, and where in which segment the next ones are."""
+    """Frames that were fetched, and where the next ones are if they came from a segment."""
 
     frames: Scan
-    seq: int | None = None
-    offset: int = 0
-    position: int = 0
+    next_place: Place | None = None
 
 
 class LogReader:
@@ -77,7 +83,7 @@ class LogReader:
         self._chunks: ChunkReader | None = None
         self._messages: Iterator[StreamMessage] = iter(())
         self._fetched = start
-        self._place: Piece | None = None
+        self._place: Place | None = None
         self._waiter: Waiter | None = None
         self._closed = False
         self.visibility: Visibility = visibility
@@ -208,7 +214,7 @@ class LogReader:
 
     def accept(self, piece: Piece) -> Scan:
         """Makes fetched frames the current ones."""
-        self._place = piece if piece.seq is not None else None
+        self._place = piece.next_place
         frames = _until(_since(piece.frames, self._fetched), self._end)
         self._fetched += len(frames)
         return frames
@@ -253,7 +259,7 @@ class LogReader:
                 position += found.safe_length
                 offset += len(found)
                 if offset > self._fetched:
-                    return Piece(found, segment.seq, offset, position)
+                    return Piece(found, Place(segment.seq, offset, position))
         finally:
             file.close()
 
