@@ -29,8 +29,14 @@ $(VENV)/.installed: $(SOURCES)
 .PHONY: install
 install: $(VENV)/.installed ## create .venv with everything in it
 
+# A test server that only npm has. Without npm, or without its registry, those tests are skipped.
+.tools/.installed:
+	@mkdir -p .tools
+	@if command -v npm >/dev/null && npm install --silent --no-fund --no-audit --prefix .tools azurite@3; \
+	  then touch $@; else echo "no azurite: the tests of Azure will be skipped" >&2; fi
+
 .PHONY: test
-test: $(VENV)/.installed ## run the tests
+test: $(VENV)/.installed .tools/.installed ## run the tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 .PHONY: check
@@ -56,4 +62,4 @@ soak: $(VENV)/.installed ## the long runs: 600 kills, long random histories, muc
 
 .PHONY: clean
 clean: ## remove what was built and installed
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

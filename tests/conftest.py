@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("closed_logs", "codec_twins", "disks", "log_steps")
+pytest.register_assert_rewrite(
+    "closed_logs", "codec_twins", "disks", "log_steps", "tiered_grounds", "tiered_stores"
+)
 
 from disks import PLACES, GatedPlace, Place, gated, in_memory  # noqa: E402 - after the above
+
+pytest_plugins = ["etcd_fixtures", "server_fixtures"]
 
 SOAK = os.environ.get("FOREBAY_SOAK", "0") not in {"", "0"}
 

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 import forebay
-from forebay.cli import main
+from cli_runs import refused, run
 from forebay.limits import MESSAGE_BYTES_MAX
 
 
@@ -23,24 +22,11 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def run(*args: str | Path, stdin: str = "") -> Result:
-    return CliRunner().invoke(main, [str(arg) for arg in args], input=stdin)
-
-
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def refused(*args: str | Path) -> str:
-    """The one line that a refused command says."""
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("forebay: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
 
 
 def test_what_is_produced_is_consumed(data: Path) -> None:
@@ -214,15 +200,6 @@ def test_inspect_refuses_what_it_cannot_read(tmp_path: Path) -> None:
     for name in ("wal.ckpt", "wal.synced", "wal.idx"):
         (tmp_path / name).write_bytes(b"nothing of the kind")
         refused("inspect", tmp_path / name)
-
-
-def test_help_has_examples_and_comes_without_slow_imports() -> None:
-    assert "Examples" in run("produce", "--help").stdout
-    script = "import sys, forebay.cli; print({'rich', 'forebay.wal.log'} & set(sys.modules))"
-    shown = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    assert "rich" not in shown.stdout
 
 
 def test_a_reader_of_the_output_that_leaves_is_no_error(data: Path) -> None:

@@ -262,3 +262,11 @@ def test_a_second_process_is_told_who_owns_a_topic(tmp_path: Path) -> None:
             timeout=60,
         )
     assert f"in use by process {os.getpid()}" in shown.stdout
+
+
+def test_every_public_name_is_there() -> None:
+    for name in forebay.__all__:
+        assert getattr(forebay, name).__module__.startswith("forebay.")
+    assert set(forebay.__all__) <= set(dir(forebay))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = forebay.nothing

@@ -18,7 +18,7 @@ class Clock(Protocol):
         """Milliseconds since 1970-01-01 UTC."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Seconds that never go back, and go on while the machine sleeps: leases end meanwhile."""
 
 
 class SystemClock:
@@ -30,7 +30,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 SYSTEM_CLOCK: Final = SystemClock()

@@ -6,14 +6,23 @@
     │   ├── InvalidSetting
     │   └── MessageTooLarge
     ├── OffsetOutOfRange      choose another offset
+    │   └── LostOffsets       go on after the range, which is recorded as lost
     ├── LogLocked             find the process that owns the topic
+    ├── TopicOwned            another process holds the topic's lease: wait, or find it
+    ├── TopicFenced           another process took the topic over: open it again
     ├── LogClosed             open the log again
     ├── DiskError             the log cannot be opened: free space, raise a limit, fix permissions
     ├── LogStopped            the disk failed: page someone, then open the log again
     ├── WaitTimeout           wait again, or give up (also a TimeoutError)
+    ├── ServiceError          the object store or the catalog
+    │   ├── ServiceUnavailable   try again later; what was asked may have happened
+    │   ├── ServiceRefused       fix the credentials, the permissions or the configuration
+    │   └── ObjectMissing        no such object (also a FileNotFoundError)
+    ├── CommitRefused         plan again: the catalog has moved on
     ├── FormatError           these bytes are not what they should be
     │   ├── MessageError
-    │   └── CheckpointError
+    │   ├── CheckpointError
+    │   └── DescriptorError
     └── CorruptLog            stored data is damaged or missing: page someone
         ├── CorruptFrame
         └── MissingData
@@ -75,6 +84,18 @@ class OffsetOutOfRange(ForebayError, LookupError):
         self.end = end
 
 
+class LostOffsets(OffsetOutOfRange):
+    """Offsets that were handed out and whose messages are gone; `end` is the next one to read."""
+
+
+class TopicOwned(ForebayError):
+    """Another process holds the topic's lease."""
+
+
+class TopicFenced(ForebayError):
+    """The topic's lease ran out, or another process took the topic over: nothing more counts."""
+
+
 class LogLocked(ForebayError):
     """Another process, or another handle of this one, owns the topic's directory."""
 
@@ -102,6 +123,26 @@ class WaitTimeout(ForebayError, TimeoutError):
     """What was waited for did not happen in time; it may still happen."""
 
 
+class ServiceError(ForebayError):
+    """An object store or a catalog did not do what it was asked."""
+
+
+class ServiceUnavailable(ServiceError):
+    """No answer, or one that says to come back later. The request may have been carried out."""
+
+
+class ServiceRefused(ServiceError):
+    """Asking again will not help: credentials, permissions, or a configuration that is wrong."""
+
+
+class ObjectMissing(ServiceError, FileNotFoundError):
+    """There is no object of that key."""
+
+
+class CommitRefused(ForebayError):
+    """The catalog no longer is as the plan saw it; nothing was changed."""
+
+
 class FormatError(ForebayError):
     """Bytes that do not have the format they should have."""
 
@@ -112,6 +153,10 @@ class MessageError(FormatError):
 
 class CheckpointError(FormatError):
     """A checkpoint that is damaged, truncated or of an unknown version."""
+
+
+class DescriptorError(FormatError):
+    """A descriptor, or another record of the catalog, that cannot be one."""
 
 
 class CorruptLog(ForebayError):

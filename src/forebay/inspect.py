@@ -1,7 +1,7 @@
-"""Reads any file of a log and says what is in it, without opening the log.
+"""Reads any file of a store and says what is in it, without opening the log.
 
-Segments and objects (frames), checkpoints (ours and Danube's), published positions and segment
-indexes, told apart by name and content. Nothing is changed.
+Segments and objects (frames), descriptors, checkpoints (ours and Danube's), published positions,
+segment indexes, ids of logs and the catalog, told apart by name and content. Nothing is changed.
 
 What a caller gets wrong: a segment that ends in a torn frame is not damaged. Its owner may be
 writing it, or may have crashed and cut it when it opens the log again.
@@ -12,9 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from forebay.errors import CheckpointError, MessageError, UsageError
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.connect import FILE_NAME
+from forebay.catalog.kv import Kv
+from forebay.catalog.sqlite import SqliteKv
+from forebay.errors import CheckpointError, DescriptorError, MessageError, UsageError
 from forebay.files.disk import Disk, read_file
 from forebay.files.local import LocalDisk
 from forebay.format.checkpoint import decode_any_checkpoint, is_checkpoint
@@ -22,15 +26,28 @@ from forebay.format.danube import (
     decode_danube_uploader_checkpoint,
     decode_danube_wal_checkpoint,
 )
+from forebay.format.descriptor import decode_descriptor
 from forebay.format.frame import End, Scan
 from forebay.format.message import decode_message
-from forebay.format.names import FAILED_FILE, UPLOADER_CHECKPOINT_FILE
+from forebay.format.names import (
+    FAILED_FILE,
+    LOG_ID_FILE,
+    SIDECAR_ENDING,
+    TOPICS_PREFIX,
+    UPLOADER_CHECKPOINT_FILE,
+    after_prefix,
+)
 from forebay.format.published import decode_published
 from forebay.format.segment_index import SegmentIndex, decode_index, index_segment_bytes
-from forebay.limits import CHECKPOINT_BYTES_MAX, MIB
+from forebay.limits import CHECKPOINT_BYTES_MAX, DESCRIPTOR_BYTES_MAX, MIB
 from forebay.wal.chunks import ChunkReader, scan_segment
+from forebay.wal.identity import read_log_id
 
 Facts = dict[str, Any]
+
+_SQLITE: Final = b"SQLite format 3\0"
+_CATALOG_MARK: Final = b"FBC1"
+"""SQLite's application id in a catalog, at byte 68."""
 
 
 def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -> Iterator[Facts]:
@@ -41,21 +58,28 @@ def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -
     if path.is_dir():
         raise UsageError(f"{path} is a directory: name one of its files")
     if ".ckpt" in path.name:
-        yield _checkpoint(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX))
+        yield _checkpoint(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX), limit)
     elif path.suffix == ".synced":
         yield _published(path, read_file(disk, path, bytes_max=4096))
     elif path.suffix == ".idx":
         yield _index(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX), limit)
     elif path.name == FAILED_FILE:
         yield {"type": "FailedSync", "error": read_file(disk, path, bytes_max=MIB).decode()}
+    elif path.name == LOG_ID_FILE:
+        yield {"type": "LogId", "log_id": read_log_id(disk, path.parent)}
+    elif path.suffix == SIDECAR_ENDING:
+        yield _descriptor(path, read_file(disk, path, bytes_max=DESCRIPTOR_BYTES_MAX), limit)
+    elif (head := _head(disk, path)).startswith(_SQLITE):
+        yield from _catalog(path, head, limit)
     else:
         yield from _frames(disk, path, limit)
 
 
-def _checkpoint(path: Path, data: bytes) -> Facts:
+def _checkpoint(path: Path, data: bytes, limit: int | None) -> Facts:
     if is_checkpoint(data):
         found = decode_any_checkpoint(data)
-        return {"type": type(found).__name__, **asdict(found)}
+        facts = {"type": type(found).__name__, **asdict(found)}
+        return _cut(facts, "index_entries_in_progress", limit)
     uploader = path.name.startswith(UPLOADER_CHECKPOINT_FILE)
     decode = decode_danube_uploader_checkpoint if uploader else decode_danube_wal_checkpoint
     try:
@@ -84,6 +108,61 @@ def _index(path: Path, data: bytes, limit: int | None) -> Facts:
         "count": len(entries),
         "entries": entries[:limit],
     }
+
+
+def _cut(facts: Facts, name: str, limit: int | None) -> Facts:
+    """At most `limit` of a list, and how many there are."""
+    if facts.get(name):
+        facts[f"{name}_count"] = len(facts[name])
+        facts[name] = facts[name][:limit]
+    return facts
+
+
+def _descriptor(path: Path, data: bytes, limit: int | None) -> Facts:
+    try:
+        found = decode_descriptor(data)
+    except DescriptorError as error:
+        raise DescriptorError(f"{path}: no descriptor of an object: {error}") from error
+    return _cut({"type": "ObjectDescriptor", **asdict(found)}, "offset_index", limit)
+
+
+def _head(disk: Disk, path: Path) -> bytes:
+    file = disk.open_read(path)
+    try:
+        head = bytearray(100)
+        return bytes(head[: file.read_into(memoryview(head), 0)])
+    finally:
+        file.close()
+
+
+def _catalog(path: Path, head: bytes, limit: int | None) -> Iterator[Facts]:
+    """A record for each topic (at most `limit`), and a summary last."""
+    mark = head[68:72]
+    # While its first pages are in SQLite's own log alone, the mark is not in the file yet.
+    if mark != _CATALOG_MARK and not (path.name == FILE_NAME and mark == bytes(4)):
+        raise UsageError(f"{path}: a SQLite database of another program")
+    kv = SqliteKv(path)
+    count = 0
+    try:
+        for catalog in _catalogs(kv):
+            for topic in catalog.topics():
+                count += 1
+                record = catalog.record(topic)
+                if record is not None and (limit is None or count <= limit):
+                    yield {"type": "Topic", "topic": str(topic), **asdict(record)}
+        yield {"type": "Catalog", "topics": count, "revision": kv.revision()}
+    finally:
+        kv.close()
+
+
+def _catalogs(kv: Kv) -> Iterator[Catalog]:
+    """One for each root that keys begin with; mostly there is one."""
+    at, last = "", chr(0x10FFFF)
+    while found := kv.range(at, last, limit=1):
+        root, there, _ = found[0].key.partition(f"/{TOPICS_PREFIX}")
+        if there:
+            yield Catalog(kv, root)
+        at = after_prefix(found[0].key if not there else root + there)
 
 
 def _frames(disk: Disk, path: Path, limit: int | None) -> Iterator[Facts]:

@@ -66,6 +66,43 @@ WRITER_THREADS_MAX: Final = 256
 GATHER_SECONDS_MAX: Final = 0.002
 """The longest a group commit is held back for producers that are about to join it."""
 
+OBJECT_INDEX_MESSAGES: Final = 1000
+OBJECT_INDEX_BYTES: Final = 1 * MIB
+"""A sparse index has an entry after so many messages or bytes, whichever comes first."""
+
+OBJECT_INDEX_ENTRIES_MAX: Final = 4096
+"""More are thinned: every second one goes, and the interval doubles."""
+
+DESCRIPTOR_BYTES_MAX: Final = 512 * KIB
+"""Of JSON. etcd refuses requests over 1.5 MiB."""
+
+CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
+CATALOG_PAGE: Final = 256
+"""Entries that one range query of the catalog answers at most: 256 descriptors of 4 KiB."""
+
+CATALOG_OPERATIONS_MAX: Final = 100
+"""In one transaction; etcd allows 128."""
+
+LOST_RANGES_MAX: Final = 10_000
+"""That one topic can have; each is one failover to a machine without the local log."""
+
+OFFSETS_RESERVED: Final = 1_000_000
+"""Offsets that the owner of a topic reserves at a time."""
+
+READ_AHEAD_CHUNKS: Final = 4
+"""Fetched chunks that one reader of objects holds at most, the current one aside."""
+
+CLOSE_SECONDS_MAX: Final = 5.0
+"""How long closing a topic waits for a request that is under way."""
+
+FETCH_THREADS: Final = 8
+UPLOAD_THREADS: Final = 2
+BACKGROUND_THREADS_MAX: Final = 64
+OBJECT_KEY_BYTES_MAX: Final = 1024
+PART_BYTES_MIN: Final = 5 * MIB
+"""S3 takes no smaller part of a multipart upload, but for the last."""
+
 assert FRAME_PAYLOAD_BYTES_MIN < MESSAGE_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX < 2**32
 assert RUN_BYTES_MAX <= ENCODE_BYTES_MAX <= READ_CHUNK_BYTES
 assert SEGMENT_INDEX_BYTES <= ENCODE_BYTES_MAX
+assert 48 * OBJECT_INDEX_ENTRIES_MAX + 4 * KIB <= DESCRIPTOR_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX

@@ -34,7 +34,9 @@ from forebay.format.danube import (
 from forebay.limits import OFFSET_MAX
 
 WAL: Final = WalCheckpoint(3, 9, (SegmentEntry(1, 3, 6), SegmentEntry(2, 6, None)), 1_700_000_000)
-UPLOADER: Final = UploaderCheckpoint(5, 1, 464, "data-0-5.dnb1", 1_700_000_000)
+UPLOADER: Final = UploaderCheckpoint(
+    5, 1, 464, "data-0-5.dnb1", 1_700_000_000, 6, 146, 1, ((6, 0),), 1_700_000_000, 1_700_000_001
+)
 WAL_KIND: Final = 1
 UPLOADER_KIND: Final = 2
 
@@ -81,6 +83,12 @@ uploader_checkpoints = st.builds(
     numbers,
     numbers,
     st.none() | st.text(st.characters(codec="utf-8"), max_size=20),
+    numbers,
+    maybe_numbers,
+    numbers,
+    numbers,
+    st.lists(st.tuples(numbers, numbers), max_size=4).map(tuple),
+    numbers,
     numbers,
 )
 
@@ -167,11 +175,9 @@ def test_no_bytes_raise_anything_but_checkpoint_error(data: bytes, framed: bool,
 
 # ---- bodies with a right checksum ----
 
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=8,
-)
+_PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+_NESTED = st.lists(_PLAIN, max_size=3) | st.dictionaries(st.text(max_size=5), _PLAIN, max_size=3)
+JSON_VALUES = _PLAIN | _NESTED | st.lists(_NESTED, max_size=3)
 
 
 @settings(max_examples=200, deadline=None)
@@ -186,7 +192,15 @@ WRONG_NUMBERS: Final[list[object]] = [
     OFFSET_MAX + 1, 2**64, 10**4000,
 ]  # fmt: skip
 WAL_NUMBERS: Final = ["start_offset", "next_offset"]
-UPLOADER_NUMBERS: Final = ["last_read_file_seq", "last_read_byte_position", "updated_at"]
+UPLOADER_NUMBERS: Final = [
+    "last_read_file_seq",
+    "last_read_byte_position",
+    "updated_at",
+    "active_bytes_written",
+    "active_msgs_written",
+    "opened_at_unix",
+    "last_activity_unix",
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG_NUMBERS, ids=lambda value: repr(value)[:20])
@@ -200,6 +214,8 @@ def test_a_wrong_value_for_a_number_is_refused_by_its_name(wrong: object) -> Non
             decode_any_checkpoint(changed(WAL, rotated_at_ms=wrong))
         with pytest.raises(CheckpointError, match="last_committed_offset"):
             decode_any_checkpoint(changed(UPLOADER, last_committed_offset=wrong))
+        with pytest.raises(CheckpointError, match="active_start_offset"):
+            decode_any_checkpoint(changed(UPLOADER, active_start_offset=wrong))
 
 
 @pytest.mark.parametrize("wrong", WRONG_NUMBERS, ids=lambda value: repr(value)[:20])
@@ -216,6 +232,39 @@ def test_a_wrong_value_in_a_segment_is_refused_by_its_name(wrong: object) -> Non
 def test_an_object_id_is_text_or_nothing(wrong: object) -> None:
     with pytest.raises(CheckpointError, match="last_object_id"):
         decode_any_checkpoint(changed(UPLOADER, last_object_id=wrong))
+
+
+def test_without_an_open_object_a_checkpoint_of_the_uploader_says_nothing_of_one() -> None:
+    plain = UploaderCheckpoint(5, 1, 464, None, 7)
+    assert (
+        body_of(plain).items()
+        >= {
+            "active_start_offset": None,
+            "active_bytes_written": 0,
+            "active_msgs_written": 0,
+            "index_entries_in_progress": [],
+            "opened_at_unix": 0,
+            "last_activity_unix": 0,
+        }.items()
+    )
+    assert decode_any_checkpoint(encode_checkpoint(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    "wrong", ["abc", {"a": 1}, [1], [[1]], [[1, 2, 3]], [[1, -1]], [[-1, 1]], [["1", 2]], [{}]]
+)
+def test_index_entries_are_pairs_of_numbers(wrong: object) -> None:
+    with pytest.raises(CheckpointError):
+        decode_any_checkpoint(changed(UPLOADER, index_entries_in_progress=wrong))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, 1, True, 1.5, "", {}, [[True, 1]], [[1, False]], [[OFFSET_MAX + 1, 0]], [[0, 10**30]]],
+)
+def test_index_entries_are_a_list_and_within_the_limits(wrong: object) -> None:
+    with pytest.raises(CheckpointError):
+        decode_any_checkpoint(changed(UPLOADER, index_entries_in_progress=wrong))
 
 
 @pytest.mark.parametrize("wrong", [None, 1, "", "abc", {}, {"seq": 1}, [1], ["seq"], [[]], [{}]])

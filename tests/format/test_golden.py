@@ -11,6 +11,14 @@ from zlib import crc32
 
 import pytest
 
+from forebay.catalog.records import (
+    Life,
+    Owner,
+    State,
+    TopicRecord,
+    decode_record,
+    encode_record,
+)
 from forebay.format.checkpoint import (
     SegmentEntry,
     UploaderCheckpoint,
@@ -26,6 +34,7 @@ from forebay.format.danube import (
     decode_danube_uploader_checkpoint,
     decode_danube_wal_checkpoint,
 )
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.frame import HEADER_BYTES, End, FrameDecoder, encode_frame, scan
 from forebay.format.layout import FIXED, VARINT, locate
 from forebay.format.message import MessageId, StreamMessage, decode_message, encode_message
@@ -249,6 +258,12 @@ def test_the_checkpoint_document_shows_a_checkpoint_of_the_uploader() -> None:
         last_read_byte_position=464,
         last_object_id="data-0-5.dnb1",
         updated_at=1_700_000_000,
+        active_start_offset=6,
+        active_bytes_written=146,
+        active_msgs_written=1,
+        index_entries_in_progress=((6, 0),),
+        opened_at_unix=1_700_000_000,
+        last_activity_unix=1_700_000_001,
     )
     assert decode_any_checkpoint(data) == checkpoint
     assert encode_checkpoint(checkpoint) == data
@@ -271,6 +286,55 @@ def test_the_segment_index_document_shows_an_index() -> None:
     decoded = decode_index(data, 100_000)
     assert decoded is not None
     assert (list(decoded.offsets), list(decoded.positions)) == ([3, 450], [0, 65_600])
+
+
+def test_the_descriptor_document_shows_a_descriptor() -> None:
+    data = block("descriptor.md", 0)
+    descriptor = ObjectDescriptor(
+        object_id="data-500-2499.dnb1",
+        start_offset=500,
+        end_offset=2499,
+        size=2000 * 146,
+        etag='"9a"',
+        created_at=1_700_000_000,
+        offset_index=((500, 0), (1500, 1000 * 146)),
+    )
+    assert decode_descriptor(data) == descriptor
+    assert encode_descriptor(descriptor) == data
+
+
+def test_the_catalog_document_shows_the_record_of_a_topic() -> None:
+    data = block("catalog.md", 0)
+    record = TopicRecord(
+        epoch=7,
+        log_id="0c1d6f2a9b8e4753a1b2c3d4e5f60718",
+        start_offset=0,
+        tail=2500,
+        verified=1500,
+        reserved=1_000_000,
+        lost=((300, 500),),
+    )
+    assert decode_record(data, TopicRecord, "the document") == record
+    assert encode_record(record) == data
+
+
+def test_the_catalog_document_shows_the_life_of_a_key() -> None:
+    data = block("catalog.md", 1)
+    life = Life(State.COMMITTED, epoch=7, token="9f86d081884c7d65", updated_ms=1_700_000_000_000)
+    assert decode_record(data, Life, "the document") == life
+    assert encode_record(life) == data
+
+
+def test_the_catalog_document_shows_an_owner() -> None:
+    data = block("catalog.md", 2)
+    owner = Owner(
+        epoch=7,
+        name="host:4242:1a2b3c4d",
+        lock="b5f0c3f2-8f4e-4c1a-9a63-0d9f8b7a6c5e:2049:131073",
+        since_ms=1_700_000_000_000,
+    )
+    assert decode_record(data, Owner, "the document") == owner
+    assert encode_record(owner) == data
 
 
 def test_the_names_document_shows_a_topics_bytes() -> None:

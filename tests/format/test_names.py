@@ -13,14 +13,27 @@ from forebay.errors import InvalidSetting, InvalidTopicName
 from forebay.format.names import (
     CHECKPOINT_FILE,
     FAILED_FILE,
+    LOG_ID_FILE,
     PUBLISHED_FILE,
     UPLOADER_CHECKPOINT_FILE,
+    CatalogKeys,
+    ObjectName,
     SegmentNames,
     TopicName,
+    after_prefix,
     aside,
+    aside_directory,
+    is_topic,
+    object_key,
+    objects_prefix,
+    parse_object,
+    parse_pending,
     parse_topic,
+    pending_object,
+    sidecar,
+    topic_of_key,
 )
-from forebay.limits import FILE_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
+from forebay.limits import FILE_NAME_BYTES_MAX, OFFSET_MAX, TOPIC_NAME_BYTES_MAX
 
 parts = st.text(
     st.one_of(st.sampled_from("_-"), st.characters(categories=("L", "N"))), min_size=1, max_size=30
@@ -250,3 +263,176 @@ def test_a_file_name_leaves_room_for_what_is_added_to_it() -> None:
 def test_what_was_cut_off_a_segment_is_named_after_it() -> None:
     assert aside("wal.3.log", "torn", 1234) == "wal.3.log.1234.torn"
     assert aside("wal.3.log", "1.torn", 1234) == "wal.3.log.1234.1.torn"
+
+
+@pytest.mark.parametrize("taken", [LOG_ID_FILE, "x.id"])
+def test_a_file_name_that_would_meet_the_logs_id_is_refused(taken: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"file_name .* is taken"):
+        SegmentNames(taken)
+
+
+def test_what_is_set_aside_is_no_file_of_the_log() -> None:
+    stem = aside_directory("0" * 32)
+    names = SegmentNames()
+    for file in ("wal.log", "wal.7.log", "wal.ckpt", "wal.idx"):
+        assert names.parse(f"{stem}-{file}") is None
+    kept = SegmentNames(f"{stem}-wal.log")
+    assert [kept.parse(f"{stem}-{names.segment(seq)}") for seq in (0, 7)] == [0, 7]
+
+
+# ---- objects ----
+
+offsets = st.integers(0, OFFSET_MAX)
+tokens = st.text("0123456789abcdef", min_size=1, max_size=32)
+topics = st.builds(TopicName, parts, parts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ends=st.tuples(offsets, offsets), attempt=st.integers(0, 999_999_999))
+def test_an_objects_name_comes_back_as_its_range(ends: tuple[int, int], attempt: int) -> None:
+    start, end = sorted(ends)
+    name = ObjectName(start, end, attempt)
+    assert parse_object(str(name)) == name
+    assert parse_pending(str(name)) is None
+    assert parse_object(sidecar(str(name))) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(start=offsets, token=tokens)
+def test_a_pending_name_comes_back_as_its_start(start: int, token: str) -> None:
+    name = pending_object(start, token)
+    assert parse_pending(name) == start
+    assert parse_object(name) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    name=st.one_of(
+        st.text(max_size=30),
+        st.from_regex(r"data-[0-9]{1,3}-([0-9]{1,3}|pending)(-[0-9a-f]{1,3})?\.dnb1(\.json)?"),
+    )
+)
+def test_whatever_is_parsed_is_built_again(name: str) -> None:
+    found = parse_object(name)
+    assert found is None or str(found) == name
+    if parse_pending(name) is not None:
+        assert found is None
+
+
+def test_names_of_objects_are_danubes() -> None:
+    assert str(ObjectName(0, 9)) == "data-0-9.dnb1"
+    assert str(ObjectName(0, 9, 2)) == "data-0-9-2.dnb1"
+    assert sidecar("data-0-9.dnb1") == "data-0-9.dnb1.json"
+    assert pending_object(7, "1ab") == "data-7-pending-1ab.dnb1"
+    assert parse_pending("data-7-pending.dnb1") == 7
+    key = "storage/topics/default/orders/objects/data-0-9.dnb1"
+    assert object_key(TopicName("default", "orders"), "data-0-9.dnb1") == key
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "data-0-9", "data-0-9.dnb2", "data-00-9.dnb1", "data-0-09.dnb1", "data-9-0.dnb1",
+        "data--1-9.dnb1", "data-0-9-0.dnb1", "data-0-9-01.dnb1", "data-0-9.dnb1 ",
+        "data-0-9.dnb1\n", "Data-0-9.dnb1", "x/data-0-9.dnb1", "data-0-٩.dnb1", "data-0-9-.dnb1",
+        "data-0-99999999999999999999.dnb1", "data-0-pending.dnb1",
+    ],
+)  # fmt: skip
+def test_what_is_almost_an_objects_name_is_none(name: str) -> None:
+    assert parse_object(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["data-0-pending-.dnb1", "data-0-pending-G.dnb1", "data-x-pending.dnb1", "data-0-pending"],
+)
+def test_what_is_almost_a_pending_name_is_none(name: str) -> None:
+    assert parse_pending(name) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(topic=topics, ends=st.tuples(offsets, offsets))
+def test_an_objects_key_comes_back_as_its_topic_and_name(
+    topic: TopicName, ends: tuple[int, int]
+) -> None:
+    name = str(ObjectName(min(ends), max(ends)))
+    key = object_key(topic, name)
+    assert topic_of_key(key) == (topic, name)
+    assert key.startswith(objects_prefix(topic))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "", "storage/topics/", "storage/topics/a/b/objects", "storage/topics/a/b/objects/x/y",
+        "storage/topics/a/b/other/x", "/storage/topics/a/b/objects/x", "topics/a/b/objects/x",
+        "storage/topics/a/../objects/x", "storage/topics//b/objects/x",
+    ],
+)  # fmt: skip
+def test_a_key_elsewhere_is_no_objects(key: str) -> None:
+    assert topic_of_key(key) is None
+
+
+# ---- the catalog ----
+
+roots = st.sampled_from(["", "/", "/forebay", "/a/b", "/größe/"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(root=roots, topic=topics, start=offsets)
+def test_keys_of_the_catalog_come_back_as_what_they_are_for(
+    root: str, topic: TopicName, start: int
+) -> None:
+    keys = CatalogKeys(root)
+    assert keys.topic_of_record(keys.record(topic)) == topic
+    assert keys.descriptor_start(topic, keys.descriptor(topic, start)) == start
+    for other in (keys.owner(topic), keys.current(topic), keys.life(topic, "record")):
+        assert keys.topic_of_record(other) is None
+        assert keys.descriptor_start(topic, other) is None
+    for key in (keys.record(topic), keys.owner(topic), keys.current(topic), keys.life(topic, "x")):
+        assert keys.topics() <= keys.topic(topic) <= key < after_prefix(keys.topic(topic))
+
+
+@settings(max_examples=100, deadline=None)
+@given(topic=topics, starts=st.tuples(offsets, offsets))
+def test_descriptors_are_ordered_by_offset_and_the_pointer_is_behind_them(
+    topic: TopicName, starts: tuple[int, int]
+) -> None:
+    keys = CatalogKeys("/forebay")
+    low, high = sorted(starts)
+    assert keys.descriptor(topic, low) <= keys.descriptor(topic, high)
+    assert keys.descriptor(topic, OFFSET_MAX) < keys.current(topic)
+
+
+@settings(max_examples=200, deadline=None)
+@given(first=topics, second=topics)
+def test_no_key_of_one_topic_is_among_those_of_another(first: TopicName, second: TopicName) -> None:
+    keys = CatalogKeys("/forebay")
+    inside = keys.record(second).startswith(keys.topic(first))
+    assert inside is (first == second)
+
+
+@settings(max_examples=200, deadline=None)
+@given(prefix=st.text(min_size=1, max_size=5).map(lambda text: text + "/"), rest=st.text())
+def test_what_starts_with_a_prefix_is_before_what_is_after_it(prefix: str, rest: str) -> None:
+    assert prefix <= prefix + rest < after_prefix(prefix)
+    assert not after_prefix(prefix).startswith(prefix)
+
+
+def test_keys_of_the_catalog_are_where_danube_has_them() -> None:
+    keys = CatalogKeys("/danube/")
+    topic = TopicName("default", "orders")
+    below = "/danube/storage/topics/default/orders/"
+    assert keys.descriptor(topic, 42) == below + "objects/00000000000000000042"
+    assert keys.current(topic) == below + "objects/cur"
+    assert keys.record(topic) == below + "record"
+    assert keys.owner(topic) == below + "owner"
+    assert keys.life(topic, "data-0-9.dnb1") == below + "keys/data-0-9.dnb1"
+    assert keys.cursor(topic, "s") == "/danube/topics/default/orders/subscriptions/s/cursor"
+    assert is_topic("/default/orders")
+
+
+@pytest.mark.parametrize("root", ["forebay", "a/b", "//a", "/a//b", "/a\0b"])
+def test_a_root_that_is_no_path_is_refused(root: str) -> None:
+    with pytest.raises(InvalidSetting, match="root_prefix"):
+        CatalogKeys(root)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 
 import pytest
 
-import forebay
 from forebay.errors import LogStopped
-from forebay.settings import StoreSettings
 from forebay.testing import CrashDisk, Fault, FaultDisk
+from tiered_stores import store_on
 
 
 def test_asking_the_store_for_a_stopped_topic_opens_it_again() -> None:
     crash = CrashDisk()
     faults = FaultDisk(crash)
-    with forebay.Store(StoreSettings(data=Path("/data")), disk=faults) as store:
+    with store_on(faults) as store:
         topic, other = store.topic("t"), store.topic("other")
         topic.append(b"one", durability="synced")
         faults.inject(Fault("sync", errno.EIO, "wal.log"))
@@ -35,7 +33,7 @@ def test_asking_the_store_for_a_stopped_topic_opens_it_again() -> None:
 def test_a_topic_whose_disk_is_still_broken_can_be_asked_for_again_later() -> None:
     crash = CrashDisk()
     faults = FaultDisk(crash)
-    with forebay.Store(StoreSettings(data=Path("/data")), disk=faults) as store:
+    with store_on(faults) as store:
         topic = store.topic("t")
         topic.append(b"one", durability="synced")
         faults.inject(Fault("any", errno.EIO, "/t/", times=None))
@@ -51,7 +49,7 @@ def test_a_topic_whose_disk_is_still_broken_can_be_asked_for_again_later() -> No
 def test_closing_a_store_with_a_stopped_topic_closes_the_others_and_says_so() -> None:
     crash = CrashDisk()
     faults = FaultDisk(crash)
-    store = forebay.Store(StoreSettings(data=Path("/data")), disk=faults)
+    store = store_on(faults)
     store.topic("bad").append(b"x", durability="synced")
     store.topic("good").append(b"y")
     faults.inject(Fault("sync", errno.EIO, "/bad/wal.log"))
@@ -59,5 +57,5 @@ def test_closing_a_store_with_a_stopped_topic_closes_the_others_and_says_so() ->
     with pytest.raises(LogStopped):
         store.close()
     crash.crash()
-    with forebay.Store(StoreSettings(data=Path("/data")), disk=faults) as again:
+    with store_on(faults) as again:
         assert [m.payload for m in again.topic("good").read()] == [b"y"]

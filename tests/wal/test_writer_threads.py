@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-import forebay
 from disks import PATIENCE_SECONDS, GatedPlace, Place, in_thread, wait_until
 from forebay.settings import StoreSettings
 from forebay.testing import CrashDisk
 from forebay.wal.pool import WriterPool
+from tiered_stores import store_on
 
 
 def writer_threads() -> int:
@@ -21,7 +21,7 @@ def writer_threads() -> int:
 def test_a_thousand_open_topics_share_a_few_threads() -> None:
     before = writer_threads()
     settings = StoreSettings(data=Path("/data"), writer_threads=3)
-    with forebay.Store(settings, disk=CrashDisk()) as store:
+    with store_on(CrashDisk(), settings) as store:
         topics = [store.topic(f"topic-{number}") for number in range(1000)]
         for topic in topics:
             topic.append(b"x")

@@ -31,6 +31,9 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     for name in ("measurement", "payload", "rate", "beside", "its rate", "ratio", "goal"):
         table.add_column(name, justify="left" if name in {"measurement", "beside"} else "right")
     for row in found["results"]:
+        if "skipped" in row:
+            table.add_row(row["name"], "", row["skipped"])
+            continue
         table.add_row(
             row["name"],
             f"{row['message_bytes']} B",

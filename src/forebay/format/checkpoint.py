@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 from zlib import crc32
 
 from forebay.errors import CheckpointError
@@ -57,6 +57,13 @@ class UploaderCheckpoint:
     last_object_id: str | None
     updated_at: int
     """Seconds since 1970-01-01 UTC."""
+    active_start_offset: int | None = None
+    """Of an object that is being written across cycles; what follows is about it."""
+    active_bytes_written: int = 0
+    active_msgs_written: int = 0
+    index_entries_in_progress: tuple[tuple[int, int], ...] = ()
+    opened_at_unix: int = 0
+    last_activity_unix: int = 0
 
 
 _KINDS: Final[dict[int, type[WalCheckpoint | UploaderCheckpoint]]] = {
@@ -139,9 +146,13 @@ def _fields(value: object, kind: type[Any]) -> dict[str, Any]:
 
 def _number(body: dict[str, Any], name: str) -> int:
     value = body[name]
-    if type(value) is not int or not 0 <= value <= OFFSET_MAX:
+    if not _is_number(value):
         raise ValueError(f"{name} is no whole number in 0..{OFFSET_MAX}")
     return value
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= OFFSET_MAX
 
 
 def _optional_number(body: dict[str, Any], name: str) -> int | None:
@@ -158,7 +169,27 @@ def _parse_uploader(body: dict[str, Any]) -> UploaderCheckpoint:
         _number(body, "last_read_byte_position"),
         object_id,
         _number(body, "updated_at"),
+        _optional_number(body, "active_start_offset"),
+        _number(body, "active_bytes_written"),
+        _number(body, "active_msgs_written"),
+        _parse_index(body["index_entries_in_progress"]),
+        _number(body, "opened_at_unix"),
+        _number(body, "last_activity_unix"),
     )
+
+
+def _parse_index(value: object) -> tuple[tuple[int, int], ...]:
+    if type(value) is not list:
+        raise ValueError("index_entries_in_progress is no list")
+    return tuple(_parse_entry(each) for each in value)
+
+
+def _parse_entry(value: object) -> tuple[int, int]:
+    match value:
+        case [offset, position] if _is_number(offset) and _is_number(position):
+            return offset, position
+        case _:
+            raise ValueError(f"{value!r} is no entry of an index")
 
 
 def _parse_wal(body: dict[str, Any]) -> WalCheckpoint:

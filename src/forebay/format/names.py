@@ -21,9 +21,16 @@ CHECKPOINT_FILE: Final = "wal.ckpt"
 UPLOADER_CHECKPOINT_FILE: Final = "uploader.ckpt"
 PUBLISHED_FILE: Final = "wal.synced"
 FAILED_FILE: Final = "wal.failed"
+LOG_ID_FILE: Final = "wal.id"
 
-_OTHER_FILES: Final = {CHECKPOINT_FILE, UPLOADER_CHECKPOINT_FILE, PUBLISHED_FILE, FAILED_FILE}
-_OTHER_ENDINGS: Final = {"idx", "tmp", "torn", "unusable"}
+_OTHER_FILES: Final = {
+    CHECKPOINT_FILE,
+    UPLOADER_CHECKPOINT_FILE,
+    PUBLISHED_FILE,
+    FAILED_FILE,
+    LOG_ID_FILE,
+}
+_OTHER_ENDINGS: Final = {"idx", "id", "tmp", "torn", "unusable"}
 
 _RULE: Final = (
     "a topic is /namespace/topic, both parts made of letters, digits, '_' and '-' "
@@ -121,3 +128,151 @@ class SegmentNames:
 def aside(name: str, kind: str, position: int) -> str:
     """Where bytes that recovery cut out of `name` at `position` are kept; kind ends in `torn`."""
     return f"{name}.{position}.{kind}"
+
+
+def aside_directory(log_id: str) -> str:
+    """Where a whole log is kept that is no longer the topic's."""
+    return f"aside-{log_id}"
+
+
+# ---- objects and the catalog -----------------------------------------------------------------
+
+_OFFSET: Final = r"(?:0|[1-9][0-9]{0,18})"
+_OBJECT: Final = re.compile(
+    rf"data-(?P<start>{_OFFSET})-(?P<end>{_OFFSET})(?:-(?P<attempt>[1-9][0-9]{{0,8}}))?\.dnb1"
+)
+_PENDING: Final = re.compile(
+    rf"data-(?P<start>{_OFFSET})-pending(?:-(?P<token>[0-9a-f]{{1,32}}))?\.dnb1"
+)
+SIDECAR_ENDING: Final = ".json"
+_TOPICS: Final = "storage/topics/"
+
+
+class ObjectName(NamedTuple):
+    """What an object's name says: the range of its offsets, the end included.
+
+    `attempt` tells names of one range apart: 0 is the plain name, and a higher one is taken when
+    the plain name is being deleted.
+    """
+
+    start: int
+    end: int
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        suffix = f"-{self.attempt}" if self.attempt else ""
+        return f"data-{self.start}-{self.end}{suffix}.dnb1"
+
+
+def parse_object(name: str) -> ObjectName | None:
+    """The range that the object's name gives, or None if it is no finished object's."""
+    match = _OBJECT.fullmatch(name)
+    if match is None:
+        return None
+    found = ObjectName(int(match["start"]), int(match["end"]), int(match["attempt"] or 0))
+    return found if found.start <= found.end else None
+
+
+def pending_object(start: int, token: str) -> str:
+    """The name under which an object with an end yet unknown is written."""
+    return f"data-{start}-pending-{token}.dnb1"
+
+
+def parse_pending(name: str) -> int | None:
+    """The start that a pending object's name gives (Danube's have no token), or None."""
+    match = _PENDING.fullmatch(name)
+    return None if match is None else int(match["start"])
+
+
+def sidecar(object_id: str) -> str:
+    """The name of the small object that holds the descriptor of `object_id`."""
+    return object_id + SIDECAR_ENDING
+
+
+def objects_prefix(topic: TopicName) -> str:
+    """What the keys of all of a topic's objects start with, in the object store."""
+    return f"{_TOPICS}{topic.namespace}/{topic.topic}/objects/"
+
+
+def object_key(topic: TopicName, object_id: str) -> str:
+    return objects_prefix(topic) + object_id
+
+
+def topic_of_key(key: str) -> tuple[TopicName, str] | None:
+    """The topic and the name of the object at `key`; None if it is not where objects are."""
+    parts = key.removeprefix(_TOPICS).split("/")
+    if not key.startswith(_TOPICS) or len(parts) != 4 or parts[2] != "objects":
+        return None
+    name = f"/{parts[0]}/{parts[1]}"
+    return (parse_topic(name), parts[3]) if is_topic(name) else None
+
+
+TOPICS_PREFIX: Final = _TOPICS
+
+
+class CatalogKeys:
+    """The keys of the catalog below its root, such as `/forebay`."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self, root_prefix: str) -> None:
+        root = root_prefix.rstrip("/")
+        if (root and not root.startswith("/")) or "//" in root or "\0" in root:
+            raise InvalidSetting(
+                f"root_prefix {root_prefix!r} must be like '/forebay': parts behind slashes"
+            )
+        self._root = root
+
+    def topics(self) -> str:
+        """What the keys of all topics start with."""
+        return f"{self._root}/{_TOPICS}"
+
+    def topic(self, topic: TopicName) -> str:
+        """What all keys of one topic start with."""
+        return f"{self._root}/{_TOPICS}{topic.namespace}/{topic.topic}/"
+
+    def record(self, topic: TopicName) -> str:
+        return self.topic(topic) + "record"
+
+    def owner(self, topic: TopicName) -> str:
+        return self.topic(topic) + "owner"
+
+    def objects(self, topic: TopicName) -> str:
+        return self.topic(topic) + "objects/"
+
+    def descriptor(self, topic: TopicName, start_offset: int) -> str:
+        return f"{self.objects(topic)}{start_offset:020d}"
+
+    def descriptor_start(self, topic: TopicName, key: str) -> int | None:
+        """The start offset in a descriptor's key; None for `cur` and for anything else."""
+        digits = key.removeprefix(self.objects(topic))
+        return int(digits) if len(digits) == 20 and digits.isascii() and digits.isdigit() else None
+
+    def current(self, topic: TopicName) -> str:
+        return self.objects(topic) + "cur"
+
+    def lives(self, topic: TopicName) -> str:
+        """What the keys of the lives of a topic's objects start with."""
+        return self.topic(topic) + "keys/"
+
+    def life(self, topic: TopicName, object_id: str) -> str:
+        return self.lives(topic) + object_id
+
+    def cursors(self, topic: TopicName) -> str:
+        return f"{self._root}/topics/{topic.namespace}/{topic.topic}/subscriptions/"
+
+    def cursor(self, topic: TopicName, subscription: str) -> str:
+        return f"{self.cursors(topic)}{subscription}/cursor"
+
+    def topic_of_record(self, key: str) -> TopicName | None:
+        """The topic whose record is at `key`, or None if it is none."""
+        parts = key.removeprefix(self.topics()).split("/")
+        if not key.startswith(self.topics()) or len(parts) != 3 or parts[2] != "record":
+            return None
+        name = f"/{parts[0]}/{parts[1]}"
+        return parse_topic(name) if is_topic(name) else None
+
+
+def after_prefix(prefix: str) -> str:
+    """The first key, in order of bytes, that does not start with `prefix`."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)

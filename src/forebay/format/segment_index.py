@@ -42,6 +42,11 @@ class SegmentIndex:
             raise ValueError(f"offset {offset} is before the segment")
         return self.offsets[at], self.positions[at]
 
+    def floor(self, offset: int, position: int) -> tuple[int, int]:
+        """The last known (offset, position) with neither beyond the given one."""
+        at = min(bisect_right(self.offsets, offset), bisect_right(self.positions, position)) - 1
+        return self.offsets[max(at, 0)], self.positions[max(at, 0)]
+
     def __len__(self) -> int:
         return len(self.offsets)
 

@@ -1,13 +1,43 @@
-"""Doubles of the disk and the clock, for Forebay's own tests and for those of its users.
+"""Doubles of what Forebay stands on, for tests of Forebay and its users.
 
-`CrashDisk` forgets what was not synced, `FaultDisk` makes any disk fail by plan, `ManualClock`
-moves when told. The disks pass the contract suite that the real one passes
-(`tests/contract/test_disk.py`): they are fakes, not mocks. None of them is meant to hold data
-that anybody wants back.
+`CrashDisk` forgets what was not synced; `FaultDisk`, `FaultBackend` and `FaultKv` make any disk,
+object store or catalog fail by plan; `ManualClock` moves when told. They pass the contract suites
+that the real ones pass (`tests/contract/`): they are fakes, not mocks. None of them is meant to
+hold data that anybody wants back. `FaultProxy` and `ProxyProcess` stand before a real server and
+do to its traffic what `Faults` says; they are loaded when they are first asked for.
 """
+
+from typing import TYPE_CHECKING
 
 from forebay.testing.clock import ManualClock
 from forebay.testing.crash import CrashDisk
 from forebay.testing.faults import Fault, FaultDisk
+from forebay.testing.kv import FaultKv
+from forebay.testing.objects import FaultBackend, ObjectFault
 
-__all__ = ["CrashDisk", "Fault", "FaultDisk", "ManualClock"]
+if TYPE_CHECKING:
+    from forebay.testing.network_faults import Faults, ProxyStats
+    from forebay.testing.proxy import FaultProxy, ProxyProcess
+
+__all__ = [
+    "CrashDisk",
+    "Fault",
+    "FaultBackend",
+    "FaultDisk",
+    "FaultKv",
+    "FaultProxy",
+    "Faults",
+    "ManualClock",
+    "ObjectFault",
+    "ProxyProcess",
+    "ProxyStats",
+]
+
+
+def __getattr__(name: str) -> object:
+    # Imported here, the module that is run as the proxy's process would be imported twice.
+    if name in {"FaultProxy", "Faults", "ProxyProcess", "ProxyStats"}:
+        from forebay.testing import proxy
+
+        return getattr(proxy, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

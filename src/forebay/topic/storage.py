@@ -1,32 +1,31 @@
-"""`WalStorage` and `WalStorageFactory`: one topic's storage, and where it comes from.
-
-The factory keeps one storage for each topic of a data directory (`wal/<namespace>/<topic>/`), all
-on the same writer threads. A topic whose log stopped after an error of the disk is opened anew,
-with recovery, when it is asked for again.
-"""
+"""`WalStorage`: one topic, its log and its objects, as the rest of the system holds it."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import LogClosed, UsageError
-from forebay.files.disk import Disk
-from forebay.files.local import LocalDisk
+from forebay.errors import OffsetOutOfRange, TopicFenced, UsageError
+from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
-from forebay.format.names import TopicName, is_topic, parse_topic
-from forebay.settings import StoreSettings
+from forebay.format.names import parse_topic
+from forebay.topic.opening import TopicClaim
+from forebay.topic.tiers import Tiers
+from forebay.topic.trimming import Trimmer
+from forebay.upload.rolling import RollingUploader
+from forebay.upload.uploader import Uploader
 from forebay.wal.append import Durability
+from forebay.wal.async_reader import AsyncLogReader
+from forebay.wal.commit import Visibility
 from forebay.wal.log import Wal
-from forebay.wal.pool import WriterPool
 from forebay.wal.reader import LogReader
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import Segment
+from forebay.wal.watermarks import Watermarks
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +47,95 @@ class StartPosition:
 
 
 class WalStorage:
-    """One topic: its log, and what is kept about it."""
+    """One topic: its log, its objects, and the work that moves messages from one to the other.
 
-    def __init__(self, wal: Wal, deleter: Deleter) -> None:
+    A topic of a store in memory has a log alone.
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        deleter: Deleter,
+        tiers: Tiers | None = None,
+        claim: TopicClaim | None = None,
+    ) -> None:
         self.wal = wal
         self._deleter = deleter
+        self._claim = claim
         self._acknowledged = 0
         self._lock = threading.Lock()
+        self.uploader: Uploader | None = None
+        self._trimmer: Trimmer | None = None
+        self._joined = None
+        if tiers is not None and claim is not None:
+            topic = parse_topic(wal.topic)
+            kind = RollingUploader if tiers.settings.uploader.rolling else Uploader
+            self.uploader = kind(topic, wal, claim.ownership.epoch, tiers.upload_ports)
+            assert claim.record is not None
+            self.uploader.follow(claim.record)
+            self._joined = tiers.joined(topic, wal)
+            self._trimmer = Trimmer(topic, wal, deleter, tiers)
+
+    @property
+    def name(self) -> str:
+        return self.wal.topic
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that can be read."""
+        return self.wal.start_offset if self.uploader is None else self.uploader.start_offset
+
+    # -- appending ------------------------------------------------------------------------------
 
     def append_message(self, message: StreamMessage, durability: Durability = "buffered") -> int:
         """Appends the message as it is, but for its offset, which is answered."""
         return self.wal.append_message(message, durability)
 
-    def create_reader(self, start: StartPosition) -> LogReader:
-        """A live reader: it waits at the end of the log until it is closed."""
-        return self.wal.tail_reader(start.value)
+    def flush(self) -> None:
+        self.wal.flush()
+
+    def watermarks(self) -> Watermarks:
+        marks = self.wal.watermarks()
+        if self.uploader is None:
+            return marks
+        return replace(marks, uploaded=self.uploader.uploaded, verified=self.uploader.verified)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def create_reader(
+        self,
+        start: StartPosition,
+        *,
+        end: int | None = None,
+        visibility: Visibility = "synced",
+    ) -> LogReader:
+        """A reader over objects, segments and memory; without an end it waits at the tail."""
+        self._require_start(start)
+        return self.wal.tail_reader(
+            start.value, end=end, visibility=visibility, through=self._joined
+        )
+
+    def create_stream(
+        self,
+        start: StartPosition,
+        *,
+        end: int | None = None,
+        visibility: Visibility = "synced",
+    ) -> AsyncLogReader:
+        """`create_reader` for asyncio."""
+        self._require_start(start)
+        return self.wal.async_reader(
+            start.value, end=end, visibility=visibility, through=self._joined
+        )
+
+    def _require_start(self, start: StartPosition) -> None:
+        oldest = self.start_offset
+        if start.value != "latest" and start.value < oldest:
+            raise OffsetOutOfRange(
+                f"{self.name}: offset {start.value} is not in the log: the oldest one is {oldest}",
+                start=oldest,
+                end=self.wal.current_offset(),
+            )
 
     def ack_checkpoint(self, up_to_offset: int) -> None:
         """Notes that consumers are done with everything up to and including the offset."""
@@ -75,130 +148,70 @@ class WalStorage:
         """One more than the highest offset that was given to `ack_checkpoint`."""
         return self._acknowledged
 
-    def flush(self) -> None:
+    # -- objects --------------------------------------------------------------------------------
+
+    def upload(self) -> list[ObjectDescriptor]:
+        """Uploads everything appended so far, whatever the thresholds; answers the new objects."""
+        uploader = self._require_uploader()
         self.wal.flush()
+        return self._fencing(lambda: uploader.cycle(force=True))
+
+    def upload_due(self) -> None:
+        """One cycle of the background work."""
+        uploader = self._require_uploader()
+        self._fencing(uploader.cycle)
+
+    def wait_uploaded(self, target: int, timeout: float | None = None) -> None:
+        """Returns when everything before `target` is in committed objects; uploads it itself."""
+        uploader = self._require_uploader()
+        self.wal.await_synced(target, timeout)
+        while uploader.uploaded < target:
+            self._fencing(lambda: uploader.cycle(force=True))
+
+    def _require_uploader(self) -> Uploader:
+        if self.uploader is None:
+            raise UsageError(f"{self.name}: a store in memory has no objects; open a directory")
+        return self.uploader
+
+    def _fencing(self, action: Callable[[], _Answer]) -> _Answer:
+        """A topic that turns out to be somebody else's accepts no more appends."""
+        try:
+            return action()
+        except TopicFenced as error:
+            self.fence(error)
+            raise
+
+    def fence(self, error: TopicFenced) -> None:
+        self.wal.fence(error)
 
     def trim_local(self) -> list[Segment]:
         """One retention pass. Only what is also in verified objects may go."""
-        return self.wal.retain(self._deleter, self.wal.watermarks().verified)
+        if self._trimmer is None:
+            return self.wal.retain(self._deleter, self.wal.watermarks().verified)
+        return self._trimmer.trim_local()
 
-    def close(self) -> None:
-        self.wal.shutdown()
-
-
-class WalStorageFactory:
-    """All topics of one store. Thread-safe."""
-
-    def __init__(
-        self, settings: StoreSettings, *, disk: Disk | None = None, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
-        if settings.data is not None:
-            # A process that changes its working directory must not move its store.
-            settings = replace(settings, data=Path(settings.data).absolute())
-        self.settings = settings
-        self._disk = disk or LocalDisk()
-        self._clock = clock
-        self._pool = WriterPool(settings.writer_threads, clock)
-        self._deleter = Deleter(settings.deleter)
-        self._lock = threading.Lock()
-        self._storages: dict[TopicName, WalStorage] = {}
-        self._opening: dict[TopicName, threading.Lock] = {}
-        self._closed = False
-        self._pid = os.getpid()
-
-    def for_topic(self, name: str) -> WalStorage:
-        """The topic's storage, opened, recovered or created on first use."""
-        topic = parse_topic(name)
-        with self._lock:
-            self._require_open()
-            storage = self._storages.get(topic)
-            if storage is not None and not storage.wal.ended:
-                return storage
-            turn = self._opening.setdefault(topic, threading.Lock())
-        with turn:
-            return self._open(topic)
-
-    def _open(self, topic: TopicName) -> WalStorage:
-        with self._lock:
-            self._require_open()
-            storage = self._storages.get(topic)
-        known_offset = 0
-        if storage is not None:
-            if not storage.wal.ended:
-                return storage
-            storage.wal.abandon()
-            known_offset = storage.wal.watermarks().synced
-        storage = WalStorage(self._open_wal(topic, known_offset), self._deleter)
-        with self._lock:
-            if not self._closed:
-                self._storages[topic] = storage
-                return storage
-        storage.close()
-        raise LogClosed("the store is closed")
-
-    def _open_wal(self, topic: TopicName, known_offset: int) -> Wal:
-        directory = self._directory(topic)
-        settings = replace(self.settings.wal, dir=directory)
-        return Wal(
-            settings,
-            str(topic),
-            disk=self._disk,
-            clock=self._clock,
-            pool=self._pool,
-            known_offset=known_offset,
-        )
-
-    def _directory(self, topic: TopicName) -> Path | None:
-        data = self.settings.data
-        return None if data is None else Path(data) / "wal" / topic.namespace / topic.topic
-
-    def topics(self) -> list[str]:
-        """The names of all topics, open or not, sorted."""
-        with self._lock:
-            names = {str(topic) for topic in self._storages}
-        if self.settings.data is not None:
-            root = Path(self.settings.data) / "wal"
-            for namespace in self._list(root):
-                found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
-                names.update(name for name in found if is_topic(name))
-        return sorted(names)
-
-    def _list(self, path: Path) -> list[str]:
-        try:
-            return self._disk.list_dir(path)
-        except (FileNotFoundError, NotADirectoryError):
+    def trim_remote(self) -> list[ObjectDescriptor]:
+        """One pass of remote retention; answers the objects that went."""
+        if self._trimmer is None or self._claim is None:
             return []
+        trimmer, claim = self._trimmer, self._claim
+        gone = self._fencing(lambda: trimmer.trim_remote(claim.ownership.epoch))
+        if gone:
+            self._require_uploader().record()
+        return gone
+
+    def abandon(self) -> None:
+        """Lets go of a topic whose log stopped, so that it can be opened anew."""
+        if self.uploader is not None:
+            self.uploader.close()
+        self.wal.abandon()
 
     def close(self) -> None:
-        """Syncs and closes every topic; the first error is raised after all were tried.
-
-        In a forked child it does nothing: the topics belong to the parent.
-        """
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            storages = list(self._storages.values())
-            self._storages.clear()
+        """Ends the work behind the topic, syncs its log, and gives the topic up."""
+        if self.uploader is not None:
+            self.uploader.close()
         try:
-            close_all([storage.close for storage in storages])
+            self.wal.shutdown()
         finally:
-            self._pool.close()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise LogClosed("the store is closed")
-
-
-def close_all(closers: list[Callable[[], None]]) -> None:
-    """Calls all of them, even when some raise; then raises the first error."""
-    first: Exception | None = None
-    for close in closers:
-        try:
-            close()
-        except Exception as error:  # noqa: BLE001  # re-raised below, once all were tried
-            first = first or error
-    if first is not None:
-        raise first
+            if self._claim is not None and not self.wal.stopped:
+                self._claim.release(self.wal.current_offset())

@@ -12,25 +12,33 @@ as a context manager, and nothing appended is lost; a crash before that loses wh
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeAlias
 
+from forebay.catalog.catalog import Catalog
 from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.config import settings_from
 from forebay.errors import UsageError
 from forebay.files.disk import Disk
+from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
+from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings
-from forebay.topic.storage import WalStorage, WalStorageFactory
+from forebay.topic.factory import WalStorageFactory
+from forebay.topic.storage import StartPosition, WalStorage
 from forebay.wal.append import Durability
+from forebay.wal.async_reader import AsyncLogReader
 from forebay.wal.commit import Visibility
-from forebay.wal.reader import AsyncLogReader, LogReader
+from forebay.wal.reader import LogReader
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Watermarks
 
 Start: TypeAlias = int | Literal["earliest", "latest"]
+AnyDurability: TypeAlias = Durability | Literal["uploaded"]
 
 
 class Topic:
@@ -47,44 +55,68 @@ class Topic:
     @property
     def start_offset(self) -> int:
         """The oldest offset that can be read."""
-        return self._wal.start_offset
+        return self._storage.start_offset
 
     def append(
         self,
         payload: Buffer,
         attributes: Mapping[str, str] | None = None,
         routing_key: str | None = None,
-        durability: Durability = "buffered",
+        durability: AnyDurability = "buffered",
     ) -> int:
         """Appends one message and answers its offset.
 
-        `buffered` returns at once; `synced` returns when the message would survive a power loss.
+        `buffered` returns at once; `synced` returns when the message would survive a power loss;
+        `uploaded` when it is in a committed object, which it sees to.
         """
-        return self._wal.append(payload, attributes, routing_key, durability)
+        if durability != "uploaded":
+            return self._wal.append(payload, attributes, routing_key, durability)
+        offset = self._wal.append(payload, attributes, routing_key)
+        self._storage.wait_uploaded(offset + 1)
+        return offset
 
     def append_many(
         self,
         payloads: Iterable[Buffer],
         attributes: Iterable[Mapping[str, str] | None] | None = None,
         routing_keys: Iterable[str | None] | None = None,
-        durability: Durability = "buffered",
+        durability: AnyDurability = "buffered",
     ) -> range:
         """Appends messages with consecutive offsets, which are answered as a range."""
-        return self._wal.append_many(payloads, attributes, routing_keys, durability)
+        if durability != "uploaded":
+            return self._wal.append_many(payloads, attributes, routing_keys, durability)
+        offsets = self._wal.append_many(payloads, attributes, routing_keys)
+        self._storage.wait_uploaded(offsets.stop)
+        return offsets
 
     async def append_async(
         self,
         payload: Buffer,
         attributes: Mapping[str, str] | None = None,
         routing_key: str | None = None,
-        durability: Durability = "buffered",
+        durability: AnyDurability = "buffered",
     ) -> int:
         """`append` for asyncio: never blocks the event loop on the disk."""
-        return await self._wal.append_async(payload, attributes, routing_key, durability)
+        if durability != "uploaded":
+            return await self._wal.append_async(payload, attributes, routing_key, durability)
+        offset = await self._wal.append_async(payload, attributes, routing_key)
+        await asyncio.to_thread(self._storage.wait_uploaded, offset + 1)
+        return offset
 
-    def wait(self, offset: int, timeout: float | None = None) -> None:
-        """Returns when the message at `offset` is synced; WaitTimeout after `timeout` seconds."""
+    def wait(
+        self,
+        offset: int,
+        timeout: float | None = None,
+        *,
+        durability: Literal["synced", "uploaded"] = "synced",
+    ) -> None:
+        """Returns when the message at `offset` is synced, or uploaded, which it sees to.
+
+        WaitTimeout if it is not synced after `timeout` seconds; an upload takes what it takes.
+        """
         self._wal.wait(offset, timeout)
+        if durability == "uploaded":
+            self._storage.wait_uploaded(offset + 1)
 
     async def wait_async(self, offset: int) -> None:
         """`wait` for asyncio."""
@@ -94,36 +126,41 @@ class Topic:
         self,
         start: Start = "earliest",
         *,
+        end: int | None = None,
         follow: bool = False,
         visibility: Visibility = "synced",
     ) -> LogReader:
         """Messages from `start` on: an offset, "earliest" or "latest".
 
-        Ends after the last message that is appended now, or, with `follow`, waits for more. With
-        `visibility="buffered"` messages are seen before they are synced, and can vanish in a
-        crash after they were seen.
+        Ends before the offset `end`, else after the last message that is appended now, or, with
+        `follow`, waits for more. With `visibility="buffered"` messages are seen before they are
+        synced, and can vanish in a crash after they were seen.
         """
-        end = None if follow else self._wal.current_offset()
-        return self._wal.tail_reader(self._start(start), end=end, visibility=visibility)
+        stop = self._end(end, follow=follow)
+        return self._storage.create_reader(self._start(start), end=stop, visibility=visibility)
 
     def stream(
         self,
         start: Start = "earliest",
         *,
+        end: int | None = None,
         follow: bool = True,
         visibility: Visibility = "synced",
     ) -> AsyncLogReader:
         """`read` for asyncio; it follows unless told otherwise."""
-        end = None if follow else self._wal.current_offset()
-        return self._wal.async_reader(self._start(start), end=end, visibility=visibility)
+        stop = self._end(end, follow=follow)
+        return self._storage.create_stream(self._start(start), end=stop, visibility=visibility)
 
-    def _start(self, start: Start) -> int | Literal["latest"]:
+    def _end(self, end: int | None, *, follow: bool) -> int | None:
+        return self._wal.current_offset() if end is None and not follow else end
+
+    def _start(self, start: Start) -> StartPosition:
         if start == "earliest":
-            return self._wal.start_offset
+            return StartPosition.offset(self._storage.start_offset)
         if start == "latest":
-            return start
+            return StartPosition.latest()
         if type(start) is int and start >= 0:
-            return start
+            return StartPosition.offset(start)
         raise UsageError(f"start is {start!r}; it must be an offset, 'earliest' or 'latest'")
 
     def flush(self) -> None:
@@ -131,7 +168,12 @@ class Topic:
         self._storage.flush()
 
     def watermarks(self) -> Watermarks:
-        return self._wal.watermarks()
+        """The next offset of each stage: appended, synced, uploaded, verified."""
+        return self._storage.watermarks()
+
+    def upload(self) -> list[ObjectDescriptor]:
+        """Uploads everything appended so far, whatever the thresholds; answers the new objects."""
+        return self._storage.upload()
 
     def segments(self) -> list[Segment]:
         """The local files, oldest first."""
@@ -150,9 +192,17 @@ class Store:
     """All topics under one data directory. Thread-safe."""
 
     def __init__(
-        self, settings: StoreSettings, *, disk: Disk | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        settings: StoreSettings,
+        *,
+        disk: Disk | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        catalog: Catalog | None = None,
+        store: CloudStore | None = None,
     ) -> None:
-        self._factory = WalStorageFactory(settings, disk=disk, clock=clock)
+        self._factory = WalStorageFactory(
+            settings, disk=disk, clock=clock, catalog=catalog, store=store
+        )
         atexit.register(self.close)
 
     def topic(self, name: str) -> Topic:
@@ -181,9 +231,8 @@ class Store:
 
 
 def open_store(source: str | Path | StoreSettings | None) -> Store:
-    """Opens the store in a directory (created where missing), or with settings; None is memory."""
-    settings = source if isinstance(source, StoreSettings) else StoreSettings(data=source)
-    data = None if settings.data is None else Path(settings.data)
-    if data is not None and data.exists() and not data.is_dir():
-        raise UsageError(f"{data} is not a directory: name the data directory")
-    return Store(settings)
+    """Opens a store: a directory (created where missing), a YAML file, or settings.
+
+    None is a store in memory, without objects.
+    """
+    return Store(settings_from(source))

@@ -20,6 +20,7 @@ from forebay.format.message import StreamMessage, encode_head, encode_message, e
 from forebay.format.pure import add_frame
 from forebay.limits import ENCODE_BYTES_MAX
 from forebay.settings import WalSettings
+from forebay.wal.claim import Claim
 from forebay.wal.commit import REFUSE, GroupCommit
 from forebay.wal.journal import AnyJournal
 from forebay.wal.pool import WriterPool
@@ -38,8 +39,9 @@ class Appender(GroupCommit):
         clock: Clock,
         journal: AnyJournal,
         pool: WriterPool,
+        claim: Claim,
     ) -> None:
-        super().__init__(topic, settings, clock, journal, pool)
+        super().__init__(topic, settings, clock, journal, pool, claim)
         self._now_ms = clock.now_ms
         self._now_ns = clock.now_ns
         self._head = encode_head(0, 0, topic, "")
@@ -174,7 +176,7 @@ class Appender(GroupCommit):
                 while self._queued_bytes >= self.settings.queue_max_bytes:
                     waited = True
                     self._schedule()
-                    self._room.wait()
+                    self._step_out()
                     self._require_open()
                 data, after = encode_many(
                     self._head,
@@ -219,7 +221,7 @@ class Appender(GroupCommit):
                     self._notice()
                     break
                 waiter = TaskWaiter()
-                self._room_tasks.append(waiter)
+                self._room_waiters.append(waiter)
             await waiter.future
         if durability == "synced":
             await self.wait_async(offset)

@@ -19,16 +19,17 @@ from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
 from forebay.clock import Clock
-from forebay.errors import LogClosed, LogStopped, WaitTimeout, remedy
+from forebay.errors import LogClosed, TopicFenced, WaitTimeout
 from forebay.limits import QUEUE_RUNS_MAX, RUN_BYTES_MAX
 from forebay.settings import WalSettings
+from forebay.wal.claim import Claim, stopped
 from forebay.wal.forks import disown_after_fork
 from forebay.wal.gather import Gather
 from forebay.wal.journal import AnyJournal
 from forebay.wal.memory import Run, RunCache
 from forebay.wal.pool import WriterPool
 from forebay.wal.queue import Queue
-from forebay.wal.waiters import TaskWaiter, ThreadWaiter, Waiter, Waiters, wake
+from forebay.wal.waiters import TaskWaiter, ThreadWaiter, Waiter, Waiters, wait_released, wake
 from forebay.wal.watermarks import Watermarks
 
 _log: Final = logging.getLogger("forebay.wal")
@@ -46,15 +47,16 @@ class GroupCommit:
         clock: Clock,
         journal: AnyJournal,
         pool: WriterPool,
+        claim: Claim,
     ) -> None:
         self.topic = topic
         self.settings = settings
         self._clock = clock
         self._journal = journal
         self._pool = pool
+        self._claim = claim
         self._files = threading.Lock()
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
         self._queue = Queue(journal.next_offset)
         self._flight = Queue(journal.next_offset)
         self._queued_bytes = 0
@@ -76,7 +78,7 @@ class GroupCommit:
         self._timer_set = False
         self._rotation_armed = False
         self._exclusive = False
-        self._room_tasks: list[TaskWaiter] = []
+        self._room_waiters: list[Waiter] = []
         self._closed = self._released = False
         self._forked = False
         self._error: BaseException | None = None
@@ -91,7 +93,6 @@ class GroupCommit:
         """
         self._files = threading.Lock()
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
         self._closed = self._released = self._forked = True
         self._queued_max = REFUSE
         self._journal.close(clean=False)  # lest a child that lives longer keeps the lock
@@ -118,12 +119,7 @@ class GroupCommit:
 
     def _require_open(self) -> None:
         if self._error is not None:
-            raise LogStopped(
-                f"{self.topic}: the log stopped after an error of the disk: {self._error!r}; "
-                f"messages from offset {self._synced} on may or may not be there; "
-                f"{remedy(self._error)}, then open the log again",
-                synced=self._synced,
-            ) from self._error
+            raise stopped(self.topic, self._error, self._synced) from self._error
         if self._forked:
             raise LogClosed(
                 f"{self.topic}: the log was opened before this process was forked and belongs to "
@@ -135,7 +131,12 @@ class GroupCommit:
     def _wait_for_room(self) -> None:
         """Blocks until an append may enter; raises when it never will."""
         while not self._has_room():
-            self._room.wait()
+            self._step_out()
+
+    def _step_out(self) -> None:
+        """Waits for room without the lock (with _lock held, and held again when it ends)."""
+        self._room_waiters.append(waiter := ThreadWaiter())
+        wait_released(self._lock, waiter)
 
     def _has_room(self) -> bool:
         """Whether an append may enter; if not, a commit is under way to make room."""
@@ -147,9 +148,8 @@ class GroupCommit:
 
     def _let_in(self) -> None:
         """Has all who wait for room look again."""
-        self._room.notify_all()
-        tasks, self._room_tasks = self._room_tasks, []
-        wake(tasks)
+        waiters, self._room_waiters = self._room_waiters, []
+        wake(waiters)
 
     def _close_tail(self) -> None:
         """Makes the growing tail a run like the others, and counts it."""
@@ -225,7 +225,9 @@ class GroupCommit:
         try:
             runs = self._flight.closed().runs
             if runs:
+                self._claim.admit(runs[-1].end)
                 self._journal.commit(runs)
+                self._claim.confirm()
             return self._committed(runs, self._clock.monotonic() - started)
         except BaseException as error:
             self._stop(error)
@@ -264,6 +266,12 @@ class GroupCommit:
             self._journal.mark_failed(error)
         except OSError as second:
             _log.error("%s: the failure could not be noted on disk: %s", self.topic, second)
+
+    def fence(self, error: TopicFenced) -> None:
+        """Ends the log because another process owns the topic now."""
+        with self._files:
+            if self._error is None and not self._closed:
+                self._stop(error)
 
     def _end(self) -> None:
         """Lets nobody in any more, and wakes all who wait (with _lock held)."""

@@ -29,6 +29,11 @@ class SegmentIndexes:
             return offset, 0
         return (segment.index or self._sealed(segment)).seek(offset)
 
+    def floor(self, segment: Segment, offset: int, position: int) -> tuple[int, int]:
+        """The last known (offset, position) that is at most at both."""
+        index = segment.index or self._sealed(segment)
+        return index.floor(offset, position)
+
     def _sealed(self, segment: Segment) -> SegmentIndex:
         with self._lock:
             index = self._known.get(segment.seq)

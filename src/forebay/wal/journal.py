@@ -30,7 +30,10 @@ from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
 from forebay.format.names import FAILED_FILE, SegmentNames
 from forebay.format.segment_index import SegmentIndex, encode_index
 from forebay.settings import WalSettings
+from forebay.wal import observe
 from forebay.wal.checkpoints import CheckpointStore
+from forebay.wal.claim import Claim
+from forebay.wal.identity import settle
 from forebay.wal.memory import Run
 from forebay.wal.publisher import Publisher, read_published
 from forebay.wal.recovery import Recovered, Recovery, remove_segment
@@ -55,7 +58,7 @@ class Journal:
         self._settings = settings
         self._clock = clock
         self._names = SegmentNames(settings.file_name)
-        self._checkpoints = checkpoints
+        self.checkpoints = checkpoints
         self._publisher = publisher
         self._file: AppendFile | None = None
         self._written = 0
@@ -75,6 +78,7 @@ class Journal:
 
     def commit(self, runs: Sequence[Run]) -> None:
         """Writes and syncs the runs; when it returns, `segments` covers them."""
+        started = self._clock.monotonic()
         pending: list[Buffer] = []
         for run in runs:
             if self._file is None or self._full():
@@ -91,6 +95,7 @@ class Journal:
         self._write(pending)
         self._sync()
         self._publish()
+        observe.flushed(runs, self._clock.monotonic() - started)
 
     def rotate(self) -> None:
         """Seals the active segment, if it holds anything; the next commit begins a new one."""
@@ -185,6 +190,7 @@ class Journal:
             self._write_index(active)
             sealed = (*self.segments.sealed, replace(active, index=None))
             self.segments = SegmentSet(sealed, None)
+            observe.rotations.add()
 
     def _rotate(self, first_offset: int) -> None:
         sealed_before = len(self.segments.sealed)
@@ -225,7 +231,7 @@ class Journal:
         if active is not None:
             entries.append(SegmentEntry(active.seq, active.first_offset, None))
         synced = max((segment.end_offset for segment in self.segments), default=self.next_offset)
-        self._checkpoints.update_wal(
+        self.checkpoints.update_wal(
             WalCheckpoint(
                 start_offset=self.start_offset,
                 next_offset=synced,
@@ -255,6 +261,7 @@ class VolatileJournal:
     """No files at all: for logs in memory, whose history is what the cache holds."""
 
     def __init__(self) -> None:
+        self.checkpoints = None
         self.segments = SegmentSet()
         self.start_offset = 0
         self.next_offset = 0
@@ -280,9 +287,9 @@ AnyJournal: TypeAlias = Journal | VolatileJournal
 
 
 def open_journal(
-    disk: Disk, settings: WalSettings, clock: Clock, known_offset: int = 0
+    disk: Disk, settings: WalSettings, clock: Clock, claim: Claim, known_offset: int = 0
 ) -> AnyJournal:
-    """Claims the directory, recovers what is in it, and is ready to write.
+    """Locks the directory, recovers what is in it, settles the claim, and is ready to write.
 
     `known_offset` is what the caller knows to be synced, whatever the directory says.
     """
@@ -294,18 +301,19 @@ def open_journal(
     # A process that changes its working directory must not move its logs.
     directory = Path(settings.dir).absolute()
     try:
-        return _claim_and_recover(disk, directory, settings, clock, names, known_offset)
+        return _lock_and_recover(disk, directory, settings, clock, names, claim, known_offset)
     except OSError as error:
         reason = f"{directory}: cannot open the log: {error}; {remedy(error)}"
         raise DiskError(error.errno, reason) from error
 
 
-def _claim_and_recover(
+def _lock_and_recover(
     disk: Disk,
     directory: Path,
     settings: WalSettings,
     clock: Clock,
     names: SegmentNames,
+    claim: Claim,
     known_offset: int,
 ) -> Journal:
     disk.make_dirs(directory)
@@ -316,7 +324,8 @@ def _claim_and_recover(
         recovery = Recovery(
             disk, directory, names, clock, checkpoints.get_wal(), published, known_offset
         )
-        return Journal(disk, directory, settings, clock, checkpoints, publisher, recovery.run())
+        recovered = settle(disk, directory, names, publisher, recovery.run(), claim)
+        return Journal(disk, directory, settings, clock, checkpoints, publisher, recovered)
     except BaseException:
         publisher.close()
         raise

@@ -11,10 +11,11 @@ is what makes it last.
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from typing import Literal
 
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import ForebayError, LogStopped, MissingData, UsageError
+from forebay.errors import ForebayError, LogStopped, MissingData, TopicFenced, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.frame import scan
@@ -22,13 +23,17 @@ from forebay.format.message import StreamMessage, decode_messages
 from forebay.format.names import SegmentNames, parse_topic
 from forebay.limits import READER_PIN_SECONDS_MAX
 from forebay.settings import WalSettings
+from forebay.wal import observe
 from forebay.wal.append import Appender
+from forebay.wal.async_reader import AsyncLogReader
+from forebay.wal.checkpoints import CheckpointStore
+from forebay.wal.claim import Claim, Unclaimed
 from forebay.wal.commit import REFUSE, Visibility
 from forebay.wal.indexes import SegmentIndexes
 from forebay.wal.journal import open_journal
 from forebay.wal.memory import Run, newest_since
 from forebay.wal.pool import WriterPool
-from forebay.wal.reader import AsyncLogReader, LogReader, Plan
+from forebay.wal.reader import LogReader, Plan, ReadableLog
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import Segment
 
@@ -45,13 +50,15 @@ class Wal(Appender):
         clock: Clock = SYSTEM_CLOCK,
         pool: WriterPool | None = None,
         known_offset: int = 0,
+        claim: Claim | None = None,
     ) -> None:
         name = str(parse_topic(topic))
         self._disk = disk or LocalDisk()
-        journal = open_journal(self._disk, settings, clock, known_offset)
+        claim = claim or Unclaimed()
+        journal = open_journal(self._disk, settings, clock, claim, known_offset)
         self._own_pool = pool is None
         try:
-            super().__init__(name, settings, clock, journal, pool or WriterPool(1, clock))
+            super().__init__(name, settings, clock, journal, pool or WriterPool(1, clock), claim)
         except BaseException:
             journal.close(clean=False)
             raise
@@ -63,6 +70,19 @@ class Wal(Appender):
     def segments(self) -> list[Segment]:
         """The files of the log, oldest first, as far as they are synced."""
         return list(self._journal.segments)
+
+    @property
+    def names(self) -> SegmentNames:
+        return SegmentNames(self.settings.file_name)
+
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
+    @property
+    def checkpoints(self) -> CheckpointStore | None:
+        """The topic's checkpoints; None for a log in memory."""
+        return self._journal.checkpoints
 
     def rotate(self) -> None:
         """Seals the active segment; the next append begins a new one."""
@@ -132,11 +152,8 @@ class Wal(Appender):
 
     def abandon(self) -> None:
         """Releases a stopped log's directory, so that it can be opened anew."""
-        try:
+        with suppress(LogStopped, TopicFenced):  # those who waited were told when it stopped
             self.shutdown()
-        except LogStopped:
-            # Those who waited were told when it stopped.
-            return
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -146,10 +163,12 @@ class Wal(Appender):
         *,
         end: int | None = None,
         visibility: Visibility = "synced",
+        through: ReadableLog | None = None,
     ) -> LogReader:
         """A reader from an offset on; it waits at the end of the log unless it is given an `end`.
 
         `visibility="buffered"` sees messages before they are synced: they can vanish in a crash.
+        `through` is a larger log that this one is the end of: the reader asks that instead.
         """
         if visibility not in self._waiters:
             raise UsageError(f"visibility is {visibility!r}; it must be 'synced' or 'buffered'")
@@ -157,11 +176,13 @@ class Wal(Appender):
         start = next_offset if from_offset == "latest" else from_offset
         if start > next_offset:
             raise self._out_of_range(start, f"the next one is {next_offset}")
-        if start < self.start_offset:
+        if through is None and start < self.start_offset:
             raise self._out_of_range(start, f"the oldest one here is {self.start_offset}")
-        reader = LogReader(self, self._disk, self._indexes, start, end=end, visibility=visibility)
+        log = through or self
+        reader = LogReader(log, self._disk, self._indexes, start, end=end, visibility=visibility)
         with self._lock:
             self._readers.add(reader)
+        observe.readers.add()
         return reader
 
     def async_reader(
@@ -170,9 +191,11 @@ class Wal(Appender):
         *,
         end: int | None = None,
         visibility: Visibility = "synced",
+        through: ReadableLog | None = None,
     ) -> AsyncLogReader:
         """`tail_reader` for asyncio."""
-        return AsyncLogReader(self, self.tail_reader(from_offset, end=end, visibility=visibility))
+        reader = self.tail_reader(from_offset, end=end, visibility=visibility, through=through)
+        return AsyncLogReader(through or self, reader)
 
     def read_cached_since(self, after_offset: int) -> tuple[list[tuple[int, StreamMessage]], int]:
         """Synced messages after `after_offset` that are in memory, and the next synced offset.

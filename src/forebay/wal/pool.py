@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -25,8 +26,11 @@ Job: TypeAlias = Callable[[], bool | None]
 class WriterPool:
     """Threads start as they are needed, up to `threads`, and end with `close`."""
 
-    def __init__(self, threads: int = WRITER_THREADS, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, threads: int = WRITER_THREADS, clock: Clock = SYSTEM_CLOCK, name: str = "writer"
+    ) -> None:
         self._threads_max = threads
+        self._name = name
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._ready: deque[Job] = deque()
@@ -58,15 +62,19 @@ class WriterPool:
         with self._changed:
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Ends the threads once what was submitted has run; timers are forgotten."""
+    def close(self, timeout: float | None = None) -> None:
+        """Ends the threads once what was submitted has run; timers are forgotten.
+
+        After `timeout` seconds those that still run are left to end by themselves.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             self._closed = True
             self._timers.clear()
             self._changed.notify_all()
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(None if deadline is None else max(deadline - time.monotonic(), 0))
 
     def _provide_thread(self) -> None:
         """Sees to it that somebody takes what is ready, or looks at the timers."""
@@ -76,7 +84,7 @@ class WriterPool:
         wanted = max(len(self._ready), 1)
         if self._idle < wanted and len(self._threads) < self._threads_max and not self._closed:
             thread = threading.Thread(
-                target=self._work, name=f"forebay-writer-{len(self._threads)}", daemon=True
+                target=self._work, name=f"forebay-{self._name}-{len(self._threads)}", daemon=True
             )
             try:
                 thread.start()

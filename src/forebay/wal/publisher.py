@@ -50,6 +50,11 @@ class Publisher:
         else:
             write_all_at(self._file, data, 0)
 
+    def withdraw(self) -> None:
+        """Publishes nothing, until the next `publish`."""
+        self._file.truncate(0)
+        self._file.sync()
+
     def close(self) -> None:
         self._file.close()
 

@@ -11,13 +11,12 @@ What a caller gets wrong: iterating a reader with no end waits for ever at the e
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from forebay.errors import CorruptFrame, ForebayError, UsageError
+from forebay.errors import CorruptFrame, ForebayError
 from forebay.files.disk import Buffer, Disk
 from forebay.format.frame import End, Scan, scan
 from forebay.format.message import StreamMessage, decode_messages
@@ -26,12 +25,25 @@ from forebay.wal.chunks import ChunkReader, require_complete
 from forebay.wal.indexes import SegmentIndexes
 from forebay.wal.memory import Run
 from forebay.wal.segment import Segment
-from forebay.wal.waiters import TaskWaiter, ThreadWaiter, Waiter
+from forebay.wal.waiters import ThreadWaiter, Waiter
 
 if TYPE_CHECKING:
     from forebay.wal.commit import Visibility
 
-Plan: TypeAlias = list[Run] | Segment | None
+
+class Past(Protocol):
+    """Where messages are that are no longer in the log: what a reader of it holds."""
+
+    def read(self, offset: int, end: int | None) -> Scan | None:
+        """Frames from exactly `offset` on, at least one; None if the log has them by now.
+
+        May take as long as a network does.
+        """
+
+    def close(self) -> None: ...
+
+
+Plan: TypeAlias = list[Run] | Segment | Past | None
 """Where a reader's next offset is; None if it is not there yet."""
 
 
@@ -40,8 +52,8 @@ class ReadableLog(Protocol):
 
     def plan(self, reader: LogReader) -> Plan: ...
 
-    def gone(self, reader: LogReader, segment: Segment) -> ForebayError:
-        """What to raise when the planned segment is no longer there."""
+    def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:
+        """What to raise when the planned segment is no longer there; None: plan again."""
 
     def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool: ...
 
@@ -92,6 +104,8 @@ class LogReader:
         self.pinned: int | None = None
         """The segment that retention must leave alone; the log sets it."""
         self.moved_at = 0.0
+        self.past: Past | None = None
+        """What reads from before the log; the log sets it, and the reader closes it."""
 
     def __iter__(self) -> LogReader:
         return self
@@ -121,6 +135,17 @@ class LogReader:
         self._place = None
         self._fetched = self.position
 
+    @property
+    def end(self) -> int | None:
+        """Where the reader ends, if it does."""
+        return self._end
+
+    def leave_past(self) -> None:
+        """For when the next offset is in the log again, or the reader is done."""
+        past, self.past = self.past, None
+        if past is not None:
+            past.close()
+
     def frames(self) -> Iterator[Scan]:
         """Scanned frames, a piece at a time; each is valid until the next is asked for."""
         self.rewind()
@@ -132,6 +157,9 @@ class LogReader:
         """Ends the iteration, even one that waits in another thread."""
         self._closed = True
         self.pinned = None
+        past = self.past
+        if past is not None:
+            past.close()
         waiter = self._waiter
         if waiter is not None and self._log.delist(waiter, self.visibility):
             waiter.wake()
@@ -164,7 +192,10 @@ class LogReader:
         while not self.finished:
             plan = self._log.plan(self)
             if plan is not None:
-                return self.accept(self.fetch(plan, self.buffer()))
+                piece = self.fetch(plan, self.buffer())
+                if piece is not None:
+                    return self.accept(piece)
+                continue
             waiter = ThreadWaiter()
             if self.begin_wait(waiter):
                 woken = False
@@ -173,6 +204,7 @@ class LogReader:
                 finally:
                     self.end_wait(waiter, woken=woken)
         self.pinned = None
+        self.leave_past()
         return None
 
     def begin_wait(self, waiter: Waiter) -> bool:
@@ -203,14 +235,23 @@ class LogReader:
             self._chunks = ChunkReader()
         return self._chunks
 
-    def fetch(self, plan: list[Run] | Segment, chunks: ChunkReader) -> Piece:
-        """Gets frames from where the log says they are; changes nothing about the reader."""
+    def fetch(self, plan: list[Run] | Segment | Past, chunks: ChunkReader) -> Piece | None:
+        """Gets frames from where the log says they are; changes nothing about the reader.
+
+        None if they are no longer there, and the log knows where they are now.
+        """
         if isinstance(plan, list):
             return Piece(self._from_memory(plan))
+        if not isinstance(plan, Segment):
+            frames = plan.read(self._fetched, self._end)
+            return None if frames is None else Piece(frames)
         try:
             return self._from_segment(plan, chunks)
         except FileNotFoundError as error:
-            raise self._log.gone(self, plan) from error
+            failure = self._log.gone(self, plan)
+            if failure is not None:
+                raise failure from error
+            return None
 
     def accept(self, piece: Piece) -> Scan:
         """Makes fetched frames the current ones."""
@@ -266,6 +307,7 @@ class LogReader:
     def abandon_buffer(self) -> None:
         """For a fetch that goes on in another thread though nobody wants its result any more."""
         self._chunks = None
+        self.leave_past()
 
 
 def _since(frames: Scan, offset: int) -> Scan:
@@ -286,96 +328,3 @@ def _slice(frames: Scan, start: int, stop: int) -> Scan:
         positions=frames.positions[start:stop],
         lengths=frames.lengths[start:stop],
     )
-
-
-class AsyncLogReader:
-    """A reader for asyncio: files are read on a thread, everything else on the event loop."""
-
-    def __init__(self, log: ReadableLog, reader: LogReader) -> None:
-        self._log = log
-        self._reader = reader
-        self._busy = False
-        self._messages: Iterator[StreamMessage] = iter(())
-
-    @property
-    def position(self) -> int:
-        """The offset of the next message."""
-        return self._reader.position
-
-    def __aiter__(self) -> AsyncLogReader:
-        return self
-
-    async def __anext__(self) -> StreamMessage:
-        if self._busy:
-            raise UsageError("the stream is waiting already: one task at a time may ask for more")
-        self._busy = True
-        try:
-            while not self._reader.closed:
-                for message in self._messages:
-                    self._reader.position = message.msg_id.topic_offset + 1
-                    return message
-                frames = await self._next_frames()
-                if frames is None:
-                    break
-                self._messages = decode_messages(frames)
-        except BaseException:
-            self._messages = iter(())
-            self._reader.rewind()
-            raise
-        finally:
-            self._busy = False
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """Ends the iteration, even one that waits in another task."""
-        self._reader.close()
-
-    async def __aenter__(self) -> AsyncLogReader:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def _next_frames(self) -> Scan | None:
-        reader = self._reader
-        while not reader.finished:
-            plan = self._log.plan(reader)
-            if plan is None:
-                await self._wait()
-            elif isinstance(plan, list):
-                return reader.accept(reader.fetch(plan, reader.buffer()))
-            else:
-                return reader.accept(await self._fetch_on_thread(plan))
-        reader.pinned = None
-        return None
-
-    async def _wait(self) -> None:
-        waiter = TaskWaiter()
-        if not self._reader.begin_wait(waiter):
-            return
-        woken = True
-        try:
-            await waiter.future
-        except GeneratorExit:
-            # Collected, not cancelled, and perhaps by a thread that holds the log's lock: take no
-            # lock here. The waiter stays until its message comes; waking it then does nothing.
-            raise
-        except BaseException:
-            woken = False
-            raise
-        finally:
-            self._reader.end_wait(waiter, woken=woken)
-
-    async def _fetch_on_thread(self, segment: Segment) -> Piece:
-        # The thread gets its buffer from here: if this is cancelled it goes on reading into it.
-        chunks = self._reader.buffer()
-        try:
-            return await asyncio.to_thread(self._reader.fetch, segment, chunks)
-        except asyncio.CancelledError:
-            self._reader.abandon_buffer()
-            raise

@@ -57,13 +57,14 @@ class Recovery:
 
     def _recover(self, paths: Mapping[int, Path], *, sync_failed: bool) -> Recovered:
         if not paths:
-            self._require_all_known(0, 0)
-            return Recovered(SegmentSet(), 0, 0)
+            begun = self._begun_at()
+            self._require_all_known(begun, begun)
+            return Recovered(SegmentSet(), begun, begun)
         self._require_no_hole(paths)
         *older, last = sorted(paths)
         path = paths[last]
         sealed = [self._sealed(seq, paths[seq]) for seq in older]
-        expected = self._end_of(sealed[-1]) if sealed else self._remembered_first(last)
+        expected = self._end_of(sealed[-1]) if sealed else self._expected_first(last)
         modified = self._modified_ms(path)
         synced = self._synced_position(last, path)
         newest = survey_newest(
@@ -75,6 +76,15 @@ class Recovery:
         self._require_all_known(start_offset, active.end_offset)
         repair_newest(self.disk, path, newest, synced=synced, sync_failed=sync_failed)
         return Recovered(segments, start_offset, active.end_offset)
+
+    def _begun_at(self) -> int:
+        """Where a log goes on that was begun there and has no message yet; else 0."""
+        checkpoint, published = self.checkpoint, self.published
+        if checkpoint and not checkpoint.segments:
+            return checkpoint.next_offset
+        if published and published.start_offset == published.next_offset and not checkpoint:
+            return published.next_offset
+        return 0
 
     def _list(self) -> dict[int, Path]:
         found = {}
@@ -102,6 +112,11 @@ class Recovery:
 
     def _remembered_first(self, seq: int) -> int | None:
         return next((entry.first_offset for entry in self._entries() if entry.seq == seq), None)
+
+    def _expected_first(self, seq: int) -> int | None:
+        """Where the oldest segment begins: as remembered, or where the log was begun."""
+        first = self._remembered_first(seq)
+        return first if first is not None else self._begun_at() or None
 
     def _known_offset(self) -> int:
         """Everything before it was synced once."""

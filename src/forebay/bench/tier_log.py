@@ -1,0 +1,181 @@
+"""What the measurements of `forebay bench tier` move: one log, sealed, and the same bytes bare.
+
+The log is written once. An upload takes it with a catalog and a root of objects of its own, so
+every round uploads the same segments again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.connect import connect_kv
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import TopicName, object_key, parse_topic
+from forebay.limits import MIB
+from forebay.objects.connect import connect
+from forebay.read.cloud_reader import CloudReader
+from forebay.read.fetch import FetchPool
+from forebay.read.joined import CatalogSource
+from forebay.settings import (
+    CloudReaderSettings,
+    CloudSettings,
+    MetadataSettings,
+    StoreSettings,
+    UploaderSettings,
+)
+from forebay.topic.factory import WalStorageFactory
+from forebay.topic.storage import WalStorage
+from forebay.upload.uploader import Uploader
+
+TOPIC: Final = parse_topic("/bench/tier")
+BATCH: Final = 1000
+IDLE: Final = UploaderSettings(enabled=False)
+"""The defaults, but nothing is uploaded behind the measurement's back."""
+
+
+def payloads(message_bytes: int) -> list[bytes]:
+    """What one `append_many` is given."""
+    source = random.Random(message_bytes)
+    return [source.randbytes(message_bytes) for _ in range(BATCH)]
+
+
+@contextmanager
+def opened(data: Path, cloud: CloudSettings, wal_root: Path) -> Iterator[WalStorage]:
+    settings = StoreSettings(data=data, wal_root=wal_root, cloud=cloud, uploader=IDLE)
+    factory = WalStorageFactory(settings)
+    try:
+        yield factory.for_topic(str(TOPIC))
+    finally:
+        factory.close()
+
+
+@dataclass(frozen=True, slots=True)
+class BenchLog:
+    """A topic's sealed segments, and one plain file with the same bytes."""
+
+    wal_root: Path
+    plain: Path
+    size: int
+    messages: int
+
+
+def write_log(home: Path, mib: int, message_bytes: int) -> BenchLog:
+    wal_root, plain = home / "wal", home / "plain"
+    batch = payloads(message_bytes)
+    with opened(home, CloudSettings("memory"), wal_root) as storage:
+        wal = storage.wal
+        while sum(segment.size for segment in wal.segments()) < mib * MIB:
+            wal.append_many(batch)
+            wal.flush()
+        wal.rotate()
+        segments = [segment for segment in wal.segments() if segment.count]
+        with plain.open("wb") as target:
+            for segment in segments:
+                with segment.path.open("rb") as source:
+                    shutil.copyfileobj(source, target, MIB)
+    size = sum(segment.size for segment in segments)
+    return BenchLog(wal_root, plain, size, segments[-1].end_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """What an upload cycle did, and how long it took without and with reading back."""
+
+    objects: list[ObjectDescriptor]
+    upload_seconds: float
+    verify_seconds: float
+
+    @property
+    def size(self) -> int:
+        return sum(descriptor.size for descriptor in self.objects)
+
+
+def upload(log: BenchLog, data: Path, cloud: CloudSettings) -> Uploaded:
+    """One forced cycle: plan, transfer, sidecar, commit; and reading back, timed apart."""
+    with opened(data, cloud, log.wal_root) as storage:
+        ready = storage.uploader
+        assert ready is not None
+        verify_seconds = 0.0
+
+        def verify(topic: TopicName, descriptor: ObjectDescriptor) -> None:
+            nonlocal verify_seconds
+            started = time.perf_counter()
+            ready.ports.verify(topic, descriptor)
+            verify_seconds += time.perf_counter() - started
+
+        ports = replace(ready.ports, verify=verify)
+        uploader = Uploader(TOPIC, storage.wal, ready.epoch, ports)
+        started = time.perf_counter()
+        objects = uploader.cycle(force=True)
+        seconds = time.perf_counter() - started
+        uploader.close()
+    return Uploaded(objects, seconds - verify_seconds, verify_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The log as objects, with their catalog: all that a cold reader needs."""
+
+    data: Path
+    cloud: CloudSettings
+    objects: list[ObjectDescriptor]
+
+    @property
+    def size(self) -> int:
+        return sum(descriptor.size for descriptor in self.objects)
+
+    @property
+    def messages(self) -> int:
+        return self.objects[-1].next_offset
+
+    def objects_by_key(self) -> list[tuple[str, int]]:
+        """Of each object its key and size."""
+        return [(object_key(TOPIC, each.object_id), each.size) for each in self.objects]
+
+
+def write_history(log: BenchLog, data: Path, cloud: CloudSettings) -> History:
+    return History(data, cloud, upload(log, data, cloud).objects)
+
+
+def chill(cloud: CloudSettings) -> None:
+    """Has the kernel forget the objects on local disk, so that a read comes from the disk."""
+    if cloud.backend == "fs":
+        for path in Path(cloud.root or "").rglob("*.dnb1"):
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+
+
+@contextmanager
+def reader(
+    data: Path, cloud: CloudSettings, settings: CloudReaderSettings
+) -> Iterator[CloudReader]:
+    """A reader of the objects alone: it owns nothing, and needs no log."""
+    catalog = Catalog(connect_kv(MetadataSettings(), data), IDLE.root_prefix)
+    store = connect(cloud, data)
+    pool = FetchPool(settings.fetch_threads)
+    try:
+        source = CatalogSource(catalog, TOPIC)
+        with CloudReader(TOPIC, store, source, settings, pool) as found:
+            yield found
+    finally:
+        pool.close()
+        store.close()
+        catalog.close()
+
+
+def read_through(found: CloudReader) -> int:
+    """Reads all there is, frame by frame checked; answers its bytes."""
+    with found.stream(0) as stream:
+        while stream.next() is not None:
+            pass
+        return stream.bytes_used

@@ -1,0 +1,1 @@
+"""The metadata: descriptors, ownership and cursors, in etcd or in SQLite."""

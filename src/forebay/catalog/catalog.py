@@ -1,0 +1,399 @@
+"""`Catalog`: what counts, topic by topic: descriptors, tails, and the lives of keys.
+
+All of it is compare-and-set on a `Kv`, the same for etcd and for SQLite. A topic's record is the
+one thing that every change of its chain compares, so that the chain stays contiguous whoever
+commits (I4), and an owner of an older epoch can change nothing (I7).
+
+What a caller gets wrong: ServiceUnavailable from a change means that nobody knows whether it was
+made. All changes here can be asked for again; a commit that finds itself done has succeeded.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
+from forebay.catalog.records import (
+    Life,
+    Owner,
+    State,
+    TopicRecord,
+    decode_cursor,
+    decode_pointer,
+    decode_record,
+    encode_cursor,
+    encode_record,
+    may_become,
+)
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, TopicFenced
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
+from forebay.format.names import CatalogKeys, ObjectName, TopicName, after_prefix, parse_object
+from forebay.limits import CATALOG_PAGE, OFFSET_MAX
+
+_TRIES: Final = 100
+"""Of one compare-and-set, each lost to somebody who made progress."""
+_NAMES_MAX: Final = 1000
+_COMMIT_TRIES: Final = 3
+_NEXT_KEY: Final = "\1"
+"""Behind a key: the next key there can be, as none has a zero byte."""
+
+Write: TypeAlias = Put | Remove
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """The right to write one object and to commit it, until a sweep takes it back."""
+
+    object_id: str
+    epoch: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes of a topic's record, and what else changes in the same transaction."""
+
+    record: TopicRecord
+    writes: tuple[Write, ...] = ()
+    compares: tuple[Compare, ...] = ()
+
+
+class Catalog:
+    """Thread-safe, as its `Kv` is."""
+
+    def __init__(self, kv: Kv, root_prefix: str = "/forebay", clock: Clock = SYSTEM_CLOCK) -> None:
+        self.kv = kv
+        self.keys = CatalogKeys(root_prefix)
+        self._clock = clock
+
+    @property
+    def name(self) -> str:
+        return self.kv.name
+
+    def close(self) -> None:
+        self.kv.close()
+
+    # -- topics ---------------------------------------------------------------------------------
+
+    def topics(self) -> Iterator[TopicName]:
+        """Every topic that has a record, by name."""
+        at, end = self.keys.topics(), after_prefix(self.keys.topics())
+        while found := self.kv.range(at, end, limit=1):
+            parts = found[0].key.removeprefix(self.keys.topics()).split("/")
+            own = self.keys.topics() + "/".join(parts[:2]) + "/"
+            entry = self.kv.get(own + "record")
+            topic = self.keys.topic_of_record(entry.key) if entry is not None else None
+            if topic is not None and len(parts) > 2:
+                yield topic
+            at = after_prefix(own) if len(parts) > 2 else found[0].key + _NEXT_KEY
+
+    def record(self, topic: TopicName) -> TopicRecord | None:
+        return self._record(topic)[0]
+
+    def owner(self, topic: TopicName) -> Owner | None:
+        entry = self.kv.get(self.keys.owner(topic))
+        return None if entry is None else decode_record(entry.value, Owner, entry.key)
+
+    def update(
+        self, topic: TopicName, epoch: int | None, change: Callable[[TopicRecord], Change]
+    ) -> TopicRecord:
+        """Changes the record and whatever `change` adds, in one transaction.
+
+        TopicFenced if the topic has another epoch by now; None is for changes that any process
+        may make. `change` is called again when somebody else was faster.
+        """
+        for _ in range(_TRIES):
+            record, revision = self._record(topic)
+            if record is None:
+                raise CommitRefused(f"{topic}: the catalog {self.name} does not know the topic")
+            if epoch is not None and record.epoch != epoch:
+                raise fenced(topic, epoch, record.epoch)
+            wanted = change(record)
+            writes = list(wanted.writes)
+            if wanted.record != record:
+                writes.append(Put(self.keys.record(topic), encode_record(wanted.record)))
+            if not writes:
+                return record
+            compares = [Compare(self.keys.record(topic), revision), *wanted.compares]
+            if self.kv.commit(compares, writes) is not None:
+                return wanted.record
+        raise ServiceUnavailable(f"{topic}: the catalog {self.name} changes too fast to be changed")
+
+    def watch(self, topic: TopicName, after: int) -> Watch:
+        """Changes to anything of the topic with a revision over `after`."""
+        prefix = self.keys.topic(topic)
+        return self.kv.watch(prefix, after_prefix(prefix), after=after)
+
+    def _record(self, topic: TopicName) -> tuple[TopicRecord | None, int]:
+        entry = self.kv.get(self.keys.record(topic))
+        if entry is None:
+            return None, ABSENT
+        return decode_record(entry.value, TopicRecord, entry.key), entry.revision
+
+    # -- descriptors ----------------------------------------------------------------------------
+
+    def descriptors(
+        self, topic: TopicName, start: int, end: int | None = None, limit: int = CATALOG_PAGE
+    ) -> list[ObjectDescriptor]:
+        """Those that overlap `start..end`, oldest first, at most `limit`."""
+        if end is not None and end <= start:
+            return []
+        first = self.keys.descriptor(topic, 0)
+        from_start = self.keys.descriptor(topic, start)
+        stop = self.keys.descriptor(topic, OFFSET_MAX if end is None else end)
+        found: list[ObjectDescriptor] = []
+        for entry in self.kv.range(first, from_start, limit=1, descending=True):
+            before = self._descriptor(topic, entry)
+            if before.end_offset >= start:
+                found.append(before)
+        if len(found) < limit:
+            entries = self.kv.range(from_start, stop, limit=limit - len(found))
+            found += [self._descriptor(topic, entry) for entry in entries]
+        return found
+
+    def all_descriptors(self, topic: TopicName, start: int = 0) -> Iterator[ObjectDescriptor]:
+        """Every descriptor from the one that holds `start` on, a page at a time."""
+        while page := self.descriptors(topic, start):
+            yield from page
+            start = page[-1].next_offset
+
+    def _descriptor(self, topic: TopicName, entry: Entry) -> ObjectDescriptor:
+        try:
+            found = decode_descriptor(entry.value)
+        except DescriptorError as error:
+            raise DescriptorError(f"{self.name}: {entry.key}: {error}") from error
+        if found.start_offset != self.keys.descriptor_start(topic, entry.key):
+            raise DescriptorError(f"{self.name}: {entry.key} holds offset {found.start_offset}")
+        return found
+
+    # -- the way of an object into the chain ----------------------------------------------------
+
+    def intend(self, topic: TopicName, epoch: int, name: ObjectName | str) -> Intent:
+        """Announces that the object will be written; a plain name that is taken gets a number.
+
+        A name that was intended before is taken over: whoever intended it has been fenced, or
+        was this process.
+        """
+        record = self.record(topic)
+        if record is None or record.epoch != epoch:
+            raise fenced(topic, epoch, record.epoch if record else 0)
+        attempt = 0
+        for _ in range(_NAMES_MAX):
+            object_id = name if isinstance(name, str) else str(name._replace(attempt=attempt))
+            key = self.keys.life(topic, object_id)
+            entry = self.kv.get(key)
+            life = None if entry is None else decode_record(entry.value, Life, key)
+            if life is None or (life.state is State.INTENDED and life.epoch <= epoch):
+                intent = Intent(object_id, epoch, secrets.token_hex(8))
+                row = Life(State.INTENDED, epoch, intent.token, self._clock.now_ms())
+                revision = entry.revision if entry else ABSENT
+                put = Put(key, encode_record(row))
+                if self.kv.commit([Compare(key, revision)], [put]) is not None:
+                    return intent
+            elif isinstance(name, str):
+                break
+            else:
+                attempt += 1
+        raise CommitRefused(f"{topic}: no name is free for {name}")
+
+    def commit(self, topic: TopicName, intent: Intent, descriptor: ObjectDescriptor) -> TopicRecord:
+        """Adds the object to the end of the chain, if the chain still ends where it begins.
+
+        Succeeds when it was done before. TopicFenced if the topic has another owner by now;
+        CommitRefused if the tail moved, or a sweep took the intent back: plan again.
+        """
+        for attempt in range(_COMMIT_TRIES):
+            try:
+                return self._commit(topic, intent, descriptor)
+            except ServiceUnavailable:
+                if attempt == _COMMIT_TRIES - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _commit(
+        self, topic: TopicName, intent: Intent, descriptor: ObjectDescriptor
+    ) -> TopicRecord:
+        key = self.keys.descriptor(topic, descriptor.start_offset)
+        there = self.kv.get(key)
+        record, _ = self._record(topic)
+        if there is not None and record is not None:
+            if self._descriptor(topic, there).object_id == descriptor.object_id:
+                return record
+            raise CommitRefused(f"{topic}: offset {descriptor.start_offset} is in another object")
+        life_key = self.keys.life(topic, intent.object_id)
+        row = Life(State.COMMITTED, intent.epoch, intent.token, self._clock.now_ms())
+
+        def change(record: TopicRecord) -> Change:
+            if record.tail != descriptor.start_offset:
+                raise CommitRefused(
+                    f"{topic}: the chain ends at offset {record.tail}, "
+                    f"and {descriptor.object_id} does not begin there"
+                )
+            entry = self.kv.get(life_key)
+            life = None if entry is None else decode_record(entry.value, Life, life_key)
+            if entry is None or life is None or life.token != intent.token:
+                raise CommitRefused(f"{topic}: {intent.object_id} is no longer intended")
+            if life.state is not State.INTENDED:
+                raise CommitRefused(f"{topic}: {intent.object_id} is {life.state}")
+            return Change(
+                replace(record, tail=skip_lost(record, descriptor.next_offset)),
+                (
+                    Put(key, encode_descriptor(descriptor)),
+                    Put(life_key, encode_record(row)),
+                    Put(self.keys.current(topic), pointer(descriptor.start_offset)),
+                ),
+                (Compare(key, ABSENT), Compare(life_key, entry.revision)),
+            )
+
+        return self.update(topic, intent.epoch, change)
+
+    def withdraw(self, topic: TopicName, object_id: str, token: str) -> None:
+        """Forgets an intent of one's own whose object is not there (any more)."""
+        key = self.keys.life(topic, object_id)
+        entry = self.kv.get(key)
+        life = None if entry is None else decode_record(entry.value, Life, key)
+        if entry and life and life.token == token and life.state is State.INTENDED:
+            self.kv.commit([Compare(key, entry.revision)], [Remove(key)])
+
+    def mark_verified(self, topic: TopicName, descriptor: ObjectDescriptor) -> TopicRecord:
+        """Notes that the object was read back; the watermark moves if it is the next one."""
+
+        def change(record: TopicRecord) -> Change:
+            next_one = descriptor.start_offset <= record.verified < descriptor.next_offset
+            if not next_one or descriptor.next_offset > record.tail:
+                return Change(record)
+            return Change(replace(record, verified=skip_lost(record, descriptor.next_offset)))
+
+        return self.update(topic, None, change)
+
+    def current(self, topic: TopicName) -> int | None:
+        """Where the newest object starts, by its pointer."""
+        entry = self.kv.get(self.keys.current(topic))
+        return None if entry is None else decode_pointer(entry.value, entry.key)
+
+    # -- the end of an object -------------------------------------------------------------------
+
+    def lives(self, topic: TopicName) -> Iterator[tuple[str, Life]]:
+        """The rows of all keys of a topic, a page at a time."""
+        prefix = self.keys.lives(topic)
+        at, end = prefix, after_prefix(prefix)
+        while page := self.kv.range(at, end, limit=CATALOG_PAGE):
+            for entry in page:
+                yield (
+                    entry.key.removeprefix(prefix),
+                    decode_record(entry.value, Life, entry.key),
+                )
+            at = page[-1].key + _NEXT_KEY
+
+    def life(self, topic: TopicName, object_id: str) -> Life | None:
+        entry = self.kv.get(self.keys.life(topic, object_id))
+        return None if entry is None else decode_record(entry.value, Life, entry.key)
+
+    def condemn(self, topic: TopicName, object_id: str, seen: Life | None) -> str | None:
+        """Makes the key one that is being deleted, if its row still is as it was `seen`.
+
+        Answers the token for `bury`, or None if somebody was faster, or a descriptor names the
+        object: then it must not be deleted.
+        """
+        key = self.keys.life(topic, object_id)
+        entry = self.kv.get(key)
+        now = None if entry is None else decode_record(entry.value, Life, key)
+        if now != seen or not may_become(now.state if now else None, State.DELETING):
+            return None
+        compares = [Compare(key, entry.revision if entry else ABSENT)]
+        name = parse_object(object_id)
+        if name is not None and (now is None or now.state is not State.REPLACED):
+            named = self.kv.get(self.keys.descriptor(topic, name.start))
+            if named and self._descriptor(topic, named).object_id == object_id:
+                return None
+            at = self.keys.descriptor(topic, name.start)
+            compares.append(Compare(at, named.revision if named else ABSENT))
+        token = secrets.token_hex(8)
+        epoch = now.epoch if now else 0
+        row = Life(State.DELETING, epoch, token, self._clock.now_ms())
+        done = self.kv.commit(compares, [Put(key, encode_record(row))])
+        return token if done is not None else None
+
+    def bury(self, topic: TopicName, object_id: str, token: str, *, certain: bool) -> None:
+        """After the object was deleted: its row goes, or stays as a mark if that is not certain.
+
+        `certain` is for whoever condemned the key himself and had every request answered.
+        """
+        key = self.keys.life(topic, object_id)
+        entry = self.kv.get(key)
+        life = None if entry is None else decode_record(entry.value, Life, key)
+        if not (entry and life and life.token == token and life.state is State.DELETING):
+            return
+        mark = replace(life, state=State.GONE, updated_ms=self._clock.now_ms())
+        write: Write = Remove(key) if certain else Put(key, encode_record(mark))
+        self.kv.commit([Compare(key, entry.revision)], [write])
+
+    def retire(
+        self, topic: TopicName, epoch: int | None, descriptor: ObjectDescriptor
+    ) -> str | None:
+        """Takes the oldest object out of the chain; its key is being deleted from then on.
+
+        Answers the token for `bury`; None if it is not the oldest one (any more).
+        """
+        key = self.keys.descriptor(topic, descriptor.start_offset)
+        life_key = self.keys.life(topic, descriptor.object_id)
+        token = secrets.token_hex(8)
+        done = False
+
+        def change(record: TopicRecord) -> Change:
+            nonlocal done
+            done = False
+            oldest = self.descriptors(topic, 0, limit=1)
+            entry, life_entry = self.kv.get(key), self.kv.get(life_key)
+            if entry is None or not oldest or oldest[0].object_id != descriptor.object_id:
+                return Change(record)
+            done = True
+            row = Life(State.DELETING, record.epoch, token, self._clock.now_ms())
+            start = skip_lost(record, descriptor.next_offset)
+            return Change(
+                replace(
+                    record,
+                    start_offset=max(record.start_offset, start),
+                    verified=max(record.verified, start),
+                ),
+                (Remove(key), Put(life_key, encode_record(row))),
+                (
+                    Compare(key, entry.revision),
+                    Compare(life_key, life_entry.revision if life_entry else ABSENT),
+                ),
+            )
+
+        self.update(topic, epoch, change)
+        return token if done else None
+
+    # -- cursors --------------------------------------------------------------------------------
+
+    def cursor(self, topic: TopicName, subscription: str) -> int | None:
+        """The last offset that the subscription acknowledged."""
+        entry = self.kv.get(self.keys.cursor(topic, subscription))
+        return None if entry is None else decode_cursor(entry.value, entry.key)
+
+    def put_cursor(self, topic: TopicName, subscription: str, offset: int) -> None:
+        self.kv.commit([], [Put(self.keys.cursor(topic, subscription), encode_cursor(offset))])
+
+
+def skip_lost(record: TopicRecord, offset: int) -> int:
+    """The next offset whose message exists or will."""
+    while (hole := record.lost_range(offset)) is not None:
+        offset = hole[1]
+    return offset
+
+
+def fenced(topic: TopicName, epoch: int, now: int) -> TopicFenced:
+    return TopicFenced(
+        f"{topic}: another process took the topic over (its epoch is {now}, ours was {epoch}); "
+        "open the topic again to get it back"
+    )
+
+
+def pointer(start: int) -> bytes:
+    return b'{"start":"%020d"}' % start

@@ -1,0 +1,37 @@
+"""Opens the catalog that the settings name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forebay.catalog.kv import Kv
+from forebay.catalog.observed import ObservedKv
+from forebay.catalog.sqlite import SqliteKv
+from forebay.settings import MetadataSettings
+
+FILE_NAME = "catalog.db"
+
+
+def connect_kv(settings: MetadataSettings, data: Path | None) -> Kv:
+    """The catalog of the store in `data`; with neither that nor a path it is in memory."""
+    if settings.backend == "sqlite":
+        path = settings.path
+        if path is None and data is not None:
+            path = data / FILE_NAME
+        return ObservedKv(SqliteKv(path, timeout_seconds=settings.timeout_seconds), "sqlite")
+    from forebay.catalog.etcd import EtcdKv  # gRPC is slow to import
+
+    kv = EtcdKv(
+        settings.endpoints,
+        username=settings.username,
+        password=settings.password,
+        ca_file=_path(settings.ca_file),
+        cert_file=_path(settings.cert_file),
+        key_file=_path(settings.key_file),
+        timeout_seconds=settings.timeout_seconds,
+    )
+    return ObservedKv(kv, "etcd")
+
+
+def _path(setting: Path | str | None) -> Path | None:
+    return None if setting is None else Path(setting)

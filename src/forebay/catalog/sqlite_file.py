@@ -1,0 +1,327 @@
+"""Connections to SQLite's file: one that writes, a few that read, none across a fork.
+
+A writer of this process waits for the others of it on a lock, which is fair, and for other
+processes in SQLite, which is not. Readers see the last commit and wait for nobody (WAL mode). A
+database in memory has one connection, for everything.
+
+SQLite keeps the locks of a file in memory that all connections of a process share. A forked child
+inherits that memory and not the locks, and would believe that it holds them. So every connection
+is closed before a fork, and both sides open new ones when they need them.
+
+What a caller gets wrong: `<path>`, `<path>-wal` and `<path>-shm` are one database. Copy it with
+`VACUUM INTO` or the backup command, never with `cp` of the first file alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from forebay.catalog.forks import registering
+from forebay.errors import (
+    LogClosed,
+    ServiceError,
+    ServiceRefused,
+    ServiceUnavailable,
+    remedy,
+)
+from forebay.limits import MIB
+
+READERS_IDLE_MAX: Final = 4
+_WAL_BYTES_KEPT: Final = 16 * MIB
+_FLOCK_POLL_SECONDS: Final = 0.002
+
+_UNAVAILABLE: Final = {
+    sqlite3.SQLITE_BUSY: "another process holds its lock; try again",
+    sqlite3.SQLITE_LOCKED: "another process holds its lock; try again",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space",
+    sqlite3.SQLITE_IOERR: "the disk failed; check it",
+    sqlite3.SQLITE_INTERRUPT: "the operation was interrupted; try again",
+}
+_REFUSED: Final = {
+    sqlite3.SQLITE_READONLY: "it is read-only; check the permissions",
+    sqlite3.SQLITE_PERM: "it may not be opened; check the permissions",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that it is there, and its permissions",
+    sqlite3.SQLITE_NOTADB: "the file is no SQLite database; check metadata.path",
+    sqlite3.SQLITE_CORRUPT: "the database is damaged; restore it from a backup",
+}
+
+_inherited: Final[list[sqlite3.Connection]] = []
+"""Connections of a parent that could not be closed before the fork; closing them here could
+delete its write-ahead log."""
+
+
+def service_error(name: str, error: sqlite3.Error) -> ServiceError:
+    """What an error of SQLite means for the caller."""
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = None if code is None else code & 0xFF
+    if primary in _UNAVAILABLE:
+        return ServiceUnavailable(f"{name}: {_UNAVAILABLE[primary]} ({error})")
+    reason = _REFUSED.get(primary) if primary is not None else None
+    return ServiceRefused(f"{name}: {reason or 'SQLite refused'} ({error})")
+
+
+class SqliteFile:
+    """The database at `path`, made with `schema` if it is not there; None: one in memory."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        schema: Sequence[str],
+        *,
+        application_id: int,
+        version: int,
+        timeout_seconds: float,
+    ) -> None:
+        self.path = path
+        self.name = "the catalog in memory" if path is None else f"the catalog {path}"
+        self._schema = schema
+        self._application_id = application_id
+        self._version = version
+        self._timeout = timeout_seconds
+        self._lock = threading.Lock()
+        self._gate = threading.Condition(threading.Lock())
+        self._writer: sqlite3.Connection | None = None
+        self._idle: list[sqlite3.Connection] = []
+        self._reading = 0
+        self._unusable: str | None = None
+        self._identity: tuple[int, int] | None = None
+        self._paused = False
+        with registering(self):
+            self._create()
+
+    @contextmanager
+    def reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection to read with, nobody else's meanwhile."""
+        if self.path is None:
+            with self.writer() as only:
+                yield only
+            return
+        connection = self._borrow()
+        try:
+            if connection is None:
+                connection = self._connect("rw")
+            yield connection
+        except sqlite3.Error as error:
+            self._give_back(connection, keep=False)
+            raise service_error(self.name, error) from error
+        except BaseException:
+            self._give_back(connection, keep=False)
+            raise
+        self._give_back(connection, keep=True)
+
+    @contextmanager
+    def writer(self, *, flock: bool = False) -> Iterator[sqlite3.Connection]:
+        """The connection to write with; `flock`: under the lock of `<path>.lock` too."""
+        if not self._lock.acquire(timeout=self._timeout):
+            raise ServiceUnavailable(
+                f"{self.name}: other threads held its lock for {self._timeout:g} seconds; try again"
+            )
+        try:
+            self._require_usable()
+            with self._flocked() if flock else nullcontext():
+                self._require_same_file()
+                if self._writer is None:
+                    self._writer = self._connect("rw")
+                yield self._writer
+        except sqlite3.Error as error:
+            self._drop_writer()
+            raise service_error(self.name, error) from error
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Waits for what is running; idempotent."""
+        held = self._quiesce()
+        self._unusable = self._unusable or "it was closed"
+        if held:
+            self._close_connections()
+            self._release()
+
+    # ---- opening ----
+
+    def _create(self) -> None:
+        try:
+            if self.path is None:
+                self._writer = self._connect("memory")
+                self._make_schema(self._writer)
+                return
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._flocked():
+                self._writer = self._connect("rwc")
+                if self._writer.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
+                    raise ServiceRefused(f"{self.name}: this file system has no shared memory")
+                self._make_schema(self._writer)
+                self._identity = self._stat()
+                _sync_directory(self.path.parent)
+        except sqlite3.Error as error:
+            self._drop_writer()
+            raise service_error(self.name, error) from error
+        except OSError as error:
+            self._drop_writer()
+            raise ServiceRefused(f"{self.name}: {error.strerror}; {remedy(error)}") from error
+        except ServiceError:
+            self._drop_writer()
+            raise
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        place = "" if self.path is None else quote(os.fsencode(self.path.absolute()))
+        connection = sqlite3.connect(
+            f"file:{place}?mode={mode}",
+            uri=True,
+            timeout=self._timeout,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA journal_size_limit={_WAL_BYTES_KEPT}")
+        return connection
+
+    def _make_schema(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application == 0 and tables == 0:
+            for statement in self._schema:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id={self._application_id}")
+            connection.execute(f"PRAGMA user_version={self._version}")
+        elif application != self._application_id:
+            raise ServiceRefused(f"{self.name}: the database is another program's")
+        elif version != self._version:
+            raise ServiceRefused(
+                f"{self.name}: it has format {version}, and this program knows {self._version}"
+            )
+        connection.execute("COMMIT")
+
+    # ---- the connections ----
+
+    def _borrow(self) -> sqlite3.Connection | None:
+        with self._gate:
+            self._require_usable()
+            self._reading += 1
+            return self._idle.pop() if self._idle else None
+
+    def _give_back(self, connection: sqlite3.Connection | None, *, keep: bool) -> None:
+        with self._gate:
+            self._reading -= 1
+            if keep and connection is not None and len(self._idle) < READERS_IDLE_MAX:
+                self._idle.append(connection)
+                connection = None
+            if self._reading == 0:
+                self._gate.notify_all()
+        if connection is not None:
+            connection.close()
+
+    def _drop_writer(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            with suppress(sqlite3.Error):
+                writer.close()
+
+    def _close_connections(self) -> None:
+        self._drop_writer()
+        while self._idle:
+            self._idle.pop().close()
+
+    # ---- what must hold ----
+
+    def _require_usable(self) -> None:
+        if self._unusable is not None:
+            raise LogClosed(f"{self.name}: {self._unusable}")
+
+    def _stat(self) -> tuple[int, int] | None:
+        assert self.path is not None
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return (found.st_dev, found.st_ino)
+
+    def _require_same_file(self) -> None:
+        """What is written to a file that has lost its name is lost, and so are its locks."""
+        if self.path is not None and self._stat() != self._identity:
+            raise ServiceRefused(f"{self.name}: it was removed or replaced while it was open")
+
+    @contextmanager
+    def _flocked(self) -> Iterator[None]:
+        if self.path is None:
+            yield
+            return
+        lock = self.path.with_name(self.path.name + ".lock")
+        try:
+            file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ServiceRefused(f"{lock}: {error.strerror}; {remedy(error)}") from error
+        try:
+            deadline = time.monotonic() + self._timeout
+            while not _try_flock(file):
+                if time.monotonic() >= deadline:
+                    raise ServiceUnavailable(f"{lock}: another process holds it; try again")
+                time.sleep(_FLOCK_POLL_SECONDS)
+            yield
+        finally:
+            os.close(file)
+
+    # ---- forks ----
+
+    def _quiesce(self) -> bool:
+        """Waits until nothing runs, and keeps both locks; False if that does not happen in time."""
+        deadline = time.monotonic() + 2 * self._timeout
+        if not self._lock.acquire(timeout=2 * self._timeout):
+            return False
+        self._gate.acquire()
+        if self._gate.wait_for(lambda: self._reading == 0, max(0.0, deadline - time.monotonic())):
+            return True
+        self._release()
+        return False
+
+    def _release(self) -> None:
+        self._gate.release()
+        self._lock.release()
+
+    def before_fork(self) -> None:
+        self._paused = self._quiesce()
+        if self._paused and self.path is not None:
+            self._close_connections()
+
+    def after_fork_in_parent(self) -> None:
+        if self._paused:
+            self._release()
+
+    def after_fork_in_child(self) -> None:
+        if self.path is None:
+            self._unusable = self._unusable or "it is in the memory of the parent process"
+        elif not self._paused:
+            self._unusable = self._unusable or "it was in use when the process was forked"
+        if self._writer is not None:
+            _inherited.append(self._writer)
+        _inherited.extend(self._idle)
+        self._writer, self._idle, self._reading = None, [], 0
+        self._lock = threading.Lock()
+        self._gate = threading.Condition(threading.Lock())
+
+
+def _try_flock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

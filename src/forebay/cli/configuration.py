@@ -1,0 +1,52 @@
+"""`forebay config`: what counts, and what there is to configure."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from forebay.cli.options import json_option, store_options
+from forebay.settings import StoreSettings
+
+
+@click.group()
+def config() -> None:
+    """What is configured, and what can be."""
+
+
+@config.command()
+@store_options
+@json_option
+def show(settings: StoreSettings, as_json: bool) -> None:
+    """Prints the settings that count, defaults included and secrets hidden.
+
+    What it prints without --json is a configuration file.
+
+    \b
+    Examples:
+      forebay config show --config forebay.yml
+      forebay config show --json
+    """
+    from forebay.config import describe
+
+    found = describe(settings)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), nl=False)
+
+
+@config.command()
+def reference() -> None:
+    """Prints the page that lists every key with its meaning and its default.
+
+    \b
+    Examples:
+      forebay config reference > configuration.md
+    """
+    from forebay.config_reference import render
+
+    click.echo(render(), nl=False)

@@ -1,0 +1,50 @@
+"""`forebay inspect`: what is in one file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from forebay.cli.options import json_option, plain_errors
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--limit",
+    default=20,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Frames, index entries or topics to show.",
+)
+@json_option
+@plain_errors
+def inspect(path: Path, limit: int, as_json: bool) -> None:
+    """Says what is in a file of a store.
+
+    Segments and objects (frames), descriptors, checkpoints, published positions, segment indexes,
+    ids of logs, the catalog. Exit code 1 if a frame is damaged.
+
+    \b
+    Examples:
+      forebay inspect data/wal/default/orders/wal.log
+      forebay inspect data/wal/default/orders/wal.ckpt --json
+      forebay inspect data/catalog.db
+    """
+    from forebay.inspect import inspect as look
+
+    damaged = False
+    for facts in look(path, limit=limit):
+        damaged = damaged or facts.get("damaged", False)
+        if as_json:
+            click.echo(json.dumps(facts))
+        else:
+            kind = facts.pop("type")
+            click.echo(
+                f"{kind}: " + ", ".join(f"{name}={value!r}" for name, value in facts.items())
+            )
+    if damaged:
+        sys.exit(1)

@@ -1,0 +1,125 @@
+"""What the commands share: where the store is, how errors are told, where log lines go."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+import click
+
+from forebay.errors import ForebayError, UsageError
+from forebay.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from forebay.topic.view import StoreView
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_STDOUT: Final = 1
+_DATA: Final = "data"
+CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
+DATA_VARIABLE: Final = "FOREBAY_DATA"
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+
+
+def plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Turns errors that say what to do into one line on stderr and exit code 2."""
+
+    @wraps(command)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return command(*args, **kwargs)
+        except BrokenPipeError:
+            # Whoever read our output has had enough; that is not an error. What is still buffered
+            # goes nowhere, so that flushing it at exit is none either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+            sys.exit(0)
+        except (ForebayError, OSError) as error:
+            click.echo(f"forebay: {error}", err=True)
+            sys.exit(2)
+
+    return wrapped
+
+
+def store_options(command: Callable[..., _R]) -> Callable[..., _R]:
+    """Adds --config and --data; the command gets `settings`. Put it above `plain_errors`."""
+
+    @click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help=f"A configuration file.  [env var: {CONFIG_VARIABLE}]",
+    )
+    @click.option(
+        "--data",
+        type=click.Path(file_okay=False, path_type=Path),
+        help=f"The data directory.  [env var: {DATA_VARIABLE}; default: {_DATA}]",
+    )
+    @wraps(command)
+    @plain_errors
+    def wrapped(*args: Any, config: Path | None, data: Path | None, **kwargs: Any) -> _R:
+        return command(*args, settings=chosen_settings(config, data, os.environ), **kwargs)
+
+    return wrapped
+
+
+def chosen_settings(
+    config: Path | None, data: Path | None, env: Mapping[str, str]
+) -> StoreSettings:
+    """The settings of a command: its options count before the environment, a file before a
+    directory, and `./data` else."""
+    if config is not None and data is not None:
+        raise UsageError("--config and --data are given: choose one of them")
+    if config is None and data is None:
+        if env.get(CONFIG_VARIABLE):
+            config = Path(env[CONFIG_VARIABLE])
+        else:
+            data = Path(env.get(DATA_VARIABLE) or _DATA)
+    if config is not None:
+        from forebay.config import load_config
+
+        return load_config(config)
+    assert data is not None
+    if data.exists() and not data.is_dir():
+        raise UsageError(f"{data} is not a directory; a configuration file goes with --config")
+    return StoreSettings(data=data)
+
+
+def open_view(settings: StoreSettings) -> StoreView:
+    """A view of the store, which must be there."""
+    from forebay.topic.view import StoreView, catalog_file
+
+    view = StoreView(settings)
+    catalog = catalog_file(view.settings)
+    if catalog is not None and not catalog.exists() and not Path(view.name).is_dir():
+        raise UsageError(
+            f"{settings.data} is not a data directory; name one with --data or {DATA_VARIABLE}, "
+            f"or a configuration with --config or {CONFIG_VARIABLE}"
+        )
+    return view
+
+
+def log_to_stderr(level: str, log_format: str) -> None:
+    """Sends the library's log lines to stderr until the command ends."""
+    handler = logging.StreamHandler()
+    if log_format == "json":
+        from forebay.logs import JsonFormatter
+
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("forebay: %(message)s"))
+    logger = logging.getLogger("forebay")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+
+    def end() -> None:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+    click.get_current_context().call_on_close(end)

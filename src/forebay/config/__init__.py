@@ -1,0 +1,15 @@
+"""The configuration file: YAML in, `StoreSettings` out.
+
+In the order that a file goes through: `document` (YAML to nodes that know their line),
+`environment` (`${NAME}`), `aliases` (Danube's names to ours), `load` (nodes to settings, by the
+`keys` that the settings classes declare, with the sizes and durations of `quantities`). `describe`
+goes back.
+
+What a caller gets wrong: relative paths in a file are relative to the file's directory, not to the
+process's. The reference for users is docs/guide/configuration.md.
+"""
+
+from forebay.config.describe import describe
+from forebay.config.load import load_config, parse_config, settings_from
+
+__all__ = ["describe", "load_config", "parse_config", "settings_from"]

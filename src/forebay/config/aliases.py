@@ -1,0 +1,155 @@
+"""Names of Danube's configuration that are accepted for ours.
+
+Each alias is moved to its proper place before the settings are made. The place in the file stays
+with it, so that errors speak of what was written. An alias beside its proper name is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.config.document import Items, Node, Table, Text, Where, as_table
+from forebay.config.quantities import HOURS, MEGABYTES, Unit
+from forebay.errors import InvalidSetting
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    old: str
+    new: str
+    unit: Unit | None = None
+    """Of a plain number, where it is not that of the proper name."""
+
+
+TOP_LEVEL: Final = Alias("wal_cloud", "storage")
+ALIASES: Final = (
+    Alias("storage.wal.file_sync.interval_ms", "storage.wal.fsync_interval_ms"),
+    Alias("storage.wal.file_sync.max_batch_bytes", "storage.wal.fsync_max_batch_bytes"),
+    Alias("storage.wal.rotation.max_bytes", "storage.wal.rotate_max_bytes"),
+    Alias("storage.wal.rotation.max_hours", "storage.wal.rotate_max_seconds", HOURS),
+    Alias("storage.wal.retention.check_interval_minutes", "storage.deleter.check_interval_minutes"),
+    Alias("storage.wal.retention.time_minutes", "storage.deleter.retention_time_minutes"),
+    Alias("storage.wal.retention.size_mb", "storage.deleter.retention_size_mb"),
+    Alias("storage.uploader.max_object_mb", "storage.uploader.max_object_bytes", MEGABYTES),
+)
+ETCD_ENDPOINT: Final = Alias("metadata.etcd_endpoint", "metadata.endpoints")
+GROUPS: Final = ("storage.wal.file_sync", "storage.wal.rotation", "storage.wal.retention")
+"""Sections that hold nothing but aliases."""
+
+CLOUD_OPTIONS: Final = (
+    "endpoint",
+    "region",
+    "access_key",
+    "secret_key",
+    "session_token",
+    "profile",
+    "role_arn",
+    "anonymous",
+    "virtual_host_style",
+    "project",
+    "credentials_json",
+    "credentials_path",
+    "account_name",
+    "account_key",
+    "sas_token",
+)
+"""Options of the store that may stand beside `backend` and `root`."""
+
+BACKENDS: Final = {"azblob": "azure", "local": "fs"}
+RANGED_READS: Final = "storage.cloud_reader.enable_ranged_reads"
+
+
+def names_below(section: str) -> list[str]:
+    """The aliases that may stand in a section, for what an unknown key may have meant."""
+    olds = [TOP_LEVEL.old, ETCD_ENDPOINT.old, RANGED_READS, *GROUPS]
+    olds += [alias.old for alias in ALIASES]
+    olds += [f"storage.cloud.{name}" for name in CLOUD_OPTIONS]
+    parts = (old.rpartition(".") for old in olds)
+    return [name for parent, _, name in parts if parent == section]
+
+
+def resolve(root: Table) -> None:
+    """Moves everything that has another name here to its proper place."""
+    if (storage := root.items.pop(TOP_LEVEL.old, None)) is not None:
+        _place(root, TOP_LEVEL.new, storage)
+    for alias in ALIASES:
+        node = _take(root, alias.old)
+        if node is not None:
+            if isinstance(node, Text):
+                node.unit = alias.unit
+            _place(root, alias.new, node)
+    for group in GROUPS:
+        _drop_empty(root, group)
+    _resolve_cloud(root)
+    _resolve_etcd(root)
+    _resolve_ranged_reads(root)
+
+
+def _find(root: Table, path: str) -> Node | None:
+    node: Node | None = root
+    for name in path.split("."):
+        node = node.items.get(name) if isinstance(node, Table) else None
+    return node
+
+
+def _take(root: Table, path: str) -> Node | None:
+    parent, _, name = path.rpartition(".")
+    table = _find(root, parent)
+    return table.items.pop(name, None) if isinstance(table, Table) else None
+
+
+def _place(root: Table, path: str, node: Node) -> None:
+    *sections, name = path.split(".")
+    table = root
+    for section in sections:
+        below = table.items.get(section)
+        table.items[section] = as_table(below) if below is not None else Table(node.where)
+        table = as_table(table.items[section])
+    there = table.items.get(name)
+    if there is not None:
+        raise InvalidSetting(
+            f"{node.where}: the same as {there.where.path} in line {there.where.line}; keep one"
+        )
+    table.items[name] = node
+
+
+def _drop_empty(root: Table, path: str) -> None:
+    """Removes a group whose keys were all moved; what is left in it stays, to be refused."""
+    node = _find(root, path)
+    if node is not None and not as_table(node).items:
+        _take(root, path)
+
+
+def _resolve_cloud(root: Table) -> None:
+    for name in CLOUD_OPTIONS:
+        node = _take(root, f"storage.cloud.{name}")
+        if node is not None:
+            _place(root, f"storage.cloud.options.{name}", node)
+    backend = _find(root, "storage.cloud.backend")
+    if isinstance(backend, Text):
+        backend.text = BACKENDS.get(backend.text, backend.text)
+
+
+def _resolve_etcd(root: Table) -> None:
+    endpoint = _take(root, ETCD_ENDPOINT.old)
+    if endpoint is None:
+        return
+    _place(root, ETCD_ENDPOINT.new, Items(endpoint.where, [endpoint]))
+    backend = _find(root, "metadata.backend")
+    if backend is None:
+        where = Where(endpoint.where.file, endpoint.where.line, "metadata.backend")
+        _place(root, "metadata.backend", Text(where, "etcd", plain=True))
+    elif isinstance(backend, Text) and backend.text != "etcd":
+        raise InvalidSetting(f"{endpoint.where}: of etcd; {backend.where.path} is {backend}")
+
+
+def _resolve_ranged_reads(root: Table) -> None:
+    node = _take(root, RANGED_READS)
+    if node is None:
+        return
+    if not isinstance(node, Text) or node.text.lower() not in {"true", "yes", "on"}:
+        raise InvalidSetting(
+            f"{node.where} is {node}; it can only be true: objects are always read by ranges of "
+            "fetch_chunk_size, never whole"
+        )

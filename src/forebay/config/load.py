@@ -1,0 +1,220 @@
+"""Nodes to settings: every key known, every value of the right kind, every path in its place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from forebay.config.aliases import GROUPS, names_below, resolve
+from forebay.config.document import (
+    FILE_BYTES_MAX,
+    Items,
+    Node,
+    Table,
+    Text,
+    as_table,
+    read_document,
+)
+from forebay.config.environment import substitute
+from forebay.config.keys import LOOSE, SECTIONS, STORE_KEYS, Key, keys_of
+from forebay.config.quantities import as_number, parse_number, parse_quantity
+from forebay.errors import InvalidSetting, UsageError
+from forebay.settings import StoreSettings
+
+_FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_ENDINGS: Final = {".yml", ".yaml"}
+_DATA: Final = "data"
+_S = TypeVar("_S")
+
+
+def load_config(path: Path | str, env: Mapping[str, str] | None = None) -> StoreSettings:
+    """The settings of a configuration file. InvalidSetting names the file, the line and the key."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidSetting(f"{path}: the file cannot be read: {error.strerror}") from error
+    except ValueError:
+        raise InvalidSetting(f"{path}: the file is not UTF-8 text") from None
+    return parse_config(text, base=Path(path).absolute().parent, env=env, name=str(path))
+
+
+def parse_config(
+    text: str,
+    *,
+    base: Path,
+    env: Mapping[str, str] | None = None,
+    name: str = "configuration",
+) -> StoreSettings:
+    """The settings of a configuration's text.
+
+    Relative paths in it are relative to `base`; `name` is what errors call it; `env` is
+    `os.environ` where it is None.
+    """
+    root = read_document(text, name)
+    substitute(root, os.environ if env is None else env)
+    resolve(root)
+    return _Builder(name, base).store(root)
+
+
+def settings_from(source: str | Path | StoreSettings | None) -> StoreSettings:
+    """Settings from whatever a store is opened with.
+
+    A path that ends with .yml or .yaml is a configuration; a directory, or a path where nothing is
+    yet, is a data directory; None is memory.
+    """
+    if source is None or isinstance(source, StoreSettings):
+        return source or StoreSettings(data=None)
+    settings = StoreSettings(data=source)
+    path = settings.data
+    assert isinstance(path, Path)
+    if path.is_dir():
+        return settings
+    if path.suffix.lower() in _ENDINGS:
+        return load_config(path)
+    if path.exists():
+        raise UsageError(
+            f"{path} is not a directory; a configuration file's name ends with .yml or .yaml"
+        )
+    return settings
+
+
+class _Builder:
+    def __init__(self, name: str, base: Path) -> None:
+        self._name = name
+        self._base = base
+
+    def store(self, root: Table) -> StoreSettings:
+        known = {path[0] for path in (*SECTIONS, *LOOSE)}
+        self._refuse_unknown(root, known, "")
+        storage = as_table(root.items.get("storage", Table(root.where)))
+        known = {path[1] for path in (*SECTIONS, *LOOSE) if path[0] == "storage"}
+        self._refuse_unknown(storage, known - {"storage"}, "storage")
+        nodes = {("storage", *path): node for path, node in _entries(storage)}
+        nodes |= dict(_entries(root))
+        values: dict[str, Any] = {}
+        loose: dict[str, Node] = {}
+        for path, name in LOOSE.items():
+            if path in nodes:
+                loose[name] = nodes[path]
+                values[name] = self._value(nodes[path], STORE_KEYS[name])
+        # `dir` in the file is the root of all topics, not a topic's own directory.
+        wal = as_table(nodes.get(("storage", "wal"), Table(storage.where)))
+        wal_dir = wal.items.pop("dir", None)
+        if wal_dir is not None:
+            loose["wal_root"] = wal_dir
+            values["wal_root"] = self._value(wal_dir, STORE_KEYS["wal_root"])
+        if "data" not in values:
+            wal_root = values.get("wal_root")
+            values["data"] = self._base / _DATA if wal_root is None else wal_root.parent
+        for path, kind in SECTIONS.items():
+            values[path[-1]] = self._section(nodes.get(path), path, kind)
+        return self._made(StoreSettings, values, loose, "")
+
+    def _section(self, node: Node | None, path: tuple[str, ...], kind: type[Any]) -> Any:
+        keys = keys_of(kind)
+        if node is None:
+            return self._made(kind, {}, {}, ".".join(path))
+        table = as_table(node)
+        self._refuse_unknown(table, keys.keys(), ".".join(path))
+        values = {name: self._value(each, keys[name]) for name, each in table.items.items()}
+        if kind is SECTIONS["storage", "cloud"]:
+            self._place_root(values)
+        return self._made(kind, values, table.items, table.where.path or ".".join(path))
+
+    def _place_root(self, values: dict[str, Any]) -> None:
+        root = values.get("root")
+        if root and values.get("backend", "fs") == "fs" and "://" not in root:
+            values["root"] = str(self._base / root)
+
+    def _made(
+        self, kind: type[_S], values: Mapping[str, Any], nodes: Mapping[str, Node], section: str
+    ) -> _S:
+        """The settings; what they refuse is told with its place in the file."""
+        try:
+            return kind(**values)
+        except InvalidSetting as error:
+            name, _, rest = str(error).partition(" ")
+            place = f"{self._name}: {section}.{name}" if section else f"{self._name}: {name}"
+            if name in nodes:
+                node = nodes[name]
+                where = node.where
+                if isinstance(node, Text) and node.shown is not None:
+                    rest = f"is {node}; {rest.partition('; ')[2]}"
+                alias = "" if where.path.rpartition(".")[2] == name else f" ({name})"
+                place = f"{where}{alias}"
+            raise InvalidSetting(f"{place} {rest}") from None
+
+    def _refuse_unknown(self, table: Table, known: Iterable[str], section: str) -> None:
+        for name, node in table.items.items():
+            if name in known:
+                continue
+            if f"{section}.{name}" in GROUPS and isinstance(node, Table):
+                self._refuse_unknown(node, (), f"{section}.{name}")
+            proper = sorted(known)
+            near = get_close_matches(name, [*proper, *names_below(section)], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(proper)}"
+            raise InvalidSetting(f"{node.where}: unknown key; {hint}")
+
+    def _value(self, node: Node, key: Key) -> Any:
+        if isinstance(node, Text) and node.is_null:
+            if key.optional or key.kind in {"list", "options"}:
+                return None if key.optional else key.default
+            raise _wrong(node, key)
+        if key.kind == "list" and isinstance(node, Items):
+            return tuple(_text(each, key) for each in node.values)
+        if key.kind == "options" and isinstance(node, Table):
+            return {
+                name: _text(each, key)
+                for name, each in node.items.items()
+                if not (isinstance(each, Text) and each.is_null)
+            }
+        if not isinstance(node, Text) or key.kind in {"list", "options"}:
+            raise _wrong(node, key)
+        return self._converted(node, key)
+
+    def _converted(self, node: Text, key: Key) -> Any:
+        if key.kind == "number":
+            return _number(node, key)
+        if key.kind == "flag" and node.text.lower() in _FLAGS:
+            return _FLAGS[node.text.lower()]
+        if key.kind == "choice" and node.text in key.choices:
+            return node.text
+        if key.kind == "path" and node.text and "\0" not in node.text:
+            return self._base / node.text
+        if key.kind == "text":
+            return node.text
+        raise _wrong(node, key)
+
+
+def _entries(table: Table) -> list[tuple[tuple[str, ...], Node]]:
+    return [((name,), node) for name, node in table.items.items()]
+
+
+def _number(node: Text, key: Key) -> int | float:
+    text = node.text.strip()
+    if key.unit is None:
+        number = parse_number(text)
+    else:
+        number = parse_quantity(text, node.unit or key.unit)
+        number = None if number is None else number / key.unit.scale
+    if number is None or (key.whole and number.denominator != 1):
+        raise _wrong(node, key)
+    return as_number(number)
+
+
+def _text(node: Node, key: Key) -> str:
+    if isinstance(node, Text) and not node.is_null:
+        return node.text
+    raise InvalidSetting(f"{node.where} is {node}; it must be text, in {key.allowed}")
+
+
+def _wrong(node: Node, key: Key) -> InvalidSetting:
+    allowed = key.allowed
+    if isinstance(node, Text) and node.unit is not None and key.unit is not None:
+        allowed = allowed.replace(f"number of {key.unit.name}", f"number of {node.unit.name}")
+    return InvalidSetting(f"{node.where} is {node}; it must be {allowed}")

@@ -1,0 +1,121 @@
+"""Sizes and durations as people write them: `8MiB`, `64 MB`, `512k`; `250ms`, `5m`, `1h30m`.
+
+Sizes are powers of 1024, however they are spelled: `MB` is `MiB`, as it is in the settings whose
+names end with `mb`. Arithmetic is exact; nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Final, Literal
+
+NUMBER: Final = re.compile(r"[-+]?\d+(_\d+)*(\.\d+)?([eE][-+]?\d{1,2})?", re.ASCII)
+_TEXT_MAX: Final = 64
+_LETTERS: Final = "kmgtp"
+_SIZE: Final = re.compile(rf"(\d+(?:\.\d+)?)\s*([{_LETTERS}]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
+_SECONDS: Final = {
+    "d": Fraction(86400),
+    "h": Fraction(3600),
+    "m": Fraction(60),
+    "s": Fraction(1),
+    "ms": Fraction(1, 1000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a plain number counts: so many bytes, or so many seconds."""
+
+    name: str
+    measures: Literal["size", "duration"]
+    scale: Fraction
+
+
+BYTES: Final = Unit("bytes", "size", Fraction(1))
+MEGABYTES: Final = Unit("MiB", "size", Fraction(1024**2))
+MILLISECONDS: Final = Unit("milliseconds", "duration", Fraction(1, 1000))
+SECONDS: Final = Unit("seconds", "duration", Fraction(1))
+MINUTES: Final = Unit("minutes", "duration", Fraction(60))
+HOURS: Final = Unit("hours", "duration", Fraction(3600))
+
+_ENDINGS: Final = {
+    "_bytes": BYTES,
+    "_chunk_size": BYTES,
+    "_mb": MEGABYTES,
+    "_ms": MILLISECONDS,
+    "_seconds": SECONDS,
+    "_minutes": MINUTES,
+    "_hours": HOURS,
+}
+
+
+def unit_of(name: str) -> Unit | None:
+    """The unit that a setting's name ends with."""
+    for ending, unit in _ENDINGS.items():
+        if f"_{name}".endswith(ending):
+            return unit
+    return None
+
+
+def parse_number(text: str) -> Fraction | None:
+    """None if it is no plain number."""
+    if len(text) > _TEXT_MAX or NUMBER.fullmatch(text) is None:
+        return None
+    return Fraction(text.replace("_", ""))
+
+
+def parse_size(text: str) -> Fraction | None:
+    """In bytes; None if it is no size with a unit."""
+    match = _SIZE.fullmatch(text) if len(text) <= _TEXT_MAX else None
+    if match is None:
+        return None
+    letter = match[2].lower()
+    power = _LETTERS.index(letter) + 1 if letter else 0
+    return Fraction(match[1]) * (1 << 10 * power)
+
+
+def parse_duration(text: str) -> Fraction | None:
+    """In seconds; None if it is no duration with units, the largest first, each once."""
+    if len(text) > _TEXT_MAX:
+        return None
+    position, total, used = 0, Fraction(0), [-1]
+    units = list(_SECONDS)
+    while match := _TIME.match(text, position):
+        total += Fraction(match[1]) * _SECONDS[match[2]]
+        used.append(units.index(match[2]))
+        position = match.end()
+    ordered = all(before < after for before, after in pairwise(used))
+    return total if ordered and len(used) > 1 and position == len(text) else None
+
+
+def parse_quantity(text: str, unit: Unit) -> Fraction | None:
+    """In bytes or seconds; a plain number is in `unit`. None if it is neither."""
+    number = parse_number(text)
+    if number is not None:
+        return number * unit.scale
+    return parse_size(text) if unit.measures == "size" else parse_duration(text)
+
+
+def as_number(value: Fraction) -> int | float:
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def format_size(size: int) -> str:
+    """The shortest exact spelling with one unit, such as `64MiB`."""
+    power = 0
+    while size and size % 1024 == 0 and power < len(_LETTERS):
+        size //= 1024
+        power += 1
+    return f"{size}{_LETTERS[power - 1].upper()}iB" if power else str(size)
+
+
+def format_duration(seconds: Fraction) -> str:
+    """The spelling in the largest unit of which it is a whole number, such as `90s`."""
+    for name, scale in _SECONDS.items():
+        if seconds and (seconds / scale).denominator == 1:
+            return f"{seconds / scale}{name}"
+    return "0s" if not seconds else f"{float(seconds)}s"

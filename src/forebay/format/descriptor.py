@@ -1,0 +1,150 @@
+"""`ObjectDescriptor`: the record that makes an object count, as JSON.
+
+The fields and their order are Danube's, so that either reads the other's. The layout:
+`docs/formats/descriptor.md`.
+
+What a caller gets wrong: `end_offset` is the last offset in the object, not one more.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Any, Final, TypeGuard
+
+from forebay.errors import DescriptorError
+from forebay.limits import DESCRIPTOR_BYTES_MAX, OBJECT_KEY_BYTES_MAX, OFFSET_MAX
+
+_FIELDS: Final = frozenset(
+    {"completed", "created_at", "end_offset", "object_id", "size", "start_offset"}
+)
+
+Index = tuple[tuple[int, int], ...]
+"""(offset, position in the object), ascending; the first is the object's first frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectDescriptor:
+    object_id: str
+    """The object's name below its topic's prefix."""
+    start_offset: int
+    end_offset: int
+    """Of the last message."""
+    size: int
+    etag: str | None
+    created_at: int
+    """Seconds since 1970-01-01 UTC."""
+    completed: bool = True
+    offset_index: Index | None = None
+
+    @property
+    def next_offset(self) -> int:
+        return self.end_offset + 1
+
+    @property
+    def count(self) -> int:
+        return self.end_offset - self.start_offset + 1
+
+    def seek(self, offset: int) -> tuple[int, int]:
+        """The last known (offset, position) at or before `offset`."""
+        index = self.offset_index
+        if not index:
+            return self.start_offset, 0
+        return index[max(bisect_right(index, (offset, OFFSET_MAX)) - 1, 0)]
+
+    def position_after(self, offset: int) -> int:
+        """A position at or after the end of the frame at `offset`: as near as the index knows."""
+        index = self.offset_index or ()
+        at = bisect_left(index, (offset + 1, 0))
+        return index[at][1] if at < len(index) else self.size
+
+
+def encode_descriptor(descriptor: ObjectDescriptor) -> bytes:
+    """Compact JSON with the keys in alphabetical order; `offset_index` only where there is one."""
+    body: dict[str, Any] = {
+        "completed": descriptor.completed,
+        "created_at": descriptor.created_at,
+        "end_offset": descriptor.end_offset,
+        "etag": descriptor.etag,
+        "object_id": descriptor.object_id,
+        "size": descriptor.size,
+        "start_offset": descriptor.start_offset,
+    }
+    if descriptor.offset_index is not None:
+        body["offset_index"] = descriptor.offset_index
+    data = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
+    if len(data) > DESCRIPTOR_BYTES_MAX:
+        raise DescriptorError(f"the descriptor of {descriptor.object_id} takes {len(data)} bytes")
+    return data
+
+
+def decode_descriptor(data: bytes) -> ObjectDescriptor:
+    """Refuses what cannot be a descriptor; unknown fields are ignored."""
+    if len(data) > DESCRIPTOR_BYTES_MAX:
+        raise DescriptorError(f"a descriptor of {len(data)} bytes")
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DescriptorError(f"no JSON: {error}") from error
+    if not isinstance(body, dict) or not body.keys() >= _FIELDS:
+        raise DescriptorError("it has not the fields of a descriptor")
+    object_id, etag = body["object_id"], body.get("etag")
+    if not _is_text(object_id) or not _is_name(object_id):
+        raise DescriptorError("object_id is no object's name")
+    if etag is not None and not _is_text(etag):
+        raise DescriptorError("etag is no text")
+    if type(body["completed"]) is not bool:
+        raise DescriptorError("completed is neither true nor false")
+    start, end = _number(body, "start_offset"), _number(body, "end_offset")
+    if start > end:
+        raise DescriptorError(f"start_offset {start} is beyond end_offset {end}")
+    size = _number(body, "size")
+    index = _index(body.get("offset_index"), start, end, size)
+    return ObjectDescriptor(
+        object_id, start, end, size, etag, _number(body, "created_at"), body["completed"], index
+    )
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """JSON can spell halves of characters, which nothing can store."""
+    return isinstance(value, str) and not any("\ud800" <= one <= "\udfff" for one in value)
+
+
+def _is_name(object_id: str) -> bool:
+    """Whether it names an object of the topic, and none of another place."""
+    return (
+        object_id not in {"", ".", ".."}
+        and len(object_id.encode()) <= OBJECT_KEY_BYTES_MAX
+        and not any(one in "/\\" or one < " " for one in object_id)
+    )
+
+
+def _number(body: dict[str, Any], name: str) -> int:
+    value = body[name]
+    if type(value) is not int or not 0 <= value <= OFFSET_MAX:
+        raise DescriptorError(f"{name} is no whole number in 0..{OFFSET_MAX}")
+    return value
+
+
+def _index(value: object, start: int, end: int, size: int) -> Index | None:
+    """Checked: ascending, inside the object, and the first entry is its first frame."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise DescriptorError("offset_index is no list")
+    before = (start - 1, -1)
+    entries = []
+    for number, pair in enumerate(value):
+        match pair:
+            case [int() as offset, int() as position] if type(offset) is type(position) is int:
+                entry = (offset, position)
+            case _:
+                raise DescriptorError(f"entry {number} of offset_index is no pair of numbers")
+        if offset <= before[0] or position <= before[1] or offset > end or position >= size:
+            raise DescriptorError(f"offset_index is out of order at entry {number}")
+        entries.append(entry)
+        before = entry
+    if entries and entries[0] != (start, 0):
+        raise DescriptorError(f"offset_index starts at {entries[0]!r}, not at the first frame")
+    return tuple(entries)

@@ -1,0 +1,131 @@
+"""Counters, gauges and histograms of this process, and their text as Prometheus reads it.
+
+Metrics are module-level objects, made once and named `forebay_...`. They are counted for each
+batch, request or object, never for each message. There is one registry, in this module.
+
+Why no client library: the one for Prometheus takes 150 ms to import, which every command would
+pay, and what is needed of it is this page.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Final
+
+SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
+BYTES: Final = tuple(float(4**power) for power in range(5, 17))
+MESSAGES: Final = tuple(float(10**power) for power in range(1, 9))
+
+_lock: Final = threading.Lock()
+_registry: Final[dict[str, Metric]] = {}
+
+
+class Metric:
+    """A named family of numbers, one for each set of label values."""
+
+    kind = "untyped"
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+        self.name = name
+        self.text = text
+        self.labels = tuple(labels)
+        with _lock:
+            assert name not in _registry, f"the metric {name} is there already"
+            _registry[name] = self
+
+    def samples(self) -> Iterator[tuple[str, str, float]]:
+        """(suffix of the name, labels in braces, value)."""
+        raise NotImplementedError
+
+    def _braces(self, values: Sequence[str], *more: tuple[str, str]) -> str:
+        pairs = [*zip(self.labels, values, strict=True), *more]
+        return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class Counter(Metric):
+    """Only grows."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+        super().__init__(name, text, labels)
+        self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+
+    def add(self, amount: float = 1, *values: str) -> None:
+        with _lock:
+            self._values[values] = self._values.get(values, 0.0) + amount
+
+    def value(self, *values: str) -> float:
+        return self._values.get(values, 0.0)
+
+    def samples(self) -> Iterator[tuple[str, str, float]]:
+        for values, number in sorted(self._values.items()):
+            yield "", self._braces(values) if values else "", number
+
+
+class Gauge(Counter):
+    """Goes up and down."""
+
+    kind = "gauge"
+
+    def set(self, number: float, *values: str) -> None:
+        with _lock:
+            self._values[values] = number
+
+    def forget(self, *values: str) -> None:
+        with _lock:
+            self._values.pop(values, None)
+
+
+class Histogram(Metric):
+    """How many observations were at most so large."""
+
+    kind = "histogram"
+
+    def __init__(
+        self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
+    ) -> None:
+        super().__init__(name, text, labels)
+        self._buckets = tuple(buckets)
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+
+    def observe(self, number: float, *values: str) -> None:
+        with _lock:
+            counts = self._counts.setdefault(values, [0] * (len(self._buckets) + 1))
+            counts[bisect_left(self._buckets, number)] += 1
+            self._sums[values] = self._sums.get(values, 0.0) + number
+
+    def count(self, *values: str) -> int:
+        return sum(self._counts.get(values, ()))
+
+    def samples(self) -> Iterator[tuple[str, str, float]]:
+        for values, counts in sorted(self._counts.items()):
+            bounds = [*(f"{bound:g}" for bound in self._buckets), "+Inf"]
+            for bound, total in zip(bounds, accumulate(counts), strict=True):
+                yield "_bucket", self._braces(values, ("le", bound)), total
+            labels = self._braces(values) if values else ""
+            yield "_sum", labels, self._sums[values]
+            yield "_count", labels, sum(counts)
+
+
+def render() -> str:
+    """All metrics in Prometheus' text format."""
+    with _lock:
+        return "".join(_page(metric) for _, metric in sorted(_registry.items()))
+
+
+def _page(metric: Metric) -> str:
+    lines = [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
+    lines += [
+        f"{metric.name}{suffix}{labels} {number:.17g}"
+        for suffix, labels, number in metric.samples()
+    ]
+    return "\n".join(lines) + "\n"

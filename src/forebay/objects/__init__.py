@@ -1,0 +1,1 @@
+"""The object store: one port, and a backend for each kind of store."""

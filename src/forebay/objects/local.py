@@ -1,0 +1,357 @@
+"""Objects as files below a directory, durable when a call returns.
+
+    <root>/<key>            the object, its bytes as they are
+    <root>/.tmp/<random>    one in the making
+    <root>/.meta/<key>      its user metadata, where it has any: JSON
+
+An object is written under a temporary name, synced, renamed to its key, and the directory is
+synced. A crash before the rename leaves a temporary file and nothing else. The next start removes
+it once it is a day old, unless its writer lives: a writer holds a lock on its file.
+
+The metadata come first and name the etag of the object they belong to, so what a crash between
+the two leaves is ignored. An etag is the file's modification time, size and inode number.
+
+A copy is a hard link. Sharing the inode is safe because nothing opens an object for writing: a
+`put` over it renames a new file to its name, and a delete removes one name. So a copy has its
+source's etag and modification time.
+
+What a caller gets wrong: `a` and `a/b` cannot both be objects here, as they can be in a bucket.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from forebay.errors import (
+    ObjectMissing,
+    ServiceError,
+    ServiceRefused,
+    ServiceUnavailable,
+    UsageError,
+    remedy,
+)
+from forebay.files.local import LocalDisk
+from forebay.format.layout import Buffer
+from forebay.objects.backend import (
+    ObjectMeta,
+    check_key,
+    check_metadata,
+    check_range,
+    ends_early,
+)
+
+_TEMPORARY: Final = ".tmp"
+_METADATA: Final = ".meta"
+_LEFTOVER_SECONDS: Final = 24 * 3600
+_COPY_BYTES: Final = 1 << 20
+_REFUSED: Final = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+}
+_MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+_LINKS_REFUSED: Final = {errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS}
+
+
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"
+
+
+def _meta(
+    key: str, status: os.stat_result, metadata: Mapping[str, str] | None = None
+) -> ObjectMeta:
+    modified_ms = status.st_mtime_ns // 1_000_000
+    return ObjectMeta(key, status.st_size, _etag(status), modified_ms, metadata or {})
+
+
+class LocalWriter:
+    """An object in the making, under its temporary name."""
+
+    def __init__(self, backend: LocalBackend, key: str, metadata: dict[str, str]) -> None:
+        self._backend = backend
+        self._key = key
+        self._metadata = metadata
+        self._path = backend.temporary()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd: int | None = os.open(self._path, flags, 0o644)
+        with suppress(OSError):  # without the lock the file is safe for a day
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def write(self, data: Buffer) -> None:
+        fd = self._open_fd()
+        with self._backend.translated("write", self._key), memoryview(data).cast("B") as view:
+            taken = 0
+            while taken < len(view):
+                taken += os.write(fd, view[taken:])
+
+    def close(self) -> ObjectMeta:
+        fd = self._open_fd()
+        try:
+            with self._backend.translated("write", self._key):
+                os.fsync(fd)
+                status = os.fstat(fd)
+                self._backend.publish(self._path, self._key, status, self._metadata)
+        finally:
+            self.abort()
+        return _meta(self._key, status, self._metadata)
+
+    def abort(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with suppress(OSError):  # it is gone already when it was published
+                self._path.unlink()
+            os.close(fd)
+
+    def _open_fd(self) -> int:
+        if self._fd is None:
+            raise UsageError(f"the writer of {self._key!r} is closed")
+        return self._fd
+
+    def __enter__(self) -> LocalWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._fd is not None:
+            self.close()
+
+
+class LocalBackend:
+    def __init__(self, root: Path | str) -> None:
+        self._root = Path(root).absolute()
+        self._name = f"file://{self._root}"
+        self._disk = LocalDisk()
+        self._made: set[Path] = set()
+        self._remove_leftovers()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def head(self, key: str) -> ObjectMeta:
+        path = self._path(key)
+        with self.translated("head", key):
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "no file")
+        return _meta(key, status, self._metadata(key, _etag(status)))
+
+    def get_range(self, key: str, start: int, end: int) -> Buffer:
+        check_range(start, end)
+        with self.translated("get_range", key):
+            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return self._read(fd, key, start, end)
+            finally:
+                os.close(fd)
+
+    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+        with self._writer(key, metadata) as writer:
+            writer.write(data)
+            return writer.close()
+
+    def open_writer(
+        self,
+        key: str,
+        *,
+        chunk_bytes: int,  # noqa: ARG002 - the page cache holds what is in flight
+        concurrent_parts: int,  # noqa: ARG002 - as above
+        metadata: Mapping[str, str] | None = None,
+    ) -> LocalWriter:
+        return self._writer(key, metadata)
+
+    def copy(self, source: str, target: str) -> None:
+        meta = self.head(source)
+        self._path(target)
+        temporary = self.temporary()
+        try:
+            with self.translated("copy", source):
+                try:
+                    os.link(self._path(source), temporary)
+                except OSError as error:
+                    if error.errno not in _LINKS_REFUSED:
+                        raise
+                    self._rewrite(source, target, meta.metadata)
+                    return
+                self.publish(temporary, target, temporary.stat(), dict(meta.metadata))
+        finally:
+            with suppress(OSError):  # a rename to a name of the same inode leaves both
+                temporary.unlink()
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with self.translated("delete", key):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except IsADirectoryError:
+                return
+            if path.parent.is_dir():  # also when another process removed it and was killed
+                self._disk.sync_dir(path.parent)
+            with suppress(OSError):  # of no object, it would be ignored
+                self._metadata_path(key).unlink()
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        yield from self._walk("", prefix, after or "")
+
+    def close(self) -> None:
+        """Holds nothing open."""
+
+    # ---- for the writer ----
+
+    def temporary(self) -> Path:
+        """A fresh name in the directory of temporary files, which is there."""
+        folder = self._root / _TEMPORARY
+        with self.translated("write", _TEMPORARY):
+            self._make_dirs(folder)
+        return folder / secrets.token_hex(12)
+
+    def publish(
+        self, temporary: Path, key: str, status: os.stat_result, metadata: dict[str, str]
+    ) -> None:
+        """Makes a synced file the object of that key."""
+        if metadata:
+            self._write_metadata(key, {"etag": _etag(status), "metadata": metadata})
+        self._replace(temporary, self._path(key))
+
+    @contextmanager
+    def translated(self, operation: str, key: str) -> Iterator[None]:
+        """Errors of the operating system become those of the port."""
+        try:
+            yield
+        except ServiceError:
+            raise
+        except OSError as error:
+            if error.errno in _MISSING and operation in ("head", "get_range", "copy"):
+                raise ObjectMissing(f"{self._name}: there is no object {key!r}") from None
+            what = f"{self._name}: {operation} of {key!r}: {error.strerror}"
+            if error.errno == errno.ENAMETOOLONG:
+                raise UsageError(f"{what}: a part of the key is too long") from error
+            kind = ServiceRefused if error.errno in _REFUSED else ServiceUnavailable
+            raise kind(f"{what}: {remedy(error)}") from error
+
+    # ---- inside ----
+
+    def _path(self, key: str) -> Path:
+        if check_key(key).split("/", 1)[0] in (_TEMPORARY, _METADATA):
+            raise UsageError(f"the key {key!r} is where files of the store's own are")
+        return self._root / key
+
+    def _metadata_path(self, key: str) -> Path:
+        return self._root / _METADATA / key
+
+    def _writer(self, key: str, metadata: Mapping[str, str] | None) -> LocalWriter:
+        self._path(key)
+        found = check_metadata(metadata)
+        with self.translated("write", key):
+            return LocalWriter(self, key, found)
+
+    def _read(self, fd: int, key: str, start: int, end: int) -> bytes:
+        data = os.pread(fd, end - start, start)
+        while len(data) < end - start:
+            more = os.pread(fd, end - start - len(data), start + len(data))
+            if not more:
+                raise ends_early(self._name, key, start, end)
+            data += more
+        if start == end > os.fstat(fd).st_size:
+            raise ends_early(self._name, key, start, end)
+        return data
+
+    def _rewrite(self, source: str, target: str, metadata: Mapping[str, str]) -> None:
+        with self._path(source).open("rb") as file, self._writer(target, metadata) as writer:
+            while piece := file.read(_COPY_BYTES):
+                writer.write(piece)
+
+    def _metadata(self, key: str, etag: str) -> dict[str, str]:
+        try:
+            found = json.loads(self._metadata_path(key).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return dict(found["metadata"]) if found["etag"] == etag else {}
+
+    def _write_metadata(self, key: str, record: Mapping[str, object]) -> None:
+        temporary = self.temporary()
+        try:
+            with temporary.open("xb") as file:
+                file.write(json.dumps(record).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            self._replace(temporary, self._metadata_path(key))
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _replace(self, source: Path, target: Path) -> None:
+        self._make_dirs(target.parent)
+        try:
+            source.replace(target)
+        except FileNotFoundError:  # somebody removed an empty directory
+            self._made.discard(target.parent)
+            self._make_dirs(target.parent)
+            source.replace(target)
+        self._disk.sync_dir(target.parent)
+
+    def _make_dirs(self, path: Path) -> None:
+        if path not in self._made or not path.is_dir():
+            self._disk.make_dirs(path)
+            self._made.add(path)
+
+    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectMeta]:
+        """In the order of keys: a directory counts as its name and the slash behind it."""
+        for name, is_dir in self._entries(folder):
+            key = folder + name
+            if is_dir:
+                inside = key + "/"
+                below = inside.startswith(prefix) or prefix.startswith(inside)
+                if below and (inside > after or after.startswith(inside)):
+                    yield from self._walk(inside, prefix, after)
+            elif key.startswith(prefix) and key > after:
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    yield _meta(key, (self._root / key).stat())
+
+    def _entries(self, folder: str) -> Sequence[tuple[str, bool]]:
+        with self.translated("list", folder):
+            try:
+                with os.scandir(self._root / folder) as entries:
+                    found = [(entry.name, entry.is_dir()) for entry in entries]
+            except FileNotFoundError:
+                return []
+        if not folder:
+            found = [entry for entry in found if entry[0] not in (_TEMPORARY, _METADATA)]
+        return sorted(found, key=lambda entry: entry[0] + "/" if entry[1] else entry[0])
+
+    def _remove_leftovers(self) -> None:
+        """Old temporary files that no living writer holds; best effort."""
+        with suppress(OSError):
+            for path in (self._root / _TEMPORARY).iterdir():
+                if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
+                    self._remove_leftover(path)
+
+    def _remove_leftover(self, path: Path) -> None:
+        with suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(fd)

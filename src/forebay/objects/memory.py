@@ -1,0 +1,134 @@
+"""Objects in the memory of this process, for tests and for `backend: memory`.
+
+Nothing survives the process. `connect` gives the same one to all stores of one root name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import NamedTuple
+
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.errors import ObjectMissing, UsageError
+from forebay.format.layout import Buffer
+from forebay.objects.backend import (
+    ObjectMeta,
+    check_key,
+    check_metadata,
+    check_range,
+    ends_early,
+)
+
+
+class _Stored(NamedTuple):
+    data: bytes
+    meta: ObjectMeta
+
+
+class MemoryWriter:
+    def __init__(self, backend: MemoryBackend, key: str, metadata: dict[str, str]) -> None:
+        self._backend = backend
+        self._key = key
+        self._metadata = metadata
+        self._data: bytearray | None = bytearray()
+
+    def write(self, data: Buffer) -> None:
+        self._open_data().extend(data)
+
+    def close(self) -> ObjectMeta:
+        data = self._open_data()
+        self._data = None
+        return self._backend.publish(self._key, bytes(data), self._metadata)
+
+    def abort(self) -> None:
+        self._data = None
+
+    def _open_data(self) -> bytearray:
+        if self._data is None:
+            raise UsageError(f"the writer of {self._key!r} is closed")
+        return self._data
+
+    def __enter__(self) -> MemoryWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._data is not None:
+            self.close()
+
+
+class MemoryBackend:
+    def __init__(self, root: str = "", *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._name = f"memory://{root}"
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._objects: dict[str, _Stored] = {}
+        self._versions = 0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def head(self, key: str) -> ObjectMeta:
+        return self._stored(key).meta
+
+    def get_range(self, key: str, start: int, end: int) -> Buffer:
+        check_range(start, end)
+        data = self._stored(key).data
+        if end > len(data):
+            raise ends_early(self._name, key, start, end)
+        return memoryview(data)[start:end]
+
+    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+        return self.publish(check_key(key), bytes(data), check_metadata(metadata))
+
+    def open_writer(
+        self,
+        key: str,
+        *,
+        chunk_bytes: int,  # noqa: ARG002 - the whole object is in memory as it is
+        concurrent_parts: int,  # noqa: ARG002 - as above
+        metadata: Mapping[str, str] | None = None,
+    ) -> MemoryWriter:
+        return MemoryWriter(self, check_key(key), check_metadata(metadata))
+
+    def copy(self, source: str, target: str) -> None:
+        found = self._stored(source)
+        self.publish(check_key(target), found.data, dict(found.meta.metadata))
+
+    def delete(self, key: str) -> None:
+        with self._lock:
+            self._objects.pop(check_key(key), None)
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        with self._lock:
+            found = [stored.meta for stored in self._objects.values()]
+        for meta in sorted(found, key=lambda meta: meta.key):
+            if meta.key.startswith(prefix) and (after is None or meta.key > after):
+                yield ObjectMeta(meta.key, meta.size, meta.etag, meta.modified_ms)
+
+    def close(self) -> None:
+        """Keeps the objects: others may share them."""
+
+    def publish(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectMeta:
+        with self._lock:
+            self._versions += 1
+            etag = f"{self._versions:x}"
+            meta = ObjectMeta(key, len(data), etag, self._clock.now_ms(), metadata)
+            self._objects[key] = _Stored(data, meta)
+        return meta
+
+    def _stored(self, key: str) -> _Stored:
+        with self._lock:
+            stored = self._objects.get(check_key(key))
+        if stored is None:
+            raise ObjectMissing(f"{self._name}: there is no object {key!r}")
+        return stored

@@ -1,0 +1,355 @@
+"""Objects in S3, Google Cloud Storage and Azure Blob Storage, through obstore's sync calls.
+
+The client retries what can be retried, within `max_retries` and `retry_timeout_seconds`; what it
+then raises is final for the call. Over plain HTTP payloads are signed, over TLS they are not.
+
+The order of `list` is the server's. S3, GCS and Azure order by the bytes of the key; SeaweedFS
+orders directory by directory, which is the same within one directory.
+
+What a caller gets wrong:
+
+- The client starts threads that do not survive a fork, and hangs in the child. So it is started by
+  the first call, and a process whose parent had started it is refused, with an error.
+- A process that is killed leaves the parts of an unfinished upload in the bucket. They are no
+  object, and they cost money: give the bucket a lifecycle rule that aborts incomplete uploads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from forebay.clock import SYSTEM_CLOCK
+from forebay.errors import ObjectMissing, ServiceError, ServiceRefused, UsageError
+from forebay.format.layout import Buffer
+from forebay.limits import OBJECT_KEY_BYTES_MAX, PART_BYTES_MIN
+from forebay.objects.answers import is_past_the_end, scrubbed, translated
+from forebay.objects.backend import (
+    ObjectMeta,
+    check_key,
+    check_metadata,
+    check_range,
+    ends_early,
+)
+from forebay.objects.options import place_of, secrets_of
+from forebay.settings import CloudSettings
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, WritableFile
+    from obstore.store import ClientConfig, RetryConfig
+
+T = TypeVar("T")
+
+_CLIENT_ERRORS: Final = (BaseError, OSError, ValueError, NotImplementedError)
+_PAGE: Final = 1000
+_CONNECT_SECONDS_MAX: Final = 5.0
+_BACKOFF_SECONDS_MAX: Final = 15.0
+_STORES: Final[Mapping[str, Any]] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
+_started_by: int | None = None
+"""The process that started the client's threads: they are one set for all clients."""
+
+
+class RemoteWriter:
+    """Collects a chunk, hands it over, and collects the next one while it travels.
+
+    What fits into one chunk is one PUT. The client keeps the buffer it is given until it has sent
+    it, so it is given one of the writer's own, never the caller's.
+    """
+
+    def __init__(
+        self,
+        backend: RemoteBackend,
+        key: str,
+        *,
+        chunk_bytes: int,
+        concurrent_parts: int,
+        metadata: dict[str, str],
+    ) -> None:
+        self._backend = backend
+        self._key = key
+        self._chunk_bytes = chunk_bytes
+        self._concurrent_parts = concurrent_parts
+        self._metadata = metadata
+        self._chunk: bytearray | None = bytearray()
+        self._parts: WritableFile | None = None
+        self._size = 0
+
+    def write(self, data: Buffer) -> None:
+        self._open_chunk()
+        with memoryview(data).cast("B") as view:
+            at = 0
+            while at < len(view):
+                chunk = self._open_chunk()
+                if len(chunk) == self._chunk_bytes:
+                    self._send(chunk)
+                    self._chunk = chunk = bytearray()
+                end = at + self._chunk_bytes - len(chunk)
+                chunk += view[at:end]
+                at = end
+            self._size += len(view)
+
+    def close(self) -> ObjectMeta:
+        chunk = self._open_chunk()
+        if self._parts is None:
+            self._chunk = None
+            return self._backend.put(self._key, chunk, self._metadata)
+        if chunk:
+            self._send(chunk)
+        try:
+            self._backend.call("complete", self._key, self._parts.close)
+        except BaseException:
+            self.abort()
+            raise
+        self._parts = self._chunk = None
+        meta = self._backend.head(self._key)
+        if meta.size != self._size:
+            raise ServiceError(
+                f"{self._backend.name}: the object {self._key!r} has {meta.size} bytes after "
+                f"{self._size} were written"
+            )
+        return meta
+
+    def abort(self) -> None:
+        parts, self._parts, self._chunk = self._parts, None, None
+        if parts is not None:
+            try:
+                parts.__exit__(RuntimeError, RuntimeError("aborted"), None)
+            except _CLIENT_ERRORS:
+                return  # the parts stay until the bucket's lifecycle rule; nothing is visible
+
+    def _send(self, chunk: bytearray) -> None:
+        try:
+            if self._parts is None:
+                self._parts = self._backend.start_parts(
+                    self._key, self._chunk_bytes, self._concurrent_parts, self._metadata
+                )
+            self._backend.call("part", self._key, self._parts.write, chunk)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _open_chunk(self) -> bytearray:
+        if self._chunk is None:
+            raise UsageError(f"the writer of {self._key!r} is closed, or has failed")
+        return self._chunk
+
+    def __enter__(self) -> RemoteWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._chunk is not None:
+            self.close()
+
+
+class RemoteBackend:
+    def __init__(self, settings: CloudSettings) -> None:
+        self._settings = settings
+        self._place = place_of(settings)
+        self._secrets = secrets_of(settings)
+        self._store: Any = None
+
+    @property
+    def name(self) -> str:
+        return self._place.name
+
+    def head(self, key: str) -> ObjectMeta:
+        options: GetOptions = {"head": True}
+        found = self.call("head", key, lambda: obstore.get(self._client(), key, options=options))
+        given = {
+            str(name): str(value)
+            for name, value in found.attributes.items()
+            if str(name)[:1].islower()  # the others are HTTP's own, such as Content-Type
+        }
+        return _meta(key, found.meta, given)
+
+    def get_range(self, key: str, start: int, end: int) -> Buffer:
+        check_range(start, end)
+        if start == end:
+            return self._empty_range(key, start)
+        self._check(key)
+        past: Exception | None = None
+        data: memoryview | None = None
+        client = self._client()
+        try:
+            data = memoryview(obstore.get_range(client, key, start=start, end=end))
+        except _CLIENT_ERRORS as error:
+            if not is_past_the_end(error):
+                past = self._translated(error, "get_range", key)
+        if past is not None:
+            raise past
+        if data is None or len(data) < end - start:
+            raise ends_early(self.name, key, start, end)
+        return data
+
+    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+        given = check_metadata(metadata)
+        done = self.call(
+            "put",
+            key,
+            lambda: obstore.put(
+                self._client(), key, data, attributes=dict(given), use_multipart=False
+            ),
+        )
+        size = memoryview(data).nbytes
+        return ObjectMeta(key, size, _etag(done["e_tag"]), SYSTEM_CLOCK.now_ms(), given)
+
+    def open_writer(
+        self,
+        key: str,
+        *,
+        chunk_bytes: int,
+        concurrent_parts: int,
+        metadata: Mapping[str, str] | None = None,
+    ) -> RemoteWriter:
+        """A chunk under 5 MiB is 5 MiB: S3 takes no smaller part."""
+        self._check(key)
+        return RemoteWriter(
+            self,
+            key,
+            chunk_bytes=max(chunk_bytes, PART_BYTES_MIN),
+            concurrent_parts=max(concurrent_parts, 1),
+            metadata=check_metadata(metadata),
+        )
+
+    def copy(self, source: str, target: str) -> None:
+        self._check(target)
+        self.call("copy", source, lambda: obstore.copy(self._client(), source, target))
+
+    def delete(self, key: str) -> None:
+        try:
+            self.call("delete", key, lambda: obstore.delete(self._client(), key))
+        except ObjectMissing:
+            return
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        # The client matches whole parts of a path only; the rest of the prefix is compared here.
+        folder = prefix.rpartition("/")[0]
+        pages = self.call(
+            "list",
+            folder,
+            lambda: obstore.list(self._client(), folder or None, offset=after, chunk_size=_PAGE),
+        )
+        while page := self.call("list", folder, next, pages, None):
+            for found in page:
+                key = found["path"]
+                if key.startswith(prefix) and (after is None or key > after):
+                    yield _meta(key, found, {})
+
+    def close(self) -> None:
+        self._store = None
+
+    # ---- for the writer ----
+
+    def start_parts(
+        self, key: str, chunk_bytes: int, concurrent_parts: int, metadata: dict[str, str]
+    ) -> WritableFile:
+        return self.call(
+            "create",
+            key,
+            lambda: obstore.open_writer(
+                self._client(),
+                key,
+                attributes=dict(metadata),
+                buffer_size=chunk_bytes,
+                max_concurrency=concurrent_parts,
+            ),
+        )
+
+    def call(self, operation: str, key: str, function: Callable[..., T], *arguments: Any) -> T:
+        """The function's result, or an error of the port that carries none of the client's."""
+        if operation != "list":
+            self._check(key)
+        try:
+            return function(*arguments)
+        except ServiceError:
+            raise
+        except _CLIENT_ERRORS as error:
+            failure = self._translated(error, operation, key)
+        raise failure
+
+    # ---- inside ----
+
+    def _check(self, key: str) -> None:
+        check_key(key)
+        if len(f"{self._place.prefix}/{key}".encode()) > OBJECT_KEY_BYTES_MAX:
+            raise UsageError(f"the key {key[:80]!r}... is too long behind the root's prefix")
+
+    def _translated(self, error: Exception, operation: str, key: str) -> ServiceError:
+        return translated(
+            error, operation=operation, key=key, name=self.name, secrets=self._secrets
+        )
+
+    def _empty_range(self, key: str, at: int) -> bytes:
+        if at > self.head(key).size:
+            raise ends_early(self.name, key, at, at)
+        return b""
+
+    def _client(self) -> Any:
+        global _started_by  # noqa: PLW0603 - the client's threads are global too
+        process = os.getpid()
+        if _started_by is None:
+            _started_by = process
+        elif _started_by != process:
+            raise ServiceRefused(
+                f"{self.name}: the parent of this process used an object store before it forked, "
+                "and the store's client hangs after a fork: start processes by 'spawn'"
+            )
+        if self._store is None:
+            self._store = self._connect()
+        return self._store
+
+    def _connect(self) -> Any:
+        place, settings = self._place, self._settings
+        client: ClientConfig = {
+            "allow_http": place.allow_http,
+            "timeout": timedelta(seconds=settings.request_timeout_seconds),
+            "connect_timeout": timedelta(
+                seconds=min(settings.request_timeout_seconds, _CONNECT_SECONDS_MAX)
+            ),
+        }
+        retry: RetryConfig = {
+            "max_retries": settings.max_retries,
+            "retry_timeout": timedelta(seconds=settings.retry_timeout_seconds),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(
+                    seconds=max(0.1, min(_BACKOFF_SECONDS_MAX, settings.retry_timeout_seconds))
+                ),
+                "base": 2,
+            },
+        }
+        try:
+            return _STORES[place.kind](
+                place.bucket,
+                prefix=place.prefix or None,
+                config=dict(place.config),
+                client_options=client,
+                retry_config=retry,
+            )
+        except _CLIENT_ERRORS as error:  # nothing was sent yet: what is wrong is the configuration
+            reason = scrubbed(str(error).partition("\n")[0], self._secrets)
+        raise ServiceRefused(f"{self.name}: the store's options are wrong: {reason}")
+
+
+def _etag(text: str | None) -> str | None:
+    """Without the quotes, which Azure leaves out in lists."""
+    return None if text is None else text.strip('"')
+
+
+def _meta(key: str, found: Mapping[str, Any], metadata: dict[str, str]) -> ObjectMeta:
+    modified_ms = int(found["last_modified"].timestamp() * 1000)
+    return ObjectMeta(key, found["size"], _etag(found["e_tag"]), modified_ms, metadata)

@@ -1,0 +1,232 @@
+"""The object store as every other layer uses it: a backend, counted.
+
+Requests, bytes and seconds are metrics by operation. The client does not tell how many parts it
+sent, so those of a writer are computed when it ends: one `put` up to a chunk, else a `part` for
+each chunk and one `complete`. A request that the client tried again counts once. A `list` counts
+one for every 1000 objects.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from types import TracebackType
+from typing import Final, TypeVar
+
+from forebay.errors import (
+    ObjectMissing,
+    ServiceError,
+    ServiceRefused,
+    ServiceUnavailable,
+)
+from forebay.format.layout import Buffer
+from forebay.limits import MIB
+from forebay.metrics import SECONDS, Counter, Histogram
+from forebay.objects.backend import Backend, CopyUnsupported, ObjectMeta, ObjectWriter
+
+T = TypeVar("T")
+
+REQUESTS: Final = Counter(
+    "forebay_store_requests_total",
+    "Requests to the object store, by operation and outcome.",
+    ("operation", "outcome"),
+)
+BYTES: Final = Counter(
+    "forebay_store_bytes_total",
+    "Bytes sent to (up) and received from (down) the object store.",
+    ("direction",),
+)
+REQUEST_SECONDS: Final = Histogram(
+    "forebay_store_request_seconds",
+    "Duration of requests to the object store; of a writer, of each of its calls.",
+    SECONDS,
+    ("operation",),
+)
+_LIST_PAGE: Final = 1000
+_COPY_CHUNK_BYTES: Final = 8 * MIB
+_COPY_PARTS: Final = 4
+
+
+def outcome(error: BaseException) -> str:
+    """The label of a request that failed."""
+    match error:
+        case ObjectMissing():
+            return "missing"
+        case ServiceRefused():
+            return "refused"
+        case ServiceUnavailable():
+            return "unavailable"
+        case _:
+            return "error"
+
+
+@contextmanager
+def _timed(operation: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        REQUEST_SECONDS.observe(time.perf_counter() - started, operation)
+
+
+@contextmanager
+def _counted(operation: str) -> Iterator[None]:
+    try:
+        with _timed(operation):
+            yield
+    except Exception as error:
+        REQUESTS.add(1, operation, outcome(error))
+        raise
+    REQUESTS.add(1, operation, "ok")
+
+
+class CloudWriter:
+    """A backend's writer, counted."""
+
+    def __init__(self, inner: ObjectWriter, chunk_bytes: int) -> None:
+        self._inner = inner
+        self._chunk_bytes = chunk_bytes
+        self._size = 0
+        self._ended = False
+
+    def write(self, data: Buffer) -> None:
+        self._do("part", lambda: self._inner.write(data))
+        size = memoryview(data).nbytes
+        self._size += size
+        BYTES.add(size, "up")
+
+    def close(self) -> ObjectMeta:
+        meta = self._do("complete", self._inner.close)
+        self._ended = True
+        if self._size <= self._chunk_bytes:
+            REQUESTS.add(1, "put", "ok")
+        else:
+            REQUESTS.add(-(-self._size // self._chunk_bytes), "part", "ok")
+            REQUESTS.add(1, "complete", "ok")
+        return meta
+
+    def abort(self) -> None:
+        self._ended = True
+        self._inner.abort()
+
+    def _do(self, operation: str, function: Callable[[], T]) -> T:
+        try:
+            with _timed(operation):
+                return function()
+        except Exception as error:
+            REQUESTS.add(1, operation, outcome(error))
+            raise
+
+    def __enter__(self) -> CloudWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif not self._ended:
+            self.close()
+
+
+class CloudStore:
+    """All of `Backend`, and whole small objects and copies that always work."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    def head(self, key: str) -> ObjectMeta:
+        with _counted("head"):
+            return self._backend.head(key)
+
+    def get_range(self, key: str, start: int, end: int) -> Buffer:
+        with _counted("get_range"):
+            data = self._backend.get_range(key, start, end)
+        BYTES.add(end - start, "down")
+        return data
+
+    def get(self, key: str, bytes_max: int) -> Buffer:
+        """The whole object; ServiceError if it is larger than `bytes_max`."""
+        size = self.head(key).size
+        if size > bytes_max:
+            raise ServiceError(
+                f"{self.name}: the object {key!r} has {size} bytes, over the limit of {bytes_max}"
+            )
+        return self.get_range(key, 0, size) if size else b""
+
+    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+        with _counted("put"):
+            meta = self._backend.put(key, data, metadata)
+        BYTES.add(meta.size, "up")
+        return meta
+
+    def open_writer(
+        self,
+        key: str,
+        *,
+        chunk_bytes: int,
+        concurrent_parts: int,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CloudWriter:
+        inner = self._backend.open_writer(
+            key, chunk_bytes=chunk_bytes, concurrent_parts=concurrent_parts, metadata=metadata
+        )
+        return CloudWriter(inner, chunk_bytes)
+
+    def copy(self, source: str, target: str) -> None:
+        with _counted("copy"):
+            self._backend.copy(source, target)
+
+    def copy_or_rewrite(
+        self,
+        source: str,
+        target: str,
+        chunk_bytes: int = _COPY_CHUNK_BYTES,
+        concurrent_parts: int = _COPY_PARTS,
+    ) -> ObjectMeta:
+        """The target's meta. Where the server does not copy, the bytes are read and written."""
+        try:
+            self.copy(source, target)
+        except CopyUnsupported:
+            return self._rewrite(source, target, chunk_bytes, concurrent_parts)
+        return self.head(target)
+
+    def delete(self, key: str) -> None:
+        with _counted("delete"):
+            self._backend.delete(key)
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        found = self._backend.list(prefix, after=after)
+        while True:
+            with _counted("list"):
+                page = tuple(islice(found, _LIST_PAGE))
+            yield from page
+            if len(page) < _LIST_PAGE:
+                return
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _rewrite(
+        self, source: str, target: str, chunk_bytes: int, concurrent_parts: int
+    ) -> ObjectMeta:
+        meta = self.head(source)
+        with self.open_writer(
+            target,
+            chunk_bytes=chunk_bytes,
+            concurrent_parts=concurrent_parts,
+            metadata=meta.metadata,
+        ) as writer:
+            for start in range(0, meta.size, chunk_bytes):
+                end = min(start + chunk_bytes, meta.size)
+                writer.write(self.get_range(source, start, end))
+            return writer.close()

@@ -1,0 +1,1 @@
+"""From objects to readers, and one reader over objects and the log."""

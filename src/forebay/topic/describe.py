@@ -1,0 +1,307 @@
+"""Where everything of a topic is, and where one offset is: facts for people and for JSON.
+
+Asked of a `TopicView`, so nobody needs to own the topic. What is only in the owner's memory is
+unknown here. `describe` asks the catalog and the local directory alone; `explain` also reads the
+object that holds the offset, as far as the frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from forebay.catalog.adopt import is_restoring
+from forebay.catalog.catalog import skip_lost
+from forebay.catalog.records import TopicRecord
+from forebay.errors import CorruptLog, ServiceError
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.frame import HEADER_BYTES, FrameDecoder
+from forebay.format.names import object_key
+from forebay.limits import MIB, OFFSET_MAX
+from forebay.settings import DeleterSettings
+from forebay.topic.view import TopicView
+from forebay.wal.chunks import ChunkReader, require_complete
+from forebay.wal.retention import Deleter
+from forebay.wal.segment import Segment
+
+Range = tuple[int, int]
+"""Offsets, the end not included."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    file: str
+    start_offset: int
+    next_offset: int
+    bytes: int
+    """Synced ones."""
+    uploaded: bool
+    verified: bool
+    deletable: bool
+    kept_because: str | None
+    """Why retention would leave it alone now; readers of the owner's process aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    object_id: str
+    start_offset: int
+    next_offset: int
+    bytes: int
+    created_at: int
+    """Seconds since 1970-01-01 UTC."""
+    verified: bool
+
+
+@dataclass(slots=True)
+class TopicFacts:
+    topic: str
+    start_offset: int
+    synced: int | None
+    """Next offset of the stage, as all the others; None where the topic's log is not here."""
+    uploaded: int
+    verified: int
+    reserved: int | None
+    epoch: int | None
+    owner: str | None
+    lost: list[Range]
+    segments: list[SegmentFacts]
+    objects: list[ObjectFacts]
+    problems: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A frame: in a file of the local log, or in an object."""
+
+    tier: Literal["segment", "object"]
+    name: str
+    position: int
+    frame_bytes: int
+
+
+@dataclass(slots=True)
+class OffsetFacts:
+    topic: str
+    offset: int
+    state: Literal["stored", "not yet synced", "not yet uploaded", "lost", "removed", "missing"]
+    places: list[Place] = field(default_factory=list)
+    synced: bool = False
+    uploaded: bool = False
+    verified: bool = False
+    deletable: bool | None = None
+    """Whether the segment that holds it may go; None if none does."""
+    kept_because: str | None = None
+    go_on_at: int | None = None
+    """For an offset that cannot be read: the next one that can."""
+    problems: list[str] = field(default_factory=list)
+
+
+# ---- a topic ----------------------------------------------------------------------------------
+
+
+def describe(view: TopicView) -> TopicFacts:
+    record = view.record or TopicRecord()
+    descriptors = view.objects()
+    owner = view.owner()
+    kept = kept_because(
+        view.segments(),
+        view.record,
+        descriptors,
+        view.store.settings.deleter,
+        view.store.clock.now_ms(),
+    )
+    return TopicFacts(
+        topic=str(view.topic),
+        start_offset=view.start_offset,
+        synced=view.end_offset if view.has_local_log else None,
+        uploaded=record.tail,
+        verified=record.verified,
+        reserved=view.record.reserved if view.record else None,
+        epoch=view.record.epoch if view.record else None,
+        owner=owner.name if owner else None,
+        lost=list(record.lost),
+        segments=[
+            SegmentFacts(
+                str(segment.path),
+                segment.first_offset,
+                segment.end_offset,
+                segment.size,
+                segment.end_offset <= record.tail,
+                segment.end_offset <= record.verified,
+                why is None,
+                why,
+            )
+            for segment, why in zip(view.segments(), kept, strict=True)
+        ],
+        objects=[
+            ObjectFacts(
+                each.object_id,
+                each.start_offset,
+                each.next_offset,
+                each.size,
+                each.created_at,
+                each.next_offset <= record.verified,
+            )
+            for each in descriptors
+        ],
+        problems=list(_problems(view, descriptors)),
+    )
+
+
+def _problems(view: TopicView, descriptors: Sequence[ObjectDescriptor]) -> Iterator[str]:
+    """What contradicts the invariants, as far as the catalog and the local directory tell."""
+    record = view.record
+    if record is None:
+        return
+    if is_restoring(record.log_id):
+        yield "a restore of the topic has begun and not ended: run it again"
+    expected: int | None = None
+    for each in descriptors:
+        if expected is not None and each.start_offset != skip_lost(record, expected):
+            yield f"{each.object_id} does not begin at {expected}, where the one before it ends"
+        expected = each.next_offset
+    segments = view.segments()
+    if segments and segments[0].first_offset > record.tail:
+        yield (
+            f"the objects end at offset {record.tail}, and the local log begins at "
+            f"{segments[0].first_offset}: what is between is nowhere"
+        )
+
+
+def kept_because(
+    segments: Sequence[Segment],
+    record: TopicRecord | None,
+    descriptors: Sequence[ObjectDescriptor],
+    settings: DeleterSettings,
+    now_ms: int,
+) -> list[str | None]:
+    """Why each segment stays if retention ran now; None for one that would go. Pure."""
+    wanted = Deleter(settings).choose(
+        segments, committed_offset=OFFSET_MAX, pinned=(), now_ms=now_ms
+    )
+    due = {segment.seq for segment in wanted}
+    lag_ms = settings.deletion_lag_minutes * 60_000
+    reasons: list[str | None] = []
+    for at, segment in enumerate(segments):
+        reason = None
+        if at == len(segments) - 1:
+            reason = "it holds the newest message"
+        elif record is None or segment.end_offset > max(record.verified, record.start_offset):
+            reason = "not all of it is in verified objects"
+        elif segment.seq not in due:
+            reason = "it is neither old enough nor is the log too large"
+        elif segment.end_offset > record.start_offset and any(
+            now_ms - each.created_at * 1000 < lag_ms
+            for each in descriptors
+            if each.start_offset < segment.end_offset and each.next_offset > segment.first_offset
+        ):
+            reason = "its objects are younger than the deletion lag"
+        elif any(each is not None for each in reasons):
+            reason = "an older segment has to go first"
+        reasons.append(reason)
+    return reasons
+
+
+# ---- one offset -------------------------------------------------------------------------------
+
+
+def explain(view: TopicView, offset: int) -> OffsetFacts:
+    """Which tiers hold the message at `offset`, and where in them; or why none does."""
+    record = view.record or TopicRecord()
+    hole = record.lost_range(offset)
+    facts = OffsetFacts(str(view.topic), offset, "stored")
+    if hole is not None:
+        facts.state, facts.go_on_at = "lost", hole[1]
+        return facts
+    if offset >= view.end_offset:
+        facts.state = "not yet synced" if view.has_local_log else "not yet uploaded"
+        return facts
+    facts.synced = True
+    facts.uploaded = offset < record.tail
+    facts.verified = offset < record.verified
+    _add_segment(view, facts)
+    if facts.uploaded:
+        _add_object(view, facts)
+    if not facts.places and not facts.problems:
+        facts.state = "missing"
+        if offset < view.start_offset:
+            facts.state, facts.go_on_at = "removed", view.start_offset
+        else:
+            facts.problems.append("neither a segment nor an object holds it, and one should")
+    return facts
+
+
+def _add_segment(view: TopicView, facts: OffsetFacts) -> None:
+    segments = view.segments()
+    held = [each for each in segments if each.first_offset <= facts.offset < each.end_offset]
+    if not held:
+        return
+    segment = held[0]
+    descriptors = view.objects(segments[0].first_offset)
+    settings, now_ms = view.store.settings.deleter, view.store.clock.now_ms()
+    reasons = kept_because(segments, view.record, descriptors, settings, now_ms)
+    facts.kept_because = reasons[segments.index(segment)]
+    facts.deletable = facts.kept_because is None
+    try:
+        position, size = _in_segment(view, segment, facts.offset)
+    except (CorruptLog, OSError) as error:
+        facts.problems.append(str(error))
+    else:
+        facts.places.append(Place("segment", str(segment.path), position, size))
+
+
+def _in_segment(view: TopicView, segment: Segment, offset: int) -> tuple[int, int]:
+    """The position and the length of the frame at `offset`."""
+    expected, position = view.indexes.seek(segment, offset)
+    chunks = ChunkReader()
+    file = view.store.disk.open_read(segment.path)
+    try:
+        while True:
+            found = chunks.read(file, position, segment.size, expected)
+            if not len(found):
+                require_complete(found, segment.path, position)
+                raise CorruptLog(f"{segment.path}: it ends before offset {offset}")
+            if offset <= found.offsets[-1]:
+                row = offset - found.offsets[0]
+                at, size = found.positions[row] - HEADER_BYTES, found.lengths[row] + HEADER_BYTES
+                return position + at, size
+            position += found.safe_length
+            expected = found.offsets[-1] + 1
+    finally:
+        file.close()
+
+
+def _add_object(view: TopicView, facts: OffsetFacts) -> None:
+    tiers = view.store.tiers()
+    assert tiers is not None, "the record came from there"
+    found = tiers.catalog.descriptors(view.topic, facts.offset, facts.offset + 1, 1)
+    if not found:
+        return
+    key = object_key(view.topic, found[0].object_id)
+    try:
+        position, size = _in_object(view, found[0], key, facts.offset)
+    except (CorruptLog, ServiceError) as error:
+        facts.problems.append(str(error))
+    else:
+        facts.places.append(Place("object", key, position, size))
+
+
+def _in_object(
+    view: TopicView, descriptor: ObjectDescriptor, key: str, offset: int
+) -> tuple[int, int]:
+    """Reads the object from the last indexed frame before `offset` as far as the frame itself."""
+    tiers = view.store.tiers()
+    assert tiers is not None
+    expected, begin = descriptor.seek(offset)
+    decoder = FrameDecoder(expected=expected, consecutive=True)
+    for start in range(begin, descriptor.size, MIB):
+        end = min(start + MIB, descriptor.size)
+        base = begin + decoder.position
+        found = decoder.feed(tiers.store.get_range(key, start, end))
+        if len(found) and offset <= found.offsets[-1]:
+            row = offset - found.offsets[0]
+            return base + found.positions[row] - HEADER_BYTES, found.lengths[row] + HEADER_BYTES
+        found.raise_if_corrupt(key, base)
+    raise CorruptLog(f"{tiers.store.name}: {key} ends before offset {offset}")

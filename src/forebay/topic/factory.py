@@ -1,0 +1,213 @@
+"""`WalStorageFactory`: where the storages of topics come from.
+
+It keeps one storage for each topic of a store: the log below the data directory, the objects, and
+the work behind them (writing, uploading, deleting), all on a bounded number of threads. A topic
+whose log stopped after an error, or that was fenced, is opened anew, with recovery, when it is
+asked for again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from forebay.catalog.catalog import Catalog
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.errors import LogClosed
+from forebay.files.disk import Disk
+from forebay.files.local import LocalDisk
+from forebay.format.names import TopicName, is_topic, parse_topic
+from forebay.limits import CLOSE_SECONDS_MAX
+from forebay.objects.store import CloudStore
+from forebay.settings import StoreSettings
+from forebay.topic.background import Background, Tended
+from forebay.topic.opening import TopicClaim
+from forebay.topic.storage import WalStorage
+from forebay.topic.tiers import Tiers
+from forebay.wal.log import Wal
+from forebay.wal.pool import WriterPool
+from forebay.wal.retention import Deleter
+
+
+class WalStorageFactory:
+    """All topics of one store. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        *,
+        disk: Disk | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        catalog: Catalog | None = None,
+        store: CloudStore | None = None,
+    ) -> None:
+        if settings.data is not None:
+            # A process that changes its working directory must not move its store.
+            settings = replace(settings, data=Path(settings.data).absolute())
+        self.settings = settings
+        self._disk = disk or LocalDisk()
+        self._clock = clock
+        self._deleter = Deleter(settings.deleter)
+        self.tiers = (
+            Tiers(settings, clock, catalog=catalog, store=store)
+            if settings.data is not None
+            else None
+        )
+        self._pool = WriterPool(settings.writer_threads, clock)
+        self._chores = WriterPool(settings.uploader.concurrent_topics, clock, name="chores")
+        self._background = Background(self._chores, clock)
+        self._lock = threading.Lock()
+        self._storages: dict[TopicName, WalStorage] = {}
+        self._opening: dict[TopicName, threading.Lock] = {}
+        self._closed = False
+        self._pid = os.getpid()
+
+    def for_topic(self, name: str) -> WalStorage:
+        """The topic's storage, opened, recovered or created on first use."""
+        topic = parse_topic(name)
+        with self._lock:
+            self._require_open()
+            storage = self._storages.get(topic)
+            if storage is not None and not storage.wal.ended:
+                return storage
+            turn = self._opening.setdefault(topic, threading.Lock())
+        with turn:
+            return self._open(topic)
+
+    def _open(self, topic: TopicName) -> WalStorage:
+        with self._lock:
+            self._require_open()
+            storage = self._storages.get(topic)
+        known_offset = 0
+        if storage is not None:
+            if not storage.wal.ended:
+                return storage
+            storage.abandon()
+            known_offset = storage.wal.watermarks().synced
+        storage = self._open_storage(topic, known_offset)
+        with self._lock:
+            if not self._closed:
+                self._storages[topic] = storage
+                self._tend(storage)
+                return storage
+        storage.close()
+        raise LogClosed("the store is closed")
+
+    def _open_storage(self, topic: TopicName, known_offset: int) -> WalStorage:
+        directory = self._directory(topic)
+        claim = self._claim(topic, directory)
+        wal = Wal(
+            replace(self.settings.wal, dir=directory),
+            str(topic),
+            disk=self._disk,
+            clock=self._clock,
+            pool=self._pool,
+            known_offset=known_offset,
+            claim=claim,
+        )
+        try:
+            return WalStorage(wal, self._deleter, self.tiers, claim)
+        except BaseException:
+            wal.shutdown()
+            raise
+
+    def _claim(self, topic: TopicName, directory: Path | None) -> TopicClaim | None:
+        if self.tiers is None or directory is None:
+            return None
+        return TopicClaim(
+            self.tiers.session,
+            self.tiers.store,
+            topic,
+            self._disk,
+            directory,
+            wait_seconds=2 * self.settings.metadata.lease_seconds,
+        )
+
+    def _tend(self, storage: WalStorage) -> None:
+        """Begins the work behind a topic."""
+        if storage.uploader is None:
+            return
+        uploader = self.settings.uploader
+        if uploader.enabled and uploader.runner == "inline":
+            self._background.every(uploader.interval_seconds, storage, _upload, first=0)
+        minutes = self.settings.deleter.check_interval_minutes
+        self._background.every(minutes * 60, storage, _trim)
+
+    def _directory(self, topic: TopicName) -> Path | None:
+        root = self._wal_root()
+        return None if root is None else root / topic.namespace / topic.topic
+
+    def _wal_root(self) -> Path | None:
+        """Where the logs are: as configured, or below the data directory."""
+        if self.settings.data is None:
+            return None
+        root = self.settings.wal_root
+        return Path(root).absolute() if root is not None else Path(self.settings.data) / "wal"
+
+    def topics(self) -> list[str]:
+        """The names of all topics, open or not, sorted."""
+        with self._lock:
+            names = {str(topic) for topic in self._storages}
+        if self.tiers is not None:
+            names.update(str(topic) for topic in self.tiers.catalog.topics())
+        root = self._wal_root()
+        if root is not None:
+            for namespace in self._list(root):
+                found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
+                names.update(name for name in found if is_topic(name))
+        return sorted(names)
+
+    def _list(self, path: Path) -> list[str]:
+        try:
+            return self._disk.list_dir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def close(self) -> None:
+        """Syncs and closes every topic; the first error is raised after all were tried.
+
+        In a forked child it does nothing: the topics belong to the parent.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            storages = list(self._storages.values())
+            self._storages.clear()
+        closers: list[Callable[[], None]] = [storage.close for storage in storages]
+        closers += [lambda: self._chores.close(CLOSE_SECONDS_MAX), self._pool.close]
+        if self.tiers is not None:
+            closers.append(self.tiers.close)
+        close_all(closers)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise LogClosed("the store is closed")
+
+
+def _upload(storage: Tended) -> None:
+    assert isinstance(storage, WalStorage)
+    storage.upload_due()
+
+
+def _trim(storage: Tended) -> None:
+    assert isinstance(storage, WalStorage)
+    storage.trim_remote()
+    storage.trim_local()
+
+
+def close_all(closers: list[Callable[[], None]]) -> None:
+    """Calls all of them, even when some raise; then raises the first error."""
+    first: Exception | None = None
+    for close in closers:
+        try:
+            close()
+        except Exception as error:  # noqa: BLE001  # re-raised below, once all were tried
+            first = first or error
+    if first is not None:
+        raise first

@@ -1,0 +1,170 @@
+"""How a topic is taken over: which offset comes next, and what is lost (rule R4).
+
+The decision is pure (`settle`). The catalog remembers the id of the log that a topic's newest
+messages are in, and how far offsets were reserved. A local log with that id goes on; any other
+one, or none, means that what was reserved and never uploaded may exist somewhere else or nowhere:
+offsets go on behind it, and the hole is recorded as lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from forebay.catalog.adopt import is_restoring
+from forebay.catalog.catalog import skip_lost
+from forebay.catalog.ownership import Ownership, Session, acquire
+from forebay.catalog.records import TopicRecord
+from forebay.clock import Clock
+from forebay.errors import CommitRefused, MissingData, ServiceError, TopicFenced, TopicOwned
+from forebay.files.disk import Disk
+from forebay.files.local import LocalDisk
+from forebay.format.names import TopicName, objects_prefix
+from forebay.logs import event
+from forebay.objects.store import CloudStore
+from forebay.wal.claim import LocalLog, Settled
+from forebay.wal.identity import new_log_id
+
+_log: Final = logging.getLogger("forebay.topic")
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_LOOK_SECONDS: Final = 0.1
+
+
+def settle(record: TopicRecord | None, local: LocalLog, fresh_id: str) -> TopicRecord:
+    """The record once the local log is the topic's; its epoch is not decided here.
+
+    If its `log_id` is `fresh_id`, a new log begins at its `tail`, and the local one is set aside.
+    A record without a log's id was rebuilt from the objects: the local log is its end.
+    """
+    if record is None:
+        start = local.start_offset
+        return TopicRecord(
+            log_id=local.log_id,
+            start_offset=start,
+            tail=start,
+            verified=start,
+            reserved=local.next_offset,
+        )
+    if is_restoring(record.log_id):
+        raise MissingData(
+            "a restore of the topic has begun and not ended: run `forebay restore` again"
+        )
+    if record.log_id in (local.log_id, None) and local.next_offset >= record.tail:
+        if local.start_offset > record.tail:
+            raise MissingData(
+                f"the objects end at offset {record.tail}, and the local log begins at "
+                f"{local.start_offset}: what is between is nowhere"
+            )
+        reserved = max(record.reserved, local.next_offset)
+        return replace(record, log_id=local.log_id, reserved=reserved)
+    begin = max(record.tail, record.reserved, local.next_offset)
+    lost = record.with_lost(record.tail, begin)
+    return replace(
+        lost,
+        log_id=fresh_id,
+        tail=begin,
+        verified=skip_lost(lost, record.verified),
+        start_offset=skip_lost(lost, record.start_offset),
+        reserved=begin,
+    )
+
+
+def lock_name(disk: Disk, directory: Path) -> str:
+    """What names the lock on a directory: equal for two processes only if it is the same lock."""
+    if not isinstance(disk, LocalDisk):
+        return secrets.token_hex(16)
+    try:
+        found = directory.stat()
+        boot = _BOOT_ID.read_text().strip()
+    except OSError:
+        return secrets.token_hex(16)
+    return f"{boot}:{found.st_dev}:{found.st_ino}"
+
+
+class TopicClaim:
+    """A store's right to write a topic. The log asks it; see `forebay.wal.claim`."""
+
+    def __init__(
+        self,
+        session: Session,
+        store: CloudStore,
+        topic: TopicName,
+        disk: Disk,
+        directory: Path,
+        *,
+        wait_seconds: float,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._topic = topic
+        self._disk = disk
+        self._directory = directory
+        self._wait_seconds = wait_seconds
+        self._ownership: Ownership | None = None
+        self.record: TopicRecord | None = None
+
+    @property
+    def ownership(self) -> Ownership:
+        if self._ownership is None:
+            raise TopicFenced(f"{self._topic}: the topic was never taken")
+        return self._ownership
+
+    def settle(self, local: LocalLog) -> Settled:
+        fresh_id = new_log_id()
+        lock = lock_name(self._disk, self._directory)
+
+        def decide(record: TopicRecord | None) -> TopicRecord:
+            if record is None:
+                self._require_no_objects()
+            return settle(record, local, fresh_id)
+
+        self._ownership, self.record = self._acquire(lock, decide)
+        if self.record.log_id == fresh_id:
+            return Settled(fresh_id, self.record.tail)
+        return Settled(local.log_id, local.next_offset)
+
+    def _acquire(
+        self, lock: str, decide: Callable[[TopicRecord | None], TopicRecord]
+    ) -> tuple[Ownership, TopicRecord]:
+        """Waits for the lease of an owner that may be dead, for a bounded time."""
+        clock: Clock = self._session.clock
+        deadline = clock.monotonic() + self._wait_seconds
+        said = False
+        while True:
+            try:
+                return acquire(self._session, self._topic, lock, decide)
+            except TopicOwned as error:
+                if clock.monotonic() >= deadline:
+                    raise
+                if not said:
+                    event(_log, logging.INFO, "waiting for a lease", reason=error)
+                    said = True
+                time.sleep(_LOOK_SECONDS)
+
+    def _require_no_objects(self) -> None:
+        """A topic that the catalog does not know has no objects, or the catalog was lost."""
+        found = next(iter(self._store.list(objects_prefix(self._topic))), None)
+        if found is not None:
+            raise MissingData(
+                f"{self._topic}: {self._store.name} holds objects of the topic, such as "
+                f"{found.key}, but the catalog {self._session.catalog.name} does not know it: "
+                "rebuild it with `forebay restore` before appending"
+            )
+
+    def admit(self, end_offset: int) -> None:
+        self.ownership.admit(end_offset)
+
+    def confirm(self) -> None:
+        self.ownership.confirm()
+
+    def release(self, next_offset: int) -> None:
+        """Gives the topic up, if it is still ours; what fails is left to the lease's end."""
+        if self._ownership is not None:
+            with suppress(ServiceError, TopicFenced, CommitRefused):
+                self._ownership.release(next_offset)

@@ -1,0 +1,148 @@
+"""What may be deleted: local segments that objects cover, and objects that retention gives up.
+
+A segment goes when age or size says so *and* every message of it is in objects that were read
+back, that are still there as they were at this moment, and that were committed longer
+ago than the deletion lag; or when it lies below the start that remote retention left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from forebay.catalog.records import TopicRecord
+from forebay.errors import CorruptLog
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import TopicName, object_key, sidecar
+from forebay.logs import event
+from forebay.metrics import Counter
+from forebay.topic.tiers import Tiers
+from forebay.wal.log import Wal
+from forebay.wal.retention import Deleter
+from forebay.wal.segment import Segment
+
+_log: Final = logging.getLogger("forebay.topic")
+SEGMENTS_DELETED: Final = Counter("forebay_wal_delete_total", "Local segments that were deleted.")
+OBJECTS_DELETED: Final = Counter(
+    "forebay_remote_objects_deleted_total", "Objects that remote retention deleted."
+)
+REFUSED: Final = Counter(
+    "forebay_wal_delete_refused_total",
+    "Segments kept because their objects are not as they should.",
+)
+_MB: Final = 1024 * 1024
+
+
+class Trimmer:
+    """Retention of one topic, local and remote."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        wal: Wal,
+        deleter: Deleter,
+        tiers: Tiers,
+    ) -> None:
+        self._topic = topic
+        self._wal = wal
+        self._tiers = tiers
+        self._catalog = tiers.catalog
+        self._store = tiers.store
+        self._deleter = deleter
+        self._remote = tiers.settings.remote_retention
+        self._clock = tiers.clock
+
+    def trim_local(self) -> list[Segment]:
+        """One pass over the local segments; answers those that went."""
+        record = self._catalog.record(self._topic)
+        if record is None:
+            return []
+        segments = [segment for segment in self._wal.segments() if segment.count]
+        wanted = self._deleter.choose(
+            segments,
+            committed_offset=max(record.verified, record.start_offset),
+            pinned=(),
+            now_ms=self._clock.now_ms(),
+        )
+        safe = self._safe_until(record, wanted)
+        gone = self._wal.retain(self._deleter, safe) if safe else []
+        if gone:
+            SEGMENTS_DELETED.add(len(gone))
+            event(
+                _log,
+                logging.INFO,
+                "segments deleted",
+                topic=self._topic,
+                count=len(gone),
+                start=gone[-1].end_offset,
+            )
+        return gone
+
+    def _safe_until(self, record: TopicRecord, wanted: Sequence[Segment]) -> int:
+        """The end of the last segment that may go; 0 if none may."""
+        safe = 0
+        for segment in wanted:
+            if segment.end_offset > record.start_offset and not self._covered(segment):
+                break
+            safe = segment.end_offset
+        return safe
+
+    def _covered(self, segment: Segment) -> bool:
+        """Whether objects hold the whole segment, for long enough, and are there now."""
+        lag_ms = self._deleter.settings.deletion_lag_minutes * 60_000
+        offset = segment.first_offset
+        for descriptor in self._catalog.all_descriptors(self._topic, offset):
+            if descriptor.start_offset > offset:
+                return False
+            if self._clock.now_ms() - descriptor.created_at * 1000 < lag_ms:
+                return False
+            try:
+                self._tiers.require_there(self._topic, descriptor)
+            except CorruptLog as error:
+                REFUSED.add()
+                event(_log, logging.ERROR, "a segment is kept", file=segment.path, error=error)
+                raise
+            offset = descriptor.next_offset
+            if offset >= segment.end_offset:
+                return True
+        return False
+
+    def trim_remote(self, epoch: int | None) -> list[ObjectDescriptor]:
+        """One pass of remote retention: whole objects, oldest first, descriptor before object."""
+        minutes, size_mb = self._remote.time_minutes, self._remote.size_mb
+        if minutes is None and size_mb is None:
+            return []
+        chain = [(each.object_id, each.size) for each in self._catalog.all_descriptors(self._topic)]
+        total = sum(size for _, size in chain)
+        gone: list[ObjectDescriptor] = []
+        while (oldest := self._catalog.descriptors(self._topic, 0, limit=1)) and len(chain) > len(
+            gone
+        ):
+            descriptor = oldest[0]
+            age_ms = self._clock.now_ms() - descriptor.created_at * 1000
+            too_old = minutes is not None and age_ms >= minutes * 60_000
+            too_much = size_mb is not None and total > size_mb * _MB
+            if not (too_old or too_much):
+                break
+            token = self._catalog.retire(self._topic, epoch, descriptor)
+            if token is None:
+                break
+            total -= descriptor.size
+            self._delete(descriptor, token)
+            gone.append(descriptor)
+        return gone
+
+    def _delete(self, descriptor: ObjectDescriptor, token: str) -> None:
+        """After the descriptor is gone; what fails here is an orphan that a sweep removes."""
+        self._store.delete(object_key(self._topic, sidecar(descriptor.object_id)))
+        self._store.delete(object_key(self._topic, descriptor.object_id))
+        self._catalog.bury(self._topic, descriptor.object_id, token, certain=True)
+        OBJECTS_DELETED.add()
+        event(
+            _log,
+            logging.INFO,
+            "object deleted by remote retention",
+            topic=self._topic,
+            object=descriptor.object_id,
+        )

@@ -1,0 +1,315 @@
+"""`StoreView`: the topics of a store as a process reads them that does not own them.
+
+Over both tiers: the local log where one is here, up to the position that its owner published, and
+objects before it or instead of it. A view takes no lease and no lock, bumps no epoch, starts no
+work, and makes no file: where no catalog is yet, none is made.
+
+What a caller gets wrong: a view is one moment. `refresh` moves it forward; its readers end where
+the view ended when they were made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from forebay.catalog.adopt import restored
+from forebay.catalog.connect import FILE_NAME
+from forebay.catalog.records import Owner, TopicRecord
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.errors import ForebayError, MissingData, OffsetOutOfRange, UsageError
+from forebay.files.disk import Disk
+from forebay.files.local import LocalDisk
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import SegmentNames, TopicName, is_topic, parse_topic
+from forebay.settings import StoreSettings
+from forebay.topic.tiers import Tiers
+from forebay.wal.commit import Visibility
+from forebay.wal.identity import read_log_id
+from forebay.wal.indexes import SegmentIndexes
+from forebay.wal.publisher import read_published
+from forebay.wal.reader import LogReader, Plan, ReadableLog
+from forebay.wal.segment import Segment
+from forebay.wal.view import LogView
+from forebay.wal.waiters import Waiter
+
+
+def catalog_file(settings: StoreSettings) -> Path | None:
+    """Where the catalog's file is, or would be; None if the catalog is no file."""
+    if settings.metadata.backend != "sqlite":
+        return None
+    path = settings.metadata.path
+    return Path(path) if path is not None else Path(settings.data or "") / FILE_NAME
+
+
+class StoreView:
+    """All topics of one store, for reading. Not thread-safe."""
+
+    def __init__(
+        self,
+        source: StoreSettings | Tiers,
+        *,
+        disk: Disk | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`source`: settings, or tiers that are open already and stay so."""
+        given = source if isinstance(source, Tiers) else None
+        settings = source.settings if isinstance(source, Tiers) else source
+        if settings.data is None:
+            raise UsageError("a store in memory can be read by its own process alone")
+        self.settings = replace(settings, data=Path(settings.data).absolute())
+        self.disk = disk or LocalDisk()
+        self.clock = clock
+        self._tiers = given
+        self._owned: Tiers | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.settings.data)
+
+    def tiers(self) -> Tiers | None:
+        """The catalog and the objects; None while there is no catalog."""
+        if self._tiers is None:
+            path = catalog_file(self.settings)
+            if path is None or path.exists():
+                self._tiers = self._owned = Tiers(self.settings, self.clock)
+        return self._tiers
+
+    def topics(self) -> list[str]:
+        """The names of all topics, in the catalog or in a local directory, sorted."""
+        tiers = self.tiers()
+        names = set() if tiers is None else {str(topic) for topic in tiers.catalog.topics()}
+        root = self._wal_root()
+        for namespace in self._list(root):
+            found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
+            names.update(name for name in found if is_topic(name))
+        return sorted(names)
+
+    def topic(self, name: str) -> TopicView:
+        """UsageError if neither tier knows the topic."""
+        return TopicView(self, name)
+
+    def directory(self, topic: TopicName) -> Path:
+        """Where the topic's local log is, if it is here."""
+        return self._wal_root() / topic.namespace / topic.topic
+
+    def _wal_root(self) -> Path:
+        root = self.settings.wal_root
+        return Path(self.settings.data or "") / "wal" if root is None else Path(root).absolute()
+
+    def _list(self, path: Path) -> list[str]:
+        try:
+            return self.disk.list_dir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def close(self) -> None:
+        """Idempotent. Readers must be closed before."""
+        tiers, self._owned, self._tiers = self._owned, None, None
+        if tiers is not None:
+            tiers.close()
+
+    def __enter__(self) -> StoreView:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class TopicView:
+    """One topic at one moment, over both tiers. Not thread-safe."""
+
+    def __init__(self, source: StoreSettings | Tiers | StoreView, topic: str | TopicName) -> None:
+        self.store = source if isinstance(source, StoreView) else StoreView(source)
+        self._own_store = self.store is not source
+        self.topic = topic if isinstance(topic, TopicName) else parse_topic(topic)
+        self.directory = self.store.directory(self.topic)
+        self.record: TopicRecord | None = None
+        """What the catalog knows of the topic, if anything."""
+        self._names = SegmentNames(self.store.settings.wal.file_name)
+        self.indexes = SegmentIndexes(self.store.disk, self._names)
+        self._log_id: str | None = None
+        self._local: LogView | None = None
+        self._end = 0
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def has_local_log(self) -> bool:
+        """Whether the topic's newest messages are in a log on this machine."""
+        return self._local is not None
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that can be read."""
+        record, local = self.record, self._local
+        # Nothing is below the log's start but what was uploaded.
+        if record is not None and (record.tail > record.start_offset or local is None):
+            return record.start_offset
+        return 0 if local is None else local.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """One more than the last synced offset; without a local log, than the last uploaded one."""
+        return self._end
+
+    def refresh(self) -> None:
+        """Moves the view to what is there now."""
+        # The record first: what is uploaded was synced, and published, before.
+        tiers = self.store.tiers()
+        self.record = None if tiers is None else tiers.catalog.record(self.topic)
+        self._local = self._look()
+        if self._local is not None:
+            self._end = self._local.end_offset
+        elif self.record is not None:
+            self._end = self.record.tail
+        else:
+            raise UsageError(f"there is no topic {self.topic} in {self.store.name}")
+
+    def _look(self) -> LogView | None:
+        """The local log, if it is the one that the topic's newest messages are in."""
+        if not self._begun():
+            return None
+        record = self.record
+        log_id = read_log_id(self.store.disk, self.directory)
+        if record is not None and restored(record.log_id) not in (None, log_id):
+            return None
+        view = self._local
+        if view is None or log_id != self._log_id:
+            file_name = self.store.settings.wal.file_name
+            view = LogView(self.directory, file_name=file_name, disk=self.store.disk)
+            self._log_id, self.indexes = log_id, SegmentIndexes(self.store.disk, self._names)
+        else:
+            view.refresh()
+        # A log that ends before the objects do is an older copy: its owner will set it aside.
+        return None if record is not None and view.end_offset < record.tail else view
+
+    def _begun(self) -> bool:
+        """Whether a log is in the directory; one that published nothing yet has no segment."""
+        disk = self.store.disk
+        if not disk.exists(self.directory):
+            return False
+        if read_published(disk, self.directory) is not None:
+            return True
+        return any(self._names.parse(name) is not None for name in disk.list_dir(self.directory))
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def reader(self, start: int, end: int | None = None) -> LogReader:
+        """Messages from `start` to `end`, or to the end of the view. It never waits for more.
+
+        LostOffsets, whose `end` is where to go on, when it comes to a range that is lost.
+        """
+        if not self.start_offset <= start <= self.end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic}: offset {start} is not in the log: its oldest is "
+                f"{self.start_offset}, its next {self.end_offset}",
+                start=self.start_offset,
+                end=self.end_offset,
+            )
+        stop = self.end_offset if end is None else min(end, self.end_offset)
+        return LogReader(
+            self._log(), self.store.disk, self.indexes, start, end=stop, visibility="synced"
+        )
+
+    def _log(self) -> ReadableLog:
+        tiers = self.store.tiers()
+        local = None if self._local is None else _LocalLog(self._local)
+        if tiers is not None and self.record is not None:
+            return tiers.joined(self.topic, local or _NoLog(self._end))
+        assert local is not None, "a topic is in one of the tiers"
+        return local
+
+    # -- what is where --------------------------------------------------------------------------
+
+    def segments(self) -> list[Segment]:
+        """The local files, oldest first."""
+        return [] if self._local is None else self._local.segments()
+
+    def objects(self, start: int = 0) -> list[ObjectDescriptor]:
+        """The committed objects from the one that holds `start` on, oldest first."""
+        tiers = self.store.tiers()
+        return [] if tiers is None else list(tiers.catalog.all_descriptors(self.topic, start))
+
+    def owner(self) -> Owner | None:
+        """Who holds the topic's lease."""
+        tiers = self.store.tiers()
+        return None if tiers is None else tiers.catalog.owner(self.topic)
+
+    def close(self) -> None:
+        """Closes what the view opened itself."""
+        if self._own_store:
+            self.store.close()
+
+    def __enter__(self) -> TopicView:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Unwaited:
+    """A reader of a view has an end, and never waits."""
+
+    def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
+        raise NotImplementedError("a reader of a view never waits")
+
+    def delist(
+        self,
+        waiter: Waiter,  # noqa: ARG002  # as the protocol has it
+        visibility: Visibility,  # noqa: ARG002
+    ) -> bool:
+        return False
+
+
+class _LocalLog(_Unwaited):
+    """A view of the local log that looks again when retention was faster than a reader."""
+
+    def __init__(self, view: LogView) -> None:
+        self._view = view
+
+    @property
+    def start_offset(self) -> int:
+        return self._view.start_offset
+
+    def plan(self, reader: LogReader) -> Plan:
+        try:
+            return self._view.plan(reader)
+        except MissingData:
+            self._view.refresh()
+            return self._view.plan(reader)
+
+    def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:
+        self._view.refresh()
+        if reader.wanted < self.start_offset:
+            return None
+        return self._view.gone(reader, segment)
+
+
+class _NoLog(_Unwaited):
+    """No local log: everything before `end` is in objects."""
+
+    def __init__(self, end: int) -> None:
+        self.start_offset = end
+
+    def plan(self, reader: LogReader) -> Plan:
+        raise OffsetOutOfRange(
+            f"offset {reader.wanted} is in no object yet", start=0, end=self.start_offset
+        )
+
+    def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:
+        raise NotImplementedError(f"{segment.path} was planned for {reader.wanted} without a log")

@@ -1,0 +1,311 @@
+"""`restore_topic`: rebuilds a topic's descriptors from the bucket alone.
+
+The listing gives the ranges, by the objects' names. A sidecar gives the rest of a descriptor if
+it agrees with the name and the listing; without one the object is read in full, frame by frame,
+and its index is built anew. The objects are added to the chain in bounded transactions, by the
+topic's owner, so that nothing else appends meanwhile. Interrupted, it goes on where it stopped.
+
+The next offset (rule R4): with the catalog gone, nobody knows how many offsets the lost owner
+handed out after the last object. So a whole block of `offsets_reserved` stays reserved behind the
+tail, which is as much as an owner reserves at a time: the next owner, whose log is another one,
+begins behind it and records what is between as lost. `assume_nothing_lost` is for those who know
+better: the next offset is then the one after the last object.
+
+What a caller gets wrong: a chain with a gap is refused, because something is missing. With
+`allow_gaps` the gaps are recorded as lost, and readers report them. A damaged object that was left
+out is an orphan then: copy it away before a sweep removes it, if anything is to be saved from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from forebay.catalog.adopt import adopt, is_restoring, restored, restoring
+from forebay.catalog.catalog import Catalog, Change
+from forebay.catalog.ownership import Ownership, Session, acquire
+from forebay.catalog.records import TopicRecord
+from forebay.errors import CommitRefused, CorruptLog, MissingData, ServiceError, TopicFenced
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import TopicName, objects_prefix
+from forebay.limits import OFFSET_MAX
+from forebay.logs import event
+from forebay.objects.backend import Backend
+from forebay.upload.chain import Chain, Range, choose_chain
+from forebay.upload.inventory import Candidate, Inventory, Reading, describe, read_whole, take_stock
+
+_log: Final = logging.getLogger("forebay.upload")
+_RANGES_SHOWN: Final = 20
+
+
+@dataclass(slots=True)
+class RestoreReport:
+    """What was found and done; after a dry run, what would be done."""
+
+    topic: TopicName
+    dry_run: bool
+    objects_found: int = 0
+    known: int = 0
+    """Objects that the catalog knew already."""
+    adopted: int = 0
+    messages: int = 0
+    """In the adopted objects."""
+    by_sidecar: int = 0
+    read_whole: int = 0
+    bytes_read: int = 0
+    gaps: list[Range] = field(default_factory=list)
+    """Offsets, the ends not included, that no object holds."""
+    superseded: list[str] = field(default_factory=list)
+    """Objects that are not part of the chain, others holding what they hold."""
+    damaged: list[str] = field(default_factory=list)
+    pending: int = 0
+    unknown: int = 0
+    start_offset: int = 0
+    tail: int = 0
+    next_offset: int = 0
+    """Where appending goes on, if the local log is gone."""
+
+    @property
+    def lost(self) -> Range | None:
+        """What the next owner records as lost, its log being another one."""
+        return (self.tail, self.next_offset) if self.next_offset > self.tail else None
+
+
+def restore_topic(
+    catalog: Catalog,
+    store: Backend,
+    session: Session,
+    topic: TopicName,
+    *,
+    dry_run: bool,
+    verify: bool = False,
+    allow_gaps: bool = False,
+    assume_nothing_lost: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> RestoreReport:
+    """Adopts the topic's objects; answers what it found, or with `dry_run` would do.
+
+    `verify` reads every object in full, which counts as verified; else the uploader's next cycle
+    does. `progress` gets how many objects of how many are done.
+
+    MissingData if there is no object, or a gap; CorruptLog for damage that no other object makes
+    good; CommitRefused if the catalog knows objects that are not in the store; TopicOwned while
+    a living process owns the topic. What was adopted before an error stays, and a second run goes
+    on behind it.
+    """
+    run = _Restore(catalog, store, session, topic, verify, allow_gaps, assume_nothing_lost)
+    return run(dry_run, progress or (lambda _done, _all: None))
+
+
+class _Restore:
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: Backend,
+        session: Session,
+        topic: TopicName,
+        verify: bool,
+        allow_gaps: bool,
+        assume_nothing_lost: bool,
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._session = session
+        self._topic = topic
+        self._verify = verify
+        self._allow_gaps = allow_gaps
+        self._block = 0 if assume_nothing_lost else session.settings.offsets_reserved
+        self._report = RestoreReport(topic, dry_run=True)
+        self._reading = Reading()
+        self._used: set[str] = set()
+        self._progress: Callable[[int, int], None] = lambda _done, _all: None
+
+    def __call__(self, dry_run: bool, progress: Callable[[int, int], None]) -> RestoreReport:
+        self._progress = progress
+        report = self._report
+        report.dry_run = dry_run
+        stock = take_stock(self._store, self._topic)
+        report.objects_found, report.pending, report.unknown = (
+            len(stock),
+            stock.pending,
+            stock.unknown,
+        )
+        before = self._catalog.record(self._topic)
+        if before is None and not stock.ranges:
+            raise MissingData(f"{self._store.name} has no objects of {self._topic}")
+        self._check_known(before, stock)
+        begin = before.tail if before is not None else None
+        chain = choose_chain(stock.ranges, begin, stock.end)
+        self._require_whole(chain)
+        unfinished = before is None or is_restoring(before.log_id)
+        report.start_offset = before.start_offset if before else chain.ranges[0][0]
+        report.tail = begin if begin is not None else report.start_offset
+        if not dry_run and (chain.ranges or unfinished):
+            self._write(before, chain, stock)
+        else:
+            for descriptor in self._descriptors(chain, stock, report.tail):
+                report.tail = descriptor.next_offset
+            report.next_offset = self._next_offset(before, report.tail, stock)
+        report.by_sidecar, report.read_whole = self._reading.sidecars, self._reading.whole
+        report.bytes_read = self._reading.bytes
+        report.superseded = [each.object_id for each in stock if each.object_id not in self._used]
+        return report
+
+    # -- what the catalog knows -----------------------------------------------------------------
+
+    def _check_known(self, record: TopicRecord | None, stock: Inventory) -> None:
+        """Objects that count must be there as they were: they are the chain's beginning."""
+        if record is None:
+            return
+        for descriptor in self._catalog.all_descriptors(self._topic):
+            range_ = (descriptor.start_offset, descriptor.end_offset)
+            found = [
+                each
+                for each in stock.ranges.get(range_, ())
+                if each.object_id == descriptor.object_id and each.size == descriptor.size
+            ]
+            if not found:
+                raise CommitRefused(
+                    f"{self._topic}: the catalog {self._catalog.name} knows "
+                    f"{descriptor.object_id} with {descriptor.size} bytes, which is not in "
+                    f"{self._store.name}; a restore adds to the catalog, and changes nothing in it"
+                )
+            self._report.known += 1
+            self._used.add(descriptor.object_id)
+            if self._verify and descriptor.start_offset >= record.verified:
+                read_whole(self._store, found[0], self._reading)
+
+    def _next_offset(self, record: TopicRecord | None, tail: int, stock: Inventory) -> int:
+        wanted = min(max(tail, stock.end) + self._block, OFFSET_MAX)
+        if record is None or record.log_id == restoring(None):
+            return wanted  # nobody but a restore has ever reserved anything
+        if tail == record.tail and not is_restoring(record.log_id):
+            return record.reserved  # nothing was added
+        return max(record.reserved, wanted)
+
+    # -- the objects ----------------------------------------------------------------------------
+
+    def _require_whole(self, chain: Chain) -> None:
+        self._report.gaps += chain.gaps
+        if chain.gaps and not self._allow_gaps:
+            raise MissingData(
+                f"{self._topic}: no object in {self._store.name} holds the offsets "
+                f"{_shown(chain.gaps)}; look for them, or allow gaps to record them as lost"
+            )
+
+    def _descriptors(
+        self, chain: Chain, stock: Inventory, position: int
+    ) -> Iterator[ObjectDescriptor]:
+        """The chain's descriptors, oldest first; around damage another chain is looked for."""
+        report = self._report
+        at = 0
+        while at < len(chain.ranges):
+            range_ = chain.ranges[at]
+            descriptor, damage = self._describe(stock.ranges[range_])
+            if descriptor is None:
+                event(_log, logging.ERROR, "damaged", topic=self._topic, error=damage)
+                del stock.ranges[range_]
+                other = choose_chain(stock.ranges, position, stock.end)
+                if any(gap not in report.gaps for gap in other.gaps) and not self._allow_gaps:
+                    raise CorruptLog(
+                        f"{self._topic}: no sound object holds the offsets {_shown(other.gaps)}"
+                    ) from damage
+                past = [gap for gap in report.gaps if gap[1] <= position]
+                report.gaps = [*past, *other.gaps]
+                chain, at = other, 0
+                continue
+            position = descriptor.next_offset
+            at += 1
+            report.adopted += 1
+            report.messages += descriptor.count
+            self._used.add(descriptor.object_id)
+            yield descriptor
+            self._progress(report.adopted, report.adopted + len(chain.ranges) - at)
+
+    def _describe(
+        self, candidates: list[Candidate]
+    ) -> tuple[ObjectDescriptor | None, CorruptLog | None]:
+        """The descriptor of the first that is sound, or why the last one is not."""
+        damage: CorruptLog | None = None
+        for candidate in candidates:
+            try:
+                return describe(self._store, candidate, self._reading, whole=self._verify), None
+            except CorruptLog as error:
+                damage = error
+                self._report.damaged.append(candidate.object_id)
+                self._used.add(candidate.object_id)
+        return None, damage
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def _write(self, before: TopicRecord | None, chain: Chain, stock: Inventory) -> None:
+        """As the topic's owner; offsets are reserved from the first transaction on."""
+        first = self._report.start_offset
+        seen = before.tail if before is not None else first
+
+        def settle(record: TopicRecord | None) -> TopicRecord:
+            if record is None:
+                record = TopicRecord(start_offset=first, tail=first, verified=first)
+            elif before is None or record.tail != seen:
+                raise CommitRefused(f"{self._topic}: the topic changed meanwhile; restore again")
+            wanted = min(max(seen, stock.end) + self._block, OFFSET_MAX)
+            log_id = restoring(record.log_id)
+            return replace(record, log_id=log_id, reserved=max(record.reserved, wanted))
+
+        ownership, record = acquire(self._session, self._topic, secrets.token_hex(16), settle)
+        try:
+            adopt(
+                self._catalog,
+                self._topic,
+                record.epoch,
+                self._descriptors(chain, stock, record.tail),
+                allow_gaps=self._allow_gaps,
+                clock=self._session.clock,
+            )
+            record = self._finish(ownership, stock)
+            ownership.release(record.reserved)
+        except BaseException:
+            self._give_up(ownership)
+            raise
+        self._report.tail, self._report.next_offset = record.tail, record.reserved
+        event(
+            _log,
+            logging.INFO,
+            "topic restored",
+            topic=self._topic,
+            objects=self._report.adopted,
+            prefix=objects_prefix(self._topic),
+            tail=record.tail,
+            next_offset=record.reserved,
+        )
+
+    def _give_up(self, ownership: Ownership) -> None:
+        """The topic is free for the next attempt; what is reserved stays reserved."""
+        with suppress(ServiceError, TopicFenced):
+            record = self._catalog.record(self._topic)
+            if record is not None:
+                ownership.release(record.reserved)
+
+    def _finish(self, ownership: Ownership, stock: Inventory) -> TopicRecord:
+        def change(record: TopicRecord) -> Change:
+            return Change(
+                replace(
+                    record,
+                    log_id=restored(record.log_id),
+                    verified=record.tail if self._verify else record.verified,
+                    reserved=self._next_offset(record, record.tail, stock),
+                )
+            )
+
+        return self._catalog.update(self._topic, ownership.epoch, change)
+
+
+def _shown(ranges: tuple[Range, ...]) -> str:
+    """For people, the ends included."""
+    text = ", ".join(f"{start} to {end - 1}" for start, end in ranges[:_RANGES_SHOWN])
+    more = len(ranges) - _RANGES_SHOWN
+    return f"{text} and {more} more ranges" if more > 0 else text

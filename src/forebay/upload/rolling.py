@@ -1,0 +1,217 @@
+"""The rolling writer: one object per topic held open across cycles (option A).
+
+Every cycle adds what was synced since, until a bound is reached: bytes, messages, age, or time
+without anything new. The end is not known before, so the object is written under a pending name
+and copied on the server when it ends. What is in progress is in the checkpoint for people to see;
+after a restart or an error it is abandoned and built again from the log.
+
+What a caller gets wrong: an open object holds up to one part for each topic in memory for as long
+as it is open. The writer that plans ahead (`uploader.Uploader`) holds none.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, replace
+from typing import Final
+
+from forebay.catalog.catalog import Intent
+from forebay.catalog.records import TopicRecord
+from forebay.errors import CorruptFrame
+from forebay.format.checkpoint import UploaderCheckpoint
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import ObjectName, TopicName, object_key, pending_object
+from forebay.format.object_index import ObjectIndex
+from forebay.logs import event
+from forebay.upload import observe
+from forebay.upload.plan import Place, PlannedObject, plan_object
+from forebay.upload.transfer import ObjectBuilder, Transferred, describe, require_size
+from forebay.upload.uploader import Uploader, UploadPorts
+from forebay.wal.log import Wal
+
+_log: Final = logging.getLogger("forebay.upload")
+
+
+@dataclass(slots=True)
+class OpenObject:
+    """An object in progress."""
+
+    builder: ObjectBuilder
+    intent: Intent
+    start_offset: int
+    place: Place
+    """Where in the log the next frame for it is."""
+    opened_ms: int
+    active_ms: int
+
+
+class RollingUploader(Uploader):
+    def __init__(self, topic: TopicName, wal: Wal, epoch: int, ports: UploadPorts) -> None:
+        super().__init__(topic, wal, epoch, ports)
+        self._open: OpenObject | None = None
+        self._forget_abandoned()
+
+    def _forget_abandoned(self) -> None:
+        memory = self.checkpoints.get_uploader()
+        if memory is not None and memory.active_start_offset is not None:
+            event(
+                _log,
+                logging.INFO,
+                "an object in progress was abandoned, and is built again from the log",
+                topic=self.topic,
+                start=memory.active_start_offset,
+                bytes=memory.active_bytes_written,
+            )
+            self.checkpoints.update_uploader(
+                UploaderCheckpoint(
+                    memory.last_committed_offset,
+                    memory.last_read_file_seq,
+                    memory.last_read_byte_position,
+                    memory.last_object_id,
+                    memory.updated_at,
+                )
+            )
+
+    def _upload_due(
+        self, record: TopicRecord, done: list[ObjectDescriptor], *, force: bool
+    ) -> TopicRecord:
+        """Adds what is new to the open object, and ends it when a bound is reached."""
+        try:
+            if self._open is not None and self._open.start_offset != record.tail:
+                self._abandon()  # the chain went on without it
+            while (planned := self._next(record.tail)) is not None:
+                full = self._extend(planned)
+                if not (full or force):
+                    break
+                record = self._finish(done)
+            if self._open is not None and (force or self._due(self._open)):
+                record = self._finish(done)
+        except BaseException:
+            self._abandon()
+            raise
+        self._remember_progress()
+        return record
+
+    def _next(self, tail: int) -> PlannedObject | None:
+        """What is synced and not yet in the open object, as far as there is room in it."""
+        opened = self._open
+        offset = opened.place.offset if opened else tail
+        segments = self.segments_from(offset)
+        if not segments:
+            return None
+        start = opened.place if opened else self.place(segments[0], tail)
+        settings = self.ports.settings
+        if opened is not None:
+            room = max(settings.max_object_bytes - opened.builder.size, 1)
+            left = settings.max_object_messages
+            left = None if left is None else max(left - opened.builder.messages, 1)
+            settings = replace(settings, max_object_bytes=room, max_object_messages=left)
+        return plan_object(segments, start, settings, self.source.cut, overdue=True)
+
+    def _extend(self, planned: PlannedObject) -> bool:
+        """Whether the open object is full now. A damaged frame ends it before that frame."""
+        ports = self.ports
+        opened = self._open or self._begin(planned)
+        now = ports.clock.now_ms()
+        if (
+            opened.builder.size + planned.size > ports.settings.max_object_bytes
+            and opened.builder.size
+        ):
+            return True
+        try:
+            for extent in planned.extents:
+                for frames in self.source.frames([extent]):
+                    self._require_going()
+                    opened.builder.add(frames)
+                    offset = opened.place.offset + len(frames)
+                    start = opened.place.position if opened.place.seq == extent.seq else 0
+                    opened.place = Place(extent.seq, start + frames.safe_length, offset)
+        except CorruptFrame:
+            observe.corrupt_frames.add()
+            if opened.builder.messages:
+                self._finish([])
+            raise
+        opened.active_ms = now
+        settings = ports.settings
+        return opened.builder.size >= settings.max_object_bytes or (
+            settings.max_object_messages is not None
+            and opened.builder.messages >= settings.max_object_messages
+        )
+
+    def _begin(self, planned: PlannedObject) -> OpenObject:
+        ports = self.ports
+        first = planned.extents[0]
+        name = pending_object(planned.start_offset, f"{self.epoch:x}{secrets.token_hex(4)}")
+        intent = ports.catalog.intend(self.topic, self.epoch, name)
+        writer = ports.store.open_writer(
+            object_key(self.topic, name),
+            chunk_bytes=ports.settings.stream_chunk_size,
+            concurrent_parts=ports.settings.concurrent_parts,
+        )
+        now = ports.clock.now_ms()
+        place = Place(first.seq, first.start, first.first_offset)
+        builder = ObjectBuilder(writer, ObjectIndex())
+        self._open = OpenObject(builder, intent, planned.start_offset, place, now, now)
+        return self._open
+
+    def _due(self, opened: OpenObject) -> bool:
+        settings, now = self.ports.settings, self.ports.clock.now_ms()
+        idle = settings.max_idle_seconds
+        return now - opened.opened_ms >= settings.max_open_seconds * 1000 or (
+            idle is not None and now - opened.active_ms >= idle * 1000
+        )
+
+    def _finish(self, done: list[ObjectDescriptor]) -> TopicRecord:
+        """Ends the open object: whole under its pending name, then copied, then committed."""
+        ports, opened = self.ports, self._open
+        assert opened is not None
+        started = ports.clock.monotonic()
+        pending = object_key(self.topic, opened.intent.object_id)
+        require_size(ports.store, opened.builder.writer.close(), opened.builder.size)
+        name = ObjectName(opened.start_offset, opened.place.offset - 1)
+        intent = ports.catalog.intend(self.topic, self.epoch, name)
+        meta = ports.store.copy_or_rewrite(
+            pending,
+            object_key(self.topic, intent.object_id),
+            chunk_bytes=ports.settings.stream_chunk_size,
+            concurrent_parts=ports.settings.concurrent_parts,
+        )
+        require_size(ports.store, meta, opened.builder.size)
+        descriptor = describe(
+            intent.object_id,
+            opened.start_offset,
+            opened.place.offset,
+            Transferred(meta, opened.builder.index.frozen()),
+            ports.clock.now_ms(),
+        )
+        record = self.commit(intent, descriptor, opened.place, done, started)
+        self._open = None
+        ports.store.delete(pending)
+        token = opened.intent.token
+        ports.catalog.withdraw(self.topic, opened.intent.object_id, token)
+        return record
+
+    def _abandon(self) -> None:
+        """Gives up the open object; what became visible of it is for the sweep."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.builder.writer.abort()
+
+    def _remember_progress(self) -> None:
+        opened = self._open
+        memory = self.checkpoints.get_uploader()
+        if opened is None or (memory and memory.active_bytes_written == opened.builder.size):
+            return
+        before = memory or UploaderCheckpoint(None, opened.place.seq, 0, None, 0)
+        self.checkpoints.update_uploader(
+            replace(
+                before,
+                active_start_offset=opened.start_offset,
+                active_bytes_written=opened.builder.size,
+                active_msgs_written=opened.builder.messages,
+                index_entries_in_progress=opened.builder.index.frozen(),
+                opened_at_unix=opened.opened_ms // 1000,
+                last_activity_unix=opened.active_ms // 1000,
+            )
+        )

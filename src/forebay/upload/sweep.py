@@ -1,0 +1,324 @@
+"""`sweep`: finds what no descriptor names, and removes it after a grace time.
+
+Two orders of names are merged as they are streamed: the rows of keys in the catalog, and the
+listing of the store. What counts is then held against the descriptors, so that a missing object
+is found as well; for that the names of one topic's committed objects are held in memory.
+
+Nothing is deleted before its row was changed to `deleting` by comparing it. From then on its
+writer cannot commit it, and a new owner chooses another name, however long the request to delete
+takes. Taking over another's unfinished deletion changes the row's token first, and ends with the
+mark `gone`, because the other's request may still be on its way.
+
+What a caller gets wrong: a topic that the catalog does not know is not rubbish. Its objects are
+reported, and kept for `restore`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from forebay.catalog.adopt import is_restoring
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.records import Life, State, TopicRecord
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.errors import CommitRefused, FormatError, ObjectMissing, ServiceError
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import (
+    ObjectName,
+    TopicName,
+    object_key,
+    objects_prefix,
+    parse_object,
+    sidecar,
+)
+from forebay.logs import event
+from forebay.metrics import Counter
+from forebay.objects.backend import Backend, ObjectMeta
+from forebay.upload.listing import Stored, topics_in_store, walk
+from forebay.upload.verdict import ALARMS, Kind, Situation, Verdict, judge
+
+_log: Final = logging.getLogger("forebay.upload")
+REMOVED: Final = Counter(
+    "forebay_sweep_removed_total", "Keys that sweeps removed, by kind.", ["kind"]
+)
+ERRORS: Final = Counter(
+    "forebay_sweep_errors_total", "What sweeps could not do, or found missing, by kind.", ["kind"]
+)
+ITEMS_MAX: Final = 10_000
+"""That a report holds; the rest is counted, and told to `progress`."""
+
+_EXPECTED: Final = (ServiceError, FormatError, CommitRefused)
+
+
+class Action(StrEnum):
+    REMOVED = "removed"
+    WOULD_REMOVE = "would be removed"
+    KEPT = "kept"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepItem:
+    topic: TopicName
+    kind: Kind
+    key: str
+    bytes: int
+    age_ms: int | None
+    action: Action
+    reason: str
+
+
+@dataclass(slots=True)
+class SweepReport:
+    dry_run: bool
+    topics: int = 0
+    committed: int = 0
+    committed_bytes: int = 0
+    items: list[SweepItem] = field(default_factory=list)
+    counts: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
+    bytes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
+    errors: int = 0
+    """What failed, and what is missing or inconsistent."""
+
+    @property
+    def items_left_out(self) -> int:
+        return sum(self.counts.values()) - len(self.items)
+
+    def add(self, item: SweepItem) -> None:
+        self.counts[item.action] += 1
+        self.bytes[item.action] += item.bytes
+        if len(self.items) < ITEMS_MAX:
+            self.items.append(item)
+        if item.action is Action.FAILED or item.kind in ALARMS:
+            self.errors += 1
+
+
+def sweep(
+    catalog: Catalog,
+    store: Backend,
+    topics: Iterable[TopicName] | None = None,
+    *,
+    grace_minutes: float,
+    dry_run: bool,
+    clock: Clock = SYSTEM_CLOCK,
+    progress: Callable[[SweepItem], None] | None = None,
+) -> SweepReport:
+    """One pass over the topics, by default over all that the catalog or the store knows.
+
+    What goes wrong with one key, or with one topic, is in the report and stops nothing else.
+    """
+    report = SweepReport(dry_run)
+
+    def tell(item: SweepItem) -> None:
+        report.add(item)
+        if item.action is Action.FAILED or item.kind in ALARMS:
+            ERRORS.add(1, item.kind)
+            event(_log, logging.ERROR, item.kind, key=item.key, reason=item.reason)
+        elif item.action is Action.REMOVED:
+            REMOVED.add(1, item.kind)
+            event(_log, logging.INFO, "swept", key=item.key, kind=item.kind, reason=item.reason)
+        if progress is not None:
+            progress(item)
+
+    for topic in topics if topics is not None else _all_topics(catalog, store):
+        report.topics += 1
+        try:
+            _TopicSweep(catalog, store, topic, grace_minutes * 60_000, dry_run, clock).run(
+                report, tell
+            )
+        except _EXPECTED as error:
+            key = objects_prefix(topic)
+            tell(SweepItem(topic, Kind.TOPIC, key, 0, None, Action.FAILED, str(error)))
+    return report
+
+
+def _all_topics(catalog: Catalog, store: Backend) -> Iterator[TopicName]:
+    yield from catalog.topics()
+    for topic in topics_in_store(store):
+        if catalog.record(topic) is None:
+            yield topic
+
+
+class _TopicSweep:
+    """The sweep of one topic."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: Backend,
+        topic: TopicName,
+        grace_ms: float,
+        dry_run: bool,
+        clock: Clock,
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._topic = topic
+        self._grace_ms = grace_ms
+        self._dry_run = dry_run
+        self._clock = clock
+        self._counting: dict[str, int | None] = {}
+        """The committed objects, and the sizes of those that are listed."""
+
+    def run(self, report: SweepReport, tell: Callable[[SweepItem], None]) -> None:
+        record = self._catalog.record(self._topic)
+        if record is None or is_restoring(record.log_id):
+            self._leave_alone(record, tell)
+            return
+        situation = Situation(
+            record,
+            self._catalog.owner(self._topic) is not None,
+            self._clock.now_ms(),
+            self._grace_ms,
+        )
+        for life, found in self._names():
+            if isinstance(found, ObjectMeta):
+                age_ms = situation.now_ms - found.modified_ms
+                reason = "it has no object's name"
+                tell(self._item(Kind.UNKNOWN, found.key, found.size, age_ms, Action.KEPT, reason))
+                continue
+            item = self._settle(life, found, situation)
+            if item is not None:
+                tell(item)
+        for item in self._compare_descriptors(report):
+            tell(item)
+
+    def _leave_alone(self, record: TopicRecord | None, tell: Callable[[SweepItem], None]) -> None:
+        sizes = [meta.size for meta in self._store.list(objects_prefix(self._topic))]
+        if not sizes:
+            return
+        why = (
+            "unknown to the catalog: restore first"
+            if record is None
+            else "a restore is under way, or was interrupted: restore again first"
+        )
+        reason = f"{why} ({len(sizes)} keys)"
+        key = objects_prefix(self._topic)
+        tell(self._item(Kind.UNRESTORED, key, sum(sizes), None, Action.KEPT, reason))
+
+    # -- rows and listing, merged ---------------------------------------------------------------
+
+    def _names(self) -> Iterator[tuple[Life | None, Stored | ObjectMeta]]:
+        """Every name that has a row, or is listed, with both."""
+        rows = iter(self._catalog.lives(self._topic))
+        row = next(rows, None)
+        for found in walk(self._store, self._topic):
+            if isinstance(found, ObjectMeta):
+                yield None, found
+                continue
+            while row is not None and row[0] < found.object_id:
+                yield row[1], Stored(row[0], None, None)
+                row = next(rows, None)
+            if row is not None and row[0] == found.object_id:
+                yield row[1], found
+                row = next(rows, None)
+            else:
+                yield None, found
+        while row is not None:
+            yield row[1], Stored(row[0], None, None)
+            row = next(rows, None)
+
+    def _settle(self, life: Life | None, stored: Stored, situation: Situation) -> SweepItem | None:
+        size = sum(meta.size for meta in (stored.object, stored.sidecar) if meta is not None)
+        key = object_key(self._topic, stored.object_id)
+        if stored.object is None and stored.sidecar is not None:
+            key = stored.sidecar.key
+        kind, age_ms = Kind.ORPHAN, None
+        try:
+            verdict = judge(life, stored, situation, self)
+            if verdict is None:
+                self._count(life, stored)
+                return None
+            kind, age_ms = verdict.kind, verdict.age_ms
+            action, reason = self._carry_out(verdict, life, stored)
+        except _EXPECTED as error:
+            action, reason = Action.FAILED, str(error)
+        return self._item(kind, key, size, age_ms, action, reason)
+
+    def _count(self, life: Life | None, stored: Stored) -> None:
+        if life is None or life.state is State.COMMITTED:
+            self._counting[stored.object_id] = stored.object.size if stored.object else None
+
+    def _carry_out(self, verdict: Verdict, life: Life | None, stored: Stored) -> tuple[Action, str]:
+        if not verdict.remove:
+            return Action.KEPT, verdict.reason
+        if self._dry_run:
+            return Action.WOULD_REMOVE, verdict.reason
+        object_id = stored.object_id
+        gone = life is not None and life.state is State.GONE
+        token = None if gone else self._catalog.condemn(self._topic, object_id, life)
+        if token is None and not gone:
+            return Action.KEPT, "it changed meanwhile"
+        if stored.sidecar is not None or parse_object(object_id) is not None:
+            self._store.delete(object_key(self._topic, sidecar(object_id)))
+        self._store.delete(object_key(self._topic, object_id))
+        if token is not None:
+            own = life is None or life.state is not State.DELETING
+            self._catalog.bury(self._topic, object_id, token, certain=own)
+        return Action.REMOVED, verdict.reason
+
+    # -- what verdicts ask of the chain ---------------------------------------------------------
+
+    def names(self, object_id: str) -> bool:
+        name = parse_object(object_id)
+        return name is not None and self._named(name.start, object_id) is not None
+
+    def joins(self, name: ObjectName) -> bool:
+        first = self._catalog.descriptors(self._topic, name.start, name.start + 1, 1)
+        last = self._catalog.descriptors(self._topic, name.end, name.end + 1, 1)
+        return (
+            bool(first and last)
+            and first[0].start_offset == name.start
+            and last[0].end_offset == name.end
+            and first != last
+        )
+
+    def _named(self, start: int, object_id: str) -> ObjectDescriptor | None:
+        found = self._catalog.descriptors(self._topic, start, start + 1, 1)
+        return found[0] if found and found[0].object_id == object_id else None
+
+    # -- descriptors without objects ------------------------------------------------------------
+
+    def _compare_descriptors(self, report: SweepReport) -> Iterator[SweepItem]:
+        """An alarm is looked at again before it is given: the chain moves on meanwhile."""
+        for descriptor in self._catalog.all_descriptors(self._topic):
+            size = self._counting.pop(descriptor.object_id, None)
+            if size != descriptor.size:
+                item = self._alarm(descriptor)
+                if item is not None:
+                    yield item
+                    continue
+            report.committed += 1
+            report.committed_bytes += descriptor.size
+        for object_id, size in self._counting.items():
+            life = self._catalog.life(self._topic, object_id)
+            if life is not None and life.state is State.COMMITTED and not self.names(object_id):
+                key = object_key(self._topic, object_id)
+                reason = "the catalog contradicts itself; nothing was changed"
+                yield self._item(Kind.UNNAMED, key, size or 0, None, Action.KEPT, reason)
+
+    def _alarm(self, descriptor: ObjectDescriptor) -> SweepItem | None:
+        key = object_key(self._topic, descriptor.object_id)
+        age_ms = self._clock.now_ms() - descriptor.created_at * 1000
+        try:
+            size = self._store.head(key).size
+        except ObjectMissing:
+            if self._named(descriptor.start_offset, descriptor.object_id) is None:
+                return None
+            reason = f"offsets {descriptor.start_offset} to {descriptor.end_offset} are gone"
+            return self._item(Kind.MISSING, key, descriptor.size, age_ms, Action.KEPT, reason)
+        except ServiceError as error:
+            return self._item(Kind.MISSING, key, 0, age_ms, Action.FAILED, str(error))
+        if size == descriptor.size:
+            return None
+        reason = f"it has {size} bytes, and its descriptor says {descriptor.size}"
+        return self._item(Kind.RESIZED, key, size, age_ms, Action.KEPT, reason)
+
+    def _item(
+        self, kind: Kind, key: str, size: int, age_ms: int | None, action: Action, reason: str
+    ) -> SweepItem:
+        return SweepItem(self._topic, kind, key, size, age_ms, action, reason)

@@ -1,0 +1,118 @@
+"""Which log a directory holds, and what becomes of one that is no longer the topic's.
+
+A log has an id, made with its directory. The catalog remembers the id of the log that a topic's
+newest messages are in. A directory that comes back after another machine went on without it, or
+an older copy of one that ends before the objects do, is set aside whole: its files get names that
+are no log's, nothing is deleted, and nothing of it is appended to.
+
+What a caller gets wrong: an older copy that ends behind the objects has the right id, and nothing
+tells it from the log after a crash. Never put back a copy of a directory that was written to since.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import secrets
+from pathlib import Path
+from typing import Final
+
+from forebay.errors import CorruptLog
+from forebay.files.disk import Disk, read_file, replace_file
+from forebay.format.names import (
+    CHECKPOINT_FILE,
+    LOG_ID_FILE,
+    UPLOADER_CHECKPOINT_FILE,
+    SegmentNames,
+    aside_directory,
+)
+from forebay.logs import event
+from forebay.wal.claim import Claim, LocalLog
+from forebay.wal.publisher import Publisher
+from forebay.wal.recovery import Recovered
+from forebay.wal.segment import SegmentSet
+
+_log: Final = logging.getLogger("forebay.wal")
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+
+
+def new_log_id() -> str:
+    return secrets.token_hex(16)
+
+
+def read_log_id(disk: Disk, directory: Path) -> str | None:
+    """The id of the log in a directory; None if it has none yet."""
+    path = directory / LOG_ID_FILE
+    if not disk.exists(path):
+        return None
+    try:
+        text = read_file(disk, path, bytes_max=64).decode("ascii").strip()
+    except ValueError:
+        text = ""
+    if not _ID.fullmatch(text):
+        raise CorruptLog(
+            f"{path}: it is no id of a log; put the file back (without it, the log is taken for "
+            "another one and set aside)"
+        )
+    return text
+
+
+def settle(
+    disk: Disk,
+    directory: Path,
+    names: SegmentNames,
+    publisher: Publisher,
+    recovered: Recovered,
+    claim: Claim,
+) -> Recovered:
+    """Has the claim decide how the log goes on, and does it."""
+    log_id = read_log_id(disk, directory)
+    if log_id is None:
+        log_id = new_log_id()
+        replace_file(disk, directory / LOG_ID_FILE, log_id.encode())
+    local = LocalLog(log_id, recovered.start_offset, recovered.next_offset)
+    settled = claim.settle(local)
+    if settled.log_id == log_id:
+        return recovered
+    if recovered.segments.start_offset is not None:
+        publisher.withdraw()
+        _set_aside(disk, directory, names, log_id)
+    replace_file(disk, directory / LOG_ID_FILE, settled.log_id.encode())
+    return Recovered(SegmentSet(), settled.next_offset, settled.next_offset)
+
+
+def _set_aside(disk: Disk, directory: Path, names: SegmentNames, log_id: str) -> None:
+    """Renames the log: its memories first, then the segments, oldest first, each name synced.
+
+    After a crash in between what is left is a log that begins later, with the same id: the next
+    open renames that too.
+    """
+    taken = set(disk.list_dir(directory))
+    segments = sorted((seq, name) for name in taken if (seq := names.parse(name)) is not None)
+    indexes = [names.index(seq) for seq, _ in segments]
+    for name in (CHECKPOINT_FILE, UPLOADER_CHECKPOINT_FILE, *indexes):
+        _rename(disk, directory, name, log_id, taken)
+    disk.sync_dir(directory)
+    for _, name in segments:
+        _rename(disk, directory, name, log_id, taken)
+        disk.sync_dir(directory)
+    event(_log, logging.WARNING, "a log was set aside", directory=directory, log_id=log_id)
+
+
+def aside_log(log_id: str, name: str, copy: int = 0) -> str:
+    """What the file `name` of a log is called once the log is set aside, in the same directory.
+
+    Of a segment it is a segment's name again, with another stem. `copy` tells files apart where
+    the name is taken.
+    """
+    stem = aside_directory(log_id)
+    return f"{stem}-{copy}-{name}" if copy else f"{stem}-{name}"
+
+
+def _rename(disk: Disk, directory: Path, name: str, log_id: str, taken: set[str]) -> None:
+    if name in taken:
+        names = (aside_log(log_id, name, copy) for copy in itertools.count())
+        target = next(each for each in names if each not in taken)
+        disk.replace(directory / name, directory / target)
+        taken.add(target)

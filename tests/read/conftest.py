@@ -1,0 +1,18 @@
+"""The threads that fetch, for each test its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.read.fetch import FetchPool
+
+pytest.register_assert_rewrite("stored_objects")
+
+
+@pytest.fixture
+def pool() -> Iterator[FetchPool]:
+    pool = FetchPool(4)
+    yield pool
+    pool.close()

@@ -1,0 +1,65 @@
+"""Hundreds of topics in one process share a few threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forebay.limits import WRITER_THREADS
+from forebay.settings import CloudReaderSettings, UploaderSettings
+from forebay.topic.store import Topic
+from tiered_grounds import PATIENCE, PROMPT, make_grounds, payload, read_all
+
+TOPICS = 200
+MESSAGES = 50
+UPLOADER = UploaderSettings(interval_seconds=1, max_open_seconds=0.2, concurrent_topics=3)
+READER = CloudReaderSettings(fetch_threads=5)
+
+
+def forebay_threads() -> Counter[str]:
+    """How many there are of each kind: the name's second word."""
+    names = (thread.name for thread in threading.enumerate())
+    return Counter(name.split("-")[1] for name in names if name.startswith("forebay-"))
+
+
+def await_uploads(topics: list[Topic], most: Counter[str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while any(topic.watermarks().verified < MESSAGES for topic in topics):
+        most |= forebay_threads()
+        assert time.monotonic() < deadline, [topic.watermarks() for topic in topics]
+        time.sleep(0.01)
+
+
+def test_hundreds_of_topics_are_uploaded_on_few_threads(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    grounds = make_grounds(("fs", "etcd"), tmp_path, request)
+    grounds.metadata = replace(grounds.metadata, lease_seconds=15)
+    assert not forebay_threads()
+    most: Counter[str] = Counter()
+    with grounds.open(uploader=UPLOADER, deleter=PROMPT, cloud_reader=READER) as store:
+        topics = [store.topic(f"topic-{number}") for number in range(TOPICS)]
+        for topic in topics:
+            topic.append_many(map(payload, range(MESSAGES)))
+        for topic in topics:
+            topic.flush()
+        await_uploads(topics, most)
+        for topic in topics[::10]:
+            topic.rotate()
+            topic.append(payload(MESSAGES), durability="synced")
+            assert topic.trim_local()
+            assert read_all(topic, MESSAGES) == 1
+        for topic in topics:
+            assert read_all(topic, 0, MESSAGES) == MESSAGES
+        most |= forebay_threads()
+    assert not forebay_threads()
+    bounds = {"writer": WRITER_THREADS, "chores": 3, "fetch": 5, "lease": 1}
+    assert most.keys() <= bounds.keys()
+    assert all(most[kind] <= bound for kind, bound in bounds.items()), most
+    assert most["lease"] == 1
+    assert most["chores"] >= 1

@@ -1,0 +1,242 @@
+"""How a topic goes on when it is taken over: no offset twice, and every hole written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from forebay.catalog.adopt import restored, restoring
+from forebay.catalog.records import TopicRecord, decode_record, encode_record
+from forebay.errors import DescriptorError, MissingData
+from forebay.limits import LOST_RANGES_MAX
+from forebay.topic.opening import settle
+from forebay.wal.claim import LocalLog
+
+RECORD: Final = TopicRecord(3, "mine", start_offset=10, tail=60, verified=40, reserved=1000)
+
+
+def test_a_new_topic_is_what_the_local_log_is() -> None:
+    assert settle(None, LocalLog("mine", 0, 0), "fresh") == TopicRecord(log_id="mine")
+    assert settle(None, LocalLog("mine", 5, 9), "fresh") == TopicRecord(
+        log_id="mine", start_offset=5, tail=5, verified=5, reserved=9
+    )
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 60), (60, 60), (30, 500), (60, 1000)])
+def test_the_topics_own_log_goes_on(start: int, end: int) -> None:
+    assert settle(RECORD, LocalLog("mine", start, end), "fresh") == RECORD
+
+
+def test_the_topics_own_log_is_believed_beyond_the_reservation() -> None:
+    """As after a catalog was put back from a copy."""
+    assert settle(RECORD, LocalLog("mine", 0, 1200), "fresh") == replace(RECORD, reserved=1200)
+
+
+def test_the_topics_own_log_with_a_hole_before_it_is_refused() -> None:
+    with pytest.raises(MissingData, match="end at offset 60, and the local log begins at 61"):
+        settle(RECORD, LocalLog("mine", 61, 99), "fresh")
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        pytest.param(LocalLog("other", 0, 0), id="no log"),
+        pytest.param(LocalLog("other", 0, 70), id="another log"),
+        pytest.param(LocalLog("mine", 0, 59), id="an older copy"),
+    ],
+)
+def test_without_the_topics_log_offsets_go_on_behind_the_reservation(local: LocalLog) -> None:
+    assert settle(RECORD, local, "fresh") == TopicRecord(
+        3, "fresh", 10, tail=1000, verified=40, reserved=1000, lost=((60, 1000),)
+    )
+
+
+def test_a_topic_that_was_uploaded_whole_goes_on_without_a_hole() -> None:
+    record = replace(RECORD, verified=60, reserved=60)
+    settled = settle(record, LocalLog("other", 0, 0), "fresh")
+    assert settled == replace(record, log_id="fresh")
+
+
+def test_offsets_of_a_log_that_the_catalog_forgot_are_not_used_again() -> None:
+    settled = settle(RECORD, LocalLog("other", 0, 1500), "fresh")
+    assert (settled.tail, settled.reserved, settled.lost) == (1500, 1500, ((60, 1500),))
+
+
+def test_watermarks_at_the_hole_cross_it() -> None:
+    record = replace(RECORD, start_offset=60, verified=60)
+    settled = settle(record, LocalLog("other", 0, 0), "fresh")
+    assert (settled.start_offset, settled.verified, settled.tail) == (1000, 1000, 1000)
+
+
+def test_a_second_loss_with_nothing_between_prolongs_the_first() -> None:
+    once = settle(RECORD, LocalLog("other", 0, 0), "fresh")
+    twice = settle(replace(once, reserved=2000), LocalLog("third", 0, 0), "fresher")
+    assert twice.lost == ((60, 2000),)
+    assert settle(twice, LocalLog("fourth", 0, 0), "freshest").lost == ((60, 2000),)
+
+
+def test_a_topic_with_too_many_holes_is_refused_and_not_shortened() -> None:
+    lost = tuple((3 * n, 3 * n + 1) for n in range(LOST_RANGES_MAX))
+    tail = lost[-1][1] + 1
+    full = TopicRecord(1, "mine", tail=tail, reserved=tail + 5, lost=lost)
+    with pytest.raises(DescriptorError, match="no more room"):
+        settle(full, LocalLog("other", 0, 0), "fresh")
+
+
+# ---- restores ----
+
+
+def test_while_a_restore_is_under_way_nobody_opens_the_topic() -> None:
+    for log_id in (None, "mine"):
+        record = replace(RECORD, log_id=restoring(log_id))
+        with pytest.raises(MissingData, match="restore"):
+            settle(record, LocalLog("mine", 0, 70), "fresh")
+
+
+def test_after_a_restore_the_local_log_goes_on() -> None:
+    """A record that was rebuilt from objects knows no log: the local messages must not be lost."""
+    rebuilt = replace(RECORD, log_id=restored(restoring(None)), reserved=60)
+    settled = settle(rebuilt, LocalLog("mine", 30, 75), "fresh")
+    assert settled == replace(rebuilt, log_id="mine", reserved=75)
+
+
+def test_after_a_restore_a_log_that_ends_before_the_objects_is_set_aside() -> None:
+    rebuilt = replace(RECORD, log_id=None, reserved=60)
+    settled = settle(rebuilt, LocalLog("mine", 0, 59), "fresh")
+    assert (settled.log_id, settled.tail, settled.lost) == ("fresh", 60, ())
+
+
+# ---- any history ----
+
+
+@st.composite
+def records(draw: st.DrawFn) -> TopicRecord:
+    edges = sorted(draw(st.lists(st.integers(0, 200), min_size=4, max_size=4)))
+    start, verified, tail, reserved = edges
+    return TopicRecord(1, draw(st.sampled_from(["a", "b", None])), start, tail, verified, reserved)
+
+
+@st.composite
+def locals_of(draw: st.DrawFn) -> LocalLog:
+    start, end = sorted(draw(st.tuples(st.integers(0, 250), st.integers(0, 250))))
+    return LocalLog(draw(st.sampled_from(["a", "b"])), start, end)
+
+
+@settings(max_examples=500, deadline=None)
+@given(record=st.none() | records(), local=locals_of())
+def test_any_settlement_keeps_the_chain_and_uses_no_offset_again(
+    record: TopicRecord | None, local: LocalLog
+) -> None:
+    try:
+        settled = settle(record, local, "fresh")
+    except MissingData:
+        assert record is not None
+        assert record.tail < local.start_offset
+        return
+    assert settled.start_offset <= settled.verified <= settled.tail <= settled.reserved
+    assert decode_record(encode_record(settled), TopicRecord, "it") == settled
+    goes_on = settled.log_id != "fresh"
+    next_offset = local.next_offset if goes_on else settled.tail
+    assert next_offset >= settled.tail or goes_on
+    assert next_offset <= settled.reserved
+    if record is None:
+        return
+    assert settled.tail >= record.tail
+    assert settled.reserved >= record.reserved
+    lost = [] if goes_on or settled.tail == record.tail else [(record.tail, settled.tail)]
+    assert list(settled.lost) == lost
+    if not goes_on:
+        assert next_offset >= max(record.reserved, local.next_offset)
+
+
+class Failovers(RuleBasedStateMachine):
+    """A topic on machines that come and go, with a model that knows what was handed out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record: TopicRecord | None = None
+        self.logs: dict[int, LocalLog] = {}
+        self.owner = 0
+        self.ids = 0
+        self.handed_out = 0
+        """One more than the highest offset that any owner gave to a message."""
+        self.kept: dict[int, str] = {}
+        """Where each message is that was synced: the id of its log."""
+
+    def _fresh(self) -> str:
+        self.ids += 1
+        return f"log {self.ids}"
+
+    @initialize()
+    def begin(self) -> None:
+        self.open(0)
+
+    @rule(machine=st.integers(0, 2))
+    def open(self, machine: int) -> None:
+        local = self.logs.get(machine) or LocalLog(self._fresh(), 0, 0)
+        fresh = self._fresh()
+        self.record = settle(self.record, local, fresh)
+        if self.record.log_id == fresh:
+            local = LocalLog(fresh, self.record.tail, self.record.tail)
+            assert local.next_offset >= self.handed_out, "an offset would be used again"
+        self.logs[machine] = local
+        self.owner = machine
+
+    @rule(count=st.integers(1, 5), block=st.integers(1, 10))
+    def append(self, count: int, block: int) -> None:
+        assert self.record is not None
+        local = self.logs[self.owner]
+        end = local.next_offset + count
+        if end > self.record.reserved:
+            self.record = replace(self.record, reserved=end + block)
+        for offset in range(local.next_offset, end):
+            assert self.record.lost_range(offset) is None
+            self.kept[offset] = local.log_id
+        self.logs[self.owner] = replace(local, next_offset=end)
+        self.handed_out = max(self.handed_out, end)
+
+    @precondition(lambda self: self.record is not None)
+    @rule(data=st.data(), trim=st.booleans())
+    def upload(self, data: st.DataObject, trim: bool) -> None:
+        assert self.record is not None
+        local = self.logs[self.owner]
+        tail = data.draw(st.integers(self.record.tail, local.next_offset))
+        assert all(self.kept[each] == local.log_id for each in range(self.record.tail, tail))
+        verified = max(tail, self.record.verified)
+        self.record = replace(self.record, tail=tail, verified=verified)
+        if trim and local.start_offset < tail:
+            self.logs[self.owner] = replace(local, start_offset=tail)
+
+    @rule()
+    def release(self) -> None:
+        assert self.record is not None
+        next_offset = self.logs[self.owner].next_offset
+        self.record = replace(self.record, reserved=max(self.record.tail, next_offset))
+
+    @rule(machine=st.integers(0, 2))
+    def lose_the_disk(self, machine: int) -> None:
+        self.logs.pop(machine, None)
+        self.open(machine)
+
+    @invariant()
+    def every_offset_is_in_an_object_in_the_log_or_recorded_as_lost(self) -> None:
+        record = self.record
+        if record is None:
+            return
+        assert record.start_offset <= record.verified <= record.tail <= record.reserved
+        local = self.logs[self.owner]
+        assert local.start_offset <= record.tail <= local.next_offset
+        for offset in range(self.handed_out):
+            lost = record.lost_range(offset) is not None
+            uploaded = offset < record.tail and not lost
+            held = local.start_offset <= offset < local.next_offset
+            assert lost or uploaded or (held and self.kept[offset] == local.log_id)
+
+
+TestFailovers = Failovers.TestCase
+TestFailovers.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

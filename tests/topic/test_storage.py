@@ -1,0 +1,315 @@
+"""A topic over both tiers: reading across the hand-over, deletion, and what survives."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forebay.catalog.catalog import Change
+from forebay.catalog.ownership import Session
+from forebay.errors import (
+    CorruptLog,
+    LostOffsets,
+    MissingData,
+    OffsetOutOfRange,
+    TopicOwned,
+    UsageError,
+)
+from forebay.files.local import LocalDisk
+from forebay.format.names import object_key
+from forebay.settings import (
+    DeleterSettings,
+    MetadataSettings,
+    RemoteRetentionSettings,
+    StoreSettings,
+)
+from forebay.topic.opening import TopicClaim
+from forebay.topic.storage import StartPosition
+from forebay.topic.store import Store
+from forebay.wal.claim import LocalLog
+from tiered_stores import TOPIC, Site, fill, offsets, payloads, require_chain
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    site = Site(tmp_path / "data")
+    site.uploading(max_object_bytes=20_000)
+    return site
+
+
+def test_a_reader_goes_from_objects_to_segments_to_memory(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 300)
+        topic.upload()
+        assert topic.trim_local()
+        fill(topic, 50)
+        local = topic.segments()[0].first_offset
+        assert local > 0
+        for start in (0, 1, 150, local - 1, local, local + 1, 349, 350):
+            assert offsets(topic.read(start)) == list(range(start, 350))
+        assert offsets(topic.read(100, end=200)) == list(range(100, 200))
+        assert topic.start_offset == 0
+
+
+def test_a_live_reader_from_the_past_reaches_the_present(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 200)
+        topic.upload()
+        topic.trim_local()
+        reader = topic.read(0, follow=True)
+        found = offsets(next(reader) for _ in range(150))
+        fill(topic, 100)
+        found += offsets(next(reader) for _ in range(150))
+        assert found == list(range(300))
+
+
+def test_a_slow_reader_goes_on_when_its_segment_is_deleted(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 200)
+        reader = topic.read(0, follow=True)
+        found = offsets(next(reader) for _ in range(3))
+        topic.upload()
+        site.clock.advance(10_000)
+        assert topic.trim_local()
+        fill(topic, 200)
+        topic.upload()
+        site.clock.advance(10_000)
+        assert topic.trim_local()
+        found += offsets(next(reader) for _ in range(397))
+        assert found == list(range(400))
+
+
+async def test_a_stream_crosses_the_tiers_too(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 200)
+        await asyncio.to_thread(topic.upload)
+        topic.trim_local()
+        fill(topic, 20)
+        found = [message.offset async for message in topic.stream(0, follow=False)]
+        assert found == list(range(220))
+
+
+def test_an_append_that_waits_for_its_upload_is_in_an_object(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 5)
+        assert topic.append(payloads(5, 1)[0], durability="uploaded") == 5
+        assert site.ranges()[-1][1] == 6
+        assert topic.append_many(payloads(6, 4), durability="uploaded") == range(6, 10)
+        topic.append(payloads(10, 1)[0])
+        topic.wait(10, durability="uploaded")
+        assert topic.watermarks().uploaded == 11
+
+
+# ---- deletion ----
+
+
+def test_a_segment_stays_until_its_object_is_read_back(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 300)
+        topic.upload()
+        record = site.catalog.record(TOPIC)
+        assert record is not None
+        before = topic.segments()
+        _set_record(site, verified=0)
+        assert topic.trim_local() == []
+        _set_record(site, verified=record.verified)
+        assert topic.trim_local() == before[:-1]
+
+
+def _set_record(site: Site, **changes: int) -> None:
+    site.catalog.update(TOPIC, None, lambda record: Change(replace(record, **changes)))  # type: ignore[arg-type]
+
+
+def test_a_segment_stays_for_the_deletion_lag(site: Site) -> None:
+    site.deleter = DeleterSettings(retention_size_mb=0, deletion_lag_minutes=240)
+    with site.topic() as topic:
+        fill(topic, 300)
+        topic.upload()
+        assert topic.trim_local() == []
+        site.clock.advance(239 * 60)
+        assert topic.trim_local() == []
+        site.clock.advance(61)
+        assert topic.trim_local()
+
+
+def test_a_segment_stays_when_its_object_has_gone(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 300)
+        topic.upload()
+        first = site.descriptors()[0]
+        site.objects.delete(object_key(TOPIC, first.object_id))
+        with pytest.raises(MissingData, match="is missing"):
+            topic.trim_local()
+        assert topic.segments()[0].first_offset == 0
+        assert offsets(topic.read(0)) == list(range(300))
+
+
+def test_a_segment_stays_when_its_object_was_replaced_by_something_else(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 300)
+        topic.upload()
+        first = site.descriptors()[0]
+        key = object_key(TOPIC, first.object_id)
+        site.objects.put(key, bytes(first.size))
+        with pytest.raises(CorruptLog):
+            topic.trim_local()
+        assert topic.segments()[0].first_offset == 0
+
+
+def test_an_object_that_was_copied_elsewhere_and_back_is_read_and_accepted(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 300)
+        topic.upload()
+        for descriptor in site.descriptors():
+            key = object_key(TOPIC, descriptor.object_id)
+            same = bytes(site.objects.get(key, 10**6))
+            site.objects.delete(key)
+            site.objects.put(key, same)
+        assert topic.trim_local()
+
+
+def test_remote_retention_by_size_leaves_the_newest_objects(site: Site) -> None:
+    site.remote = RemoteRetentionSettings(size_mb=0.03)
+    with site.topic() as topic:
+        fill(topic, 300)
+        topic.upload()
+        before = site.descriptors()
+        gone = topic._storage.trim_remote()
+        kept = site.descriptors()
+        assert [*gone, *kept] == before
+        assert sum(each.size for each in kept) <= 0.03 * 1024 * 1024
+        start = kept[0].start_offset
+        assert topic.start_offset == start
+        topic.trim_local()
+        assert offsets(topic.read("earliest")) == list(range(start, 300))
+        with pytest.raises(OffsetOutOfRange) as caught:
+            topic.read(start - 1)
+        assert caught.value.start == start
+    names = [each.object_id for each in gone]
+    assert not [key for key in site.listed() if key.split("/")[-1].removesuffix(".json") in names]
+    with site.topic() as topic:
+        assert topic.start_offset == start
+    require_chain(site)
+
+
+def test_remote_retention_by_time(site: Site) -> None:
+    site.remote = RemoteRetentionSettings(time_minutes=60)
+    with site.topic() as topic:
+        fill(topic, 100)
+        topic.upload()
+        site.clock.advance(3000)
+        fill(topic, 100)
+        topic.upload()
+        site.clock.advance(601)
+        topic._storage.trim_remote()
+        assert topic.start_offset == 100
+
+
+def test_a_segment_below_the_remote_start_may_go_without_an_object(site: Site) -> None:
+    site.remote = RemoteRetentionSettings(size_mb=0)
+    with site.topic() as topic:
+        fill(topic, 300)
+        topic.upload()
+        topic._storage.trim_remote()
+        assert site.descriptors() == []
+        assert topic.trim_local()
+        assert topic.append(payloads(300, 1)[0], durability="synced") == 300
+
+
+# ---- taking over (R4) ----
+
+
+def test_a_log_that_is_lost_leaves_a_hole_that_is_said(site: Site, tmp_path: Path) -> None:
+    with site.topic() as topic:
+        fill(topic, 100)
+        topic.upload()
+        fill(topic, 30)
+    elsewhere = replace(site, data=tmp_path / "elsewhere")
+    with elsewhere.topic() as topic:
+        begin = topic.watermarks().appended
+        assert begin >= 130
+        topic.append(b"%010d" % begin, durability="synced")
+        assert offsets(topic.read(0, end=100)) == list(range(100))
+        with pytest.raises(LostOffsets) as caught:
+            offsets(topic.read(0))
+        assert (caught.value.start, caught.value.end) == (100, begin)
+        assert offsets(topic.read(caught.value.end)) == [begin]
+        topic.upload()
+        require_chain(elsewhere)
+
+
+def test_a_topic_that_is_all_uploaded_moves_without_a_hole(site: Site, tmp_path: Path) -> None:
+    with site.topic() as topic:
+        fill(topic, 100)
+        topic.upload()
+    with replace(site, data=tmp_path / "elsewhere").topic() as topic:
+        assert topic.watermarks().appended == 100
+        fill(topic, 10)
+        assert offsets(topic.read(0)) == list(range(110))
+
+
+def test_a_log_that_comes_back_is_set_aside(site: Site, tmp_path: Path) -> None:
+    with site.topic() as topic:
+        fill(topic, 100)
+        topic.upload()
+    with replace(site, data=tmp_path / "elsewhere").topic() as topic:
+        fill(topic, 10)
+        topic.upload()
+    with site.topic() as topic:
+        assert topic.watermarks().appended == 110
+        assert offsets(topic.read(0)) == list(range(110))
+    assert list((site.data / "wal/default/orders").glob("aside-*-wal.log"))
+
+
+def test_a_topic_has_one_owner(site: Site, tmp_path: Path) -> None:
+    with site.topic() as topic:
+        fill(topic, 10)
+        claim = TopicClaim(
+            Session(site.catalog, MetadataSettings(), site.clock),
+            site.objects,
+            TOPIC,
+            LocalDisk(),
+            tmp_path,
+            wait_seconds=0,
+        )
+        with pytest.raises(TopicOwned, match="whose lease is alive"):
+            claim.settle(LocalLog("0" * 32, 0, 0))
+        topic.append(b"still ours", durability="synced")
+
+
+def test_objects_that_the_catalog_does_not_know_are_not_written_over(
+    site: Site, tmp_path: Path
+) -> None:
+    with site.topic() as topic:
+        fill(topic, 10)
+        topic.upload()
+    forgetful = Site(tmp_path / "new", backend=site.backend)
+    with (
+        forgetful.store() as store,
+        pytest.raises(MissingData, match=r"forebay restore"),
+    ):
+        store.topic(str(TOPIC))
+
+
+def test_a_store_in_memory_has_no_objects() -> None:
+    with Store(StoreSettings(data=None)) as store:
+        topic = store.topic("t")
+        topic.append(b"x")
+        with pytest.raises(UsageError, match="no objects"):
+            topic.upload()
+        assert topic.watermarks().uploaded == 0
+
+
+def test_the_seeds_api_reads_across_the_tiers(site: Site) -> None:
+    with site.store() as store:
+        storage = store._factory.for_topic(str(TOPIC))
+        topic = store.topic(str(TOPIC))
+        fill(topic, 200)
+        topic.upload()
+        topic.trim_local()
+        reader = storage.create_reader(StartPosition.offset(0))
+        assert offsets(next(reader) for _ in range(200)) == list(range(200))
+        reader.close()

@@ -1,0 +1,149 @@
+"""What must be true of a topic after any failure, checked in the catalog and in the bucket.
+
+All of it looks at the catalog's own keys and at the store's own listing, not at what the product
+says about them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.kv import Put
+from forebay.catalog.records import State
+from forebay.errors import LostOffsets
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
+from forebay.format.names import (
+    SIDECAR_ENDING,
+    TopicName,
+    after_prefix,
+    object_key,
+    objects_prefix,
+    sidecar,
+)
+from forebay.objects.store import CloudStore
+from forebay.topic.store import Topic
+from forebay.upload.sweep import Action, sweep
+
+NAME: Final = "/default/orders"
+TOPIC: Final = TopicName("default", "orders")
+
+
+@dataclass
+class Contents:
+    """Everything that a reader finds in a topic."""
+
+    messages: dict[int, bytes] = field(default_factory=dict)
+    lost: list[tuple[int, int]] = field(default_factory=list)
+
+
+def read_all(topic: Topic) -> Contents:
+    """From the start to the end, each offset once and in order; a lost range is stepped over."""
+    found = Contents()
+    at, end = topic.start_offset, topic.watermarks().appended
+    while at < end:
+        try:
+            for message in topic.read(at, end=end):
+                assert message.offset == at, "an offset is missing, or comes twice"
+                found.messages[at] = message.payload
+                at += 1
+            assert at == end, "the reader ended before the log did"
+        except LostOffsets as hole:
+            found.lost.append((hole.start, hole.end))
+            at = hole.end
+    assert not any(start <= at < end for at in found.messages for start, end in found.lost)
+    assert_no_payload_twice(found)
+    return found
+
+
+def assert_no_payload_twice(found: Contents) -> None:
+    """Every message of these tests has bytes of its own."""
+    counts = Counter(found.messages.values())
+    assert [payload for payload, count in counts.items() if count > 1] == []
+
+
+def raw_descriptors(catalog: Catalog, topic: TopicName = TOPIC) -> Iterator[ObjectDescriptor]:
+    prefix = catalog.keys.objects(topic)
+    for entry in catalog.kv.range(prefix, after_prefix(prefix), limit=10_000):
+        if catalog.keys.descriptor_start(topic, entry.key) is not None:
+            yield decode_descriptor(entry.value)
+
+
+def assert_chain(
+    catalog: Catalog, store: CloudStore, topic: TopicName = TOPIC
+) -> list[ObjectDescriptor]:
+    """No gap, no overlap, each object there with its size, and no object in it twice."""
+    record = catalog.record(topic)
+    assert record is not None
+    chain = list(raw_descriptors(catalog, topic))
+    at = record.start_offset
+    for descriptor in chain:
+        hole = record.lost_range(at)
+        at = at if hole is None else hole[1]
+        assert descriptor.start_offset == at, f"the chain has a gap or an overlap at {at}: {chain}"
+        assert descriptor.end_offset >= at
+        life = catalog.life(topic, descriptor.object_id)
+        assert life is not None
+        assert life.state is State.COMMITTED
+        assert store.head(object_key(topic, descriptor.object_id)).size == descriptor.size
+        at = descriptor.next_offset
+    hole = record.lost_range(at)
+    assert record.tail == (at if hole is None else hole[1])
+    assert len({descriptor.object_id for descriptor in chain}) == len(chain)
+    committed = {name for name, life in catalog.lives(topic) if life.state is State.COMMITTED}
+    assert committed == {descriptor.object_id for descriptor in chain}
+    return chain
+
+
+def assert_each_committed_once(catalog: Catalog, topic: TopicName = TOPIC) -> None:
+    """By the catalog's history, which must reach back to its beginning: no second write."""
+    prefix = catalog.keys.topic(topic)
+    last = catalog.kv.commit([], [Put(f"{prefix}~now", b"")])
+    assert last is not None
+    watch = catalog.kv.watch(prefix, after_prefix(prefix), after=0)
+    writes: Counter[int] = Counter()
+    for change in watch:
+        if change.revision >= last:
+            break
+        start = catalog.keys.descriptor_start(topic, change.key)
+        if start is not None:
+            assert change.value is not None, f"the descriptor at {start} was removed"
+            writes[start] += 1
+    watch.close()
+    assert writes == Counter(each.start_offset for each in raw_descriptors(catalog, topic))
+
+
+def assert_only_orphans_are_swept(
+    catalog: Catalog, store: CloudStore, topic: TopicName = TOPIC
+) -> set[str]:
+    """What nothing names is what a sweep reports, and then removes; what counts stays.
+
+    Answers the keys that were orphans.
+    """
+    chain = list(raw_descriptors(catalog, topic))
+    objects = {object_key(topic, each.object_id) for each in chain}
+    counted = objects | {object_key(topic, sidecar(each.object_id)) for each in chain}
+    before = _sizes(store, topic)
+    orphans = before.keys() - counted
+    looked = sweep(catalog, store, [topic], grace_minutes=0, dry_run=True)
+    assert looked.errors == 0, looked
+    assert {item.action for item in looked.items} <= {Action.WOULD_REMOVE}, looked
+    reported = {item.key.removesuffix(SIDECAR_ENDING) for item in looked.items if item.bytes}
+    assert reported == {key.removesuffix(SIDECAR_ENDING) for key in orphans}
+    assert sum(item.bytes for item in looked.items) == sum(before[key] for key in orphans)
+    assert looked.committed == len(chain)
+    assert _sizes(store, topic) == before, "a dry run changed something"
+    done = sweep(catalog, store, [topic], grace_minutes=0, dry_run=False)
+    assert {item.key for item in done.items} == {item.key for item in looked.items}
+    assert {item.action for item in done.items} <= {Action.REMOVED}, done
+    left = _sizes(store, topic)
+    assert left.keys() == before.keys() & counted
+    assert left.keys() >= objects
+    return orphans
+
+
+def _sizes(store: CloudStore, topic: TopicName) -> dict[str, int]:
+    return {found.key: found.size for found in store.list(objects_prefix(topic))}

@@ -1,0 +1,350 @@
+"""Which log a directory holds: its id, a log that begins late, and one that is set aside."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from disks import Place, payloads, payloads_of, texts
+from faulty_places import FaultyPlace, new_place
+from forebay.errors import CorruptLog, ForebayError, MissingData, TopicOwned
+from forebay.files.disk import read_file
+from forebay.format.checkpoint import UploaderCheckpoint
+from forebay.format.names import LOG_ID_FILE, SegmentNames
+from forebay.wal.claim import LocalLog, Settled
+from forebay.wal.identity import aside_log, read_log_id
+from forebay.wal.log import Wal
+from forebay.wal.view import LogView
+
+OLD_ID = "0" * 31 + "1"
+
+
+@dataclass
+class Replaced:
+    """A claim that gives the topic to a new log, once; it remembers like the catalog does."""
+
+    begin: int
+    old_id: str
+    owned_id: str = ""
+    ids: itertools.count[int] = field(default_factory=lambda: itertools.count(0xF00))
+    asked: list[LocalLog] = field(default_factory=list)
+
+    def settle(self, local: LocalLog) -> Settled:
+        self.asked.append(local)
+        if local.log_id == self.owned_id and local.next_offset >= self.begin:
+            return Settled(local.log_id, local.next_offset)
+        self.owned_id = f"{next(self.ids):032x}"
+        return Settled(self.owned_id, self.begin)
+
+    def admit(self, end_offset: int) -> None: ...
+
+    def confirm(self) -> None: ...
+
+
+class Refused:
+    def settle(self, local: LocalLog) -> Settled:
+        raise TopicOwned("another process holds the topic")
+
+    def admit(self, end_offset: int) -> None: ...
+
+    def confirm(self) -> None: ...
+
+
+def open_with(place: Place, claim: Replaced | Refused, rotate: int = 300) -> Wal:
+    wal = Wal(place.settings(rotate_max_bytes=rotate), disk=place.disk, claim=claim)
+    place.opened.append(wal)
+    return wal
+
+
+def write_old_log(place: Place, count: int = 12) -> None:
+    """A log of several segments, with indexes and both checkpoints, closed."""
+    place.write(LOG_ID_FILE, OLD_ID.encode())
+    wal = place.open(rotate_max_bytes=300)
+    for payload in texts(0, count):
+        wal.append(payload, durability="synced")
+    assert wal.checkpoints is not None
+    wal.checkpoints.update_uploader(UploaderCheckpoint(None, 0, 0, None, 0))
+    assert len(wal.segments()) > 2
+    wal.shutdown()
+
+
+def aside_payloads(place: Place, log_id: str = OLD_ID) -> list[bytes]:
+    """The messages that the files set aside hold, oldest segment first."""
+    names = SegmentNames(aside_log(log_id, "wal.log"))
+    found = sorted((seq, name) for name in place.names() if (seq := names.parse(name)) is not None)
+    return [text for _, name in found for text in payloads_of(place.frames(name))]
+
+
+# ---- ids ----
+
+
+def test_a_log_gets_an_id_once_and_keeps_it(place: Place) -> None:
+    place.open().shutdown()
+    first = place.read(LOG_ID_FILE)
+    assert len(first) == 32
+    assert read_log_id(place.disk, place.dir) == first.decode()
+    wal = place.open()
+    wal.append(b"one", durability="synced")
+    wal.shutdown()
+    place.open()
+    assert place.read(LOG_ID_FILE) == first
+
+
+def test_two_logs_have_two_ids(tmp_path: Path) -> None:
+    ids = set()
+    for name in ("a", "b"):
+        place = new_place()
+        place.dir = Path("/data") / name
+        place.open()
+        ids.add(place.read(LOG_ID_FILE))
+        place.close()
+    assert len(ids) == 2
+
+
+def test_a_directory_without_an_id_has_none_until_it_is_opened(crashing: Place) -> None:
+    crashing.disk.make_dirs(crashing.dir)
+    assert read_log_id(crashing.disk, crashing.dir) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"0" * 31, b"0" * 33, b"G" * 32, b"\xff" * 32, b"0" * 5000, ("é" * 32).encode()],
+)
+def test_a_damaged_id_is_an_error_that_names_the_file_and_changes_nothing(
+    crashing: Place, damage: bytes
+) -> None:
+    write_old_log(crashing)
+    crashing.write(LOG_ID_FILE, damage)
+    before = crashing.contents()
+    with pytest.raises(CorruptLog, match=r"wal\.id: it is no id of a log; put the file back"):
+        crashing.open()
+    assert crashing.contents() == before
+    crashing.write(LOG_ID_FILE, OLD_ID.encode() + b"\n")
+    assert payloads(crashing.open()) == texts(0, 12)
+
+
+def test_a_claim_that_refuses_leaves_the_log_as_it_is(crashing: Place) -> None:
+    write_old_log(crashing)
+    before = crashing.contents()
+    with pytest.raises(TopicOwned):
+        open_with(crashing, Refused())
+    assert crashing.contents() == before
+    assert payloads(crashing.open()) == texts(0, 12)
+
+
+# ---- a log that begins late ----
+
+
+def test_a_log_begun_at_an_offset_is_found_there_again(place: Place) -> None:
+    claim = Replaced(1000, OLD_ID)
+    for _ in range(3):
+        wal = open_with(place, claim)
+        assert (wal.start_offset, wal.current_offset()) == (1000, 1000)
+        wal.shutdown()
+    assert [local.next_offset for local in claim.asked] == [0, 1000, 1000]
+    wal = open_with(place, claim)
+    assert wal.append(b"first", durability="synced") == 1000
+    wal.shutdown()
+    wal = open_with(place, claim)
+    assert (wal.start_offset, wal.current_offset()) == (1000, 1001)
+    assert payloads(wal) == [b"first"]
+
+
+@pytest.mark.parametrize("seed", [None, *range(5)])
+def test_a_log_begun_at_an_offset_survives_a_power_loss_before_its_first_message(
+    crashing: Place, seed: int | None
+) -> None:
+    claim = Replaced(1000, OLD_ID)
+    open_with(crashing, claim)
+    assert crashing.crash is not None
+    crashing.crash.crash(None if seed is None else random.Random(seed))
+    wal = open_with(crashing, claim)
+    assert (wal.start_offset, wal.current_offset()) == (1000, 1000)
+    assert claim.asked[-1].log_id == claim.owned_id
+    assert wal.append(b"first", durability="synced") == 1000
+    crashing.crash.crash(None if seed is None else random.Random(seed))
+    assert payloads(open_with(crashing, claim)) == [b"first"]
+
+
+def test_a_view_of_a_log_that_begins_late_is_empty_there(place: Place) -> None:
+    wal = open_with(place, Replaced(1000, OLD_ID))
+    view = LogView(place.dir, disk=place.disk)
+    assert (view.start_offset, view.end_offset, view.segments()) == (1000, 1000, [])
+    with view.reader(1000) as reader:
+        assert list(reader) == []
+    for text in texts(1000, 1020):
+        wal.append(text, durability="synced")
+    view.refresh()
+    assert (view.start_offset, view.end_offset) == (1000, 1020)
+    with view.reader(1000) as reader:
+        assert [message.payload for message in reader] == texts(1000, 1020)
+
+
+# ---- set aside ----
+
+
+def test_a_log_that_is_no_longer_the_topics_is_kept_whole_under_other_names(place: Place) -> None:
+    write_old_log(place)
+    before = place.contents()
+    claim = Replaced(5000, OLD_ID)
+    wal = open_with(place, claim)
+    assert claim.asked == [LocalLog(OLD_ID, 0, 12)]
+    assert (wal.start_offset, wal.current_offset()) == (5000, 5000)
+    assert wal.segments() == []
+    after = place.contents()
+    kept = [name for name in before if name not in {LOG_ID_FILE, "wal.synced"}]
+    assert {aside_log(OLD_ID, name): before[name] for name in kept}.items() <= after.items()
+    assert aside_payloads(place) == texts(0, 12)
+    assert after[LOG_ID_FILE].decode() == claim.owned_id
+    assert wal.append(b"new", durability="synced") == 5000
+    wal.shutdown()
+    assert payloads(open_with(place, claim)) == [b"new"]
+
+
+def test_a_log_set_aside_is_a_log_of_another_file_name(crashing: Place) -> None:
+    write_old_log(crashing)
+    open_with(crashing, Replaced(5000, OLD_ID)).shutdown()
+    names = SegmentNames(aside_log(OLD_ID, "wal.log"))
+    for name in crashing.names():
+        if name.startswith("aside-") and name.endswith(".log"):
+            assert names.parse(name) is not None
+            assert SegmentNames().parse(name) is None
+
+
+def test_a_log_set_aside_twice_overwrites_nothing(crashing: Place) -> None:
+    """As when somebody puts the same old copy back once more."""
+    write_old_log(crashing)
+    copy = crashing.contents()
+    open_with(crashing, Replaced(5000, OLD_ID)).shutdown()
+    first = {name: data for name, data in crashing.contents().items() if "aside-" in name}
+    for name in crashing.names():
+        if not name.startswith("aside-"):
+            crashing.remove(name)
+    for name, data in copy.items():
+        crashing.write(name, data)
+    open_with(crashing, Replaced(6000, OLD_ID)).shutdown()
+    after = crashing.contents()
+    assert first.items() <= after.items()
+    for name, data in first.items():
+        original = name.removeprefix(f"aside-{OLD_ID}-")
+        assert after[aside_log(OLD_ID, original, 1)] == data
+
+
+def test_an_empty_log_leaves_nothing_aside(crashing: Place) -> None:
+    crashing.write(LOG_ID_FILE, OLD_ID.encode())
+    crashing.open().shutdown()
+    wal = open_with(crashing, Replaced(7, OLD_ID))
+    assert wal.current_offset() == 7
+    assert not [name for name in crashing.names() if "aside" in name]
+
+
+def everything_kept(place: FaultyPlace, wal: Wal) -> list[bytes]:
+    """All old messages, wherever they are: set aside, or still in the log."""
+    names = SegmentNames()
+    found = sorted((seq, name) for name in place.names() if (seq := names.parse(name)) is not None)
+    still = [text for _, name in found for text in payloads_of(place.frames(name))]
+    assert wal.current_offset() >= 5000
+    return aside_payloads(place) + [text for text in still if text.startswith(b"message")]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_a_power_loss_at_every_call_while_a_log_is_set_aside_loses_nothing(
+    seed: int | None,
+) -> None:
+    for call in itertools.count():
+        place = new_place()
+        write_old_log(place)
+        claim = Replaced(5000, OLD_ID)
+        place.fail("any", skip=call, times=None)
+        with contextlib.suppress(OSError, ForebayError):
+            open_with(place, claim)
+        fired = place.faults.fired
+        place.faults.clear()
+        place.power.crash(None if seed is None else random.Random(seed * 10_000 + call))
+        reopened = open_with(place, claim)
+        assert everything_kept(place, reopened) == texts(0, 12), f"at call {call}"
+        assert (reopened.start_offset, reopened.current_offset()) == (5000, 5000)
+        assert reopened.append(b"next", durability="synced") == 5000
+        assert payloads(reopened) == [b"next"]
+        place.close()
+        if not fired:
+            assert call > 30
+            return
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_a_power_loss_at_every_call_around_the_first_message_of_a_log_that_begins_late(
+    seed: int | None,
+) -> None:
+    for call in itertools.count():
+        place = new_place()
+        claim = Replaced(5000, OLD_ID)
+        wal = open_with(place, claim)
+        place.fail("any", skip=call, times=None)
+        acknowledged = 0
+        with contextlib.suppress(OSError, ForebayError):
+            wal.append(b"new", durability="synced")
+            acknowledged = 1
+        fired = place.faults.fired
+        place.faults.clear()
+        place.power.crash(None if seed is None else random.Random(seed * 10_000 + call))
+        reopened = open_with(place, claim)
+        found = payloads(reopened)
+        assert reopened.start_offset == 5000
+        assert found == [b"new"] * len(found)
+        assert len(found) >= acknowledged
+        place.close()
+        if not fired:
+            assert call > 5
+            return
+
+
+def test_a_disk_that_fails_at_every_call_while_a_log_is_set_aside_and_is_mended() -> None:
+    """The process lives on, and opens the log again."""
+    for call in itertools.count():
+        place = new_place()
+        write_old_log(place)
+        claim = Replaced(5000, OLD_ID)
+        place.fail("any", skip=call)
+        with contextlib.suppress(OSError, ForebayError):
+            open_with(place, claim).shutdown()
+        fired = place.faults.fired
+        place.faults.clear()
+        reopened = open_with(place, claim)
+        assert everything_kept(place, reopened) == texts(0, 12), f"at call {call}"
+        place.close()
+        if not fired:
+            assert call > 30
+            return
+
+
+def test_a_log_whose_new_beginning_was_lost_is_begun_anew_and_not_at_zero(crashing: Place) -> None:
+    claim = Replaced(1000, OLD_ID)
+    open_with(crashing, claim).shutdown()
+    crashing.remove("wal.ckpt")
+    crashing.remove("wal.synced")
+    wal = open_with(crashing, claim)
+    assert claim.asked[-1].next_offset == 0
+    assert wal.current_offset() == 1000
+
+
+def test_a_log_that_has_no_file_left_but_had_messages_is_refused(crashing: Place) -> None:
+    write_old_log(crashing)
+    for name in crashing.names():
+        if name.endswith(".log"):
+            crashing.remove(name)
+    with pytest.raises(MissingData):
+        open_with(crashing, Replaced(5000, OLD_ID))
+
+
+def test_the_id_of_a_log_can_be_read_by_others(tmp_path: Path, place: Place) -> None:
+    wal = place.open()
+    found = read_log_id(place.disk, place.dir)
+    assert found is not None
+    assert found.encode() == read_file(place.disk, place.dir / LOG_ID_FILE, bytes_max=64)
+    wal.shutdown()
