@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
-from forebay.catalog.catalog import Catalog, Intent, skip_lost
+from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.ownership import Ownership, Session, acquire
-from forebay.catalog.records import TopicRecord
+from forebay.catalog.records import TopicRecord, skip_lost
 from forebay.catalog.sqlite import SqliteKv
 from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
 from forebay.format.frame import encode_frame, scan

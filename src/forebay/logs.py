@@ -16,22 +16,33 @@ import time
 from typing import Any, Final
 
 _FIELDS: Final = "forebay_fields"
+_QUOTED: Final = frozenset(' "=\\')
+"""Values with one of these are quoted, as JSON does it."""
 
 
-def event(logger: logging.Logger, level: int, text: str, /, **fields: object) -> None:
-    """Logs what happened, with the fields behind it."""
+def event(
+    logger: logging.Logger,
+    level: int,
+    text: str,
+    /,
+    trace: BaseException | None = None,
+    **fields: object,
+) -> None:
+    """Logs what happened, with the fields behind it, and the traceback of `trace` below it."""
     if logger.isEnabledFor(level):
         line = " ".join([text, *(f"{name}={_plain(value)}" for name, value in fields.items())])
-        logger.log(level, "%s", line, extra={_FIELDS: (text, fields)}, stacklevel=2)
+        logger.log(level, "%s", line, exc_info=trace, extra={_FIELDS: (text, fields)}, stacklevel=2)
 
 
 def _plain(value: object) -> str:
+    """On one line, whatever it is: who can name a topic or raise an error must not forge a line."""
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or " " in text else text
+    plain = text.isprintable() and not set(text) & _QUOTED
+    return text if text and plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 class JsonFormatter(logging.Formatter):
-    """One line of JSON for each record: `at`, `level`, `logger`, `event`, and its fields."""
+    """One line of JSON for each record: `at`, `level`, `logger`, `event`, its fields, `trace`."""
 
     def format(self, record: logging.LogRecord) -> str:
         plain: tuple[str, dict[str, object]] = (record.getMessage(), {})
@@ -45,5 +56,5 @@ class JsonFormatter(logging.Formatter):
             **fields,
         }
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)

@@ -40,13 +40,20 @@ class Metric:
         """(suffix of the name, labels in braces, value)."""
         raise NotImplementedError
 
+    def _require_labels(self, values: tuple[str, ...]) -> None:
+        assert len(values) == len(self.labels), f"{self.name} has the labels {self.labels}"
+
     def _braces(self, values: Sequence[str], *more: tuple[str, str]) -> str:
         pairs = [*zip(self.labels, values, strict=True), *more]
         return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs) + "}"
 
 
 def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return _on_one_line(value).replace('"', '\\"')
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 class Counter(Metric):
@@ -59,6 +66,7 @@ class Counter(Metric):
         self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
 
     def add(self, amount: float = 1, *values: str) -> None:
+        self._require_labels(values)
         with _lock:
             self._values[values] = self._values.get(values, 0.0) + amount
 
@@ -76,6 +84,7 @@ class Gauge(Counter):
     kind = "gauge"
 
     def set(self, number: float, *values: str) -> None:
+        self._require_labels(values)
         with _lock:
             self._values[values] = number
 
@@ -93,13 +102,19 @@ class Histogram(Metric):
         self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
     ) -> None:
         super().__init__(name, text, labels)
-        self._buckets = tuple(buckets)
+        self._buckets = tuple(map(float, buckets))
         self._counts: dict[tuple[str, ...], list[int]] = {}
         self._sums: dict[tuple[str, ...], float] = {}
+        if not labels:
+            self._counts[()], self._sums[()] = self._nothing(), 0.0
+
+    def _nothing(self) -> list[int]:
+        return [0] * (len(self._buckets) + 1)
 
     def observe(self, number: float, *values: str) -> None:
+        self._require_labels(values)
         with _lock:
-            counts = self._counts.setdefault(values, [0] * (len(self._buckets) + 1))
+            counts = self._counts.setdefault(values, self._nothing())
             counts[bisect_left(self._buckets, number)] += 1
             self._sums[values] = self._sums.get(values, 0.0) + number
 
@@ -108,12 +123,18 @@ class Histogram(Metric):
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
         for values, counts in sorted(self._counts.items()):
-            bounds = [*(f"{bound:g}" for bound in self._buckets), "+Inf"]
+            bounds = [*(repr(bound) for bound in self._buckets), "+Inf"]
             for bound, total in zip(bounds, accumulate(counts), strict=True):
                 yield "_bucket", self._braces(values, ("le", bound)), total
             labels = self._braces(values) if values else ""
             yield "_sum", labels, self._sums[values]
             yield "_count", labels, sum(counts)
+
+
+def catalogue() -> list[Metric]:
+    """All metrics of the modules that are imported, by name."""
+    with _lock:
+        return [metric for _, metric in sorted(_registry.items())]
 
 
 def render() -> str:
@@ -123,7 +144,10 @@ def render() -> str:
 
 
 def _page(metric: Metric) -> str:
-    lines = [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
+    lines = [
+        f"# HELP {metric.name} {_on_one_line(metric.text)}",
+        f"# TYPE {metric.name} {metric.kind}",
+    ]
     lines += [
         f"{metric.name}{suffix}{labels} {number:.17g}"
         for suffix, labels, number in metric.samples()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from forebay.catalog.catalog import Catalog, Change, Write, pointer, skip_lost
+from forebay.catalog.catalog import Catalog, Change, Write, pointer
 from forebay.catalog.kv import ABSENT, Compare, Put
 from forebay.catalog.records import (
     Life,
@@ -21,6 +21,7 @@ from forebay.catalog.records import (
     decode_record,
     encode_record,
     may_become,
+    skip_lost,
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, ForebayError

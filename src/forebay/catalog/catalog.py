@@ -27,6 +27,7 @@ from forebay.catalog.records import (
     encode_cursor,
     encode_record,
     may_become,
+    skip_lost,
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, TopicFenced
@@ -220,11 +221,14 @@ class Catalog:
         key = self.keys.descriptor(topic, descriptor.start_offset)
         there = self.kv.get(key)
         record, _ = self._record(topic)
-        if there is not None and record is not None:
-            if self._descriptor(topic, there).object_id == descriptor.object_id:
-                return record
-            raise CommitRefused(f"{topic}: offset {descriptor.start_offset} is in another object")
         life_key = self.keys.life(topic, intent.object_id)
+        if there is not None and record is not None:
+            life = self.life(topic, intent.object_id)
+            if life is not None and life.state is State.COMMITTED and life.token == intent.token:
+                return record  # the name alone proves nothing: a later owner's may be the same
+            if record.epoch != intent.epoch:
+                raise fenced(topic, intent.epoch, record.epoch)
+            raise CommitRefused(f"{topic}: offset {descriptor.start_offset} is in another object")
         row = Life(State.COMMITTED, intent.epoch, intent.token, self._clock.now_ms())
 
         def change(record: TopicRecord) -> Change:
@@ -379,13 +383,6 @@ class Catalog:
 
     def put_cursor(self, topic: TopicName, subscription: str, offset: int) -> None:
         self.kv.commit([], [Put(self.keys.cursor(topic, subscription), encode_cursor(offset))])
-
-
-def skip_lost(record: TopicRecord, offset: int) -> int:
-    """The next offset whose message exists or will."""
-    while (hole := record.lost_range(offset)) is not None:
-        offset = hole[1]
-    return offset
 
 
 def fenced(topic: TopicName, epoch: int, now: int) -> TopicFenced:

@@ -105,6 +105,13 @@ class TopicRecord:
         return replace(self, lost=(*self.lost, (start, end)))
 
 
+def skip_lost(record: TopicRecord, offset: int) -> int:
+    """The next offset whose message exists or will."""
+    while (hole := record.lost_range(offset)) is not None:
+        offset = hole[1]
+    return offset
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Who holds a topic's lease."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from forebay.catalog.adopt import is_restoring
-from forebay.catalog.catalog import skip_lost
-from forebay.catalog.records import TopicRecord
+from forebay.catalog.records import TopicRecord, skip_lost
 from forebay.errors import CorruptLog, ServiceError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, FrameDecoder

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from forebay.catalog.catalog import Catalog
@@ -169,6 +171,7 @@ class WalStorageFactory:
     def close(self) -> None:
         """Syncs and closes every topic; the first error is raised after all were tried.
 
+        What still waits for an object store is waited for CLOSE_SECONDS_MAX, all topics together.
         In a forked child it does nothing: the topics belong to the parent.
         """
         if os.getpid() != self._pid:
@@ -179,8 +182,14 @@ class WalStorageFactory:
             self._closed = True
             storages = list(self._storages.values())
             self._storages.clear()
-        closers: list[Callable[[], None]] = [storage.close for storage in storages]
-        closers += [lambda: self._chores.close(CLOSE_SECONDS_MAX), self._pool.close]
+        deadline = time.monotonic() + CLOSE_SECONDS_MAX
+        for storage in storages:
+            if storage.uploader is not None:
+                storage.uploader.stop()
+        closers: list[Callable[[], None]] = [
+            partial(_close_by, storage.close, deadline) for storage in storages
+        ]
+        closers += [partial(_close_by, self._chores.close, deadline), self._pool.close]
         if self.tiers is not None:
             closers.append(self.tiers.close)
         close_all(closers)
@@ -199,6 +208,10 @@ def _trim(storage: Tended) -> None:
     assert isinstance(storage, WalStorage)
     storage.trim_remote()
     storage.trim_local()
+
+
+def _close_by(close: Callable[[float], None], deadline: float) -> None:
+    close(max(deadline - time.monotonic(), 0))
 
 
 def close_all(closers: list[Callable[[], None]]) -> None:

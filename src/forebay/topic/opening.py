@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from forebay.catalog.adopt import is_restoring
-from forebay.catalog.catalog import skip_lost
 from forebay.catalog.ownership import Ownership, Session, acquire
-from forebay.catalog.records import TopicRecord
+from forebay.catalog.records import TopicRecord, skip_lost
 from forebay.clock import Clock
 from forebay.errors import CommitRefused, MissingData, ServiceError, TopicFenced, TopicOwned
 from forebay.files.disk import Disk

@@ -11,6 +11,7 @@ from forebay.errors import OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
+from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.topic.opening import TopicClaim
 from forebay.topic.tiers import Tiers
 from forebay.topic.trimming import Trimmer
@@ -206,10 +207,13 @@ class WalStorage:
             self.uploader.close()
         self.wal.abandon()
 
-    def close(self) -> None:
-        """Ends the work behind the topic, syncs its log, and gives the topic up."""
+    def close(self, seconds: float = CLOSE_SECONDS_MAX) -> None:
+        """Ends the work behind the topic, syncs its log, and gives the topic up.
+
+        A request to the object store that is under way is waited for so many seconds.
+        """
         if self.uploader is not None:
-            self.uploader.close()
+            self.uploader.close(seconds)
         try:
             self.wal.shutdown()
         finally:

@@ -133,13 +133,18 @@ class Uploader:
             record = self._upload(planned, done)
         return record
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """No cycle begins any more, and one that is under way ends at its next step."""
+        self._stopping.set()
+
+    def close(self, seconds: float = CLOSE_SECONDS_MAX) -> None:
         """Ends the cycle that is under way, if one is; what it did not commit does not count.
 
-        One that waits for a store that does not answer is left to find out by itself.
+        One that waits for a store that does not answer is left to find out by itself, after so
+        many seconds.
         """
-        self._stopping.set()
-        if self._turn.acquire(timeout=CLOSE_SECONDS_MAX):
+        self.stop()
+        if self._turn.acquire(timeout=seconds):
             try:
                 self._abandon()
             finally:

@@ -1,0 +1,268 @@
+"""kill -9 of a real process while it uploads to a real S3 and commits to a real etcd.
+
+Between the process and both servers is a proxy with faults, other ones in every round. Kills come
+at random moments, in the middle of a transfer, right after an intent and right after a commit.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import forebay
+from etcd_server import EtcdServer
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.connect import connect_kv
+from forebay.catalog.records import Life, State, decode_record
+from forebay.objects.connect import connect
+from forebay.settings import (
+    DeleterSettings,
+    MetadataSettings,
+    StoreSettings,
+    UploaderSettings,
+    WalSettings,
+)
+from forebay.testing import FaultProxy, Faults
+from s3_server import S3Server
+from store_workers import Ack, WorkerProcess, as_json
+from topic_evidence import (
+    NAME,
+    TOPIC,
+    assert_chain,
+    assert_each_committed_once,
+    assert_only_orphans_are_swept,
+    read_all,
+)
+
+S3_FAULTS: Final = (
+    Faults(latency_ms=30, jitter_ms=30),
+    Faults(http_error_rate=0.25),
+    Faults(reset_rate=0.6, reset_after_bytes_max=16 * 1024),
+    Faults(timeout_after_success_rate=0.3, hang_seconds=0.1),
+    Faults(bytes_per_second=200_000, http_error_rate=0.1, timeout_after_success_rate=0.1),
+)
+ETCD_FAULTS: Final = (
+    Faults(),
+    Faults(latency_ms=15, jitter_ms=15),
+    Faults(reset_rate=0.5, reset_after_bytes_max=8 * 1024),
+    Faults(timeout_after_success_rate=0.02, hang_seconds=0.1),
+)
+MOMENTS: Final = ("transfer", "intent", "commit", "random")
+MOMENT_SECONDS_MAX: Final = 3.0
+"""How long the moment of a kill is waited for; under some faults it does not come."""
+
+EXPECTED_ERRORS: Final = {"TopicFenced", "TopicOwned", "ServiceUnavailable", "ServiceError"}
+"""What a process may meet when servers fail, and outlive."""
+
+WAL: Final = WalSettings(rotate_max_bytes=16_384, cache_capacity=16)
+UPLOADER: Final = UploaderSettings(
+    interval_seconds=0.05, max_object_bytes=30_000, max_open_seconds=0.2
+)
+DELETER: Final = DeleterSettings(
+    check_interval_minutes=0.01, retention_size_mb=0.03, deletion_lag_minutes=0
+)
+
+
+class Killer:
+    """Starts, kills and checks, and remembers everything that was ever acknowledged."""
+
+    def __init__(self, folder: Path, s3: S3Server, etcd: EtcdServer, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.folder = folder
+        self.runs = 0
+        self.acks: dict[int, Ack] = {}
+        self.orphans: set[str] = set()
+        self.met: Counter[str] = Counter()
+        """Kills at the moment that was aimed at."""
+        self.rolling = seed % 2 == 1  # both ways of uploading have their seeds
+        self.cloud = s3.settings(request_timeout_seconds=1, retry_timeout_seconds=1, max_retries=2)
+        self.metadata = MetadataSettings(
+            backend="etcd",
+            endpoints=(etcd.endpoint,),
+            prefix=f"/{folder.name}-{seed}",
+            timeout_seconds=1,
+            lease_seconds=2,
+            lease_margin_seconds=0.4,
+            offsets_reserved=100,
+        )
+        self.s3_proxy = FaultProxy(s3.endpoint.removeprefix("http://"), http=True, seed=seed)
+        self.etcd_proxy = FaultProxy(etcd.endpoint, seed=seed)
+        self.catalog = Catalog(connect_kv(self.metadata, None), str(self.metadata.prefix))
+        self.store = connect(self.cloud)
+
+    def settings(self, *, faulty: bool) -> StoreSettings:
+        cloud, metadata = self.cloud, self.metadata
+        if faulty:
+            options = {**cloud.options, "endpoint": self.s3_proxy.url}
+            cloud = replace(cloud, options=options)
+            metadata = replace(metadata, endpoints=(self.etcd_proxy.address,))
+        return StoreSettings(
+            self.folder / "data",
+            wal=WAL,
+            uploader=replace(UPLOADER, rolling=self.rolling, enabled=faulty),
+            cloud=cloud,
+            deleter=DELETER,
+            metadata=metadata,
+        )
+
+    # -- a round --------------------------------------------------------------------------------
+
+    def run_and_kill(self, moment: str) -> None:
+        self.runs += 1
+        self.s3_proxy.set(self.rng.choice(S3_FAULTS))
+        self.etcd_proxy.set(self.rng.choice(ETCD_FAULTS))
+        given = as_json(self.settings(faulty=True), f"run{self.runs}")
+        with WorkerProcess(given, self.folder / "worker.err") as worker:
+            worker.send("run again")
+            with self.hole():
+                worker.wait_for_acks(self.rng.randint(1, 40))
+            self.met[moment] += self.wait_for(moment)
+            worker.kill()
+            assert worker.ended_with == -9, "it ended by itself"
+            kinds = {error.split()[1] for error in worker.errors()}
+            assert kinds <= EXPECTED_ERRORS, worker.errors()
+            for ack in worker.acks():
+                assert ack.offset not in self.acks, f"offset {ack.offset} was given twice"
+                self.acks[ack.offset] = ack
+
+    @contextmanager
+    def hole(self) -> Iterator[None]:
+        """Sometimes one of the servers is not there for a while."""
+        proxy = self.rng.choice([self.s3_proxy, self.etcd_proxy, None, None])
+        if proxy is None:
+            yield
+            return
+        dropping = replace(proxy._faults, black_hole=True)
+        over = threading.Event()
+        until = time.monotonic() + self.rng.uniform(0.2, 1.2)
+
+        def drop() -> None:
+            with proxy.faults(dropping):
+                over.wait(until - time.monotonic())
+
+        thread = threading.Thread(target=drop)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+
+    def wait_for(self, moment: str) -> bool:
+        """Whether the moment came."""
+        if moment == "random":
+            threading.Event().wait(self.rng.uniform(0, 0.5))
+            return True
+        if moment == "transfer":
+            target = self.puts() + self.rng.randint(1, 4)
+            return wait_briefly(lambda: self.puts() >= target)
+        return self.wait_for_change(moment)
+
+    def puts(self) -> int:
+        return self.s3_proxy.requests_by_method().get("PUT", 0)
+
+    def wait_for_change(self, moment: str) -> bool:
+        """Until the catalog has a new intent, or a new descriptor."""
+        watch = self.catalog.watch(TOPIC, after=self.catalog.kv.revision())
+        timer = threading.Timer(MOMENT_SECONDS_MAX, watch.close)
+        timer.start()
+        try:
+            for change in watch:
+                if change.value is None:
+                    continue
+                if change.key.startswith(self.catalog.keys.lives(TOPIC)):
+                    life = decode_record(change.value, Life, change.key)
+                    if moment == "intent" and life.state is State.INTENDED:
+                        return True
+                elif moment == "commit" and change.key.startswith(self.catalog.keys.objects(TOPIC)):
+                    return True
+            return False
+        finally:
+            timer.cancel()
+            timer.join()
+            watch.close()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """One run without faults; then everything is as it must be."""
+        with forebay.open(self.settings(faulty=False)) as store:
+            topic = store.topic(NAME)
+            offset = topic.append(b"the last one", durability="uploaded")
+            marks = topic.watermarks()
+            assert offset == marks.appended - 1
+            assert marks.uploaded == marks.verified == marks.appended
+            topic.trim_local()
+            contents = read_all(topic).messages
+            self.check(contents)
+        assert_chain(self.catalog, self.store)
+        assert_each_committed_once(self.catalog)
+        self.orphans = assert_only_orphans_are_swept(self.catalog, self.store)
+        fresh = replace(self.settings(faulty=False), data=self.folder / "fresh")
+        with forebay.open(fresh) as store:
+            again = read_all(store.topic(NAME))
+        assert again.messages == contents, "objects alone hold everything"
+        assert again.lost == []
+
+    def check(self, contents: dict[int, bytes]) -> None:
+        assert list(contents) == list(range(len(contents))), "no offset was lost"
+        for offset, ack in self.acks.items():
+            assert contents[offset] == ack.payload
+
+    def close(self) -> None:
+        self.s3_proxy.close()
+        self.etcd_proxy.close()
+        self.catalog.close()
+        self.store.close()
+
+
+def wait_briefly(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + MOMENT_SECONDS_MAX
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def kill_and_check(killer: Killer, kills: int) -> None:
+    """Afterwards everything is as it must be, and the test was hard enough to count."""
+    try:
+        moments = list(MOMENTS)
+        killer.rng.shuffle(moments)
+        for number in range(kills):
+            killer.run_and_kill(moments[number % len(moments)])
+        killer.finish()
+        assert killer.met.total() > kills // 2
+        assert len(killer.acks) > kills
+        assert killer.catalog.current(TOPIC) is not None
+    finally:
+        killer.close()
+
+
+@pytest.mark.parametrize("seed", [2, 3], ids=["planned", "rolling"])
+def test_nothing_is_lost_or_doubled_when_the_process_is_killed_as_it_uploads(
+    tmp_path: Path, s3: S3Server, etcd: EtcdServer, seed: int
+) -> None:
+    kill_and_check(Killer(tmp_path, s3, etcd, seed), 3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_nothing_is_lost_or_doubled_in_thirty_kills(
+    tmp_path: Path, s3: S3Server, etcd: EtcdServer, seed: int
+) -> None:
+    killer = Killer(tmp_path, s3, etcd, seed)
+    kill_and_check(killer, 30)
+    assert killer.orphans
+    seen = killer.s3_proxy.stats().faults.keys() | killer.etcd_proxy.stats().faults.keys()
+    assert seen >= {"reset", "http_error", "timeout_after_success", "black_hole"}
