@@ -54,9 +54,10 @@ format: $(VENV)/.installed ## rewrite the code as the formatter wants it
 .PHONY: bench
 bench: $(VENV)/.installed ## the benchmarks that the documents quote
 	$(BIN)/forebay bench wal
+	$(BIN)/forebay bench tier
 
 .PHONY: soak
-soak: $(VENV)/.installed ## the long runs: 600 kills, long random histories, much fuzzing
+soak: $(VENV)/.installed .tools/.installed ## the long runs: hundreds of kills, long random histories, big objects, much fuzzing
 	FOREBAY_SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS)
 	FOREBAY_FUZZ_ITERATIONS=200000 $(BIN)/python -m pytest tests/test_native_fuzz.py
 

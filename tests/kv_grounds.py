@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from disks import wait_until
 from etcd_server import EtcdServer
 from forebay.catalog.etcd import EtcdKv
 from forebay.catalog.kv import Change, Compare, Kv, Put, Watch
@@ -92,13 +93,6 @@ GROUNDS: Final[dict[str, Callable[[Path], Ground]]] = {
 
 def etcd_ground(server: EtcdServer) -> Ground:
     return Ground(EtcdKv([server.endpoint]), 1.0, None, ("etcd", server.endpoint))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 class Watcher:

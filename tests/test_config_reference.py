@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import pytest
 
@@ -13,7 +13,9 @@ from forebay.config import describe, parse_config
 from forebay.config.aliases import ALIASES
 from forebay.config.keys import LOOSE, SECTIONS, keys_of
 from forebay.config_reference import render, sample
-from forebay.settings import StoreSettings
+from forebay.errors import InvalidSetting
+from forebay.objects.options import place_of
+from forebay.settings import CloudSettings, StoreSettings
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "guide" / "configuration.md"
 FILES: Final = re.findall(r"```yaml\n(.*?)```", render(), re.DOTALL)
@@ -61,3 +63,15 @@ def test_every_field_of_a_section_is_a_key_with_a_meaning(path: tuple[str, ...])
 def test_every_alias_is_on_the_page() -> None:
     for alias in ALIASES:
         assert f"| `{alias.old}` | `{alias.new}`" in render()
+
+
+@pytest.mark.parametrize(
+    ("backend", "root"), [("s3", "s3://b"), ("gcs", "gs://b"), ("azure", "azure://b")]
+)
+def test_every_option_of_a_remote_store_is_on_the_page(
+    backend: Literal["s3", "gcs", "azure"], root: str
+) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        place_of(CloudSettings(backend, root, {"no-such": "x"}))
+    known = str(refused.value).rsplit(", of ", maxsplit=1)[1]
+    assert f"{backend}: {known}." in render()

@@ -9,6 +9,7 @@ pay, and what is needed of it is this page.
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,17 @@ SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.
 BYTES: Final = tuple(float(4**power) for power in range(5, 17))
 MESSAGES: Final = tuple(float(10**power) for power in range(1, 9))
 
-_lock: Final = threading.Lock()
+_lock = threading.Lock()
 _registry: Final[dict[str, Metric]] = {}
+
+
+def _unlock_in_child() -> None:
+    """A thread of the parent may have held the lock when it forked, and is not here."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 class Metric:

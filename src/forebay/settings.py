@@ -91,7 +91,7 @@ class DeleterSettings:
     retention_size_mb: float | None = 10240
     """How much of a topic stays; what is over goes, oldest first, whatever its age."""
     deletion_lag_minutes: float = 240
-    """How long a segment stays after it was uploaded and verified."""
+    """How long a segment stays after the objects that hold it were made."""
 
     def __post_init__(self) -> None:
         require(self, "retention_time_minutes", "retention_size_mb", least=0, optional=True)
@@ -163,7 +163,10 @@ class CloudSettings:
     """`s3://bucket/prefix`, `gs://bucket/prefix`, `azure://container/prefix`, or a directory;
     None is `<data>/objects`."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What the backend needs to know: endpoint, region, access_key, secret_key, and so on."""
+    """What the backend needs to know; the rest comes from the environment. s3: endpoint, region,
+    access_key, secret_key, session_token, virtual_host_style, anonymous. gcs: endpoint,
+    credentials_path, anonymous. azure: endpoint, account_name, account_key, sas_token, anonymous.
+    """
     request_timeout_seconds: float = 60
     """For one request, such as one part of an upload."""
     retry_timeout_seconds: float = 120
@@ -218,7 +221,7 @@ class RemoteRetentionSettings:
     """Retention of objects; None, the default, keeps them for ever."""
 
     time_minutes: float | None = None
-    """How long an object stays after its last message."""
+    """How long an object stays after it was made."""
     size_mb: float | None = None
     """How much of a topic stays; whole objects that are over go, oldest first."""
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from etcd_server import Certificates, EtcdServer, free_ports, make_certificates
+from disks import wait_until
+from etcd_server import Certificates, EtcdServer, make_certificates
 from forebay.catalog.connect import connect_kv
 from forebay.catalog.etcd import EtcdKv
 from forebay.catalog.kv import ABSENT, Compare, Put
@@ -24,7 +25,8 @@ from forebay.errors import (
     TopicFenced,
 )
 from forebay.settings import MetadataSettings
-from kv_grounds import Ground, Watcher, etcd_ground, wait_until
+from forebay.testing.s3 import free_ports
+from kv_grounds import Ground, Watcher, etcd_ground
 
 PASSWORD = "correct horse 7351"  # of a server that lives as long as a test
 

@@ -178,12 +178,14 @@ def test_the_thread_keeps_the_lease() -> None:
 def test_the_thread_outlives_a_catalog_that_fails_and_ends_with_one_that_is_closed() -> None:
     kv = FaultKv(SqliteKv(None))
     session = Session(Catalog(kv), MetadataSettings(lease_seconds=0.5, lease_margin_seconds=0.05))
+    before = set(threading.enumerate())
     session.lease()
+    keepers = set(threading.enumerate()) - before
+    assert [each.name for each in keepers] == ["forebay-lease"]
     kv.fail("keep_alive")
     failed = kv.count("keep_alive") + 1
     wait_until(lambda: kv.count("keep_alive") > failed)
     kv.close()
-    keepers = [each for each in threading.enumerate() if each.name == "forebay-lease"]
     wait_until(lambda: not any(each.is_alive() for each in keepers))
 
 

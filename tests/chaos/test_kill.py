@@ -32,7 +32,7 @@ from forebay.settings import (
     WalSettings,
 )
 from forebay.testing import FaultProxy, Faults
-from s3_server import S3Server
+from forebay.testing.s3 import S3Server
 from store_workers import Ack, WorkerProcess, as_json
 from topic_evidence import (
     NAME,

@@ -20,10 +20,12 @@ import forebay
 from etcd_server import EtcdServer
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
+from forebay.catalog.kv import Put
+from forebay.errors import ServiceUnavailable
 from forebay.objects.connect import connect
 from forebay.settings import MetadataSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.testing import FaultProxy, Faults
-from s3_server import S3Server
+from forebay.testing.s3 import S3Server
 from store_workers import PATIENCE, Ack, WorkerProcess, as_json
 from topic_evidence import (
     NAME,
@@ -74,6 +76,20 @@ class Ground:
     def worker(self, name: str, *, proxied: bool = False) -> WorkerProcess:
         given = as_json(self.settings(name, proxied=proxied), name)
         return WorkerProcess(given, self.folder / f"{name}.err")
+
+    def stop(self, worker: WorkerProcess) -> float:
+        """Stops the process, at a moment when it does not hold the lock of SQLite's file.
+
+        One that does keeps everybody out until it goes on: a lease cannot end what a lock holds.
+        """
+        while True:
+            stopped_at = worker.stop()
+            try:
+                self.catalog.kv.commit([], [Put(f"{self.metadata.prefix}/free", b"")])
+            except ServiceUnavailable:
+                worker.go_on()
+            else:
+                return stopped_at
 
     def check(self) -> set[str]:
         """With no store open; answers what were orphans."""
@@ -141,7 +157,7 @@ def test_a_process_that_was_stopped_past_its_lease_acknowledges_nothing_more(
         first.ask("append 20 uploaded")
         first.send("run")
         first.wait_for_acks(35)
-        stopped_at = first.stop()
+        stopped_at = ground.stop(first)
         before = first.acks()
         with forebay.open(ground.settings("second")) as store:
             topic = store.topic(NAME)  # which waits for the lease's end
@@ -207,7 +223,7 @@ def assert_goes_on_behind(ground: Ground, first: WorkerProcess, contents: Conten
 def test_a_process_that_was_stopped_and_not_replaced_goes_on(ground: Ground) -> None:
     with ground.worker("only") as only:
         only.ask("append 5 synced")
-        only.stop()
+        ground.stop(only)
         wait_for_lease_to_end(ground)
         only.go_on()
         assert only.ask("append 5 synced")[-1] == "done append 5 synced"
@@ -302,7 +318,7 @@ def test_an_uploader_that_was_stopped_in_a_transfer_cannot_commit_it(
         with ground.s3_proxy.faults(held):
             first.send("upload")
             wait_for_put(ground)
-            first.stop()
+            ground.stop(first)
             shutil.copytree(ground.folder / "first", ground.folder / "second")
         with forebay.open(ground.settings("second")) as store:
             topic = store.topic(NAME)

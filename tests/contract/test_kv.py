@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from disks import wait_until
 from forebay.catalog.kv import ABSENT, Change, Compare, Entry, Kv, Put, Remove
 from forebay.errors import LogClosed, TopicFenced, UsageError
 from forebay.limits import CATALOG_OPERATIONS_MAX, CATALOG_VALUE_BYTES_MAX
@@ -19,7 +20,6 @@ from kv_grounds import (
     etcd_ground,
     increment,
     start_increments,
-    wait_until,
 )
 
 

@@ -21,8 +21,8 @@ from forebay.objects.memory import MemoryBackend
 from forebay.objects.remote import RemoteBackend
 from forebay.objects.store import CloudStore
 from forebay.testing.objects import FaultBackend
+from forebay.testing.s3 import S3Server
 from gcs_fake import GcsFake
-from s3_server import S3Server
 
 CHUNK = PART_BYTES_MIN
 NOISE = random.Random(7).randbytes(3 * CHUNK + 17)

@@ -29,8 +29,8 @@ from forebay.objects.backend import CopyUnsupported
 from forebay.objects.options import place_of
 from forebay.objects.remote import RemoteBackend
 from forebay.settings import CloudSettings
+from forebay.testing.s3 import S3Server, free_ports
 from gcs_fake import GcsFake
-from s3_server import S3Server, free_ports
 
 CHUNK = PART_BYTES_MIN
 

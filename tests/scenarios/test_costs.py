@@ -17,8 +17,8 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.limits import KIB, MIB
 from forebay.settings import MetadataSettings, UploaderSettings
 from forebay.testing import ProxyProcess
+from forebay.testing.s3 import S3Server
 from forebay.topic.store import Store, Topic
-from s3_server import S3Server
 from tiered_grounds import NAME, Grounds
 
 GB = 10**9

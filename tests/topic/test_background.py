@@ -71,6 +71,10 @@ def settle(pool: WriterPool) -> None:
         assert done.wait(60)
 
 
+def await_runs(chores: list[Chore], count: int) -> None:
+    wait_until(lambda: all(chore.runs == count for chore in chores))
+
+
 @pytest.fixture
 def ground() -> Iterator[Ground]:
     ground = Ground()
@@ -168,7 +172,7 @@ def test_a_chore_ends_with_its_topic(ground: Ground, error: Exception) -> None:
 
 
 def test_the_work_keeps_no_owner_alive_and_ends_with_it(ground: Ground) -> None:
-    owner, chore = Owner(), Chore([RuntimeError("its traceback holds frames")])
+    owner, chore = Owner(), Chore()
     reference = weakref.ref(owner)
     ground.background.every(EVERY, owner, chore, first=0)
     ground.settle()
@@ -186,7 +190,7 @@ def test_hundreds_of_owners_share_a_few_threads() -> None:
     for owner, chore in zip(owners, chores, strict=True):
         ground.background.every(EVERY, owner, chore, first=0)
     for turn in range(1, 4):
-        wait_until(lambda turn=turn: all(chore.runs == turn for chore in chores))
+        await_runs(chores, turn)
         ground.clock.advance(EVERY + 1)
     assert 1 <= ground.pool.thread_count <= 3
     ground.pool.close()
@@ -205,7 +209,7 @@ def test_a_chore_that_hangs_holds_up_nobody_else_while_a_thread_is_left() -> Non
     assert hanging.wait(60)
     ground.background.every(EVERY, owner, chore, first=0)
     for turn in range(1, 4):
-        wait_until(lambda turn=turn: chore.runs == turn)
+        await_runs([chore], turn)
         ground.clock.advance(EVERY + 1)
     release.set()
     ground.pool.close()

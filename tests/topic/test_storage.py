@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from forebay.catalog.catalog import Change
 from forebay.catalog.ownership import Session
+from forebay.catalog.sqlite import SqliteKv
 from forebay.errors import (
     CorruptLog,
     LostOffsets,
@@ -29,6 +32,7 @@ from forebay.settings import (
 from forebay.topic.opening import TopicClaim
 from forebay.topic.storage import StartPosition
 from forebay.topic.store import Store
+from forebay.upload.restore import restore_topic
 from forebay.wal.claim import LocalLog
 from tiered_stores import TOPIC, Site, fill, offsets, payloads, require_chain
 
@@ -144,6 +148,19 @@ def test_a_segment_stays_when_its_object_has_gone(site: Site) -> None:
         with pytest.raises(MissingData, match="is missing"):
             topic.trim_local()
         assert topic.segments()[0].first_offset == 0
+        assert offsets(topic.read(0)) == list(range(300))
+
+
+def test_segments_before_a_damaged_object_go_all_the_same(site: Site) -> None:
+    with site.topic() as topic:
+        fill(topic, 300)
+        topic.upload()
+        middle = site.descriptors()[1]
+        site.objects.delete(object_key(TOPIC, middle.object_id))
+        with pytest.raises(MissingData, match=middle.object_id):
+            topic.trim_local()
+        left = topic.segments()[0]
+        assert 0 < left.first_offset <= middle.start_offset < left.end_offset
         assert offsets(topic.read(0)) == list(range(300))
 
 
@@ -267,16 +284,11 @@ def test_a_log_that_comes_back_is_set_aside(site: Site, tmp_path: Path) -> None:
 def test_a_topic_has_one_owner(site: Site, tmp_path: Path) -> None:
     with site.topic() as topic:
         fill(topic, 10)
-        claim = TopicClaim(
-            Session(site.catalog, MetadataSettings(), site.clock),
-            site.objects,
-            TOPIC,
-            LocalDisk(),
-            tmp_path,
-            wait_seconds=0,
-        )
+        other = Session(site.catalog, MetadataSettings(), site.clock)
+        claim = TopicClaim(other, site.objects, TOPIC, LocalDisk(), tmp_path, wait_seconds=0)
         with pytest.raises(TopicOwned, match="whose lease is alive"):
             claim.settle(LocalLog("0" * 32, 0, 0))
+        other.close()
         topic.append(b"still ours", durability="synced")
 
 
@@ -292,6 +304,29 @@ def test_objects_that_the_catalog_does_not_know_are_not_written_over(
         pytest.raises(MissingData, match=r"forebay restore"),
     ):
         store.topic(str(TOPIC))
+
+
+def test_an_older_copy_of_the_catalog_hands_out_no_offset_again(tmp_path: Path) -> None:
+    file, copy = tmp_path / "catalog.db", tmp_path / "copy.db"
+    site = Site(tmp_path / "data", kv=SqliteKv(file))
+    with site.topic() as topic:
+        fill(topic, 10)
+        topic.upload()
+    with closing(sqlite3.connect(file)) as now, closing(sqlite3.connect(copy)) as then:
+        now.backup(then)
+    with site.topic() as topic:
+        fill(topic, 10)
+        topic.upload()
+    site.kv.close()
+    older = Site(tmp_path / "elsewhere", kv=SqliteKv(copy), backend=site.backend)
+    with older.store() as store:
+        with pytest.raises(MissingData, match=r"older than the objects.*forebay restore"):
+            store.topic(str(TOPIC))
+        session = Session(older.catalog, MetadataSettings(), older.clock)
+        restore_topic(older.catalog, older.objects, session, TOPIC, dry_run=False)
+        session.close()
+        assert offsets(store.topic(str(TOPIC)).read(0, end=20)) == list(range(20))
+    older.kv.close()
 
 
 def test_a_store_in_memory_has_no_objects() -> None:

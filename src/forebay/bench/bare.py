@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -37,7 +38,7 @@ def uploading(cloud: CloudSettings, source: Path, settings: UploaderSettings) ->
 
 
 def discard(cloud: CloudSettings) -> None:
-    """Removes what was uploaded: disks are slower where nothing was written before."""
+    """Removes what was uploaded."""
     if cloud.backend == "fs":
         (Path(cloud.root or "") / KEY).unlink()
         return
@@ -47,11 +48,21 @@ def discard(cloud: CloudSettings) -> None:
 
 
 def reading(
-    cloud: CloudSettings, objects: Sequence[tuple[str, int]], settings: CloudReaderSettings
+    cloud: CloudSettings,
+    objects: Sequence[tuple[str, int]],
+    settings: CloudReaderSettings,
+    delay_seconds: float = 0,
 ) -> Move:
     """All of the objects (key and size) by ranged reads, as many at once as a reader has."""
     get = _file_ranges(cloud) if cloud.backend == "fs" else _object_ranges(_client(cloud))
-    return lambda: _in_ranges(get, objects, settings)
+    if not delay_seconds:
+        return lambda: _in_ranges(get, objects, settings)
+
+    def get_late(key: str, start: int, end: int) -> int:
+        time.sleep(delay_seconds)
+        return get(key, start, end)
+
+    return lambda: _in_ranges(get_late, objects, settings)
 
 
 def _object_ranges(client: Any) -> GetRange:

@@ -6,7 +6,12 @@ read, ranged GETs of the same size, as many in flight as a reader has, dropped a
 
 An upload is one cycle over sealed segments: plan, transfer, sidecar, commit. Reading back what was
 uploaded has a row of its own. A read checks every frame. What is uploaded comes from the kernel's
-cache on both sides; what is read does not: objects on local disk are dropped from it before.
+cache on both sides; what is read does not, unless a row says so: objects on local disk are dropped
+from it before.
+
+Latency is a proxy before the S3 server; for reads also a wait before every request, which takes no
+processor. Server, proxy, reader and producer share this machine's: with two cores they, and not
+the distance, bound what read-ahead can gain and what a producer keeps beside a reader of S3.
 """
 
 from __future__ import annotations
@@ -38,10 +43,20 @@ from forebay.bench.tier_log import (
     read_through,
     reader,
     upload,
+    warm_disk,
     write_history,
     write_log,
 )
-from forebay.bench.tier_place import FAR, S3, SKIPPED, Place, open_places
+from forebay.bench.tier_place import (
+    FAR,
+    FAR_LOCAL,
+    LATENCY_MS,
+    LOCAL,
+    S3,
+    SKIPPED,
+    Place,
+    open_places,
+)
 from forebay.format.codec import COMPILED
 from forebay.limits import MIB
 from forebay.objects.connect import connect
@@ -54,15 +69,17 @@ READ_GOAL: Final = 0.8
 READ_AHEAD_GOAL: Final = 4.0
 SAME_PROCESS_GOAL: Final = 0.6
 OTHER_PROCESS_GOAL: Final = 0.9
+APPENDED_TIMES: Final = 4
+"""So many times an object's bytes are appended beside a reader: a disk's moods even out."""
 _READ: Final = CloudReaderSettings()
-_SMALL: Final = CloudReaderSettings(fetch_chunk_size=MIB)
-"""Chunks of which the latency is the most part, however few cores serve and carry them."""
 
 
 def _uploads(log: BenchLog, place: Place, verified: list[float]) -> Timed:
     """Leaves the rate of the reading back in `verified`."""
 
     def ours(path: Path) -> float:
+        if not place.remote:
+            warm_disk(path, log.size // MIB)
         cloud = place.fresh()
         done = upload(log, path, cloud)
         assert done.size == log.size
@@ -81,7 +98,9 @@ def _remove(history: History) -> None:
 
 
 def _bare_upload(log: BenchLog, place: Place) -> Timed:
-    def limit(_: Path) -> float:
+    def limit(path: Path) -> float:
+        if not place.remote:
+            warm_disk(path, log.size // MIB)
         cloud = place.fresh()
         move = bare.uploading(cloud, log.plain, IDLE)
         rate = rate_of(log.size / MIB, partial(_moved, move, log.size))
@@ -96,19 +115,16 @@ def _moved(move: bare.Move, size: int) -> None:
     assert moved == size, f"{moved} bytes were moved, not {size}"
 
 
-def _frames(
-    history: History, settings: CloudReaderSettings = _READ, *, cached: bool = False
-) -> Timed:
+def _frames(history: History, settings: CloudReaderSettings = _READ) -> Timed:
     """The whole history as checked frames."""
 
     def read(_: Path) -> float:
-        with reader(history.data, history.cloud, settings) as found:
+        with reader(history, settings) as found:
+            if history.cached:
+                read_through(found)
             first = next(found.frames(0, 0))
             assert len(first) == 1  # and the client has its connection
-            if cached:
-                read_through(found)
-            else:
-                chill(history.cloud)
+            chill(history)
 
             def all_frames() -> None:
                 assert read_through(found) == history.size
@@ -123,7 +139,7 @@ def _messages(history: History) -> Timed:
 
     def read(path: Path) -> float:
         with opened(history.data, history.cloud, path / "wal") as storage:
-            chill(history.cloud)
+            chill(history)
 
             def all_messages() -> None:
                 messages = storage.create_reader(StartPosition.offset(0), end=history.messages)
@@ -135,11 +151,11 @@ def _messages(history: History) -> Timed:
     return read
 
 
-def _bare_read(history: History, *, cached: bool = False) -> Timed:
+def _bare_read(history: History) -> Timed:
     def limit(_: Path) -> float:
-        if not cached:
-            chill(history.cloud)
-        move = bare.reading(history.cloud, history.objects_by_key(), _READ)
+        chill(history)
+        objects = history.objects_by_key()
+        move = bare.reading(history.cloud, objects, _READ, history.delay_seconds)
         return rate_of(history.size / MIB, partial(_moved, move, history.size))
 
     return limit
@@ -151,7 +167,7 @@ def _place_rows(log: BenchLog, history: History, place: Place, size: int) -> lis
     get = "bare ranged GETs" if place.remote else "bare ranged reads"
     put = "bare multipart upload" if place.remote else "bare write + fsync + rename"
     read = _bare_read(history)
-    rows = [
+    return [
         Measurement(
             f"upload, {at}", size, "MiB/s", _uploads(log, place, verified), put,
             _bare_upload(log, place), FAR_UPLOAD_GOAL if place.far else UPLOAD_GOAL,
@@ -165,38 +181,45 @@ def _place_rows(log: BenchLog, history: History, place: Place, size: int) -> lis
         ),
         Measurement(f"read to messages, {at}", size, "MiB/s", _messages(history), get, read),
     ]  # fmt: skip
-    if place.far:
-        rows += [
-            Measurement(
-                f"read with read-ahead, {at}", size, "MiB/s", _frames(history),
-                "one request at a time", _frames(history, replace(_READ, read_ahead_chunks=0)),
-            ),
-            Measurement(
-                f"the same in 1 MiB chunks, {at}", size, "MiB/s", _frames(history, _SMALL),
-                "one request at a time", _frames(history, replace(_SMALL, read_ahead_chunks=0)),
-                READ_AHEAD_GOAL,
-            ),
-        ]  # fmt: skip
-    if not place.remote:
-        rows.append(
-            Measurement(
-                f"read to frames, {at}, cached", size, "MiB/s", _frames(history, cached=True), get,
-                _bare_read(history, cached=True),
-            )
-        )  # fmt: skip
-    return rows
 
 
-def _append_rows(history: History, place: Place, mib: int, size: int) -> list[Measurement]:
+def _read_ahead(history: History, at: str, size: int) -> Measurement:
+    one = _frames(history, replace(_READ, read_ahead_chunks=0))
+    return Measurement(
+        f"read with read-ahead, {at}", size, "MiB/s", _frames(history), "one request at a time",
+        one, READ_AHEAD_GOAL,
+    )  # fmt: skip
+
+
+def _local_rows(history: History, size: int) -> list[Measurement]:
+    """What only local disk has: its cache, and distance without a server on the same cores."""
+    cached = replace(history, cached=True)
+    far = replace(history, delay_seconds=LATENCY_MS / 1000)
+    reads = "bare ranged reads"
+    return [
+        Measurement(
+            f"read to frames, {LOCAL}, cached", size, "MiB/s", _frames(cached), reads,
+            _bare_read(cached),
+        ),
+        Measurement(
+            f"read to frames, {FAR_LOCAL}", size, "MiB/s", _frames(far), reads, _bare_read(far),
+            READ_GOAL,
+        ),
+        _read_ahead(far, FAR_LOCAL, size),
+    ]  # fmt: skip
+
+
+def _append_rows(history: History, at: str, mib: int, size: int) -> list[Measurement]:
+    mib *= APPENDED_TIMES
     idle = appending(mib, size)
     return [
         Measurement(
-            f"append while a thread reads {place.name}", size, "MiB/s",
+            f"append while a thread reads {at}", size, "MiB/s",
             appending(mib, size, partial(reader_thread, history)), "append, idle", idle,
             SAME_PROCESS_GOAL,
         ),
         Measurement(
-            f"append while a process reads {place.name}", size, "MiB/s",
+            f"append while a process reads {at}", size, "MiB/s",
             appending(mib, size, partial(reader_process, history)), "append, idle", idle,
             OTHER_PROCESS_GOAL,
         ),
@@ -207,14 +230,22 @@ def _measurements(
     log: BenchLog, places: list[Place], home: Path, mib: int, size: int
 ) -> list[Measurement]:
     rows: list[Measurement] = []
-    late: list[Measurement] = []
+    appends: list[Measurement] = []
     for place in places:
         data = home / f"history-{place.name.replace(' ', '-')}"
         history = write_history(log, data, place.fresh())
         rows += _place_rows(log, history, place, size)
-        if not place.far:
-            late += _append_rows(history, place, mib, size)
-    return rows + late
+        if place.far:
+            rows.append(_read_ahead(history, place.name, size))
+            continue
+        far = replace(history, delay_seconds=LATENCY_MS / 1000, cached=True)
+        if place.remote:
+            rows.append(_read_ahead(far, f"{place.name}, a wait before each request", size))
+            appends += _append_rows(history, place.name, mib, size)
+        else:
+            rows += _local_rows(history, size)
+            appends += _append_rows(far, FAR_LOCAL, mib, size)
+    return rows + appends
 
 
 def _skipped(places: list[Place]) -> list[dict[str, Any]]:

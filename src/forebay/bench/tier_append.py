@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.bench.measure import Timed, rate_of
-from forebay.bench.tier_log import History, chill, opened, payloads, reader
+from forebay.bench.tier_log import History, chill, opened, payloads, reader, warm_disk
 from forebay.limits import MIB
 from forebay.settings import CloudReaderSettings, CloudSettings
 
@@ -40,6 +40,7 @@ def appending(
     batches = max(mib * MIB // amount, 1)
 
     def ours(path: Path) -> float:
+        warm_disk(path, mib)
         with opened(path / "live", CloudSettings(), path / "live" / "wal") as storage:
             wal = storage.wal
 
@@ -65,7 +66,7 @@ def reader_thread(history: History) -> Iterator[None]:
 
     def work() -> None:
         try:
-            counts.append(_read_on(history.data, history.cloud, begun.set, stop))
+            counts.append(_read_on(history, begun.set, stop))
         finally:
             ended.set()
             begun.set()
@@ -94,7 +95,13 @@ def reader_process(history: History) -> Iterator[None]:
     try:
         # Options may be secrets: they go through a pipe, never into the arguments.
         cloud = {**asdict(history.cloud), "options": dict(history.cloud.options)}
-        process.stdin.write(json.dumps({"data": str(history.data), "cloud": cloud}) + "\n")
+        asked = {
+            "data": str(history.data),
+            "cloud": cloud,
+            "delay_seconds": history.delay_seconds,
+            "cached": history.cached,
+        }
+        process.stdin.write(json.dumps(asked) + "\n")
         process.stdin.flush()
         assert process.stdout.readline().strip() == "reading", "the reader has nothing to read"
         yield
@@ -118,19 +125,23 @@ def reader_child() -> None:
         stop.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    cloud = CloudSettings(**asked["cloud"])
-    count = _read_on(Path(asked["data"]), cloud, lambda: print("reading", flush=True), stop)
+    history = History(
+        Path(asked["data"]),
+        CloudSettings(**asked["cloud"]),
+        [],
+        asked["delay_seconds"],
+        asked["cached"],
+    )
+    count = _read_on(history, lambda: print("reading", flush=True), stop)
     print(count, flush=True)
 
 
-def _read_on(
-    data: Path, cloud: CloudSettings, begun: Callable[[], None], stop: threading.Event
-) -> int:
+def _read_on(history: History, begun: Callable[[], None], stop: threading.Event) -> int:
     """All objects again and again until `stop`, or until there are none; answers the bytes."""
     count = 0
-    with reader(data, cloud, CloudReaderSettings()) as found:
+    with reader(history, CloudReaderSettings()) as found:
         while not stop.is_set():
-            chill(cloud)
+            chill(history)
             with found.stream(0) as stream:
                 if stream.next() is None:
                     break

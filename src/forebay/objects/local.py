@@ -286,9 +286,9 @@ class LocalBackend:
     def _metadata(self, key: str, etag: str) -> dict[str, str]:
         try:
             found = json.loads(self._metadata_path(key).read_bytes())
-        except (OSError, ValueError):
+            return dict(found["metadata"]) if found["etag"] == etag else {}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return {}
-        return dict(found["metadata"]) if found["etag"] == etag else {}
 
     def _write_metadata(self, key: str, record: Mapping[str, object]) -> None:
         temporary = self.temporary()

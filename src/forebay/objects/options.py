@@ -14,7 +14,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from forebay.errors import InvalidSetting
 from forebay.settings import CloudSettings
@@ -105,6 +105,7 @@ def secrets_of(settings: CloudSettings) -> list[str]:
     """Every text that must be in no message, longest first, also as a URL would carry it."""
     plain = [str(value) for name, value in settings.options.items() if name in _SECRETS]
     plain += [os.environ[name] for name in _SECRET_VARIABLES if name in os.environ]
+    plain += [value for token in plain for name, value in parse_qsl(token) if name == "sig"]
     found = {form for value in plain for form in (value, quote(value), quote(value, safe=""))}
     return sorted((text for text in found if len(text) >= _SECRET_LENGTH_MIN), key=len)[::-1]
 

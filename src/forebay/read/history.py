@@ -23,6 +23,7 @@ from typing import Final, Protocol
 from forebay.errors import (
     CorruptFrame,
     ForebayError,
+    LogClosed,
     MissingData,
     ObjectMissing,
     ServiceError,
@@ -103,6 +104,7 @@ class ObjectStream:
         self._busy = threading.Lock()
         self._counting = threading.Lock()
         self._closed = False
+        self._torn = False
         self.offset = start
         """Of the next message."""
         self.bytes_fetched = 0
@@ -124,10 +126,10 @@ class ObjectStream:
         """
         try:
             with self._busy:
-                return self._hand_out(limit) if not self._closed and self._more() else None
+                return None if self._closed else self._next(limit)
         except FetchCancelled:
-            if not self._closed:  # then somebody closed the pool
-                raise
+            if not self._closed:
+                raise LogClosed(f"{self._topic}: the store was closed while it was read") from None
             return None
         except ForebayError as error:
             count_error(error)
@@ -135,6 +137,18 @@ class ObjectStream:
         finally:
             if self._closed:
                 self._drop_if_idle()
+
+    def _next(self, limit: int | None) -> Scan | None:
+        if self._torn:  # an interrupt came in the middle: what was fetched may be half used
+            self._restart()
+        self._torn = True
+        try:
+            frames = self._hand_out(limit) if self._more() else None
+        except (ForebayError, FetchCancelled):
+            self._torn = False
+            raise
+        self._torn = False
+        return frames
 
     def close(self) -> None:
         """Ends the stream and drops what it holds; a request under way ends by itself, unheard."""

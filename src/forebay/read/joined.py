@@ -43,7 +43,7 @@ class CatalogSource:
         """Why no object holds an offset that should be in one."""
         record = self._catalog.record(self._topic)
         if record is None:
-            return MissingData(f"{self._topic}: the catalog {self._catalog.name} does not know it")
+            return MissingData(f"{self._topic}: {self._catalog.name} does not know it")
         hole = record.lost_range(offset)
         if hole is not None:
             return LostOffsets(
@@ -116,6 +116,8 @@ class TieredLog:
         reader.pinned = None
         if reader.past is None:
             reader.past = _Objects(self)
+            if reader.closed:  # from another thread, which saw nothing to close
+                reader.past.close()
         return reader.past
 
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:

@@ -1,15 +1,17 @@
 """Reads an object back and compares it with its descriptor, frame by frame.
 
 What passes counts for deletion: every checksum, consecutive offsets from the first to the last
-that the descriptor names, and the size.
+that the descriptor names, the size, and that the index leads where it says.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 from forebay.errors import CorruptLog, ForebayError, MissingData, ObjectMissing
 from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.frame import HEADER_BYTES, Scan
 from forebay.format.names import TopicName, object_key
 from forebay.objects.store import CloudStore
 from forebay.read.fetch import FetchPool
@@ -62,16 +64,31 @@ def verify_object(
     """CorruptFrame, CorruptLog or MissingData for an object that is not what it should be."""
     looks_same(store, topic, descriptor)
     settings = replace(settings, lenient=False)
-    count = 0
+    key = object_key(topic, descriptor.object_id)
+    index = deque(descriptor.offset_index or ())
+    count = position = 0
     end = descriptor.next_offset
     with ObjectStream(
         topic, store, _One(descriptor), pool, settings, descriptor.start_offset, end
     ) as stream:
         while (frames := stream.next()) is not None:
+            _require_indexed(f"{store.name}: {key}", index, frames, position)
             count += len(frames)
+            position += frames.safe_length - frames.positions[0] + HEADER_BYTES
             del frames
     if count != descriptor.count:
         raise CorruptLog(
-            f"{store.name}: {object_key(topic, descriptor.object_id)} has {count} messages, "
-            f"its descriptor says {descriptor.count}"
+            f"{store.name}: {key} has {count} messages, its descriptor says {descriptor.count}"
         )
+
+
+def _require_indexed(what: str, index: deque[tuple[int, int]], frames: Scan, position: int) -> None:
+    """Takes the entries that the frames, the first of them at `position`, prove right."""
+    while index and index[0][0] <= frames.offsets[-1]:
+        offset, said = index.popleft()
+        at = position + frames.positions[offset - frames.offsets[0]] - frames.positions[0]
+        if at != said:
+            raise CorruptLog(
+                f"{what}: the frame of offset {offset} is at position {at}, its descriptor's index "
+                f"says {said}"
+            )

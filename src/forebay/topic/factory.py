@@ -65,11 +65,15 @@ class WalStorageFactory:
         self._storages: dict[TopicName, WalStorage] = {}
         self._opening: dict[TopicName, threading.Lock] = {}
         self._closed = False
+        self._closing = threading.RLock()
+        self.closed = False
+        """Whether a `close` came to its end: one that was interrupted is to be called again."""
         self._pid = os.getpid()
 
     def for_topic(self, name: str) -> WalStorage:
         """The topic's storage, opened, recovered or created on first use."""
         topic = parse_topic(name)
+        self._require_own()
         with self._lock:
             self._require_open()
             storage = self._storages.get(topic)
@@ -151,6 +155,7 @@ class WalStorageFactory:
 
     def topics(self) -> list[str]:
         """The names of all topics, open or not, sorted."""
+        self._require_own()
         with self._lock:
             names = {str(topic) for topic in self._storages}
         if self.tiers is not None:
@@ -172,16 +177,19 @@ class WalStorageFactory:
         """Syncs and closes every topic; the first error is raised after all were tried.
 
         What still waits for an object store is waited for CLOSE_SECONDS_MAX, all topics together.
-        In a forked child it does nothing: the topics belong to the parent.
+        In a forked child it does nothing: the topics belong to the parent. Interrupted, it can be
+        called again, and goes on.
         """
         if os.getpid() != self._pid:
             return
+        with self._closing:
+            if not self.closed:
+                self._close()
+
+    def _close(self) -> None:
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
             storages = list(self._storages.values())
-            self._storages.clear()
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
         for storage in storages:
             if storage.uploader is not None:
@@ -192,7 +200,19 @@ class WalStorageFactory:
         closers += [partial(_close_by, self._chores.close, deadline), self._pool.close]
         if self.tiers is not None:
             closers.append(self.tiers.close)
-        close_all(closers)
+        close_all([*closers, self._forget])
+
+    def _forget(self) -> None:
+        self.closed = True
+        self._storages.clear()
+
+    def _require_own(self) -> None:
+        """Raises in a forked child, where the locks may be taken and the threads are not there."""
+        if os.getpid() != self._pid:
+            raise LogClosed(
+                "the store was opened before this process was forked and belongs to its parent; "
+                "open stores after forking"
+            )
 
     def _require_open(self) -> None:
         if self._closed:
@@ -206,8 +226,10 @@ def _upload(storage: Tended) -> None:
 
 def _trim(storage: Tended) -> None:
     assert isinstance(storage, WalStorage)
-    storage.trim_remote()
-    storage.trim_local()
+    try:
+        storage.trim_remote()
+    finally:  # a store that deletes nothing must not fill the local disk
+        storage.trim_local()
 
 
 def _close_by(close: Callable[[float], None], deadline: float) -> None:

@@ -21,10 +21,17 @@ from forebay.catalog.adopt import is_restoring
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import TopicRecord, skip_lost
 from forebay.clock import Clock
-from forebay.errors import CommitRefused, MissingData, ServiceError, TopicFenced, TopicOwned
+from forebay.errors import (
+    CommitRefused,
+    LogClosed,
+    MissingData,
+    ServiceError,
+    TopicFenced,
+    TopicOwned,
+)
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
-from forebay.format.names import TopicName, objects_prefix
+from forebay.format.names import TopicName, objects_prefix, parse_object
 from forebay.logs import event
 from forebay.objects.store import CloudStore
 from forebay.wal.claim import LocalLog, Settled
@@ -121,7 +128,10 @@ class TopicClaim:
         def decide(record: TopicRecord | None) -> TopicRecord:
             if record is None:
                 self._require_no_objects()
-            return settle(record, local, fresh_id)
+            settled = settle(record, local, fresh_id)
+            if record is not None and settled.log_id == fresh_id:
+                self._require_none_behind(record.tail)
+            return settled
 
         self._ownership, self.record = self._acquire(lock, decide)
         if self.record.log_id == fresh_id:
@@ -152,9 +162,23 @@ class TopicClaim:
         if found is not None:
             raise MissingData(
                 f"{self._topic}: {self._store.name} holds objects of the topic, such as "
-                f"{found.key}, but the catalog {self._session.catalog.name} does not know it: "
+                f"{found.key}, but {self._session.catalog.name} does not know it: "
                 "rebuild it with `forebay restore` before appending"
             )
+
+    def _require_none_behind(self, tail: int) -> None:
+        """Without the log, an older copy of the catalog would hand out offsets again."""
+        prefix = objects_prefix(self._topic)
+        for found in self._store.list(prefix):
+            name = parse_object(object_id := found.key.removeprefix(prefix))
+            if name is None or name.start < tail:
+                continue
+            if self._session.catalog.life(self._topic, object_id) is None:
+                raise MissingData(
+                    f"{self._topic}: {self._store.name} holds {found.key}, behind offset {tail}, "
+                    f"where the objects end by {self._session.catalog.name}: the catalog is older "
+                    "than the objects; add them with `forebay restore` before appending"
+                )
 
     def admit(self, end_offset: int) -> None:
         self.ownership.admit(end_offset)
@@ -165,5 +189,5 @@ class TopicClaim:
     def release(self, next_offset: int) -> None:
         """Gives the topic up, if it is still ours; what fails is left to the lease's end."""
         if self._ownership is not None:
-            with suppress(ServiceError, TopicFenced, CommitRefused):
+            with suppress(ServiceError, TopicFenced, CommitRefused, LogClosed):
                 self._ownership.release(next_offset)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from forebay.errors import OffsetOutOfRange, TopicFenced, UsageError
+from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
@@ -167,7 +167,13 @@ class WalStorage:
         uploader = self._require_uploader()
         self.wal.await_synced(target, timeout)
         while uploader.uploaded < target:
-            self._fencing(lambda: uploader.cycle(force=True))
+            try:
+                self._fencing(lambda: uploader.cycle(force=True))
+            except ForebayError:
+                # What failed behind the commit, such as reading the object back, is not for the
+                # one who waits: who is told of an error appends again, and has it twice.
+                if uploader.uploaded < target:
+                    raise
 
     def _require_uploader(self) -> Uploader:
         if self.uploader is None:
@@ -187,9 +193,10 @@ class WalStorage:
 
     def trim_local(self) -> list[Segment]:
         """One retention pass. Only what is also in verified objects may go."""
-        if self._trimmer is None:
+        if self._trimmer is None or self._claim is None:
             return self.wal.retain(self._deleter, self.wal.watermarks().verified)
-        return self._trimmer.trim_local()
+        trimmer, claim = self._trimmer, self._claim
+        return self._fencing(lambda: trimmer.trim_local(claim.ownership.epoch))
 
     def trim_remote(self) -> list[ObjectDescriptor]:
         """One pass of remote retention; answers the objects that went."""
@@ -217,5 +224,6 @@ class WalStorage:
         try:
             self.wal.shutdown()
         finally:
-            if self._claim is not None and not self.wal.stopped:
+            # An interrupted shutdown has frames to write yet, and needs the claim for them.
+            if self._claim is not None and self.wal.released and not self.wal.stopped:
                 self._claim.release(self.wal.current_offset())

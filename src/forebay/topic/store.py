@@ -215,8 +215,11 @@ class Store:
 
     def close(self) -> None:
         """Syncs and closes every topic. Idempotent; also done when the interpreter exits."""
-        atexit.unregister(self.close)
-        self._factory.close()
+        try:
+            self._factory.close()
+        finally:
+            if self._factory.closed:  # else it was interrupted: the exit is the next chance
+                atexit.unregister(self.close)
 
     def __enter__(self) -> Store:
         return self

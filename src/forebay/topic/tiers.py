@@ -56,7 +56,7 @@ class Tiers:
         if self.settings.uploader.verify_after_upload:
             self.read_back(topic, descriptor)
         else:
-            looks_same(self.store, topic, descriptor)
+            self.require_there(topic, descriptor)
 
     def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
         """Before a segment goes: raises unless its object is there, and as it was."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from forebay.catalog.catalog import fenced
 from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptLog
 from forebay.format.descriptor import ObjectDescriptor
@@ -29,7 +30,7 @@ OBJECTS_DELETED: Final = Counter(
 )
 REFUSED: Final = Counter(
     "forebay_wal_delete_refused_total",
-    "Segments kept because their objects are not as they should.",
+    "Segments kept because their objects are not as they should be.",
 )
 _MB: Final = 1024 * 1024
 
@@ -53,11 +54,17 @@ class Trimmer:
         self._remote = tiers.settings.remote_retention
         self._clock = tiers.clock
 
-    def trim_local(self) -> list[Segment]:
-        """One pass over the local segments; answers those that went."""
+    def trim_local(self, epoch: int) -> list[Segment]:
+        """One pass over the local segments; answers those that went.
+
+        TopicFenced if the topic has another epoch: the record then speaks of another log, and may
+        count as lost, or as removed, what this one alone holds.
+        """
         record = self._catalog.record(self._topic)
         if record is None:
             return []
+        if record.epoch != epoch:
+            raise fenced(self._topic, epoch, record.epoch)
         segments = [segment for segment in self._wal.segments() if segment.count]
         wanted = self._deleter.choose(
             segments,
@@ -65,7 +72,7 @@ class Trimmer:
             pinned=(),
             now_ms=self._clock.now_ms(),
         )
-        safe = self._safe_until(record, wanted)
+        safe, damage = self._safe_until(record, wanted)
         gone = self._wal.retain(self._deleter, safe) if safe else []
         if gone:
             SEGMENTS_DELETED.add(len(gone))
@@ -77,16 +84,25 @@ class Trimmer:
                 count=len(gone),
                 start=gone[-1].end_offset,
             )
+        if damage is not None:
+            raise damage
         return gone
 
-    def _safe_until(self, record: TopicRecord, wanted: Sequence[Segment]) -> int:
-        """The end of the last segment that may go; 0 if none may."""
+    def _safe_until(
+        self, record: TopicRecord, wanted: Sequence[Segment]
+    ) -> tuple[int, CorruptLog | None]:
+        """The end of the last segment that may go, 0 if none may; and what keeps the next one."""
         safe = 0
         for segment in wanted:
-            if segment.end_offset > record.start_offset and not self._covered(segment):
-                break
+            try:
+                if segment.end_offset > record.start_offset and not self._covered(segment):
+                    break
+            except CorruptLog as error:
+                REFUSED.add()
+                event(_log, logging.ERROR, "a segment is kept", file=segment.path, error=error)
+                return safe, error
             safe = segment.end_offset
-        return safe
+        return safe, None
 
     def _covered(self, segment: Segment) -> bool:
         """Whether objects hold the whole segment, for long enough, and are there now."""
@@ -97,12 +113,7 @@ class Trimmer:
                 return False
             if self._clock.now_ms() - descriptor.created_at * 1000 < lag_ms:
                 return False
-            try:
-                self._tiers.require_there(self._topic, descriptor)
-            except CorruptLog as error:
-                REFUSED.add()
-                event(_log, logging.ERROR, "a segment is kept", file=segment.path, error=error)
-                raise
+            self._tiers.require_there(self._topic, descriptor)
             offset = descriptor.next_offset
             if offset >= segment.end_offset:
                 return True

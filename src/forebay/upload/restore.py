@@ -170,7 +170,7 @@ class _Restore:
             ]
             if not found:
                 raise CommitRefused(
-                    f"{self._topic}: the catalog {self._catalog.name} knows "
+                    f"{self._topic}: {self._catalog.name} knows "
                     f"{descriptor.object_id} with {descriptor.size} bytes, which is not in "
                     f"{self._store.name}; a restore adds to the catalog, and changes nothing in it"
                 )

@@ -158,7 +158,8 @@ class RollingUploader(Uploader):
     def _due(self, opened: OpenObject) -> bool:
         settings, now = self.ports.settings, self.ports.clock.now_ms()
         idle = settings.max_idle_seconds
-        return now - opened.opened_ms >= settings.max_open_seconds * 1000 or (
+        # Opened later than now: the clock was put back.
+        return not 0 <= now - opened.opened_ms < settings.max_open_seconds * 1000 or (
             idle is not None and now - opened.active_ms >= idle * 1000
         )
 
@@ -204,7 +205,7 @@ class RollingUploader(Uploader):
         if opened is None or (memory and memory.active_bytes_written == opened.builder.size):
             return
         before = memory or UploaderCheckpoint(None, opened.place.seq, 0, None, 0)
-        self.checkpoints.update_uploader(
+        self.note(
             replace(
                 before,
                 active_start_offset=opened.start_offset,

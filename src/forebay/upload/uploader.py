@@ -15,14 +15,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from forebay.catalog.catalog import Catalog, Intent
+from forebay.catalog.catalog import Catalog, Intent, fenced
 from forebay.catalog.records import TopicRecord
 from forebay.clock import Clock
-from forebay.errors import CorruptFrame, ForebayError, LogClosed, MissingData, UsageError
+from forebay.errors import (
+    CorruptFrame,
+    ForebayError,
+    LogClosed,
+    MissingData,
+    TopicFenced,
+    UsageError,
+)
 from forebay.format.checkpoint import UploaderCheckpoint
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import ObjectName, TopicName
@@ -35,6 +43,7 @@ from forebay.upload.plan import Place, PlannedObject, plan_object
 from forebay.upload.source import SegmentSource
 from forebay.upload.transfer import describe, put_sidecar, transfer
 from forebay.wal.checkpoints import CheckpointStore
+from forebay.wal.forks import disown_after_fork
 from forebay.wal.log import Wal
 from forebay.wal.segment import Segment
 
@@ -70,6 +79,14 @@ class Uploader:
         self._uploaded = self._verified = self._start = 0
         self._stopping = threading.Event()
         self.last_error: ForebayError | None = None
+        disown_after_fork(self)
+
+    def disown(self) -> None:
+        """In a forked child: the parent uploads, and would be in the way."""
+        self._turn = threading.Lock()
+        self._marks = threading.Lock()
+        self._stopping = threading.Event()
+        self._stopping.set()
 
     # -- watermarks -----------------------------------------------------------------------------
 
@@ -87,7 +104,13 @@ class Uploader:
         return self._start
 
     def follow(self, record: TopicRecord) -> None:
-        """Takes over what the catalog says about the topic's tail."""
+        """Takes over what the catalog says about the topic's tail.
+
+        Not from the record of a later owner: its tail may be behind a range that is lost, which
+        this log's newest messages are in.
+        """
+        if record.epoch != self.epoch:
+            return
         with self._marks:
             self._uploaded = max(self._uploaded, record.tail)
             self._verified = max(self._verified, record.verified)
@@ -120,9 +143,15 @@ class Uploader:
         record = self.record()
         try:
             record = self._upload_due(record, done, force=force)
-        finally:
-            if done or record.verified < record.tail:
-                self._verify_committed(record)
+        except (LogClosed, TopicFenced):
+            raise
+        except Exception:
+            # What is committed is read back all the same; the first error is the one to tell.
+            with suppress(ForebayError):
+                self._verify_committed(self.record())
+            raise
+        if record.verified < record.tail:
+            self._verify_committed(record)
         return done
 
     def _upload_due(
@@ -161,9 +190,11 @@ class Uploader:
         record = self.ports.catalog.record(self.topic)
         if record is None:
             raise MissingData(
-                f"{self.topic}: the catalog {self.ports.catalog.name} has lost the topic; "
+                f"{self.topic}: {self.ports.catalog.name} has lost the topic; "
                 "`forebay restore` rebuilds it from the objects"
             )
+        if record.epoch != self.epoch:
+            raise fenced(self.topic, self.epoch, record.epoch)
         self.follow(record)
         return record
 
@@ -200,10 +231,12 @@ class Uploader:
 
         It is younger than its segment, and younger than the last commit.
         """
+        now = self.ports.clock.now_ms()
         memory = self.checkpoints.get_uploader()
-        since = max(segment.created_ms, memory.updated_at * 1000 if memory else 0)
-        age_ms = self.ports.clock.now_ms() - since
-        return age_ms >= self.ports.settings.max_open_seconds * 1000
+        known = (segment.created_ms, memory.updated_at * 1000 if memory else 0)
+        # What is later than now was noted before somebody put the clock back: it tells nothing.
+        since = max((each for each in known if each <= now), default=0)
+        return now - since >= self.ports.settings.max_open_seconds * 1000
 
     # -- one object -----------------------------------------------------------------------------
 
@@ -277,7 +310,7 @@ class Uploader:
         return record
 
     def remember(self, committed_offset: int | None, end: Place, object_id: str | None) -> None:
-        self.checkpoints.update_uploader(
+        self.note(
             UploaderCheckpoint(
                 last_committed_offset=committed_offset,
                 last_read_file_seq=end.seq,
@@ -286,6 +319,19 @@ class Uploader:
                 updated_at=self.ports.clock.now_ms() // 1000,
             )
         )
+
+    def note(self, checkpoint: UploaderCheckpoint) -> None:
+        """Best effort: a full disk must not stop what would empty it."""
+        try:
+            self.checkpoints.update_uploader(checkpoint)
+        except OSError as error:
+            event(
+                _log,
+                logging.WARNING,
+                "the upload checkpoint was not written; the place is looked for again",
+                topic=self.topic,
+                error=error,
+            )
 
     # -- reading back ---------------------------------------------------------------------------
 

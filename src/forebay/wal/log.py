@@ -15,7 +15,14 @@ from contextlib import suppress
 from typing import Literal
 
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import ForebayError, LogStopped, MissingData, TopicFenced, UsageError
+from forebay.errors import (
+    ForebayError,
+    LogClosed,
+    LogStopped,
+    MissingData,
+    TopicFenced,
+    UsageError,
+)
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.frame import scan
@@ -150,6 +157,11 @@ class Wal(Appender):
         self._released = True
         self._journal.close(clean=self._error is None)
 
+    @property
+    def released(self) -> bool:
+        """Whether a shutdown came to its end: nothing of this log is written any more."""
+        return self._released
+
     def abandon(self) -> None:
         """Releases a stopped log's directory, so that it can be opened anew."""
         with suppress(LogStopped, TopicFenced):  # those who waited were told when it stopped
@@ -247,4 +259,6 @@ class Wal(Appender):
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError:
         if reader.wanted < self.start_offset:
             return self._out_of_range(reader.wanted, f"the oldest one here is {self.start_offset}")
+        if self.ended:  # whoever has the directory now may have removed it, or set it aside
+            return LogClosed(f"{self.topic}: the log ended here, and {segment.path} went since")
         return MissingData(f"{segment.path} is missing, with offsets from {segment.first_offset}")

@@ -152,6 +152,7 @@ class LogReader:
         while (frames := self._next_frames()) is not None:
             self.position = self._fetched
             yield frames
+            del frames  # else its buffer stays while the next one is fetched
 
     def close(self) -> None:
         """Ends the iteration, even one that waits in another thread."""

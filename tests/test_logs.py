@@ -1,0 +1,298 @@
+"""Log lines: their two forms, and that no secret is in any of them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+
+from forebay import metrics
+from forebay.config import describe
+from forebay.errors import ForebayError, ServiceError, ServiceUnavailable
+from forebay.logs import JsonFormatter, event
+from forebay.settings import (
+    CloudSettings,
+    MetadataSettings,
+    StoreSettings,
+    UploaderSettings,
+)
+from forebay.topic.store import Store
+
+LOG: Final = logging.getLogger("forebay.test")
+
+
+@dataclass
+class Lines:
+    """What was logged, in both forms."""
+
+    text: io.StringIO = field(default_factory=io.StringIO)
+    json: io.StringIO = field(default_factory=io.StringIO)
+
+    def last(self) -> str:
+        return self.text.getvalue().splitlines()[-1]
+
+    def fields(self) -> dict[str, Any]:
+        """Of the last line, without the moment."""
+        found: dict[str, Any] = json.loads(self.json.getvalue().split("\n")[-2])
+        assert found.pop("at").endswith("Z")
+        return found
+
+    @property
+    def all(self) -> str:
+        return self.text.getvalue() + self.json.getvalue()
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    """All that any logger says from now on."""
+    lines = Lines()
+    text, in_json = logging.StreamHandler(lines.text), logging.StreamHandler(lines.json)
+    in_json.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.DEBUG)
+    root.addHandler(text)
+    root.addHandler(in_json)
+    yield lines
+    root.removeHandler(text)
+    root.removeHandler(in_json)
+    root.setLevel(level)
+
+
+def test_a_line_is_what_happened_and_its_fields(lines: Lines) -> None:
+    event(LOG, logging.INFO, "object committed", topic="/default/orders", bytes=9, seconds=0.12345)
+    assert lines.last() == "object committed topic=/default/orders bytes=9 seconds=0.123"
+    assert lines.fields() == {
+        "level": "info",
+        "logger": "forebay.test",
+        "event": "object committed",
+        "topic": "/default/orders",
+        "bytes": 9,
+        "seconds": 0.12345,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("plain", "plain"),
+        ("two words", '"two words"'),
+        ("", '""'),
+        ("a=b", '"a=b"'),
+        ('say "x"', '"say \\"x\\""'),
+        ("back\\slash", '"back\\\\slash"'),
+        ("Grüße", "Grüße"),
+        ("one\ntwo", '"one\\ntwo"'),
+        ("one\u2028two", '"one\\u2028two"'),
+        ("\x1b[31m", '"\\u001b[31m"'),
+        (None, "None"),
+        (Path("/data/wal.log"), "/data/wal.log"),
+        (ServiceUnavailable("no answer"), '"no answer"'),
+    ],
+)
+def test_a_value_stays_one_word_of_one_line(lines: Lines, value: object, shown: str) -> None:
+    event(LOG, logging.ERROR, "it happened", value=value, after=1)
+    assert lines.text.getvalue() == f"it happened value={shown} after=1\n"
+    plain = value if value is None else str(value)
+    assert lines.fields()["value"] == plain
+
+
+def test_a_line_in_json_is_one_line(lines: Lines) -> None:
+    event(LOG, logging.WARNING, "it\nhappened", error=ValueError("one\ntwo"))
+    assert lines.json.getvalue().count("\n") == 1
+    assert lines.fields()["event"] == "it\nhappened"
+
+
+def test_lines_of_others_have_the_same_form(lines: Lines) -> None:
+    LOG.warning("%d things\nhappened", 3)
+    assert lines.fields() == {
+        "level": "warning",
+        "logger": "forebay.test",
+        "event": "3 things\nhappened",
+    }
+
+
+def test_a_traceback_is_below_the_line_and_in_one_field(lines: Lines) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    event(LOG, logging.ERROR, "it failed", trace=caught.value, error=repr(caught.value))
+    first, second, *_ = lines.text.getvalue().splitlines()
+    assert first == "it failed error=\"RuntimeError('a bug')\""
+    assert second == "Traceback (most recent call last):"
+    found = lines.fields()
+    assert found["error"] == "RuntimeError('a bug')"
+    assert found["trace"].endswith("RuntimeError: a bug")
+    assert "in fail" in found["trace"]
+
+
+def fail() -> None:
+    raise RuntimeError("a bug")
+
+
+def test_what_nobody_listens_to_is_not_formatted(lines: Lines) -> None:
+    class Fragile:
+        def __str__(self) -> str:
+            raise AssertionError("formatted")
+
+    LOG.setLevel(logging.ERROR)
+    event(LOG, logging.INFO, "it happened", value=Fragile())
+    LOG.setLevel(logging.NOTSET)
+    assert lines.all == ""
+
+
+def test_a_line_names_the_place_that_logged_it(caplog: pytest.LogCaptureFixture) -> None:
+    event(LOG, logging.WARNING, "it happened")
+    assert caplog.records[0].funcName == "test_a_line_names_the_place_that_logged_it"
+
+
+# ---- secrets ----------------------------------------------------------------------------------
+
+SECRET: Final = "hunter2/hunter2+hunter2hunter2hunter2=="
+TOKEN: Final = "a-token/of+a+session=="
+KEY: Final = base64.b64encode(b"the key of an account in the cloud").decode()
+SIGNATURE: Final = "c2lnbmF0dXJl+b2Y/YW4=YWNjb3VudA=="
+PASSWORD: Final = "correct-horse-battery"
+
+
+class Parrot(BaseHTTPRequestHandler):
+    """Refuses everything, and repeats all that it was told."""
+
+    def _refuse(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        token = self.headers.get("x-amz-security-token", "")
+        signature = parse_qs(urlsplit(self.path).query).get("sig", [""])[0]
+        body = (
+            "<Error><Code>AccessDenied</Code>"
+            f"<Message>not you: {token}{signature} at {quote(self.path)}</Message>"
+            f"<StringToSign>{self.path} {dict(self.headers)} {SECRET} {KEY}</StringToSign></Error>"
+        ).encode()
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _refuse  # noqa: N815 - the names it looks for
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing: a test listens."""
+
+
+@pytest.fixture
+def parrot() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Parrot) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+S3: Final = {"access_key": "a-name", "secret_key": SECRET, "session_token": TOKEN, "region": "r"}
+PLACES: Final[dict[str, tuple[str, str, dict[str, str]]]] = {
+    "s3": ("s3", "s3://bucket/prefix", S3),
+    "azure key": ("azure", "azure://box", {"account_name": "me", "account_key": KEY}),
+    "azure token": (
+        "azure",
+        "azure://box",
+        {"account_name": "me", "sas_token": f"sv=2024-01-01&sig={quote(SIGNATURE, safe='')}"},
+    ),
+}
+DEAD: Final = "http://127.0.0.1:1"
+"""Nothing listens there: only the superuser may."""
+
+
+def cloud(place: str, endpoint: str) -> CloudSettings:
+    backend, root, options = PLACES[place]
+    return CloudSettings(
+        backend=backend,  # type: ignore[arg-type] # one of its literals
+        root=root,
+        options={**options, "endpoint": endpoint},
+        request_timeout_seconds=5,
+        retry_timeout_seconds=0.2,
+        max_retries=1,
+    )
+
+
+def fail_to_upload(settings: StoreSettings) -> ForebayError:
+    """What a program is told that uploads to a store that worked when the topic was made."""
+    before = replace(settings, cloud=CloudSettings(backend="memory", root=str(settings.data)))
+    with Store(before) as store:
+        store.topic("orders").append(b"x")
+    with Store(settings) as store, pytest.raises(ServiceError) as caught:
+        store.topic("orders").upload()
+    return caught.value
+
+
+def require_no_secret(text: str, *secrets: str) -> None:
+    for secret in secrets:
+        for form in (secret, quote(secret), quote(secret, safe="")):
+            assert form not in text
+
+
+@pytest.mark.parametrize("server", ["dead", "parrot"])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_upload_that_fails_tells_no_secret(
+    tmp_path: Path, lines: Lines, place: str, server: str, request: pytest.FixtureRequest
+) -> None:
+    endpoint = DEAD if server == "dead" else request.getfixturevalue("parrot")
+    settings = StoreSettings(
+        data=tmp_path, cloud=cloud(place, endpoint), uploader=UploaderSettings(enabled=False)
+    )
+    error = fail_to_upload(settings)
+    assert "upload failed topic=/default/orders" in lines.text.getvalue()
+    said = [
+        lines.all,
+        repr(error),
+        *traceback.format_exception(error),
+        repr(settings),
+        json.dumps(describe(settings)),
+        metrics.render(),
+    ]
+    require_no_secret("\n".join(said), SECRET, TOKEN, KEY, SIGNATURE)
+
+
+def test_a_secret_of_the_environment_is_told_no_more_than_one_of_the_file(
+    tmp_path: Path, lines: Lines, parrot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a-name")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
+    place = CloudSettings(
+        backend="s3",
+        root="s3://bucket",
+        options={"endpoint": parrot, "region": "r"},
+        retry_timeout_seconds=0.2,
+        max_retries=1,
+    )
+    settings = StoreSettings(tmp_path, cloud=place, uploader=UploaderSettings(enabled=False))
+    error = fail_to_upload(settings)
+    assert "not you: ***" in str(error), "the server's words are told, but for the secrets"
+    everything = "".join(traceback.format_exception(error)) + lines.all + repr(settings)
+    require_no_secret(everything, SECRET, TOKEN)
+
+
+def test_the_catalogs_password_is_told_by_nobody(tmp_path: Path, lines: Lines) -> None:
+    metadata = MetadataSettings(
+        backend="etcd",
+        endpoints=[DEAD.removeprefix("http://")],
+        username="me",
+        password=PASSWORD,
+        timeout_seconds=1,
+    )
+    settings = StoreSettings(tmp_path, metadata=metadata)
+    with Store(settings) as store, pytest.raises(ServiceError) as caught:
+        store.topic("orders")
+    error = caught.value
+    everything = "".join(traceback.format_exception(error)) + repr(error) + lines.all
+    require_no_secret(everything + repr(settings) + json.dumps(describe(settings)), PASSWORD)
