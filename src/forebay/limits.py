@@ -89,7 +89,7 @@ LOST_RANGES_MAX: Final = 10_000
 OFFSETS_RESERVED: Final = 1_000_000
 """Offsets that the owner of a topic reserves at a time."""
 
-READ_AHEAD_CHUNKS: Final = 4
+READ_AHEAD_CHUNKS: Final = 6
 """Fetched chunks that one reader of objects holds at most, the current one aside."""
 
 CLOSE_SECONDS_MAX: Final = 5.0

@@ -50,6 +50,7 @@ from forebay.objects.backend import (
     check_range,
     ends_early,
 )
+from forebay.objects.buffers import BufferPool
 
 _TEMPORARY: Final = ".tmp"
 _METADATA: Final = ".meta"
@@ -142,6 +143,7 @@ class LocalBackend:
         self._name = f"file://{self._root}"
         self._disk = LocalDisk()
         self._made: set[Path] = set()
+        self._buffers = BufferPool()
         self._remove_leftovers()
 
     @property
@@ -267,16 +269,19 @@ class LocalBackend:
         with self.translated("write", key):
             return LocalWriter(self, key, found)
 
-    def _read(self, fd: int, key: str, start: int, end: int) -> bytes:
-        data = os.pread(fd, end - start, start)
-        while len(data) < end - start:
-            more = os.pread(fd, end - start - len(data), start + len(data))
-            if not more:
+    def _read(self, fd: int, key: str, start: int, end: int) -> Buffer:
+        view = self._buffers.take(end - start)
+        filled = 0
+        while filled < len(view):
+            count = os.preadv(fd, [view[filled:]], start + filled)
+            if not count:
                 raise ends_early(self._name, key, start, end)
-            data += more
-        if start == end > os.fstat(fd).st_size:
-            raise ends_early(self._name, key, start, end)
-        return data
+            filled += count
+        if start == end:
+            os.pread(fd, 0, start)  # which a directory refuses
+            if end > os.fstat(fd).st_size:
+                raise ends_early(self._name, key, start, end)
+        return view.toreadonly()
 
     def _rewrite(self, source: str, target: str, metadata: Mapping[str, str]) -> None:
         with self._path(source).open("rb") as file, self._writer(target, metadata) as writer:
