@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.files.disk import AppendFile, Disk, append_all, read_file, write_all_at
@@ -79,6 +79,7 @@ def outcome(disk: Disk, root: Path, steps: list[tuple[str, bytes, int]]) -> tupl
     return sizes, read_file(disk, root / "file", bytes_max=1 << 20)
 
 
+@settings(deadline=None)
 @given(steps=FILE_STEPS, seed=st.integers(0, 2**32))
 def test_every_disk_makes_the_same_file_of_the_same_steps(
     steps: list[tuple[str, bytes, int]], seed: int

@@ -128,7 +128,8 @@ def require_chain(found: Iterable[ObjectDescriptor], start: int, end: int) -> No
 
 def hand_over(topic: Topic) -> int:
     """The first offset that is in a segment."""
-    return topic.segments()[0].first_offset
+    segments = topic.segments()
+    return segments[0].first_offset if segments else 0
 
 
 def read_all(topic: Topic, start: int, end: int | None = None) -> int:

@@ -22,6 +22,8 @@ from forebay.settings import CloudReaderSettings, UploaderSettings
 PROCESS = Path(__file__).with_name("memory_process.py")
 ABOVE_IDLE_MAX = 64.0
 GROWTH_MAX = 1.1
+ONE_CHUNK = CloudReaderSettings().fetch_chunk_size / MIB
+"""One request more or less in flight at the worst moment is chance, and more of it under load."""
 SMALL = 64
 CLIENT_BYTES = 32 * MIB
 """Allowed beside the chunks. A measured number, not a derived one: 23 MiB were seen on S3 with a
@@ -116,7 +118,7 @@ def require_same_memory(make: MakeLab, mib: int) -> None:
     reads = large.run("read", times=1).above, of_small
     for of_large, of_small in (uploads, reads):
         assert of_large <= ABOVE_IDLE_MAX
-        assert of_large <= GROWTH_MAX * of_small
+        assert of_large <= GROWTH_MAX * of_small + ONE_CHUNK
 
 
 @pytest.mark.parametrize(("lab", "mib"), [("fs", 256), ("s3", 128)], indirect=["lab"])

@@ -70,7 +70,7 @@ def test_offsets_of_a_log_that_the_catalog_forgot_are_not_used_again() -> None:
 def test_watermarks_at_the_hole_cross_it() -> None:
     record = replace(RECORD, start_offset=60, verified=60)
     settled = settle(record, LocalLog("other", 0, 0), "fresh")
-    assert (settled.start_offset, settled.verified, settled.tail) == (1000, 1000, 1000)
+    assert (settled.start_offset, settled.verified, settled.tail) == (60, 1000, 1000)
 
 
 def test_a_second_loss_with_nothing_between_prolongs_the_first() -> None:

@@ -258,6 +258,21 @@ def test_a_log_that_is_lost_leaves_a_hole_that_is_said(site: Site, tmp_path: Pat
         require_chain(elsewhere)
 
 
+def test_a_hole_at_the_very_start_is_said_too(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with site.topic() as topic:
+        fill(topic, 10)
+    with replace(site, data=tmp_path / "elsewhere").topic() as topic:
+        assert topic.append(b"%010d" % 10, durability="synced") == 10
+        with pytest.raises(LostOffsets) as caught:
+            offsets(topic.read("earliest"))
+        assert (caught.value.start, caught.value.end) == (0, 10)
+        assert offsets(topic.read(10)) == [10]
+    assert "offsets are lost" in caplog.text
+    assert "first=0 last=9" in caplog.text
+
+
 def test_a_topic_that_is_all_uploaded_moves_without_a_hole(site: Site, tmp_path: Path) -> None:
     with site.topic() as topic:
         fill(topic, 100)

@@ -47,8 +47,8 @@ class CatalogSource:
         hole = record.lost_range(offset)
         if hole is not None:
             return LostOffsets(
-                f"{self._topic}: offsets {hole[0]} to {hole[1] - 1} are lost: they were handed "
-                "out by an owner whose disk is gone before they were uploaded; "
+                f"{self._topic}: offsets {hole[0]} to {hole[1] - 1} are lost: reserved by "
+                "an owner whose log did not come back, and are in no object; "
                 f"go on from offset {hole[1]}",
                 start=hole[0],
                 end=hole[1],

@@ -76,7 +76,6 @@ def settle(record: TopicRecord | None, local: LocalLog, fresh_id: str) -> TopicR
         log_id=fresh_id,
         tail=begin,
         verified=skip_lost(lost, record.verified),
-        start_offset=skip_lost(lost, record.start_offset),
         reserved=begin,
     )
 
@@ -135,8 +134,21 @@ class TopicClaim:
 
         self._ownership, self.record = self._acquire(lock, decide)
         if self.record.log_id == fresh_id:
+            self._say_what_is_lost(self.record)
             return Settled(fresh_id, self.record.tail)
         return Settled(local.log_id, local.next_offset)
+
+    def _say_what_is_lost(self, record: TopicRecord) -> None:
+        """A hole that this opening has made ends where the new log begins."""
+        if record.lost and record.lost[-1][1] == record.tail:
+            event(
+                _log,
+                logging.WARNING,
+                "offsets are lost: the log that has them is not here, and the topic goes on",
+                topic=self._topic,
+                first=record.lost[-1][0],
+                last=record.lost[-1][1] - 1,
+            )
 
     def _acquire(
         self, lock: str, decide: Callable[[TopicRecord | None], TopicRecord]

@@ -255,7 +255,9 @@ class Appender(GroupCommit):
 
 
 def _unknown_durability(durability: object) -> UsageError:
-    return UsageError(f"durability is {durability!r}; it must be 'buffered' or 'synced'")
+    return UsageError(
+        f"durability is {durability!r}; it must be 'buffered', 'synced' or, of a topic, 'uploaded'"
+    )
 
 
 _Item = TypeVar("_Item")
