@@ -80,7 +80,6 @@ class Killer:
         self.folder = folder
         self.runs = 0
         self.acks: dict[int, Ack] = {}
-        self.orphans: set[str] = set()
         self.met: Counter[str] = Counter()
         """Kills at the moment that was aimed at."""
         self.rolling = seed % 2 == 1  # both ways of uploading have their seeds
@@ -205,7 +204,7 @@ class Killer:
             self.check(contents)
         assert_chain(self.catalog, self.store)
         assert_each_committed_once(self.catalog)
-        self.orphans = assert_only_orphans_are_swept(self.catalog, self.store)
+        assert_only_orphans_are_swept(self.catalog, self.store)
         fresh = replace(self.settings(faulty=False), data=self.folder / "fresh")
         with forebay.open(fresh) as store:
             again = read_all(store.topic(NAME))
@@ -263,6 +262,7 @@ def test_nothing_is_lost_or_doubled_in_thirty_kills(
 ) -> None:
     killer = Killer(tmp_path, s3, etcd, seed)
     kill_and_check(killer, 30)
-    assert killer.orphans
+    # Whether a kill leaves an orphan is chance: most of them are written again by the next cycle,
+    # under the same name. `test_kill_at_every_call` meets the moments that leave one.
     seen = killer.s3_proxy.stats().faults.keys() | killer.etcd_proxy.stats().faults.keys()
     assert seen >= {"reset", "http_error", "timeout_after_success", "black_hole"}
