@@ -17,10 +17,11 @@ prefix are the backend's own. `check_key` and `check_metadata` say what every ba
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from forebay.errors import ServiceError, ServiceRefused, UsageError
 from forebay.format.layout import Buffer
@@ -72,6 +73,35 @@ class ObjectWriter(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+class WriterScope(ABC):
+    """`with` for a writer: an exception aborts it, and else it is closed, unless it was."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether it was closed or aborted."""
+
+    @abstractmethod
+    def close(self) -> ObjectMeta: ...
+
+    @abstractmethod
+    def abort(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif not self.ended:
+            self.close()
 
 
 class Backend(Protocol):

@@ -30,7 +30,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from forebay.errors import (
@@ -45,6 +44,7 @@ from forebay.files.local import LocalDisk
 from forebay.format.layout import Buffer
 from forebay.objects.backend import (
     ObjectMeta,
+    WriterScope,
     check_key,
     check_metadata,
     check_range,
@@ -79,7 +79,7 @@ def _meta(
     return ObjectMeta(key, status.st_size, _etag(status), modified_ms, metadata or {})
 
 
-class LocalWriter:
+class LocalWriter(WriterScope):
     """An object in the making, under its temporary name."""
 
     def __init__(self, backend: LocalBackend, key: str, metadata: dict[str, str]) -> None:
@@ -122,19 +122,9 @@ class LocalWriter:
             raise UsageError(f"the writer of {self._key!r} is closed")
         return self._fd
 
-    def __enter__(self) -> LocalWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._fd is not None:
-            self.close()
+    @property
+    def ended(self) -> bool:
+        return self._fd is None
 
 
 class LocalBackend:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import NamedTuple
 
 from forebay.clock import SYSTEM_CLOCK, Clock
@@ -15,6 +14,7 @@ from forebay.errors import ObjectMissing, UsageError
 from forebay.format.layout import Buffer
 from forebay.objects.backend import (
     ObjectMeta,
+    WriterScope,
     check_key,
     check_metadata,
     check_range,
@@ -27,7 +27,7 @@ class _Stored(NamedTuple):
     meta: ObjectMeta
 
 
-class MemoryWriter:
+class MemoryWriter(WriterScope):
     def __init__(self, backend: MemoryBackend, key: str, metadata: dict[str, str]) -> None:
         self._backend = backend
         self._key = key
@@ -50,19 +50,9 @@ class MemoryWriter:
             raise UsageError(f"the writer of {self._key!r} is closed")
         return self._data
 
-    def __enter__(self) -> MemoryWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._data is not None:
-            self.close()
+    @property
+    def ended(self) -> bool:
+        return self._data is None
 
 
 class MemoryBackend:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import obstore
@@ -33,6 +32,7 @@ from forebay.limits import OBJECT_KEY_BYTES_MAX, PART_BYTES_MIN
 from forebay.objects.answers import is_past_the_end, scrubbed, translated
 from forebay.objects.backend import (
     ObjectMeta,
+    WriterScope,
     check_key,
     check_metadata,
     check_range,
@@ -56,7 +56,7 @@ _started_by: int | None = None
 """The process that started the client's threads: they are one set for all clients."""
 
 
-class RemoteWriter:
+class RemoteWriter(WriterScope):
     """Collects a chunk, hands it over, and collects the next one while it travels.
 
     What fits into one chunk is one PUT. The client keeps the buffer it is given until it has sent
@@ -140,19 +140,9 @@ class RemoteWriter:
             raise UsageError(f"the writer of {self._key!r} is closed, or has failed")
         return self._chunk
 
-    def __enter__(self) -> RemoteWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._chunk is not None:
-            self.close()
+    @property
+    def ended(self) -> bool:
+        return self._chunk is None
 
 
 class RemoteBackend:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from types import TracebackType
 from typing import Final, TypeVar
 
 from forebay.errors import (
@@ -24,7 +23,7 @@ from forebay.errors import (
 from forebay.format.layout import Buffer
 from forebay.limits import MIB
 from forebay.metrics import SECONDS, Counter, Histogram
-from forebay.objects.backend import Backend, CopyUnsupported, ObjectMeta, ObjectWriter
+from forebay.objects.backend import Backend, CopyUnsupported, ObjectMeta, ObjectWriter, WriterScope
 
 T = TypeVar("T")
 
@@ -82,7 +81,7 @@ def _counted(operation: str) -> Iterator[None]:
     REQUESTS.add(1, operation, "ok")
 
 
-class CloudWriter:
+class CloudWriter(WriterScope):
     """A backend's writer, counted."""
 
     def __init__(self, inner: ObjectWriter, chunk_bytes: int) -> None:
@@ -119,19 +118,9 @@ class CloudWriter:
             REQUESTS.add(1, operation, outcome(error))
             raise
 
-    def __enter__(self) -> CloudWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif not self._ended:
-            self.close()
+    @property
+    def ended(self) -> bool:
+        return self._ended
 
 
 class CloudStore:

@@ -14,12 +14,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, TypeAlias, get_args
 
 from forebay.errors import ServiceUnavailable
 from forebay.format.layout import Buffer
-from forebay.objects.backend import Backend, ObjectMeta, ObjectWriter
+from forebay.objects.backend import Backend, ObjectMeta, ObjectWriter, WriterScope
 
 ObjectOperation: TypeAlias = Literal[
     "any",
@@ -90,7 +89,7 @@ class _Hook:
     call: Callable[[str], None]
 
 
-class FaultWriter:
+class FaultWriter(WriterScope):
     def __init__(self, backend: FaultBackend, inner: ObjectWriter, key: str) -> None:
         self._backend = backend
         self._inner = inner
@@ -118,19 +117,9 @@ class FaultWriter:
         with self._backend.struck("abort", self._key):
             self._inner.abort()
 
-    def __enter__(self) -> FaultWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self.abort()
-        elif not self._ended:
-            self.close()
+    @property
+    def ended(self) -> bool:
+        return self._ended
 
 
 class FaultBackend:
