@@ -152,7 +152,8 @@ class EtcdServer:
         command = [program("etcd"), "--name=one", f"--data-dir={self.data / 'member'}"]
         command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
         command += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
-        command += [f"--initial-cluster=one={peer}", "--log-level=error", "--unsafe-no-fsync"]
+        # Not --unsafe-no-fsync: killed, it would have forgotten what it acknowledged.
+        command += [f"--initial-cluster=one={peer}", "--log-level=error"]
         command += ["--heartbeat-interval=10", "--election-timeout=60", "--bcrypt-cost=4"]
         if self.certificates is not None:
             command += [f"--cert-file={self.certificates.cert_file}", "--client-cert-auth=true"]
