@@ -34,7 +34,7 @@ is absent. It means that nobody knows: read the log after opening it again.
 from __future__ import annotations
 
 import errno
-from typing import Final
+from typing import Any, Final
 
 _REMEDIES: Final = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -56,7 +56,19 @@ def remedy(error: BaseException) -> str:
 
 
 class ForebayError(Exception):
-    """Anything that Forebay raises on purpose."""
+    """Anything that Forebay raises on purpose. It survives the way from one process to another."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, dict(self.__dict__))
+
+
+def _rebuilt(
+    kind: type[ForebayError], args: tuple[Any, ...], state: dict[str, Any]
+) -> ForebayError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(ForebayError, ValueError):

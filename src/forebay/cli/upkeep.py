@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forebay.cli.options import json_option, store_options
+from forebay.cli.spark_options import progress_bar
 from forebay.errors import (
     CommitRefused,
     CorruptLog,
@@ -215,7 +216,7 @@ def _restore_one(
     from forebay.upload.restore import restore_topic
 
     try:
-        with _progress(str(topic)) as progress:
+        with progress_bar(str(topic)) as progress:
             report = restore_topic(
                 tiers.catalog, tiers.store, tiers.session, topic, progress=progress, **choices
             )
@@ -253,17 +254,3 @@ def _restore_lines(report: RestoreReport) -> Iterator[str]:
         yield f"  damaged: {object_id}"
     for object_id in report.superseded:
         yield f"  not used: {object_id}"
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

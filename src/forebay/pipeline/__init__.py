@@ -1,0 +1,1 @@
+"""Everything that moves data in bulk, on Apache Spark."""

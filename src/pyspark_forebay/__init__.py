@@ -1,0 +1,1 @@
+"""Lets Spark find the format `forebay` by its name, with nothing imported."""
