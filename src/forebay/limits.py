@@ -83,6 +83,12 @@ CATALOG_PAGE: Final = 256
 CATALOG_OPERATIONS_MAX: Final = 100
 """In one transaction; etcd allows 128."""
 
+NOTE_BYTES_MAX: Final = 64 * KIB
+"""Of what a job remembers of a topic in the catalog."""
+
+NOTE_NAME_BYTES_MAX: Final = 256
+"""Percent-encoded it may be three times as long, within the 2 KiB of a catalog's key."""
+
 LOST_RANGES_MAX: Final = 10_000
 """That one topic can have; each is one failover to a machine without the local log."""
 
@@ -106,3 +112,10 @@ assert FRAME_PAYLOAD_BYTES_MIN < MESSAGE_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX < 2
 assert RUN_BYTES_MAX <= ENCODE_BYTES_MAX <= READ_CHUNK_BYTES
 assert SEGMENT_INDEX_BYTES <= ENCODE_BYTES_MAX
 assert 48 * OBJECT_INDEX_ENTRIES_MAX + 4 * KIB <= DESCRIPTOR_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX
+
+FOLLOW_SECONDS: Final = 5.0
+"""How often an owner looks how far the pipeline has uploaded its topics."""
+TASK_BYTES: Final = 128 * MIB
+"""Of one Spark task, about: less is mostly Spark's own work, more is much to do again."""
+WAVE_TASKS_PER_SLOT: Final = 8
+"""Spark tasks of one wave of a job: what is done is committed after each wave."""

@@ -12,6 +12,7 @@ from forebay.bench.commands import bench
 from forebay.cli.configuration import config
 from forebay.cli.files import inspect
 from forebay.cli.messages import consume, produce
+from forebay.cli.offload import offload, pipeline
 from forebay.cli.options import log_to_stderr, plain_errors
 from forebay.cli.topics import describe, explain, topics
 from forebay.cli.upkeep import restore, sweep
@@ -49,7 +50,20 @@ def main(log_level: str, log_format: str) -> None:
     log_to_stderr(log_level, log_format)
 
 
-for _command in (produce, consume, topics, describe, explain, sweep, restore, inspect, config):
+_COMMANDS = (
+    produce,
+    consume,
+    topics,
+    describe,
+    explain,
+    offload,
+    pipeline,
+    sweep,
+    restore,
+    inspect,
+    config,
+)
+for _command in _COMMANDS:
     main.add_command(_command)
 
 for _benchmark in bench.commands.values():

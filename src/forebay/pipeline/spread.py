@@ -9,9 +9,11 @@ repeat: the work must give the same result when it is done twice, and at the sam
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
@@ -28,6 +30,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with the tasks that are done, and all of them."""
 
 _LOOK_SECONDS: Final = 0.2
+_RAISED: Final = re.compile(r"(?!File )[\w.]+(Error|Exception|Interrupt|[a-z])(: .*)?$")
+"""How a traceback ends: the exception's name, and what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +72,37 @@ def spread(
     try:
         with watch:
             found = dict(numbered.mapPartitionsWithIndex(run).collect())
-    except BaseException:
+    except Exception as error:
+        if is_from_spark(error):
+            raise ServiceUnavailable(f"Spark gave up {label}: {reason_of(error)}") from error
+        raise
+    except BaseException:  # an interrupt: what is running would go on without us
         context.cancelJobGroup(group)
         raise
     finally:
-        context.setLocalProperty("spark.jobGroup.id", None)
+        with suppress(Exception):  # the JVM may be gone, and what is under way is told already
+            context.setLocalProperty("spark.jobGroup.id", None)
     return [found[number] for number in range(len(tasks))]
+
+
+def is_from_spark(error: Exception) -> bool:
+    """Whether Spark, its JVM or the way to it raised the error."""
+    from pyspark.errors import PySparkException
+
+    return isinstance(error, PySparkException | ConnectionError) or type(
+        error
+    ).__module__.startswith("py4j")
+
+
+def reason_of(error: Exception) -> str:
+    """The one line that matters of what Spark says: the last one of a Python traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for at, line in enumerate(lines):
+        if line.startswith("Traceback (most recent call last)"):
+            below = [each for each in lines[at + 1 :] if _RAISED.match(each)]
+            if below:
+                return below[0]
+    return lines[0] if lines else type(error).__name__
 
 
 def _run_one(work: Callable[[_Item], _Result], item: _Item, last_attempt: int) -> Done[_Result]:

@@ -22,7 +22,7 @@ from forebay.errors import LogClosed
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.names import TopicName, is_topic, parse_topic
-from forebay.limits import CLOSE_SECONDS_MAX
+from forebay.limits import CLOSE_SECONDS_MAX, FOLLOW_SECONDS
 from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings
 from forebay.topic.background import Background, Tended
@@ -139,6 +139,9 @@ class WalStorageFactory:
         uploader = self.settings.uploader
         if uploader.enabled and uploader.runner == "inline":
             self._background.every(uploader.interval_seconds, storage, _upload, first=0)
+        elif uploader.enabled:
+            seconds = min(uploader.interval_seconds, FOLLOW_SECONDS)
+            self._background.every(seconds, storage, _follow)
         minutes = self.settings.deleter.check_interval_minutes
         self._background.every(minutes * 60, storage, _trim)
 
@@ -222,6 +225,12 @@ class WalStorageFactory:
 def _upload(storage: Tended) -> None:
     assert isinstance(storage, WalStorage)
     storage.upload_due()
+
+
+def _follow(storage: Tended) -> None:
+    """Somebody else uploads: the watermarks are what the catalog says."""
+    assert isinstance(storage, WalStorage)
+    storage.follow_uploads()
 
 
 def _trim(storage: Tended) -> None:

@@ -162,6 +162,11 @@ class WalStorage:
         uploader = self._require_uploader()
         self._fencing(uploader.cycle)
 
+    def follow_uploads(self) -> None:
+        """Takes over how far another process, such as the pipeline, has uploaded."""
+        uploader = self._require_uploader()
+        self._fencing(uploader.record)
+
     def wait_uploaded(self, target: int, timeout: float | None = None) -> None:
         """Returns when everything before `target` is in committed objects; uploads it itself."""
         uploader = self._require_uploader()

@@ -92,11 +92,13 @@ def plan_object(
     cut: Cut,
     *,
     overdue: bool,
+    whole_segments: bool = False,
 ) -> PlannedObject | None:
     """The next object from `start` on, or None if it is too early for one.
 
     `overdue` takes what is there. An object is never over its bounds, but for a single frame that
-    is larger than all of them.
+    is larger than all of them. `whole_segments` ends an object with a segment where it can, and
+    cuts only a segment that is larger than an object.
     """
     extents: list[Extent] = []
     room = settings.max_object_bytes
@@ -112,6 +114,8 @@ def plan_object(
         count = stop.offset - at.offset
         if stop.position - at.position > room or (messages is not None and count > messages):
             full = True
+            if whole_segments and extents:
+                break
             stop = cut(segment, at, room, messages)
             if stop == at and not extents:
                 stop = cut(segment, at, segment.size, 1)

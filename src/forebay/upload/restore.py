@@ -27,6 +27,8 @@ from typing import Final
 
 from forebay.catalog.adopt import adopt, is_restoring, restored, restoring
 from forebay.catalog.catalog import Catalog, Change
+from forebay.catalog.kv import Put
+from forebay.catalog.notes import BEGAN
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import TopicRecord
 from forebay.errors import CommitRefused, CorruptLog, MissingData, ServiceError, TopicFenced
@@ -291,6 +293,8 @@ class _Restore:
                 ownership.release(record.reserved)
 
     def _finish(self, ownership: Ownership, stock: Inventory) -> TopicRecord:
+        origin = b"restore " + secrets.token_hex(8).encode()
+
         def change(record: TopicRecord) -> Change:
             return Change(
                 replace(
@@ -298,7 +302,9 @@ class _Restore:
                     log_id=restored(record.log_id),
                     verified=record.tail if self._verify else record.verified,
                     reserved=self._next_offset(record, record.tail, stock),
-                )
+                ),
+                # What jobs noted may be older than what was added: they must look for themselves.
+                (Put(self._catalog.keys.note(self._topic, BEGAN), origin),),
             )
 
         return self._catalog.update(self._topic, ownership.epoch, change)

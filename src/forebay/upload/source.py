@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from forebay.errors import CorruptFrame, MissingData
 from forebay.files.disk import Disk, ReadFile
 from forebay.format.frame import Scan
+from forebay.format.message import message_columns
 from forebay.format.names import SegmentNames
 from forebay.limits import READ_CHUNK_BYTES
 from forebay.upload.plan import Extent, Place
@@ -68,6 +69,17 @@ class SegmentSource:
         finally:
             file.close()
         return len(found) > 0
+
+    def publish_time(self, segment: Segment, place: Place) -> int | None:
+        """When the message at `place` was published, in milliseconds; None if none is there."""
+        file = self._disk.open_read(segment.path)
+        try:
+            found = ChunkReader(1).read(file, place.position, segment.size, place.offset)
+            if not len(found):
+                return None
+            return message_columns(found).publish_times[0]
+        finally:
+            file.close()
 
     def cut(
         self, segment: Segment, start: Place, bytes_max: int, messages_max: int | None

@@ -24,6 +24,7 @@ from forebay.catalog.catalog import Catalog, Intent, fenced
 from forebay.catalog.records import TopicRecord
 from forebay.clock import Clock
 from forebay.errors import (
+    CommitRefused,
     CorruptFrame,
     ForebayError,
     LogClosed,
@@ -159,7 +160,13 @@ class Uploader:
     ) -> TopicRecord:
         """Option B: every object in one go."""
         while (planned := self.plan(record.tail, force=force)) is not None:
-            record = self._upload(planned, done)
+            try:
+                record = self._upload(planned, done)
+            except CommitRefused:
+                record = self.record()
+                if record.tail <= planned.start_offset:
+                    raise
+                # The pipeline was faster: on from where it got to.
         return record
 
     def stop(self) -> None:

@@ -6,7 +6,7 @@
     none, gone     sidecar only stray sidecar
     gone           there        orphan: a late writer's; the name is never used again
     intended       any          orphan or pending; kept while its writer may still commit it
-    replaced       any          kept for readers with an old plan
+    replaced       any          kept for readers with an old plan, and to take the swap back
     deleting       any          the work of a sweep or of retention that died: to be finished
 
 Whatever is to be removed must also be older than the grace time. The decision may be out of date

@@ -1,0 +1,337 @@
+"""Offload: planned by the driver, transferred anywhere, committed in order by the driver alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forebay
+from fleets import HereFleet
+from forebay.errors import MissingData, ServiceUnavailable
+from forebay.pipeline.offload import Offload
+from forebay.pipeline.offload_report import OffloadReport
+from forebay.pipeline.shipment import Inspection, Shipment
+from forebay.pipeline.site import site_settings
+from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
+from forebay.testing.clock import ManualClock
+from forebay.topic.store import Store
+from forebay.topic.view import StoreView
+
+NAME = "/default/orders"
+
+
+def settings_of(data: Path, **uploader: Any) -> StoreSettings:
+    """Segments of four kilobytes, and nobody who uploads in the background."""
+    return StoreSettings(
+        data=data,
+        wal=WalSettings(rotate_max_bytes=4096),
+        uploader=UploaderSettings(**{"enabled": False, **uploader}),
+        deleter=DeleterSettings(retention_size_mb=0, deletion_lag_minutes=0),
+    )
+
+
+@contextmanager
+def offloading(settings: StoreSettings, fleet: HereFleet, clock: Any = None) -> Iterator[Offload]:
+    more = {} if clock is None else {"clock": clock}
+    with Offload(site_settings(settings), fleet, **more) as run:
+        yield run
+
+
+def once(settings: StoreSettings, fleet: HereFleet, **how: Any) -> OffloadReport:
+    with offloading(settings, fleet) as run:
+        return run.once(**{"force": True, **how})
+
+
+def payloads(count: int, start: int = 0) -> list[bytes]:
+    return [b"%06d" % number * 10 for number in range(start, start + count)]
+
+
+def contents(settings: StoreSettings, topic: str = NAME) -> list[bytes]:
+    with StoreView(settings) as view:
+        return [message.payload for message in view.topic(topic).reader(0)]
+
+
+def chain(settings: StoreSettings, topic: str = NAME) -> list[tuple[int, int]]:
+    with StoreView(settings) as view:
+        return [(each.start_offset, each.end_offset) for each in view.topic(topic).objects()]
+
+
+def test_everything_synced_is_uploaded_while_its_owner_goes_on(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path), HereFleet()
+    with forebay.open(settings) as store:
+        topic = store.topic(NAME)
+        topic.append_many(payloads(500))
+        topic.flush()
+        report = once(settings, fleet)
+        assert report.ok
+        assert (report.messages, report.waves, fleet.runs) == (500, 1, 1)
+        topic.append_many(payloads(100, 500))
+        topic.flush()
+        assert once(settings, fleet).messages == 100
+        assert topic.trim_local()
+        assert [message.payload for message in topic.read(0)] == payloads(600)
+    assert contents(settings) == payloads(600)
+
+
+def test_with_nothing_to_do_nothing_runs(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path), HereFleet()
+    with forebay.open(settings) as store:
+        store.topic(NAME).append(b"one", durability="synced")
+    once(settings, fleet)
+    fleet.slots = None  # type: ignore[assignment,method-assign]  # asking would begin a session
+    report = once(settings, fleet)
+    assert (report.rows, report.waves, fleet.runs) == ((), 0, 1)
+
+
+def test_objects_of_one_topic_end_with_segments_and_are_made_side_by_side(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path, max_object_bytes=10_000), HereFleet()
+    with forebay.open(settings) as store:
+        topic = store.topic(NAME)
+        for number in range(10):
+            topic.append_many(payloads(50, number * 50))
+            topic.flush()
+            topic.rotate()
+        ends = {segment.end_offset - 1 for segment in topic.segments()}
+    report = once(settings, fleet)
+    assert fleet.runs == 1
+    assert len(fleet.items) == report.objects > 2
+    assert {row.end_offset for row in report.rows} <= ends
+    assert contents(settings) == payloads(500)
+
+
+def test_only_the_prefix_of_what_succeeded_is_committed(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path, max_object_bytes=5000), HereFleet()
+    with forebay.open(settings) as store:
+        for name in ("a", "b"):
+            store.topic(name).append_many(payloads(300))
+    broken = ServiceUnavailable("no answer")
+
+    def fail(errand: Any) -> None:
+        if errand.topic.topic == "a" and errand.planned.start_offset > 100:
+            raise broken
+
+    fleet.before = fail
+    report = once(settings, fleet)
+    assert not report.ok
+    committed = chain(settings, "a")
+    assert committed
+    assert committed[-1][1] < 299
+    assert [row.error for row in report.rows if row.error] == [str(broken)]
+    assert chain(settings, "b")[-1][1] == 299
+    fleet.before = lambda _errand: None
+    assert once(settings, fleet).ok
+    assert chain(settings, "a")[-1][1] == 299
+    assert contents(settings, "a") == payloads(300)
+
+
+def test_work_that_is_done_twice_is_done_once(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path), HereFleet()
+    fleet.twice = True
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(300))
+    assert once(settings, fleet).ok
+    assert contents(settings) == payloads(300)
+
+
+def test_a_damaged_frame_stops_its_topic_and_nothing_before_it(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path), HereFleet()
+    with forebay.open(settings) as store:
+        for name in ("bad", "good"):
+            store.topic(name).append_many(payloads(300))
+            store.topic(name).flush()
+        segment = store.topic("bad").segments()[0]
+        with segment.path.open("r+b") as file:
+            file.seek(segment.size // 2)
+            file.write(b"\xff\xff\xff\xff")
+        for _ in range(2):  # it stays so, and what is before it stays uploaded
+            report = once(settings, fleet)
+            [error] = [row for row in report.rows if row.error]
+            assert error.topic == "/default/bad"
+            assert "position" in str(error.error)
+            assert 0 < chain(settings, "bad")[-1][1] < 299
+            assert chain(settings, "good")[-1][1] == 299
+
+
+def test_the_thresholds_hold_unless_it_is_forced(tmp_path: Path) -> None:
+    clock = ManualClock()
+    settings = settings_of(tmp_path, max_object_bytes=5000, max_open_seconds=60)
+    fleet = HereFleet()
+    with Store(settings, clock=clock) as store, offloading(settings, fleet, clock) as run:
+        topic = store.topic(NAME)
+        topic.append_many(payloads(10))
+        topic.flush()
+        assert run.once(force=False).rows == ()
+        clock.advance(61)
+        assert run.once(force=False).messages == 10
+        topic.append_many(payloads(10, 10))
+        topic.flush()
+        assert run.once(force=False).rows == (), "the last object is of this moment"
+        topic.append_many(payloads(200, 20))
+        topic.flush()
+        full = run.once(force=False)
+        assert full.rows
+        assert all(row.bytes <= 5000 for row in full.rows)
+        assert full.messages < 210, "what does not fill an object waits"
+        assert run.once(force=True).messages == 210 - full.messages
+    assert contents(settings) == payloads(220)
+
+
+def test_what_was_committed_and_not_read_back_is_read_back(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path, max_object_bytes=5000), HereFleet()
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(200))
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with offloading(settings, fleet) as run:
+        run.catalog().mark_verified = die  # type: ignore[method-assign,assignment]
+        with pytest.raises(KeyboardInterrupt):
+            run.once(force=True)
+    with StoreView(settings) as view:
+        record = view.topic(NAME).record
+    assert record is not None
+    assert record.verified < record.tail
+    report = once(settings, fleet)
+    assert report.ok
+    assert any(isinstance(item, Inspection) for item in fleet.items)
+    with StoreView(settings) as view:
+        record = view.topic(NAME).record
+    assert record is not None
+    assert record.verified == record.tail == 200
+
+
+def test_an_unsound_object_is_told_and_uploads_go_on(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    with forebay.open(settings) as store:
+        topic = store.topic(NAME)
+        topic.append_many(payloads(100))
+        topic.flush()
+
+        def ruin(errand: Any) -> None:
+            if isinstance(errand, Inspection):
+                raise MissingData("it is not there")
+
+        fleet = HereFleet()
+        with offloading(settings, fleet) as run:
+            run.catalog().mark_verified = lambda *_: None  # type: ignore[method-assign,assignment]
+            assert run.once(force=True).ok
+        topic.append_many(payloads(100, 100))
+        topic.flush()
+        fleet.before = ruin
+        report = once(settings, fleet)
+        assert not report.ok
+        assert report.messages == 100
+        assert chain(settings)[-1][1] == 199
+
+
+def test_the_owner_that_uploads_as_well_is_no_error(tmp_path: Path) -> None:
+    """Whoever is first commits; the other one goes on behind it."""
+    settings = settings_of(tmp_path)
+    fleet = HereFleet()
+    with forebay.open(settings) as store:
+        topic = store.topic(NAME)
+        topic.append_many(payloads(100))
+        topic.flush()
+
+        def race(errand: Any) -> None:
+            if isinstance(errand, Shipment) and errand.planned.start_offset == 0:
+                topic.upload()
+
+        fleet.before = race
+        report = once(settings, fleet)
+        assert report.ok
+        topic.append_many(payloads(50, 100))
+        assert once(settings, fleet).ok
+        topic.upload()
+        assert topic.watermarks().verified == 150
+    assert contents(settings) == payloads(150)
+
+
+def test_an_owner_that_changes_in_the_middle_is_planned_again(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    fleet = HereFleet()
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(100))
+
+    def take_over(_errand: Any) -> None:
+        fleet.before = lambda _: None
+        with forebay.open(settings) as store:
+            store.topic(NAME).append(b"from the next owner", durability="synced")
+
+    fleet.before = take_over
+    report = once(settings, fleet)
+    assert report.ok
+    assert report.messages == 101
+    assert fleet.runs == 2
+
+
+def test_a_dry_run_says_what_would_be_and_does_nothing(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path), HereFleet()
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(300))
+    report = once(settings, fleet, dry_run=True)
+    assert (report.dry_run, report.messages, fleet.runs) == (True, 300, 0)
+    assert chain(settings) == []
+
+
+def test_the_owner_sees_what_the_pipeline_uploaded(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, enabled=True, runner="spark", interval_seconds=0.05)
+    with forebay.open(settings) as store:
+        topic = store.topic(NAME)
+        topic.append_many(payloads(100))
+        topic.flush()
+        assert once(settings, HereFleet()).ok
+        for _ in range(1000):
+            if topic.watermarks().verified == 100:
+                break
+            topic.append(b"x", durability="synced")  # a while, without sleeping
+        assert topic.watermarks().uploaded == 100
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from(["offload", "rotate", "upload", "trim"])),
+        max_size=8,
+    ),
+    object_bytes=st.sampled_from([1, 700, 5000, 1 << 30]),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_history_keeps_every_message_once(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, str]], object_bytes: int
+) -> None:
+    settings = settings_of(tmp_path_factory.mktemp("any"), max_object_bytes=object_bytes)
+    settings = replace(settings, wal=WalSettings(rotate_max_bytes=1000))
+    said: list[bytes] = []
+    fleet = HereFleet()
+    with forebay.open(settings) as store:
+        topic = store.topic(NAME)
+        topic.append(b"first", durability="synced")
+        said.append(b"first")
+        for count, action in steps:
+            new = payloads(count, len(said))
+            topic.append_many(new)
+            topic.flush()
+            said += new
+            if action == "offload":
+                assert once(settings, fleet).ok
+            elif action == "upload":
+                topic.upload()
+            elif action == "rotate":
+                topic.rotate()
+            else:
+                topic.trim_local()
+    assert once(settings, fleet).ok
+    assert contents(settings) == said
+    found = chain(settings)
+    assert found[0][0] == 0
+    assert found[-1][1] == len(said) - 1
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(found))
