@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import forebay
 from fleets import HereFleet
 from forebay.errors import MissingData, ServiceUnavailable
-from forebay.pipeline.offload import Offload
-from forebay.pipeline.offload_report import OffloadReport
-from forebay.pipeline.shipment import Inspection, Shipment
+from forebay.pipeline.jobs.offload import Offload
+from forebay.pipeline.jobs.offload_report import OffloadReport
+from forebay.pipeline.jobs.shipment import Inspection, Shipment
 from forebay.pipeline.site import site_settings
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.testing.clock import ManualClock

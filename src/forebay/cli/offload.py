@@ -15,7 +15,7 @@ from forebay.cli.spark_options import job_options, job_session, master_option, p
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from forebay.pipeline.offload_report import OffloadReport
+    from forebay.pipeline.jobs.offload_report import OffloadReport
 
 
 @click.command()
@@ -43,7 +43,7 @@ def offload(
       forebay offload orders payments --master spark://10.0.0.1:7077
     """
     from forebay.pipeline.fleet import SparkFleet
-    from forebay.pipeline.offload import Offload
+    from forebay.pipeline.jobs.offload import Offload
     from forebay.pipeline.site import site_settings
 
     open_view(settings).close()

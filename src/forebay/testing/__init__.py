@@ -4,7 +4,8 @@
 object store or catalog fail by plan; `ManualClock` moves when told. They pass the contract suites
 that the real ones pass (`tests/contract/`): they are fakes, not mocks. None of them is meant to
 hold data that anybody wants back. `FaultProxy` and `ProxyProcess` stand before a real server and
-do to its traffic what `Faults` says; they are loaded when they are first asked for.
+do to its traffic what `Faults` says; `LocalCluster` is a cluster of Spark. They are loaded when
+they are first asked for.
 """
 
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from forebay.testing.objects import FaultBackend, ObjectFault
 if TYPE_CHECKING:
     from forebay.testing.network_faults import Faults, ProxyStats
     from forebay.testing.proxy import FaultProxy, ProxyProcess
+    from forebay.testing.spark_cluster import LocalCluster
 
 __all__ = [
     "CrashDisk",
@@ -27,6 +29,7 @@ __all__ = [
     "FaultKv",
     "FaultProxy",
     "Faults",
+    "LocalCluster",
     "ManualClock",
     "ObjectFault",
     "ProxyProcess",
@@ -40,4 +43,8 @@ def __getattr__(name: str) -> object:
         from forebay.testing import proxy
 
         return getattr(proxy, name)
+    if name == "LocalCluster":
+        from forebay.testing import spark_cluster
+
+        return spark_cluster.LocalCluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,62 @@
+"""A streaming word count, from one topic into another, exactly once.
+
+    python examples/word_count.py
+
+The query reads lines and appends the words of each line to a second topic. It is stopped, more
+lines are appended, and it goes on from its checkpoint: no word is missing, none is there twice.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import forebay
+from forebay.pipeline import spark_session
+
+LINES = ["the log is the table", "the table is the log", "a log of words"]
+
+
+def run_query(data: Path, checkpoint: Path) -> None:
+    """Takes everything that is there, and ends."""
+    from pyspark.sql import functions as f
+
+    lines = (
+        spark_session()
+        .readStream.format("forebay")
+        .option("path", str(data))
+        .option("subscribe", "lines")
+        .option("startingOffsets", "earliest")
+        .option("columns", "value")
+        .load()
+    )
+    words = lines.select(f.explode(f.split(f.col("value").cast("string"), " ")).alias("value"))
+    query = (
+        words.writeStream.format("forebay")
+        .option("path", str(data))
+        .option("topic", "words")
+        .option("sinkId", "word-count")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def main(data: Path) -> dict[str, int]:
+    """How often each word was said."""
+    checkpoint = data.parent / "checkpoint"
+    for round_ in range(2):
+        with forebay.open(data) as store:
+            store.topic("lines").append_many([line.encode() for line in LINES])
+        run_query(data, checkpoint)
+        with forebay.open(data) as store:
+            counts = Counter(message.payload.decode() for message in store.topic("words").read(0))
+        print(f"after round {round_ + 1}: {dict(counts.most_common(3))}")
+    return dict(counts)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        main(Path(directory) / "data")

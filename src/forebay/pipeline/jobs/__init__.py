@@ -1,0 +1,1 @@
+"""The jobs: offload, compact, verify, restore, export, replay."""
