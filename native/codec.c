@@ -440,6 +440,63 @@ enum fb_stop fb_locate_rows(const uint8_t *data, size_t bytes, const uint8_t *po
     return FB_ALL_ROWS;
 }
 
+/* ---- gather ---- */
+
+FB_INLINE int64_t item_at(const uint8_t *column, size_t row) {
+    int64_t value;
+    memcpy(&value, column + row * sizeof value, sizeof value);
+    return value;
+}
+
+/* Whether the span is inside a buffer of `bytes`. */
+FB_INLINE bool inside(size_t bytes, int64_t position, int64_t length) {
+    return position >= 0 && (uint64_t)length <= bytes &&
+           (uint64_t)position <= bytes - (uint64_t)length;
+}
+
+enum fb_stop fb_gather_size(size_t bytes, const uint8_t *positions, const uint8_t *lengths,
+                            size_t rows, uint64_t *total, size_t *nulls, size_t *done) {
+    *total = 0;
+    *nulls = 0;
+    for (size_t row = 0; row < rows; row++) {
+        int64_t length = item_at(lengths, row);
+        *done = row;
+        if (length < 0) {
+            ++*nulls;
+            continue;
+        }
+        if (!inside(bytes, item_at(positions, row), length))
+            return FB_OUT_OF_RANGE;
+        *total += (uint64_t)length; /* at most INT64_MAX, to a sum that was under the limit */
+        if (*total > FB_GATHER_BYTES_MAX)
+            return FB_TOO_LARGE;
+    }
+    *done = rows;
+    return FB_ALL_ROWS;
+}
+
+bool fb_gather(const uint8_t *data, size_t bytes, const uint8_t *positions, const uint8_t *lengths,
+               size_t rows, const fb_gathered *out) {
+    size_t at = 0;
+    if (out->validity != NULL)
+        memset(out->validity, 0, (rows + 7) / 8);
+    for (size_t row = 0; row < rows; row++) {
+        int64_t position = item_at(positions, row), length = item_at(lengths, row);
+        fb_store_u32(out->offsets + 4 * row, (uint32_t)at);
+        if (length < 0)
+            continue;
+        if (!inside(bytes, position, length) || (uint64_t)length > out->bytes - at)
+            return false;
+        if (out->validity != NULL)
+            out->validity[row / 8] |= (uint8_t)(1u << row % 8);
+        if (length > 0)
+            memcpy(out->data + at, data + position, (size_t)length);
+        at += (size_t)length;
+    }
+    fb_store_u32(out->offsets + 4 * rows, (uint32_t)at);
+    return at == out->bytes;
+}
+
 /* ---- encode ---- */
 
 FB_INLINE uint64_t add(uint64_t left, uint64_t right) {

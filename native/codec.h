@@ -127,7 +127,7 @@ typedef struct {
     uint8_t *flavours; /* u8 */
 } fb_columns;
 
-enum fb_stop { FB_ALL_ROWS, FB_NO_MESSAGE, FB_OUT_OF_RANGE };
+enum fb_stop { FB_ALL_ROWS, FB_NO_MESSAGE, FB_OUT_OF_RANGE, FB_TOO_LARGE };
 
 /*
  * Fills the columns for the messages at u64 `positions` with u32 `lengths`, both unaligned.
@@ -136,6 +136,32 @@ enum fb_stop { FB_ALL_ROWS, FB_NO_MESSAGE, FB_OUT_OF_RANGE };
 enum fb_stop fb_locate_rows(const uint8_t *data, size_t bytes, const uint8_t *positions,
                             const uint8_t *lengths, size_t rows, const fb_columns *columns,
                             size_t *done);
+
+/* ---- gather ---- */
+
+/*
+ * The sum of the i64 `lengths` that are not below zero, and how many are; both columns unaligned,
+ * in the machine's own byte order. Stops at a span that is not inside the buffer of `bytes`, and
+ * where the sum is over FB_GATHER_BYTES_MAX; `*done` is the index of the culprit.
+ */
+#define FB_GATHER_BYTES_MAX ((uint64_t)INT32_MAX)
+
+enum fb_stop fb_gather_size(size_t bytes, const uint8_t *positions, const uint8_t *lengths,
+                            size_t rows, uint64_t *total, size_t *nulls, size_t *done);
+
+typedef struct {
+    uint8_t *data;
+    size_t bytes;
+    uint8_t *offsets;  /* rows + 1 little-endian i32 */
+    uint8_t *validity; /* a bit for each row, the lowest first; may be NULL */
+} fb_gathered;
+
+/*
+ * Copies the spans one behind the other. Never past either buffer: false if the columns are not
+ * those that `fb_gather_size` saw, as columns can be that another thread writes to.
+ */
+bool fb_gather(const uint8_t *data, size_t bytes, const uint8_t *positions, const uint8_t *lengths,
+               size_t rows, const fb_gathered *out);
 
 /* ---- encode ---- */
 

@@ -274,6 +274,74 @@ static PyObject *native_columns(PyObject *module, PyObject *const *args, Py_ssiz
     return result;
 }
 
+/* ---- gather ---- */
+
+static PyObject *gathered(PyObject *offsets, PyObject *data, PyObject *validity, fb_bytes buffer,
+                          fb_bytes positions, fb_bytes lengths, size_t rows) {
+    if (offsets == NULL || data == NULL || validity == NULL)
+        return NULL;
+    fb_gathered out = {(uint8_t *)PyBytes_AsString(data), (size_t)PyBytes_Size(data),
+                       (uint8_t *)PyBytes_AsString(offsets),
+                       validity == Py_None ? NULL : (uint8_t *)PyBytes_AsString(validity)};
+    PyThreadState *unlocked = NULL;
+    if (out.bytes >= UNLOCKED_BYTES_MIN)
+        unlocked = PyEval_SaveThread();
+    bool whole =
+        fb_gather(buffer.data, buffer.bytes, positions.data, lengths.data, rows, &out);
+    if (unlocked != NULL)
+        PyEval_RestoreThread(unlocked);
+    if (whole)
+        return Py_BuildValue("OOO", offsets, data, validity);
+    PyErr_SetString(PyExc_ValueError, "the columns changed while they were read");
+    return NULL;
+}
+
+static PyObject *gather_bytes(fb_bytes buffer, fb_bytes positions, fb_bytes lengths) {
+    size_t rows = positions.bytes / 8, nulls, done;
+    uint64_t total;
+    if (positions.bytes % 8 || lengths.bytes != positions.bytes) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes of positions and %zu of lengths do not match",
+                     positions.bytes, lengths.bytes);
+        return NULL;
+    }
+    switch (fb_gather_size(buffer.bytes, positions.data, lengths.data, rows, &total, &nulls,
+                           &done)) {
+    case FB_ALL_ROWS:
+        break;
+    case FB_TOO_LARGE:
+        PyErr_Format(PyExc_OverflowError, "the first %zu spans are over %llu bytes", done + 1,
+                     (unsigned long long)FB_GATHER_BYTES_MAX);
+        return NULL;
+    default:
+        PyErr_Format(PyExc_ValueError, "span %zu is not inside the buffer of %zu bytes", done,
+                     buffer.bytes);
+        return NULL;
+    }
+    PyObject *offsets = column_bytes(NULL, rows + 1, 4);
+    PyObject *data = column_bytes(NULL, (size_t)total, 1);
+    PyObject *validity = nulls ? column_bytes(NULL, (rows + 7) / 8, 1) : Py_NewRef(Py_None);
+    PyObject *result = gathered(offsets, data, validity, buffer, positions, lengths, rows);
+    Py_XDECREF(offsets);
+    Py_XDECREF(data);
+    Py_XDECREF(validity);
+    return result;
+}
+
+static PyObject *native_gather(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("gather", count, 3) < 0)
+        return NULL;
+    source sources[3];
+    PyObject *result = NULL;
+    int opened = 0;
+    while (opened < 3 && source_open(&sources[opened], args[opened]) == 0)
+        opened++;
+    if (opened == 3)
+        result = gather_bytes(sources[0].bytes, sources[1].bytes, sources[2].bytes);
+    while (opened > 0)
+        source_close(&sources[--opened]);
+    return result;
+}
+
 /* ---- the parts of a message ---- */
 
 /* The attributes' texts; the pointers are into str objects that `owner` or the caller holds. */
@@ -740,6 +808,8 @@ static PyMethodDef functions[] = {
                    "See forebay.format.pure.scan; the columns are bytes."),
     FUNCTION(columns, "columns(buffer, positions, lengths, /)\n--\n\n"
                       "See forebay.format.pure.columns; the columns are bytes."),
+    FUNCTION(gather, "gather(buffer, positions, lengths, /)\n--\n\n"
+                     "See forebay.format.pure.gather."),
     FUNCTION(append_one, "append_one(run, first_offset, head, middle, payload, publish_time, "
                          "attributes, routing_key, /)\n--\n\nSee forebay.format.pure.append_one."),
     FUNCTION(encode_many, "encode_many(head, middle, offset, payloads, index, publish_time, "

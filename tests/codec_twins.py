@@ -33,6 +33,7 @@ def _encode_one(head: Any, middle: Any, offset: Any, *rest: Any) -> bytes:
 native: Any = SimpleNamespace(
     scan=_native.scan,
     columns=_native.columns,
+    gather=_native.gather,
     append_one=_native.append_one,
     encode_many=_native.encode_many,
     encode_one=_encode_one,

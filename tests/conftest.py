@@ -14,7 +14,13 @@ pytest.register_assert_rewrite(
 
 from disks import PLACES, GatedPlace, Place, gated, in_memory  # noqa: E402 - after the above
 
-pytest_plugins = ["cluster_fixtures", "etcd_fixtures", "server_fixtures", "spark_fixtures"]
+pytest_plugins = [
+    "cluster_fixtures",
+    "connect_fixtures",
+    "etcd_fixtures",
+    "server_fixtures",
+    "spark_fixtures",
+]
 
 SOAK = os.environ.get("FOREBAY_SOAK", "0") not in {"", "0"}
 

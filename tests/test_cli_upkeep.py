@@ -66,6 +66,16 @@ def test_sweep_refuses_bad_input(data: Path, tmp_path: Path) -> None:
     assert "a topic is /namespace/topic" in refused("sweep", "a/b", "--data", data)
     assert "there is no catalog at" in refused("sweep", "--data", tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
+    said = refused("sweep", "orders", "ordres", "--data", data, "--dry-run")
+    assert "neither the catalog" in said
+    assert "knows /default/ordres" in said
+
+
+def test_sweep_takes_a_topic_that_the_object_store_alone_knows(data: Path) -> None:
+    forget_catalog(data)
+    with Store(small_segments(data)) as store:
+        store.topic("others")
+    assert "unknown to the catalog: restore first" in done("sweep", "orders", "--data", data)
 
 
 # ---- restore ----------------------------------------------------------------------------------
@@ -93,6 +103,25 @@ def test_restore_says_which_offsets_may_be_lost(data: Path) -> None:
     assert "unless their log comes back, they will be recorded as lost" in done(
         "restore", "orders", "--data", data
     )
+
+
+def test_what_was_reserved_stays_reserved_and_the_user_is_told(data: Path) -> None:
+    lose_local_log(data)
+    forget_catalog(data)
+    plain = facts("restore", "orders", "--data", data)
+    assert (plain["tail"], plain["assumed_in_vain"]) == (60, False)
+    text = done("restore", "orders", "--data", data, "--assume-nothing-lost")
+    assert "  --assume-nothing-lost had no effect: these offsets were reserved before" in text
+    again = facts("restore", "orders", "--data", data, "--assume-nothing-lost")
+    assert (again["next_offset"], again["assumed_in_vain"]) == (plain["next_offset"], True)
+
+
+def test_a_topic_without_objects_has_no_offsets_to_name(data: Path) -> None:
+    with Store(small_segments(data)) as store:
+        store.topic("empty")
+    text = done("restore", "empty", "--data", data)
+    assert text.startswith("/default/empty: adopted 0 objects with 0 messages, 0 were known; no of")
+    assert "-1" not in text
 
 
 def test_a_gap_is_refused_unless_it_is_allowed(data: Path, objects: Path) -> None:

@@ -22,7 +22,13 @@ FUNCTION_LINES_MAX: Final = 70
 MODULE_LINES_MAX: Final = 400
 NAMELESS: Final = {"utils", "util", "helpers", "helper", "common", "base", "core", "manager"}
 
-ENTRY_POINTS: Final = {"forebay", "forebay.cli", "forebay.__main__", "forebay.testing"}
+ENTRY_POINTS: Final = {
+    "forebay",
+    "forebay.cli",
+    "forebay.__main__",
+    "forebay.testing",
+    "pyspark_forebay",
+}
 OPENED_BY_NAME: Final = {
     "forebay.wal.view": "processes that only read; the error of a locked topic names it",
 }

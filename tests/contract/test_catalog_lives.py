@@ -38,6 +38,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 ALLOWED: Final = {
     (None, State.INTENDED),
     (None, State.COMMITTED),
+    (None, State.REPLACED),
     (None, State.DELETING),
     (State.INTENDED, None),
     (State.INTENDED, State.COMMITTED),

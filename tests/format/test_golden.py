@@ -19,6 +19,7 @@ from forebay.catalog.records import (
     decode_record,
     encode_record,
 )
+from forebay.catalog.swap import Kept, decode_kept, encode_kept
 from forebay.format.checkpoint import (
     SegmentEntry,
     UploaderCheckpoint,
@@ -335,6 +336,16 @@ def test_the_catalog_document_shows_an_owner() -> None:
     )
     assert decode_record(data, Owner, "the document") == owner
     assert encode_record(owner) == data
+
+
+def test_the_catalog_document_shows_a_replaced_descriptor() -> None:
+    data = block("catalog.md", 3)
+    small = ObjectDescriptor(
+        "data-0-99.dnb1", 0, 99, 5200, None, 1_700_000_000, offset_index=((0, 0),)
+    )
+    kept = Kept("data-0-2499.dnb1", small)
+    assert decode_kept(data, "the document") == kept
+    assert encode_kept(kept) == data
 
 
 def test_the_names_document_shows_a_topics_bytes() -> None:

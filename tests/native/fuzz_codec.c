@@ -289,6 +289,55 @@ static void check_random_rows(block input) {
     free(lengths);
 }
 
+/* ---- gather ---- */
+
+/* Into blocks of exact size: first with what its own size says, then with one byte less. */
+static void check_gather(block input, const int64_t *positions, const int64_t *lengths,
+                         size_t rows) {
+    uint64_t total;
+    size_t nulls, done;
+    const uint8_t *places = (const uint8_t *)positions, *sizes = (const uint8_t *)lengths;
+    enum fb_stop stop = fb_gather_size(input.bytes, places, sizes, rows, &total, &nulls, &done);
+    size_t room = stop == FB_ALL_ROWS ? (size_t)total : below(64);
+    for (int less = 0; less < 2 && room >= (size_t)less; less++) {
+        fb_gathered out = {malloc(room - (size_t)less), room - (size_t)less, malloc(4 * (rows + 1)),
+                           nulls ? malloc((rows + 7) / 8) : NULL};
+        bool whole = fb_gather(input.data, input.bytes, places, sizes, rows, &out);
+        CHECK(stop != FB_ALL_ROWS || whole == (less == 0));
+        size_t at = 0;
+        for (size_t row = 0; whole && row < rows; row++) {
+            CHECK(fb_load_u32(out.offsets + 4 * row) == at);
+            if (out.validity != NULL)
+                CHECK((out.validity[row / 8] >> row % 8 & 1) == (lengths[row] >= 0));
+            if (lengths[row] <= 0)
+                continue;
+            CHECK(memcmp(out.data + at, input.data + positions[row], (size_t)lengths[row]) == 0);
+            at += (size_t)lengths[row];
+        }
+        CHECK(!whole || fb_load_u32(out.offsets + 4 * rows) == out.bytes);
+        free(out.data);
+        free(out.offsets);
+        free(out.validity);
+    }
+}
+
+static void check_random_spans(block input) {
+    size_t rows = below(12);
+    int64_t *positions = malloc(rows * sizeof *positions);
+    int64_t *lengths = malloc(rows * sizeof *lengths);
+    bool wild = below(4) == 0;
+    for (size_t row = 0; row < rows; row++) {
+        positions[row] = (int64_t)(wild && below(2) ? random_number() : below(input.bytes + 1));
+        size_t left = wild ? input.bytes + 2 : input.bytes - (size_t)positions[row] + 1;
+        lengths[row] = (int64_t)(wild && below(4) == 0 ? random_number() : below(left));
+        if (below(4) == 0)
+            lengths[row] = -1;
+    }
+    check_gather(input, positions, lengths, rows);
+    free(positions);
+    free(lengths);
+}
+
 /* ---- scan ---- */
 
 static void check_frames(block input, size_t start, const fb_frames *frames,
@@ -384,6 +433,7 @@ static void check_torn(block input, size_t count) {
     CHECK(frames.rows <= count);
     check_frames(cut, 0, &frames, &end);
     check_random_rows(cut);
+    check_random_spans(cut);
     fb_frames_free(&frames);
     free(cut.data);
 }
@@ -439,6 +489,7 @@ static void check_damaged(block input) {
         mend_crcs(damaged);
     check_scan(damaged);
     check_random_rows(damaged);
+    check_random_spans(damaged);
     free(damaged.data);
 }
 

@@ -9,6 +9,7 @@ import pytest
 from forebay.catalog.adopt import restoring
 from forebay.catalog.kv import Put, Remove
 from forebay.catalog.records import Life, State, TopicRecord, encode_record
+from forebay.catalog.swap import replaced_descriptors, swap
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import TopicName, object_key, pending_object, sidecar
 from forebay.upload.listing import topics_in_store
@@ -120,14 +121,37 @@ def test_pending_keys_of_a_dead_rolling_writer_go(at: Reservoir) -> None:
 
 
 def test_a_replaced_object_is_kept_for_its_grace_time(at: Reservoir) -> None:
-    at.fill(at.own(), 0, 20)
-    at.write("data-0-9.dnb1", frames(0, 10))
-    row = Life(State.REPLACED, 1, "t", at.clock.now_ms())
-    at.kv.commit([], [Put(at.catalog.keys.life(TOPIC, "data-0-9.dnb1"), encode_record(row))])
-    assert said(swept(at)) == [(Kind.REPLACED, "data-0-9.dnb1", Action.KEPT)]
+    owner = at.own()
+    small = at.fill(owner, 0, 10, 20)
+    for each in small:
+        at.catalog.mark_verified(TOPIC, each)
+    intent = at.intend(owner, 0, 19)
+    large = at.write(intent.object_id, frames(0, 20))
+    swap(at.catalog, TOPIC, intent, large, small, clock=at.clock)
+    names = [each.object_id for each in small]
+    assert said(swept(at)) == [(Kind.REPLACED, name, Action.KEPT) for name in names]
     at.grow_old()
-    assert said(swept(at)) == [(Kind.REPLACED, "data-0-9.dnb1", Action.REMOVED)]
+    assert len(list(replaced_descriptors(at.catalog, TOPIC, 0, 20))) == 2
+    assert said(swept(at)) == [(Kind.REPLACED, name, Action.REMOVED) for name in names]
     assert at.names() == with_ids(["data-0-19.dnb1"])
+    assert list(replaced_descriptors(at.catalog, TOPIC, 0, 20)) == [], "what was kept goes too"
+    at.require_chain_whole()
+
+
+def test_a_descriptor_that_is_only_kept_names_nothing(at: Reservoir) -> None:
+    """The small objects lose their rows, as if an older catalog had come back: they are orphans."""
+    owner = at.own()
+    small = at.fill(owner, 0, 10, 20)
+    for each in small:
+        at.catalog.mark_verified(TOPIC, each)
+    intent = at.intend(owner, 0, 19)
+    swap(at.catalog, TOPIC, intent, at.write(intent.object_id, frames(0, 20)), small)
+    lives = [Remove(at.catalog.keys.life(TOPIC, each.object_id)) for each in small]
+    at.kv.commit([], lives)
+    at.grow_old()
+    kinds = [(kind, action) for kind, _, action in said(swept(at))]
+    assert kinds == [(Kind.ORPHAN, Action.REMOVED)] * 2
+    at.require_chain_whole()
 
 
 def test_a_missing_object_is_an_error_and_its_descriptor_stays(at: Reservoir) -> None:

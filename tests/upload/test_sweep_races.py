@@ -9,6 +9,7 @@ import pytest
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import Life, State
+from forebay.catalog.swap import swap, swap_back
 from forebay.errors import CommitRefused, ServiceUnavailable, TopicFenced
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, object_key, sidecar
@@ -382,3 +383,45 @@ def test_a_store_without_an_answer_leaves_the_key_condemned(at: Reservoir) -> No
     at.backend.before = refuse
     swept(at)
     assert at.intend(at.own(), 10, 19).object_id == "data-10-19-1.dnb1"
+
+
+def test_a_compaction_in_the_middle_of_a_sweep_is_no_alarm(at: Reservoir) -> None:
+    """It is committed, and undone again, before every single call of the sweep's."""
+    for back in (False, True):
+        call, calls = 0, 1
+        while calls > call:
+            call, calls = call + 1, 0
+            reservoir = Reservoir()
+            owner = reservoir.own()
+            small = reservoir.fill(owner, 0, 10, 20, 30)
+            for each in small:
+                reservoir.catalog.mark_verified(TOPIC, each)
+            intent = reservoir.intend(owner, 0, 29)
+            large = reservoir.write(intent.object_id, frames(0, 30))
+
+            def compact(reservoir: Reservoir = reservoir, small: object = small) -> None:
+                swap(reservoir.catalog, TOPIC, intent, large, small)  # type: ignore[arg-type]  # noqa: B023
+
+            def undo(reservoir: Reservoir = reservoir) -> None:
+                swap_back(reservoir.catalog, TOPIC, large.object_id)  # noqa: B023
+
+            if back:
+                compact()
+            change = undo if back else compact
+
+            def before(
+                _: str, reservoir: Reservoir = reservoir, change: Callable[[], None] = change
+            ) -> None:
+                nonlocal calls
+                calls += 1
+                if calls == call:  # noqa: B023  # used within this round only
+                    reservoir.kv.before = None
+                    change()
+                    reservoir.kv.before = before
+
+            reservoir.kv.before = before
+            report = swept(reservoir)
+            reservoir.kv.before = None
+            assert report.errors == 0, report.items
+            reservoir.require_chain_whole()
+            reservoir.close()

@@ -118,3 +118,49 @@ def bench_tier(
         progress=not as_json,
     )
     report.show(results, as_json=as_json)
+
+
+@bench.command("spark")
+@_directory
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 1000))
+@click.option(
+    "--mib",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(16, 65536),
+    help="How much each size of message is read of in a round.",
+)
+@click.option(
+    "--topics",
+    default=100,
+    show_default=True,
+    type=click.IntRange(1, 10_000),
+    help="Of 20 MB each, that are offloaded in a round.",
+)
+@click.option(
+    "--memory/--no-memory",
+    default=False,
+    show_default=True,
+    help="Also measure memory at 1 and 8 GiB (some minutes, 20 GiB of disk).",
+)
+@_as_json
+def bench_spark(
+    directory: Path | None, rounds: int, mib: int, topics: int, memory: bool, as_json: bool
+) -> None:
+    """The pipeline beside what the same Spark does without it.
+
+    The batch source beside batches made in advance and beside Parquet, offload beside a pool of
+    two processes, verify beside a bare read, and planning over 100,000 objects.
+
+    \b
+    Examples:
+      forebay bench spark
+      forebay bench spark --mib 256 --topics 20 --rounds 3 --json > spark.json
+    """
+    from forebay.bench import report
+    from forebay.bench.spark import run
+
+    results = run(
+        directory, rounds=rounds, mib=mib, topics=topics, memory=memory, progress=not as_json
+    )
+    report.show(results, as_json=as_json)

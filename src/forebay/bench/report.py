@@ -53,5 +53,18 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
             f"{memory['mib_at_10_million']:.0f} MiB after 10 million "
             f"(growth {memory['growth_mib']:.1f} MiB, goal ≤ {memory['goal_mib']})"
         )
+    if "planning" in found:
+        plan = found["planning"]
+        console.print(
+            f"planning over {plan['descriptors']:,} descriptors: {plan['seconds']:.2f} s and "
+            f"{plan['mib']:.0f} MiB (goal ≤ {plan['goal_mib']}), {plan['splits']:,} splits; "
+            f"1 GiB is read in {plan['seconds_to_read_1_gib']:.2f} s"
+        )
+    for row in found.get("spark_memory", ()):
+        console.print(
+            f"peak memory of {row['job']}, {row['process']}: {row['mib_at_1_gib']:.0f} MiB at "
+            f"1 GiB, {row['mib_at_8_gib']:.0f} MiB at 8 GiB (growth {row['growth_mib']:.0f}, "
+            f"goal ≤ {row['goal_mib']})"
+        )
     if "warning" in found:
         console.print(f"warning: {found['warning']}", style="bold")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
+from forebay.catalog.overlap import decoded, overlapping
 from forebay.catalog.records import (
     Life,
     Owner,
@@ -30,10 +31,10 @@ from forebay.catalog.records import (
     skip_lost,
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, TopicFenced
+from forebay.errors import CommitRefused, ServiceUnavailable, TopicFenced
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.names import CatalogKeys, ObjectName, TopicName, after_prefix, parse_object
-from forebay.limits import CATALOG_PAGE, OFFSET_MAX
+from forebay.limits import CATALOG_PAGE
 
 _TRIES: Final = 100
 """Of one compare-and-set, each lost to somebody who made progress."""
@@ -138,38 +139,28 @@ class Catalog:
     # -- descriptors ----------------------------------------------------------------------------
 
     def descriptors(
-        self, topic: TopicName, start: int, end: int | None = None, limit: int = CATALOG_PAGE
+        self,
+        topic: TopicName,
+        start: int,
+        end: int | None = None,
+        limit: int = CATALOG_PAGE,
+        *,
+        decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
     ) -> list[ObjectDescriptor]:
-        """Those that overlap `start..end`, oldest first, at most `limit`."""
-        if end is not None and end <= start:
-            return []
-        first = self.keys.descriptor(topic, 0)
-        from_start = self.keys.descriptor(topic, start)
-        stop = self.keys.descriptor(topic, OFFSET_MAX if end is None else end)
-        found: list[ObjectDescriptor] = []
-        for entry in self.kv.range(first, from_start, limit=1, descending=True):
-            before = self._descriptor(topic, entry)
-            if before.end_offset >= start:
-                found.append(before)
-        if len(found) < limit:
-            entries = self.kv.range(from_start, stop, limit=limit - len(found))
-            found += [self._descriptor(topic, entry) for entry in entries]
-        return found
+        """Those that overlap `start..end`, oldest first, at most `limit`; as of one moment."""
+        return overlapping(self.kv, self.keys, topic, (start, end), limit, decoder)
 
     def all_descriptors(self, topic: TopicName, start: int = 0) -> Iterator[ObjectDescriptor]:
-        """Every descriptor from the one that holds `start` on, a page at a time."""
+        """Every descriptor from the one that holds `start` on, a page at a time.
+
+        Where a compaction comes in between two pages, the next one reaches back over the last.
+        """
         while page := self.descriptors(topic, start):
             yield from page
             start = page[-1].next_offset
 
     def _descriptor(self, topic: TopicName, entry: Entry) -> ObjectDescriptor:
-        try:
-            found = decode_descriptor(entry.value)
-        except DescriptorError as error:
-            raise DescriptorError(f"{self.name}: {entry.key}: {error}") from error
-        if found.start_offset != self.keys.descriptor_start(topic, entry.key):
-            raise DescriptorError(f"{self.name}: {entry.key} holds offset {found.start_offset}")
-        return found
+        return decoded(self.kv, self.keys, topic, entry)
 
     # -- the way of an object into the chain ----------------------------------------------------
 
@@ -320,8 +311,10 @@ class Catalog:
         token = secrets.token_hex(8)
         epoch = now.epoch if now else 0
         row = Life(State.DELETING, epoch, token, self._clock.now_ms())
-        done = self.kv.commit(compares, [Put(key, encode_record(row))])
-        return token if done is not None else None
+        writes: list[Write] = [Put(key, encode_record(row))]
+        if name is not None and now is not None and now.state is State.REPLACED:
+            writes.append(Remove(self.keys.replaced_descriptor(topic, name.start, object_id)))
+        return token if self.kv.commit(compares, writes) is not None else None
 
     def bury(self, topic: TopicName, object_id: str, token: str, *, certain: bool) -> None:
         """After the object was deleted: its row goes, or stays as a mark if that is not certain.
@@ -354,7 +347,8 @@ class Catalog:
             done = False
             oldest = self.descriptors(topic, 0, limit=1)
             entry, life_entry = self.kv.get(key), self.kv.get(life_key)
-            if entry is None or not oldest or oldest[0].object_id != descriptor.object_id:
+            found = [*oldest, self._descriptor(topic, entry)] if entry else []
+            if not entry or {each.object_id for each in found} != {descriptor.object_id}:
                 return Change(record)
             done = True
             row = Life(State.DELETING, record.epoch, token, self._clock.now_ms())

@@ -23,6 +23,7 @@ from typing import Final
 
 from forebay.catalog.catalog import Catalog, Change, fenced
 from forebay.catalog.kv import ABSENT, Compare, Put, Remove
+from forebay.catalog.notes import BEGAN, HERE
 from forebay.catalog.records import Owner, TopicRecord, decode_record, encode_record
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import LogClosed, ServiceError, TopicFenced, TopicOwned
@@ -295,16 +296,16 @@ def _hold(
         record = None if entry is None else decode_record(entry.value, TopicRecord, record_key)
         holder = None if held is None else decode_record(held.value, Owner, owner_key)
         wanted = decide(record, holder)
-        done = catalog.kv.commit(
-            [
-                Compare(record_key, entry.revision if entry else ABSENT),
-                Compare(owner_key, held.revision if held else ABSENT),
-            ],
-            [
-                Put(record_key, encode_record(wanted)),
-                Put(owner_key, encode_record(replace(owner, epoch=wanted.epoch)), lease),
-            ],
-        )
-        if done is not None:
+        writes = [
+            Put(record_key, encode_record(wanted)),
+            Put(owner_key, encode_record(replace(owner, epoch=wanted.epoch)), lease),
+        ]
+        if record is None and wanted.reserved == 0:
+            writes.append(Put(catalog.keys.note(topic, BEGAN), HERE.encode()))
+        compares = [
+            Compare(record_key, entry.revision if entry else ABSENT),
+            Compare(owner_key, held.revision if held else ABSENT),
+        ]
+        if catalog.kv.commit(compares, writes) is not None:
             return wanted
     raise TopicOwned(f"{topic}: others take the topic over all the time")

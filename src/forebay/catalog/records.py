@@ -38,7 +38,7 @@ class State(StrEnum):
 
 
 _NEXT: Final[dict[State | None, frozenset[State | None]]] = {
-    None: frozenset({State.INTENDED, State.COMMITTED, State.DELETING}),
+    None: frozenset({State.INTENDED, State.COMMITTED, State.REPLACED, State.DELETING}),
     State.INTENDED: frozenset({None, State.COMMITTED, State.DELETING}),
     State.COMMITTED: frozenset({State.REPLACED, State.DELETING}),
     State.REPLACED: frozenset({State.COMMITTED, State.DELETING}),
@@ -50,8 +50,8 @@ _NEXT: Final[dict[State | None, frozenset[State | None]]] = {
 def may_become(before: State | None, after: State | None) -> bool:
     """Whether a key may go from one state to the other; staying is always allowed.
 
-    None is a key without a row. One that was never seen can be committed by a restore, and be
-    deleted by a sweep.
+    None is a key without a row. One that was never seen can be committed by a restore, be replaced
+    by a compaction if a descriptor names it, and be deleted by a sweep.
     """
     return before == after or after in _NEXT[before]
 

@@ -1,7 +1,8 @@
 """The command line. Errors that a user can act on are one line on stderr and exit code 2.
 
-Commands that look for trouble (`describe`, `explain`, `inspect`, `sweep`, `restore`) end with exit
-code 1 when they find some. What a command needs is imported when it runs: `--help` is quick.
+Commands that look for trouble (`describe`, `explain`, `inspect`, `sweep`, `verify`, `restore`) end
+with exit code 1 when they find some. What a command needs is imported when it runs: `--help` is
+quick.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 import click
 
 from forebay.bench.commands import bench
+from forebay.cli.compact import compact
 from forebay.cli.configuration import config
+from forebay.cli.export import export
 from forebay.cli.files import inspect
 from forebay.cli.messages import consume, produce
 from forebay.cli.offload import offload, pipeline
 from forebay.cli.options import log_to_stderr, plain_errors
+from forebay.cli.replay import replay
+from forebay.cli.restore import restore
 from forebay.cli.topics import describe, explain, topics
-from forebay.cli.upkeep import restore, sweep
+from forebay.cli.upkeep import sweep
+from forebay.cli.verify import verify
 
 __all__ = ["main"]
 
@@ -58,8 +64,12 @@ _COMMANDS = (
     explain,
     offload,
     pipeline,
+    compact,
     sweep,
+    verify,
     restore,
+    export,
+    replay,
     inspect,
     config,
 )

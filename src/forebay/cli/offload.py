@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from forebay.cli.options import json_option, open_view, store_options
-from forebay.cli.spark_options import job_options, job_session, master_option, progress_bar
+from forebay.cli.spark_options import (
+    job_options,
+    job_session,
+    lazy_session,
+    master_option,
+    progress_bar,
+)
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -42,19 +48,11 @@ def offload(
       forebay offload --dry-run
       forebay offload orders payments --master spark://10.0.0.1:7077
     """
-    from forebay.pipeline.fleet import SparkFleet
-    from forebay.pipeline.jobs.offload import Offload
-    from forebay.pipeline.site import site_settings
+    from forebay.pipeline.jobs.offload import offload as run
 
     open_view(settings).close()
-    spark = settings.spark if master is None else replace(settings.spark, master=master)
-    with progress_bar("offload") as progress:
-        fleet = SparkFleet(settings=spark, progress=progress)
-        try:
-            with Offload(site_settings(settings), fleet) as run:
-                report = run.once(topics, force=not due, dry_run=dry_run)
-        finally:
-            fleet.close()
+    with lazy_session(settings, master) as chosen, progress_bar("offload") as progress:
+        report = run(chosen, topics or None, force=not due, dry_run=dry_run, progress=progress)
     if as_json:
         click.echo(json.dumps(_facts(report)))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -35,14 +36,26 @@ def job_options(command: Callable[..., _R]) -> Callable[..., _R]:
 
 @contextmanager
 def job_session(settings: StoreSettings, master: str | None) -> Iterator[SparkSession]:
-    """A Spark session for one command."""
+    """A Spark session for one command; one that was running before goes on."""
     from forebay.pipeline.session import spark_session
 
-    session = spark_session(settings.spark, master=master)
+    with lazy_session(settings, master) as chosen:
+        yield spark_session(chosen.spark)
+
+
+@contextmanager
+def lazy_session(settings: StoreSettings, master: str | None) -> Iterator[StoreSettings]:
+    """Settings for a job that may need no Spark; ends the session that it made, if it made one."""
+    from forebay.pipeline.session import active_session
+
+    before = active_session()
+    spark = settings.spark if master is None else replace(settings.spark, master=master)
     try:
-        yield session
+        yield replace(settings, spark=spark)
     finally:
-        session.stop()
+        made = active_session()
+        if made is not None and before is None:
+            made.stop()
 
 
 @contextmanager

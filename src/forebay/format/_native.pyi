@@ -8,6 +8,9 @@ def scan(
 def columns(
     buffer: Buffer, positions: Buffer, lengths: Buffer, /
 ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int]: ...
+def gather(
+    buffer: Buffer, positions: Buffer, lengths: Buffer, /
+) -> tuple[bytes, bytes, bytes | None]: ...
 def append_one(
     run: bytearray,
     first_offset: int,

@@ -9,8 +9,9 @@ What a caller gets wrong: `end_offset` is the last offset in the object, not one
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard
 
 from forebay.errors import DescriptorError
@@ -19,6 +20,14 @@ from forebay.limits import DESCRIPTOR_BYTES_MAX, OBJECT_KEY_BYTES_MAX, OFFSET_MA
 _FIELDS: Final = frozenset(
     {"completed", "created_at", "end_offset", "object_id", "size", "start_offset"}
 )
+
+_OUTLINE_HEAD: Final = re.compile(
+    rb'\{"completed":(true|false),"created_at":(\d{1,19}),"end_offset":(\d{1,19}),'
+    rb'"etag":(null|"[^"\\\x00-\x1f\x80-\xff]*"),"object_id":"([0-9A-Za-z._-]{3,200})",'
+)
+_OUTLINE_TAIL: Final = re.compile(rb'"size":(\d{1,19}),"start_offset":(\d{1,19})\}')
+
+_PAIR: Final = re.compile(rb"(\d{1,19}),(\d{1,19})\]")
 
 Index = tuple[tuple[int, int], ...]
 """(offset, position in the object), ascending; the first is the object's first frame."""
@@ -104,6 +113,58 @@ def decode_descriptor(data: bytes) -> ObjectDescriptor:
     return ObjectDescriptor(
         object_id, start, end, size, etag, _number(body, "created_at"), body["completed"], index
     )
+
+
+def decode_outline(data: bytes, entries: int = 0) -> ObjectDescriptor:
+    """The descriptor with about `entries` of its index, evenly taken: for plans over very many.
+
+    The rest of the index is not looked at; about everything else it is as strict as
+    `decode_descriptor`. Text that is spelled in any other way than `encode_descriptor` does it is
+    decoded in full.
+    """
+    head = _OUTLINE_HEAD.match(data)
+    at = data.rfind(b'"size":')
+    tail = None if head is None else _OUTLINE_TAIL.fullmatch(data, at)
+    if head is None or tail is None or len(data) > DESCRIPTOR_BYTES_MAX:
+        return _sampled(decode_descriptor(data), entries)
+    created, end, size, start = map(int, (head[2], head[3], tail[1], tail[2]))
+    if max(created, end, size) > OFFSET_MAX or start > end:
+        return _sampled(decode_descriptor(data), entries)
+    index = _sample(data, head.end(), at, entries) if entries else []
+    etag = None if head[4] == b"null" else head[4][1:-1].decode()
+    return ObjectDescriptor(
+        head[5].decode(),
+        start,
+        end,
+        size,
+        etag,
+        created,
+        head[1] == b"true",
+        _index([[start, 0], *index], start, end, size) if index else None,
+    )
+
+
+def _sample(data: bytes, begin: int, end: int, entries: int) -> list[list[int]]:
+    """Pairs of the index whose text is in `data[begin:end]`, the first one left out."""
+    found: list[list[int]] = []
+    after = begin
+    for number in range(1, entries + 1):
+        at = data.find(b"],[", max(begin + (end - begin) * number // (entries + 1), after), end)
+        pair = None if at < 0 else _PAIR.match(data, at + 3)
+        if pair is None:
+            break
+        found.append([int(pair[1]), int(pair[2])])
+        after = pair.end() - 1
+    return found
+
+
+def _sampled(descriptor: ObjectDescriptor, entries: int) -> ObjectDescriptor:
+    """The same choice from an index that is decoded."""
+    index = descriptor.offset_index or ()
+    if not entries or not index:
+        return replace(descriptor, offset_index=None)
+    step = -(-len(index) // (entries + 1))
+    return replace(descriptor, offset_index=index[::step])
 
 
 def _is_text(value: object) -> TypeGuard[str]:

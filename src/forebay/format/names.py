@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
 
-from forebay.errors import InvalidSetting, InvalidTopicName
-from forebay.limits import FILE_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
+from forebay.errors import InvalidSetting, InvalidTopicName, UsageError
+from forebay.limits import FILE_NAME_BYTES_MAX, NOTE_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 DEFAULT_NAMESPACE: Final = "default"
 SEGMENT_FILE: Final = "wal.log"
@@ -208,6 +209,23 @@ def topic_of_key(key: str) -> tuple[TopicName, str] | None:
 
 
 TOPICS_PREFIX: Final = _TOPICS
+STAGING_PREFIX: Final = "staging/"
+"""What the keys of files start with that wait to be appended; no topic's are among them."""
+
+
+def staged_file(write: str, partition: int, attempt: int) -> str:
+    """The key of the rows of one partition, as one attempt of its task left them."""
+    return f"{STAGING_PREFIX}{write}/{partition}-{attempt}.arrow"
+
+
+def staging_manifest(write: str) -> str:
+    """The key of the list of the files that make one batch."""
+    return f"{STAGING_PREFIX}{write}/manifest.json"
+
+
+def write_of_staged(key: str) -> str:
+    """The id of the write that a file below STAGING_PREFIX belongs to."""
+    return key.removeprefix(STAGING_PREFIX).partition("/")[0]
 
 
 class CatalogKeys:
@@ -257,6 +275,34 @@ class CatalogKeys:
 
     def life(self, topic: TopicName, object_id: str) -> str:
         return self.lives(topic) + object_id
+
+    def notes(self, topic: TopicName) -> str:
+        """What the keys of a topic's notes start with."""
+        return self.topic(topic) + "notes/"
+
+    def note(self, topic: TopicName, name: str) -> str:
+        """Of the note called `name`, any text; what is no letter, digit or slash is encoded."""
+        if not 0 < len(name.encode("utf-8", "surrogatepass")) <= NOTE_NAME_BYTES_MAX:
+            raise UsageError(
+                f"the name of a note, {name[:80]!r}, must have 1 to {NOTE_NAME_BYTES_MAX} bytes"
+            )
+        try:
+            return self.notes(topic) + quote(name, safe="/")
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the name of a note, {name!r}, is not Unicode text") from error
+
+    def note_name(self, topic: TopicName, key: str) -> str | None:
+        """The name of the note at `key`, or None if it is none of the topic's."""
+        prefix = self.notes(topic)
+        return unquote(key.removeprefix(prefix)) if key.startswith(prefix) else None
+
+    def replaced(self, topic: TopicName, start_offset: int = 0) -> str:
+        """What the keys of descriptors that were replaced start with, for one start offset."""
+        return f"{self.topic(topic)}replaced/{start_offset:020d}/"
+
+    def replaced_descriptor(self, topic: TopicName, start_offset: int, object_id: str) -> str:
+        """Where the descriptor of an object is kept that a compaction replaced."""
+        return self.replaced(topic, start_offset) + object_id
 
     def cursors(self, topic: TopicName) -> str:
         return f"{self._root}/topics/{topic.namespace}/{topic.topic}/subscriptions/"

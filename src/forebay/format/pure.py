@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import struct
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
@@ -37,6 +38,9 @@ TORN: Final = 1
 BAD_LENGTH: Final = 2
 BAD_OFFSET: Final = 3
 BAD_CRC: Final = 4
+
+GATHER_BYTES_MAX: Final = 2**31 - 1
+"""Of one gathered column: Arrow's plain binary arrays have signed 32-bit offsets."""
 
 RawScan: TypeAlias = tuple[memoryview, memoryview, memoryview, int, int, int | None]
 RawColumns: TypeAlias = tuple[
@@ -165,6 +169,41 @@ def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawCo
         memoryview(flavours),
         bad,
     )
+
+
+def gather(buffer: Buffer, positions: Buffer, lengths: Buffer) -> tuple[bytes, bytes, bytes | None]:
+    """The spans one behind the other, as Arrow lays out a binary array.
+
+    `positions` and `lengths` are signed 64-bit; a length below zero is a null. Answers where each
+    span begins in the data and where the last one ends (32-bit, little-endian), the data, and a bit
+    for each row that is no null, the lowest first; None where none is. ValueError for columns that
+    are not of one count and for a span that is not inside the buffer, OverflowError for more data
+    than the offsets can say.
+    """
+    data, places, sizes = _view(buffer), _view(positions), _view(lengths)
+    if places.nbytes % 8 or sizes.nbytes != places.nbytes:
+        raise ValueError(
+            f"{places.nbytes} bytes of positions and {sizes.nbytes} of lengths do not match"
+        )
+    rows = places.nbytes // 8
+    offsets, validity, nulls = array("I", [0]), bytearray((rows + 7) // 8), 0
+    spans: list[memoryview] = []
+    total = 0
+    for row, (position, length) in enumerate(zip(places.cast("q"), sizes.cast("q"), strict=True)):
+        if length < 0:
+            nulls += 1
+        elif position < 0 or position + length > len(data):
+            raise ValueError(f"span {row} is not inside the buffer of {len(data)} bytes")
+        else:
+            total += length
+            if total > GATHER_BYTES_MAX:
+                raise OverflowError(f"the first {row + 1} spans are over {GATHER_BYTES_MAX} bytes")
+            spans.append(data[position : position + length])
+            validity[row // 8] |= 1 << row % 8
+        offsets.append(total)
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    return offsets.tobytes(), b"".join(spans), bytes(validity) if nulls else None
 
 
 def _text(value: str) -> bytes:

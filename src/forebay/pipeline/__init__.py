@@ -8,7 +8,18 @@ session that does not find it by its name.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.pipeline.jobs.compact import compact as compact
+    from forebay.pipeline.jobs.compact_undo import undo_compaction as undo_compaction
+    from forebay.pipeline.jobs.export import export as export
+    from forebay.pipeline.jobs.offload import offload as offload
+    from forebay.pipeline.jobs.replay import replay as replay
+    from forebay.pipeline.jobs.restore import restore as restore
+    from forebay.pipeline.jobs.verify import verify as verify
+    from forebay.pipeline.session import spark_session as spark_session
+    from forebay.pipeline.source import register as register
 
 _PLACES = {
     "compact": "jobs.compact",
@@ -18,7 +29,7 @@ _PLACES = {
     "replay": "jobs.replay",
     "restore": "jobs.restore",
     "spark_session": "session",
-    "undo_compaction": "jobs.compact",
+    "undo_compaction": "jobs.compact_undo",
     "verify": "jobs.verify",
 }
 

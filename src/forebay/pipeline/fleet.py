@@ -43,7 +43,6 @@ class SparkFleet:
         progress: Progress | None = None,
     ) -> None:
         self._spark = spark
-        self._own = spark is None
         self._settings = settings
         self._progress = progress
 
@@ -69,9 +68,3 @@ class SparkFleet:
         except Exception:  # noqa: BLE001  # whatever it is: the JVM does not answer
             return False
         return True
-
-    def close(self) -> None:
-        """Ends the session, if it was begun here."""
-        if self._own and self._spark is not None:
-            self._spark.stop()
-            self._spark = None

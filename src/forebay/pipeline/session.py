@@ -75,6 +75,15 @@ def spark_session(
     return session
 
 
+def active_session() -> SparkSession | None:
+    """The running session of this process, if there is one; looking imports nothing."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
+
+
 def session_options(settings: SparkSettings, master: str) -> dict[str, str]:
     """Spark's settings for a new session, the user's own before ours."""
     local = _LOOPBACK if is_on_loopback(master) else {}

@@ -1,37 +1,66 @@
 """Reads an object back and compares it with its descriptor, frame by frame.
 
 What passes counts for deletion: every checksum, consecutive offsets from the first to the last
-that the descriptor names, the size, and that the index leads where it says.
+that the descriptor names, the size, and that the index leads where it says. One function serves
+the uploader, which reads back what it wrote, and the scrub that reads everything again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import islice
 
-from forebay.errors import CorruptLog, ForebayError, MissingData, ObjectMissing
+from forebay.errors import (
+    CorruptFrame,
+    CorruptLog,
+    LogClosed,
+    MissingData,
+    ObjectMissing,
+    ServiceError,
+    ServiceRefused,
+    ServiceUnavailable,
+)
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, Scan
+from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.objects.store import CloudStore
-from forebay.read.fetch import FetchPool
-from forebay.read.history import ObjectStream
+from forebay.read.assemble import FrameAssembler
+from forebay.read.counters import BYTES_FETCHED, OBJECTS_READ, RANGE_REQUESTS, count_error
+from forebay.read.fetch import Fetch, FetchCancelled, FetchPool
 from forebay.settings import CloudReaderSettings
 
 
-class _One:
-    """A source of this one descriptor."""
+class FaultKind(StrEnum):
+    MISSING = "missing"
+    RESIZED = "resized"
+    CORRUPT = "corrupt"
+    INDEX = "index"
 
-    def __init__(self, descriptor: ObjectDescriptor) -> None:
-        self._descriptor = descriptor
 
-    def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
-        descriptor = self._descriptor
-        inside = start <= descriptor.end_offset and (end is None or end > descriptor.start_offset)
-        return [descriptor] if inside and limit > 0 else []
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The first thing that is wrong with an object."""
 
-    def missing(self, offset: int) -> ForebayError:
-        return MissingData(f"{self._descriptor.object_id} does not hold offset {offset}")
+    kind: FaultKind
+    error: CorruptLog
+    position: int | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was found in an object; bytes and messages are those that were read and are right."""
+
+    bytes: int
+    messages: int
+    same_etag: bool
+    fault: Fault | None
 
 
 def looks_same(store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
@@ -40,55 +69,157 @@ def looks_same(store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor
     Raises where it is missing or has another size. A bucket that was copied has other etags: then
     only reading the object tells.
     """
-    key = object_key(topic, descriptor.object_id)
-    try:
-        meta = store.head(key)
-    except ObjectMissing as error:
-        raise MissingData(
-            f"{store.name}: {key} is missing, and the catalog counts on it"
-        ) from error
-    if meta.size != descriptor.size:
-        raise CorruptLog(
-            f"{store.name}: {key} has {meta.size} bytes, its descriptor says {descriptor.size}"
-        )
-    return descriptor.etag is None or meta.etag is None or meta.etag == descriptor.etag
+    same, fault = _look(store, topic, descriptor)
+    if fault is not None:
+        raise fault.error
+    return same
 
 
 def verify_object(
     store: CloudStore,
-    pool: FetchPool,
+    pool: FetchPool | None,
     settings: CloudReaderSettings,
     topic: TopicName,
     descriptor: ObjectDescriptor,
 ) -> None:
     """CorruptFrame, CorruptLog or MissingData for an object that is not what it should be."""
-    looks_same(store, topic, descriptor)
-    settings = replace(settings, lenient=False)
+    fault = examine_object(store, pool, settings, topic, descriptor).fault
+    if fault is not None:
+        raise fault.error
+
+
+def examine_object(
+    store: CloudStore,
+    pool: FetchPool | None,
+    settings: CloudReaderSettings,
+    topic: TopicName,
+    descriptor: ObjectDescriptor,
+) -> Examined:
+    """Reads every byte up to the first fault.
+
+    The pool fetches ahead, as the settings say. Without one chunks are read when they are due:
+    for objects that are files here, handing them from thread to thread costs more than reading.
+    ServiceError if the store does not answer.
+    """
+    same, fault = _look(store, topic, descriptor)
+    if fault is None:
+        reading = _Reading(store, object_key(topic, descriptor.object_id), descriptor)
+        ahead = settings.read_ahead_chunks if pool is not None else 0
+        with closing(reading.chunks(pool, settings.fetch_chunk_size, ahead)) as chunks:
+            fault = reading.run(chunks)
+        seen = Examined(reading.frames.position, reading.messages, same, fault)
+    else:
+        seen = Examined(0, 0, same, fault)
+    if fault is not None:
+        count_error(fault.error)
+    return seen
+
+
+def _look(
+    store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor
+) -> tuple[bool, Fault | None]:
+    """Whether the etag is the same, and what a look at the object tells."""
     key = object_key(topic, descriptor.object_id)
-    index = deque(descriptor.offset_index or ())
-    count = position = 0
-    end = descriptor.next_offset
-    with ObjectStream(
-        topic, store, _One(descriptor), pool, settings, descriptor.start_offset, end
-    ) as stream:
-        while (frames := stream.next()) is not None:
-            _require_indexed(f"{store.name}: {key}", index, frames, position)
-            count += len(frames)
-            position += frames.safe_length - frames.positions[0] + HEADER_BYTES
-            del frames
-    if count != descriptor.count:
-        raise CorruptLog(
-            f"{store.name}: {key} has {count} messages, its descriptor says {descriptor.count}"
+    try:
+        meta = store.head(key)
+    except ObjectMissing as error:
+        missing = MissingData(f"{store.name}: {key} is missing, and the catalog counts on it")
+        missing.__cause__ = error
+        return False, Fault(FaultKind.MISSING, missing, offset=descriptor.start_offset)
+    if meta.size != descriptor.size:
+        what = f"{key} has {meta.size} bytes, its descriptor says {descriptor.size}"
+        resized = CorruptLog(f"{store.name}: {what}")
+        return False, Fault(FaultKind.RESIZED, resized, position=min(meta.size, descriptor.size))
+    return descriptor.etag is None or meta.etag is None or meta.etag == descriptor.etag, None
+
+
+class _Reading:
+    """One object, read from its first byte to its last."""
+
+    def __init__(self, store: CloudStore, key: str, descriptor: ObjectDescriptor) -> None:
+        self._store = store
+        self._key = key
+        self._descriptor = descriptor
+        self._index = deque(descriptor.offset_index or ())
+        self.frames = FrameAssembler(descriptor.start_offset, 0, descriptor.size)
+        self.messages = 0
+
+    def run(self, chunks: Iterator[Buffer]) -> Fault | None:
+        frames = self.frames
+        OBJECTS_READ.add()
+        try:
+            for chunk in chunks:
+                at = frames.position
+                for found in frames.feed(chunk):
+                    fault = self._compare_index(found, at)
+                    if fault is not None:
+                        return fault
+                    at += found.safe_length - found.positions[0] + HEADER_BYTES
+                    self.messages += len(found)
+                if frames.damage is not None:
+                    break
+        except ObjectMissing as error:
+            gone = MissingData(f"{self._store.name}: {self._key} went away while it was read")
+            gone.__cause__ = error
+            return Fault(FaultKind.MISSING, gone, frames.position, frames.offset)
+        except FetchCancelled:
+            raise LogClosed(f"{self._key}: the store was closed while it was read") from None
+        except (ServiceUnavailable, ServiceRefused):
+            raise
+        except ServiceError as error:
+            return self._corrupt(f"the object cannot be read to its end: {error}")
+        frames.require_end(self._descriptor.next_offset)
+        return None if frames.damage is None else self._corrupt(frames.damage.reason)
+
+    def _corrupt(self, reason: str) -> Fault:
+        place = self.frames.damage or self.frames
+        error = CorruptFrame(
+            reason,
+            file=self._key,
+            position=place.position,
+            offset=place.offset,
         )
+        return Fault(FaultKind.CORRUPT, error, place.position, place.offset)
 
+    def _compare_index(self, frames: Scan, position: int) -> Fault | None:
+        """Takes the entries that the frames, the first of them at `position`, prove right."""
+        index = self._index
+        while index and index[0][0] <= frames.offsets[-1]:
+            offset, said = index.popleft()
+            at = position + frames.positions[offset - frames.offsets[0]] - frames.positions[0]
+            if at != said:
+                error = CorruptLog(
+                    f"{self._store.name}: {self._key}: the frame of offset {offset} is at position "
+                    f"{at}, its descriptor's index says {said}"
+                )
+                return Fault(FaultKind.INDEX, error, at, offset)
+        return None
 
-def _require_indexed(what: str, index: deque[tuple[int, int]], frames: Scan, position: int) -> None:
-    """Takes the entries that the frames, the first of them at `position`, prove right."""
-    while index and index[0][0] <= frames.offsets[-1]:
-        offset, said = index.popleft()
-        at = position + frames.positions[offset - frames.offsets[0]] - frames.positions[0]
-        if at != said:
-            raise CorruptLog(
-                f"{what}: the frame of offset {offset} is at position {at}, its descriptor's index "
-                f"says {said}"
-            )
+    # ---- requests ----
+
+    def chunks(self, pool: FetchPool | None, chunk_bytes: int, ahead: int) -> Generator[Buffer]:
+        """The object in pieces, `ahead` of them fetched before they are asked for."""
+        starts = range(0, self._descriptor.size, chunk_bytes)
+        if pool is None or not ahead:
+            for start in starts:
+                yield self._fetch(start, chunk_bytes)
+            return
+        due = iter(starts)
+        under_way: deque[Fetch[Buffer]] = deque()
+        try:
+            while True:
+                for start in islice(due, ahead + 1 - len(under_way)):
+                    under_way.append(pool.submit(partial(self._fetch, start, chunk_bytes)))
+                if not under_way:
+                    return
+                yield under_way.popleft().result()
+        finally:
+            for fetch in under_way:
+                fetch.cancel()
+
+    def _fetch(self, start: int, chunk_bytes: int) -> Buffer:
+        end = min(start + chunk_bytes, self._descriptor.size)
+        data = self._store.get_range(self._key, start, end)
+        RANGE_REQUESTS.add()
+        BYTES_FETCHED.add(end - start)
+        return data

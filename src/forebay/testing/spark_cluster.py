@@ -97,7 +97,7 @@ class LocalCluster:
 
     def environment(self) -> dict[str, str]:
         """That of a driver in another process."""
-        return {**os.environ, **_environment()}
+        return {**os.environ, **spark_environment()}
 
     # -- its life -------------------------------------------------------------------------------
 
@@ -191,11 +191,16 @@ class LocalCluster:
 
     def _run(self, name: str, part: str, *arguments: str) -> subprocess.Popen[bytes]:
         assert self._folder is not None
-        program = str(_spark_home() / "bin" / "spark-class")
+        program = str(spark_home() / "bin" / "spark-class")
         with (self._folder / f"{name}.out").open("wb") as output:
             return subprocess.Popen(  # noqa: S603 - Spark's own program
                 [program, f"org.apache.spark.deploy.{part}", "--host", "127.0.0.1", *arguments],
-                env={**self.environment(), "SPARK_LOCAL_DIRS": str(self._folder / f"local-{name}")},
+                env={
+                    **self.environment(),
+                    "SPARK_DAEMON_MEMORY": "256m",
+                    "SPARK_DAEMON_JAVA_OPTS": " ".join(_DAEMON),
+                    "SPARK_LOCAL_DIRS": str(self._folder / f"local-{name}"),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -254,20 +259,20 @@ class LocalCluster:
         self.stop()
 
 
-def _spark_home() -> Path:
+def spark_home() -> Path:
+    """Where Spark's programs and jars are: inside the Python package, which is not imported."""
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None, "no pyspark"
     assert spec.origin is not None
     return Path(spec.origin).parent
 
 
-def _environment() -> dict[str, str]:
+def spark_environment() -> dict[str, str]:
+    """What a process of Spark on the loopback is started with, besides what there is."""
     return {
         "JAVA_HOME": str(find_java()),
-        "SPARK_HOME": str(_spark_home()),
+        "SPARK_HOME": str(spark_home()),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": " ".join(_DAEMON),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }

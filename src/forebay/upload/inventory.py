@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from forebay.errors import CorruptLog, DescriptorError, ObjectMissing
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
@@ -76,6 +76,20 @@ class Reading:
     whole: int = 0
     bytes: int = 0
 
+    def add(self, other: Reading) -> None:
+        self.sidecars += other.sidecars
+        self.whole += other.whole
+        self.bytes += other.bytes
+
+
+class Describe(Protocol):
+    """How a restore gets an object's descriptor; `describe` is the plain way."""
+
+    def __call__(
+        self, store: Backend, candidate: Candidate, reading: Reading, *, whole: bool
+    ) -> ObjectDescriptor:
+        """CorruptLog if the object is read and is not what its name says."""
+
 
 def take_stock(store: Backend, topic: TopicName) -> Inventory:
     """From the listing alone."""
@@ -115,16 +129,15 @@ def describe(
     CorruptLog if the object is read and is not what its name says.
     """
     if not whole:
-        found = _read_sidecar(store, candidate, reading)
+        found = read_sidecar(store, candidate, reading)
         if found is not None:
             reading.sidecars += 1
             return found
     return read_whole(store, candidate, reading)
 
 
-def _read_sidecar(
-    store: Backend, candidate: Candidate, reading: Reading
-) -> ObjectDescriptor | None:
+def read_sidecar(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor | None:
+    """The sidecar's descriptor, or None if there is none that agrees with the name and listing."""
     if candidate.sidecar is None:
         return None
     try:

@@ -38,7 +38,14 @@ from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.objects.backend import Backend
 from forebay.upload.chain import Chain, Range, choose_chain
-from forebay.upload.inventory import Candidate, Inventory, Reading, describe, read_whole, take_stock
+from forebay.upload.inventory import (
+    Candidate,
+    Describe,
+    Inventory,
+    Reading,
+    describe,
+    take_stock,
+)
 
 _log: Final = logging.getLogger("forebay.upload")
 _RANGES_SHOWN: Final = 20
@@ -70,6 +77,9 @@ class RestoreReport:
     tail: int = 0
     next_offset: int = 0
     """Where appending goes on, if the local log is gone."""
+    assumed_in_vain: bool = False
+    """That nothing was lost was assumed, and offsets stay reserved all the same: somebody has
+    reserved them before, such as an earlier restore."""
 
     @property
     def lost(self) -> Range | None:
@@ -88,19 +98,43 @@ def restore_topic(
     allow_gaps: bool = False,
     assume_nothing_lost: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    stock: Inventory | None = None,
+    describe: Describe = describe,
 ) -> RestoreReport:
     """Adopts the topic's objects; answers what it found, or with `dry_run` would do.
 
     `verify` reads every object in full, which counts as verified; else the uploader's next cycle
-    does. `progress` gets how many objects of how many are done.
+    does. `progress` gets how many objects of how many are done. `stock` is what the bucket holds,
+    if it has been listed just now; `describe` may know descriptors that others worked out.
 
     MissingData if there is no object, or a gap; CorruptLog for damage that no other object makes
     good; CommitRefused if the catalog knows objects that are not in the store; TopicOwned while
     a living process owns the topic. What was adopted before an error stays, and a second run goes
     on behind it.
     """
-    run = _Restore(catalog, store, session, topic, verify, allow_gaps, assume_nothing_lost)
-    return run(dry_run, progress or (lambda _done, _all: None))
+    run = _Restore(
+        catalog, store, session, topic, verify, allow_gaps, assume_nothing_lost, describe
+    )
+    stock = stock if stock is not None else take_stock(store, topic)
+    report = run(dry_run, stock, progress or (lambda _done, _all: None))
+    report.assumed_in_vain = assume_nothing_lost and report.lost is not None
+    return report
+
+
+def to_be_described(
+    catalog: Catalog, topic: TopicName, stock: Inventory, *, verify: bool
+) -> Iterator[Candidate]:
+    """What a restore of the topic would describe, in that order, unless it meets damage."""
+    record = catalog.record(topic)
+    if record is not None and verify:
+        for descriptor in catalog.all_descriptors(topic, record.verified):
+            range_ = (descriptor.start_offset, descriptor.end_offset)
+            for each in stock.ranges.get(range_, ()):
+                if each.object_id == descriptor.object_id and range_[0] >= record.verified:
+                    yield each
+    begin = record.tail if record is not None else None
+    for range_ in choose_chain(stock.ranges, begin, stock.end).ranges:
+        yield stock.ranges[range_][0]
 
 
 class _Restore:
@@ -113,6 +147,7 @@ class _Restore:
         verify: bool,
         allow_gaps: bool,
         assume_nothing_lost: bool,
+        describe: Describe,
     ) -> None:
         self._catalog = catalog
         self._store = store
@@ -124,13 +159,15 @@ class _Restore:
         self._report = RestoreReport(topic, dry_run=True)
         self._reading = Reading()
         self._used: set[str] = set()
+        self._describe_one = describe
         self._progress: Callable[[int, int], None] = lambda _done, _all: None
 
-    def __call__(self, dry_run: bool, progress: Callable[[int, int], None]) -> RestoreReport:
+    def __call__(
+        self, dry_run: bool, stock: Inventory, progress: Callable[[int, int], None]
+    ) -> RestoreReport:
         self._progress = progress
         report = self._report
         report.dry_run = dry_run
-        stock = take_stock(self._store, self._topic)
         report.objects_found, report.pending, report.unknown = (
             len(stock),
             stock.pending,
@@ -179,7 +216,7 @@ class _Restore:
             self._report.known += 1
             self._used.add(descriptor.object_id)
             if self._verify and descriptor.start_offset >= record.verified:
-                read_whole(self._store, found[0], self._reading)
+                self._describe_one(self._store, found[0], self._reading, whole=True)
 
     def _next_offset(self, record: TopicRecord | None, tail: int, stock: Inventory) -> int:
         wanted = min(max(tail, stock.end) + self._block, OFFSET_MAX)
@@ -235,7 +272,8 @@ class _Restore:
         damage: CorruptLog | None = None
         for candidate in candidates:
             try:
-                return describe(self._store, candidate, self._reading, whole=self._verify), None
+                whole = self._verify
+                return self._describe_one(self._store, candidate, self._reading, whole=whole), None
             except CorruptLog as error:
                 damage = error
                 self._report.damaged.append(candidate.object_id)

@@ -5,9 +5,10 @@ listing of the store. What counts is then held against the descriptors, so that 
 is found as well; for that the names of one topic's committed objects are held in memory.
 
 Nothing is deleted before its row was changed to `deleting` by comparing it. From then on its
-writer cannot commit it, a compaction that replaced it cannot be taken back, and a new owner chooses another name, however long the request to delete
-takes. Taking over another's unfinished deletion changes the row's token first, and ends with the
-mark `gone`, because the other's request may still be on its way.
+writer cannot commit it, a compaction that replaced it cannot be taken back, and a new owner
+chooses another name, however long the request to delete takes. Taking over another's unfinished
+deletion changes the row's token first, and ends with the mark `gone`, because the other's request
+may still be on its way.
 
 What a caller gets wrong: a topic that the catalog does not know is not rubbish. Its objects are
 reported, and kept for `restore`.
@@ -295,17 +296,11 @@ class _TopicSweep:
             report.committed += 1
             report.committed_bytes += descriptor.size
         for object_id, size in self._counting.items():
-            if self._contradicts(object_id):
+            life = self._catalog.life(self._topic, object_id)
+            if life is not None and life.state is State.COMMITTED and not self.names(object_id):
                 key = object_key(self._topic, object_id)
                 reason = "the catalog contradicts itself; nothing was changed"
                 yield self._item(Kind.UNNAMED, key, size or 0, None, Action.KEPT, reason)
-
-    def _contradicts(self, object_id: str) -> bool:
-        """Whether the key counts, and no descriptor names it: seen twice, as swaps come between."""
-        life = self._catalog.life(self._topic, object_id)
-        if life is None or life.state is not State.COMMITTED or self.names(object_id):
-            return False
-        return self._catalog.life(self._topic, object_id) == life
 
     def _alarm(self, descriptor: ObjectDescriptor) -> SweepItem | None:
         key = object_key(self._topic, descriptor.object_id)

@@ -1,0 +1,106 @@
+"""Planning a scan over very many objects: how long it takes, and how much memory.
+
+The catalog is made up: descriptors of objects that are not there, which planning never opens.
+The plan is made in a process of its own, whose peak tells the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.catalog.catalog import Catalog, pointer
+from forebay.catalog.kv import Put
+from forebay.catalog.records import TopicRecord, encode_record
+from forebay.catalog.sqlite import SqliteKv
+from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
+from forebay.format.names import ObjectName, TopicName
+from forebay.limits import MIB
+
+TOPIC: Final = TopicName("default", "long")
+OBJECT_BYTES: Final = 8 * MIB
+MESSAGES: Final = 8000
+"""In each object; its index has an entry for a thousand of them."""
+GOAL_MIB: Final = 200
+_SCRIPT: Final = """
+import sys
+from forebay.bench.spark_plan import plan_child
+plan_child(sys.argv[1])
+"""
+
+
+def write_catalog(data: Path, objects: int) -> None:
+    """A topic of so many objects, in SQLite."""
+    data.mkdir(parents=True)
+    (data / "objects").mkdir()
+    kv = SqliteKv(data / "catalog.db")
+    keys = Catalog(kv).keys
+    end = objects * MESSAGES
+    record = TopicRecord(epoch=1, log_id="gone", tail=end, verified=end, reserved=end)
+    kv.commit([], [Put(keys.record(TOPIC), encode_record(record))])
+    last = keys.current(TOPIC)
+    kv.commit([], [Put(last, pointer((objects - 1) * MESSAGES))])
+    step = OBJECT_BYTES // 8
+    for first in range(0, objects, 50):
+        writes = []
+        for number in range(first, min(first + 50, objects)):
+            start = number * MESSAGES
+            name = str(ObjectName(start, start + MESSAGES - 1))
+            index = tuple((start + 1000 * at, step * at) for at in range(8))
+            descriptor = ObjectDescriptor(
+                name,
+                start,
+                start + MESSAGES - 1,
+                OBJECT_BYTES,
+                "0123456789abcdef",
+                0,
+                offset_index=index,
+            )
+            writes.append(Put(keys.descriptor(TOPIC, start), encode_descriptor(descriptor)))
+        kv.commit([], writes)
+    kv.close()
+
+
+def plan_child(data: str) -> None:
+    """Prints seconds, splits, and the peak in MiB before and after planning."""
+    from forebay.pipeline.options import scan_options
+    from forebay.pipeline.scan_batch import plan_scan
+
+    options = scan_options({"path": data, "subscribe": str(TOPIC)})
+    before = _peak_mib()
+    started = time.perf_counter()
+    splits = plan_scan(options)
+    seconds = time.perf_counter() - started
+    said = {"seconds": seconds, "splits": len(splits), "before": before, "after": _peak_mib()}
+    print(json.dumps(said))
+
+
+def _peak_mib() -> float:
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def measure_planning(folder: Path, objects: int) -> dict[str, Any]:
+    """The plan over so many descriptors, by a process of its own."""
+    data = folder / "planned"
+    write_catalog(data, objects)
+    output = subprocess.run(  # noqa: S603  # this interpreter, our own script
+        [sys.executable, "-c", _SCRIPT, str(data)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    ).stdout
+    said = json.loads(output)
+    return {
+        "descriptors": objects,
+        "splits": said["splits"],
+        "seconds": said["seconds"],
+        "mib": said["after"] - said["before"],
+        "goal_mib": GOAL_MIB,
+    }

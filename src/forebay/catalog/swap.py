@@ -1,0 +1,312 @@
+"""Puts one object into the place of its neighbours, and back: what compactions commit.
+
+One transaction each: the chain has the small objects or the large one, and never a gap or an
+overlap (I4). It compares the topic's record, every descriptor and every life that it changes, so
+it is refused whenever anybody else was faster: remote retention, a sweep, another compaction, a
+new owner. The record is written as it is, so that whoever read it before has to look again.
+
+What was replaced stays readable for its grace time. Its descriptors are kept, below `replaced/`,
+until a sweep condemns the object: up to then the swap can be taken back. The layout:
+`docs/formats/catalog.md`.
+
+What a caller gets wrong: CommitRefused says nothing about the object that was written. It may be
+somebody else's by now, under the same name: leave it to the sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from forebay.catalog.catalog import Catalog, Change, Intent, Write, pointer
+from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
+from forebay.catalog.records import (
+    Life,
+    State,
+    TopicRecord,
+    decode_json,
+    decode_record,
+    encode_record,
+    may_become,
+)
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, UsageError
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
+from forebay.format.names import TopicName, parse_object
+from forebay.limits import CATALOG_OPERATIONS_MAX, CATALOG_PAGE, MIB
+
+OBJECTS_PER_SWAP_MAX: Final = 32
+"""Each takes three writes: its descriptor, its life, and the descriptor that is kept."""
+SWAP_BYTES_MAX: Final = 1 * MIB
+"""Of the descriptors that one swap keeps; keys and the new descriptor come on top."""
+_TRIES: Final = 3
+_NEXT_KEY: Final = "\1"
+
+assert 3 * OBJECTS_PER_SWAP_MAX + 3 <= CATALOG_OPERATIONS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The descriptor of an object that was replaced, and by which."""
+
+    by: str
+    descriptor: ObjectDescriptor
+
+
+def encode_kept(kept: Kept) -> bytes:
+    by = json.dumps(kept.by, ensure_ascii=False).encode()
+    return b'{"by":%s,"descriptor":%s}' % (by, encode_descriptor(kept.descriptor))
+
+
+def decode_kept(data: bytes, what: str) -> Kept:
+    """DescriptorError, saying `what`, for anything else."""
+    match decode_json(data, what):
+        case {"by": str() as by, "descriptor": dict() as body, **rest} if not rest:
+            try:
+                return Kept(by, decode_descriptor(json.dumps(body).encode()))
+            except DescriptorError as error:
+                raise DescriptorError(f"{what}: {error}") from error
+    raise DescriptorError(f"{what} has not exactly the fields ['by', 'descriptor']")
+
+
+def replaced_descriptors(
+    catalog: Catalog, topic: TopicName, start: int, end: int
+) -> Iterator[Kept]:
+    """What is kept of replaced objects that begin in `start..end`, by offset; a page at a time."""
+    at, stop = catalog.keys.replaced(topic, start), catalog.keys.replaced(topic, end)
+    while page := catalog.kv.range(at, stop, limit=CATALOG_PAGE):
+        for entry in page:
+            yield decode_kept(entry.value, f"{catalog.name}: {entry.key}")
+        at = page[-1].key + _NEXT_KEY
+
+
+def swap(
+    catalog: Catalog,
+    topic: TopicName,
+    intent: Intent,
+    descriptor: ObjectDescriptor,
+    replaced: Sequence[ObjectDescriptor],
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+) -> TopicRecord:
+    """The object takes the place of those that it was made of; they were read back before.
+
+    Succeeds when it was done before. CommitRefused if anything is not as it was planned: one of
+    the objects is gone or another, the topic has a new epoch, the intent was taken back.
+    """
+    _require_same_range(intent, descriptor, replaced)
+    state = _Swapping(catalog, topic, intent, descriptor, tuple(replaced), clock)
+    return _surely(lambda: catalog.update(topic, None, state.change))
+
+
+def swap_back(
+    catalog: Catalog, topic: TopicName, object_id: str, *, clock: Clock = SYSTEM_CLOCK
+) -> list[ObjectDescriptor]:
+    """The objects that a compaction replaced take the place of `object_id` again.
+
+    CommitRefused if it is not in the chain, or if one of them is being deleted or is gone.
+    """
+    name = parse_object(object_id)
+    if name is None:
+        raise UsageError(f"{object_id!r} is not the name of an object")
+    state = _SwappingBack(catalog, topic, object_id, (name.start, name.end + 1), clock)
+    _surely(lambda: catalog.update(topic, None, state.change))
+    return state.restored
+
+
+def _surely(change: Callable[[], TopicRecord]) -> TopicRecord:
+    """Asked again where nobody knows whether it was done: it finds out."""
+    for attempt in range(_TRIES):
+        try:
+            return change()
+        except ServiceUnavailable:
+            if attempt == _TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _require_same_range(
+    intent: Intent, descriptor: ObjectDescriptor, replaced: Sequence[ObjectDescriptor]
+) -> None:
+    if not 2 <= len(replaced) <= OBJECTS_PER_SWAP_MAX:
+        raise UsageError(f"a swap of {len(replaced)} objects; it takes 2 to {OBJECTS_PER_SWAP_MAX}")
+    ends = (replaced[0].start_offset, replaced[-1].end_offset)
+    whole = all(one.next_offset == then.start_offset for one, then in pairwise(replaced))
+    if not whole or ends != (descriptor.start_offset, descriptor.end_offset):
+        raise UsageError(f"{descriptor.object_id} is not made of exactly the objects to replace")
+    if intent.object_id != descriptor.object_id:
+        raise UsageError(f"{descriptor.object_id} is not what was intended: {intent.object_id}")
+
+
+class _Rows:
+    """Reads rows of lives, and notes what must still be so when the transaction comes."""
+
+    def __init__(self, catalog: Catalog, topic: TopicName) -> None:
+        self._catalog = catalog
+        self._topic = topic
+        self.compares: list[Compare] = []
+        self.writes: list[Write] = []
+
+    def life(self, object_id: str) -> Life | None:
+        key = self._catalog.keys.life(self._topic, object_id)
+        entry = self._catalog.kv.get(key)
+        self.compares.append(Compare(key, entry.revision if entry else ABSENT))
+        return None if entry is None else decode_record(entry.value, Life, key)
+
+    def move(self, object_id: str, life: Life | None, after: Life) -> None:
+        """CommitRefused if the table of states does not allow it."""
+        before = life.state if life is not None else None
+        if not may_become(before, after.state):
+            raise CommitRefused(f"{self._topic}: {object_id} is {before}")
+        key = self._catalog.keys.life(self._topic, object_id)
+        self.writes.append(Put(key, encode_record(after)))
+
+    def chain(self, entries: Sequence[Entry]) -> None:
+        self.compares += [Compare(entry.key, entry.revision) for entry in entries]
+
+    def put(self, descriptor: ObjectDescriptor) -> None:
+        key = self._catalog.keys.descriptor(self._topic, descriptor.start_offset)
+        self.writes.append(Put(key, encode_descriptor(descriptor)))
+
+    def point(self, before: ObjectDescriptor, after: ObjectDescriptor) -> None:
+        """Moves the pointer to the newest object, if that is what it points to."""
+        if self._catalog.current(self._topic) == before.start_offset:
+            key = self._catalog.keys.current(self._topic)
+            self.writes.append(Put(key, pointer(after.start_offset)))
+
+    def changed(self, record: TopicRecord) -> Change:
+        key = self._catalog.keys.record(self._topic)
+        self.writes.append(Put(key, encode_record(record)))
+        return Change(record, tuple(self.writes), tuple(self.compares))
+
+
+@dataclass(slots=True)
+class _Swapping:
+    catalog: Catalog
+    topic: TopicName
+    intent: Intent
+    descriptor: ObjectDescriptor
+    replaced: tuple[ObjectDescriptor, ...]
+    clock: Clock
+
+    def change(self, record: TopicRecord) -> Change:
+        rows = _Rows(self.catalog, self.topic)
+        new, now_ms = self.descriptor, self.clock.now_ms()
+        life = rows.life(new.object_id)
+        own = life is not None and life.token == self.intent.token
+        if own and life is not None and life.state is State.COMMITTED:
+            return Change(record)  # done before
+        if record.epoch != self.intent.epoch:
+            raise CommitRefused(
+                f"{self.topic}: the topic has a new owner (its epoch is {record.epoch}, and was "
+                f"{self.intent.epoch}); plan again"
+            )
+        if not own or life is None or life.state is not State.INTENDED:
+            raise CommitRefused(f"{self.topic}: {new.object_id} is no longer intended; plan again")
+        if new.next_offset > record.verified:
+            raise CommitRefused(
+                f"{self.topic}: only the objects before offset {record.verified} were read back"
+            )
+        rows.move(new.object_id, life, replace(life, state=State.COMMITTED, updated_ms=now_ms))
+        rows.chain(self._entries())
+        rows.put(new)
+        for old in self.replaced:
+            self._replace(rows, old, record.epoch, now_ms)
+        rows.point(self.replaced[-1], new)
+        return rows.changed(record)
+
+    def _entries(self) -> list[Entry]:
+        """The descriptors to replace, as they are now; CommitRefused unless they are the same."""
+        keys = self.catalog.keys
+        entries = self.catalog.kv.range(
+            keys.descriptor(self.topic, self.descriptor.start_offset),
+            keys.descriptor(self.topic, self.descriptor.next_offset),
+            limit=len(self.replaced) + 1,
+        )
+        if [decode_descriptor(entry.value) for entry in entries] != list(self.replaced):
+            raise CommitRefused(
+                f"{self.topic}: the objects of {self.descriptor.object_id} changed meanwhile; "
+                "plan again"
+            )
+        return entries
+
+    def _replace(self, rows: _Rows, old: ObjectDescriptor, epoch: int, now_ms: int) -> None:
+        keys = self.catalog.keys
+        if old.start_offset != self.descriptor.start_offset:
+            rows.writes.append(Remove(keys.descriptor(self.topic, old.start_offset)))
+        life = rows.life(old.object_id)
+        row = life or Life(State.REPLACED, epoch, secrets.token_hex(8), now_ms)
+        rows.move(old.object_id, life, replace(row, state=State.REPLACED, updated_ms=now_ms))
+        key = keys.replaced_descriptor(self.topic, old.start_offset, old.object_id)
+        rows.writes.append(Put(key, encode_kept(Kept(self.descriptor.object_id, old))))
+
+
+class _SwappingBack:
+    def __init__(
+        self,
+        catalog: Catalog,
+        topic: TopicName,
+        object_id: str,
+        offsets: tuple[int, int],
+        clock: Clock,
+    ) -> None:
+        self._catalog = catalog
+        self._topic = topic
+        self._object_id = object_id
+        self._offsets = offsets
+        self._clock = clock
+        self._token = secrets.token_hex(8)
+        self.restored: list[ObjectDescriptor] = []
+
+    def change(self, record: TopicRecord) -> Change:
+        rows = _Rows(self._catalog, self._topic)
+        now_ms = self._clock.now_ms()
+        life = rows.life(self._object_id)
+        if life is not None and (life.state, life.token) == (State.REPLACED, self._token):
+            return Change(record)  # done before
+        entry = self._named()
+        compacted = decode_descriptor(entry.value)
+        self.restored = self._kept()
+        row = Life(State.REPLACED, record.epoch, self._token, now_ms)
+        rows.move(self._object_id, life, row)
+        rows.chain([entry])
+        for old in self.restored:
+            self._put_back(rows, old, record.epoch, now_ms)
+        rows.point(compacted, self.restored[-1])
+        return rows.changed(record)
+
+    def _named(self) -> Entry:
+        key = self._catalog.keys.descriptor(self._topic, self._offsets[0])
+        entry = self._catalog.kv.get(key)
+        if entry is None or decode_descriptor(entry.value).object_id != self._object_id:
+            raise CommitRefused(f"{self._topic}: {self._object_id} is not among the objects")
+        return entry
+
+    def _kept(self) -> list[ObjectDescriptor]:
+        start, end = self._offsets
+        found = replaced_descriptors(self._catalog, self._topic, start, end)
+        kept = [each.descriptor for each in found if each.by == self._object_id]
+        borders = [start, *(each.next_offset for each in kept)]
+        if not kept or borders != [*(each.start_offset for each in kept), end]:
+            raise CommitRefused(
+                f"{self._topic}: {self._object_id} cannot be taken apart: "
+                + ("some" if kept else "none")
+                + " of the objects that it replaced are left"
+            )
+        return kept
+
+    def _put_back(self, rows: _Rows, old: ObjectDescriptor, epoch: int, now_ms: int) -> None:
+        life = rows.life(old.object_id)
+        if life is None or life.state is not State.REPLACED:
+            state = life.state if life is not None else "gone"
+            raise CommitRefused(f"{self._topic}: {old.object_id} is {state}")
+        back = replace(life, state=State.COMMITTED, epoch=epoch, updated_ms=now_ms)
+        rows.move(old.object_id, life, back)
+        rows.put(old)
+        keys = self._catalog.keys
+        key = keys.replaced_descriptor(self._topic, old.start_offset, old.object_id)
+        rows.writes.append(Remove(key))

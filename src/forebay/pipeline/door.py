@@ -1,0 +1,148 @@
+"""`Door`: the way to a topic's owner, through which the sink appends.
+
+One process owns a topic at a time, and only it can append. `LocalDoor` makes the process that
+commits a batch the owner for as long as that takes: it opens the store, and closes it again. A
+store that is served has its owner in the server; the door to that one stands beside this, and
+`connect_door` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from forebay.errors import LogLocked, LostOffsets, TopicOwned, UsageError
+from forebay.format.names import TopicName
+from forebay.pipeline.sink_notes import MARK, Position, parse_mark
+from forebay.settings import StoreSettings
+from forebay.topic.store import Store, Topic
+from forebay.topic.view import StoreView
+
+_TOPICS_MAX: Final = 10_000
+"""Of one batch: each is an open log while the batch is appended."""
+
+
+class Door(Protocol):
+    """An owner of topics. Not thread-safe."""
+
+    def end(self, topic: TopicName) -> int:
+        """The topic's next offset; everything before it is synced. The topic is made if needed.
+
+        From then on nobody but this door's owner appends to the topic, until it is closed.
+        """
+
+    def start(self, topic: TopicName) -> int:
+        """The oldest offset that can be read."""
+
+    def last(self, topic: TopicName, sink_id: str, start: int) -> Position | None:
+        """Of the sink's messages at or after `start`, the last one's position."""
+
+    def append(
+        self,
+        topic: TopicName,
+        payloads: Sequence[bytes],
+        attributes: Sequence[dict[str, str]],
+        keys: Sequence[str | None],
+    ) -> None:
+        """Appends in this order; they count after `flush`."""
+
+    def flush(self) -> None:
+        """Returns when everything appended through this door is synced."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def connect_door(settings: StoreSettings) -> Door:
+    """The door to the owner of the store's topics."""
+    return LocalDoor(settings)
+
+
+class LocalDoor:
+    """Owns the topics itself, in this process, from their first use to its close."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        # Uploading is for whoever owns the topics for longer, and for the pipeline.
+        self._settings = replace(settings, uploader=replace(settings.uploader, enabled=False))
+        self._store = Store(self._settings)
+        self._topics: dict[TopicName, Topic] = {}
+
+    def end(self, topic: TopicName) -> int:
+        opened = self._topic(topic)
+        opened.flush()
+        return opened.watermarks().synced
+
+    def start(self, topic: TopicName) -> int:
+        return self._topic(topic).start_offset
+
+    def last(self, topic: TopicName, sink_id: str, start: int) -> Position | None:
+        opened = self._topic(topic)
+        end = self.end(topic)
+        at, found = max(start, opened.start_offset), None
+        while at < end:
+            try:
+                with opened.read(at, end=end) as reader:
+                    for message in reader:
+                        at = message.offset + 1
+                        found = parse_mark(message.attributes.get(MARK), sink_id) or found
+                    break
+            except LostOffsets as lost:
+                at = lost.end
+        return found
+
+    def append(
+        self,
+        topic: TopicName,
+        payloads: Sequence[bytes],
+        attributes: Sequence[dict[str, str]],
+        keys: Sequence[str | None],
+    ) -> None:
+        self._topic(topic).append_many(payloads, attributes, keys)
+
+    def flush(self) -> None:
+        for topic in self._topics.values():
+            topic.flush()
+
+    def close(self) -> None:
+        """Gives the topics up. Idempotent."""
+        self._store.close()
+
+    def _topic(self, name: TopicName) -> Topic:
+        found = self._topics.get(name)
+        if found is None:
+            if len(self._topics) >= _TOPICS_MAX:
+                raise UsageError(f"a batch for more than {_TOPICS_MAX} topics: write it in parts")
+            try:
+                found = self._topics[name] = self._store.topic(str(name))
+            except (LogLocked, TopicOwned) as error:
+                raise TopicOwned(self._who_owns(name, error)) from error
+        return found
+
+    def _who_owns(self, name: TopicName, error: LogLocked | TopicOwned) -> str:
+        with StoreView(self._settings) as view:
+            tiers = view.tiers()
+            owner = None if tiers is None else tiers.catalog.owner(name)
+        who = "another process" if owner is None else owner.name
+        return (
+            f"the sink cannot append to {name}, which {who} owns: close the topic there, then run "
+            f"the write again. The rows were not appended ({error})"
+        )
+
+    def __enter__(self) -> LocalDoor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

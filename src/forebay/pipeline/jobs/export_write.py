@@ -1,0 +1,215 @@
+"""The part of an export that runs on Spark: a range of a topic into Parquet files.
+
+The driver plans the range once, tasks read their splits with the code of the format `forebay`, and
+Spark writes what they read. No value passes through the driver.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from forebay.errors import ForebayError, FormatError
+from forebay.pipeline.jobs.export_json import (
+    Fields,
+    columns_for,
+    decode_fields,
+    encode_fields,
+    good_columns,
+    infer,
+    judged,
+    known_fields,
+    merge,
+)
+from forebay.pipeline.jobs.export_plan import Batch
+from forebay.pipeline.jobs.export_run import Files, Task
+from forebay.pipeline.jobs.export_tables import Staged, collect
+from forebay.pipeline.scan_batch import read_split
+from forebay.pipeline.scan_pieces import Split, splits
+from forebay.pipeline.scan_plan import plan_topic
+from forebay.pipeline.session import slots, spark_session
+from forebay.settings import StoreSettings
+from forebay.topic.view import TopicView
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_READ: Final = ("offset", "timestamp", "key", "value", "headers", "topic", "partition")
+_KEPT: Final = ("offset", "timestamp", "key", "headers", "topic", "partition")
+_RAW: Final = (
+    "offset bigint, timestamp timestamp, key binary, value binary, headers map<string,string>, "
+    "topic string, partition int"
+)
+
+OPTIONS: Final = {
+    # Spark's default, INT96, is none of the types of Delta and Iceberg.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # JSON has fields `a` and `A`.
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+def export_session(spark: SparkSession) -> SparkSession:
+    """A session of the same application whose settings are this export's alone."""
+    session = spark.newSession()
+    for name, value in OPTIONS.items():
+        session.conf.set(name, value)
+    return session
+
+
+def raw_columns() -> StructType:
+    return _parse(_RAW)
+
+
+def rejected_columns() -> StructType:
+    return _parse(f"{_RAW}, reason string")
+
+
+def json_columns(fields: Fields) -> StructType:
+    """The table's columns, ours first."""
+    from pyspark.sql.types import StructType
+
+    ours = [each for each in raw_columns().fields if each.name != "value"]
+    return StructType([*ours, *columns_for(fields.schema).fields])
+
+
+def _parse(ddl: str) -> StructType:
+    from pyspark.sql.types import (
+        BinaryType,
+        DataType,
+        IntegerType,
+        LongType,
+        MapType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampType,
+    )
+
+    # Without a parser: Spark's own needs a running session.
+    known: dict[str, DataType] = {
+        "bigint": LongType(),
+        "timestamp": TimestampType(),
+        "binary": BinaryType(),
+        "map<string,string>": MapType(StringType(), StringType()),
+        "string": StringType(),
+        "int": IntegerType(),
+    }
+    parts = [part.split(" ") for part in ddl.split(", ")]
+    return StructType([StructField(name, known[kind]) for name, kind in parts])
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+def read_range(
+    spark: SparkSession, settings: StoreSettings, view: TopicView, start: int, end: int
+) -> DataFrame:
+    """The messages `start..end` of the topic; LostOffsets or MissingData if one is not there."""
+    from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+    from forebay.pipeline.options import ScanOptions
+    from forebay.pipeline.source import scan_schema
+
+    planned = splits(plan_topic(view, start, end), least=slots(spark))
+    schema = scan_schema(ScanOptions(settings, columns=_READ))
+    numbers = spark.range(0, len(planned), 1, len(planned))
+    rows = numbers.mapInArrow(partial(_read_splits, settings, planned), schema)
+    pairs = F.transform("headers", lambda pair: F.struct(pair["key"], pair["value"].cast("string")))
+    return rows.withColumn("headers", F.map_from_entries(pairs))
+
+
+def _read_splits(
+    settings: StoreSettings, planned: Sequence[Split], numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            yield from read_split(settings, planned[number], _READ)
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+def write(records: DataFrame, directory: Path, batch: Batch) -> Staged:
+    """Parquet files in a directory that is not there yet."""
+    # Not as_uri: Hadoop takes the characters of a path as they are.
+    records.write.parquet(f"file://{directory}")
+    return collect(directory, batch.start, batch.end)
+
+
+class SparkStager:
+    """Writes the files of batches on a Spark session, which it starts when there is a batch."""
+
+    def __init__(
+        self, settings: StoreSettings, view: TopicView, spark: SparkSession | None
+    ) -> None:
+        self._settings = settings
+        self._view = view
+        self._given = spark
+
+    @cached_property
+    def _spark(self) -> SparkSession:
+        return export_session(self._given or spark_session(self._settings.spark))
+
+    def stage(self, task: Task, place: Path, side: Path | None = None) -> Files:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        batch = task.batch
+        records = read_range(self._spark, self._settings, self._view, batch.start, batch.end)
+        try:
+            if side is None:
+                good = write(records, place, batch)
+                return Files(good, raw_columns().json())
+            return self._stage_json(records, task, place, side)
+        except (PySparkException, Py4JError) as error:
+            raise ForebayError(
+                f"{self._view.topic}: Spark could not export offsets {batch.start} to "
+                f"{batch.end - 1}: {error}"
+            ) from error
+
+    def _stage_json(self, records: DataFrame, task: Task, place: Path, side: Path) -> Files:
+        from pyspark import StorageLevel
+
+        # Read once: the values are looked at for their fields, and written, and written once more.
+        records = records.persist(StorageLevel.DISK_ONLY)
+        try:
+            fields = self._fields(records, task)
+            good = write(good_records(records, fields), place, task.batch)
+            schema = json_columns(fields).json()
+            if task.unfinished is not None or good.rows == task.batch.count:
+                return Files(good, schema)
+            rejected = write(rejected_records(records, fields), side, task.batch)
+            columns = rejected_columns().json()
+            return Files(good, schema, rejected, columns, encode_fields(fields))
+        finally:
+            records.unpersist()
+
+    def _fields(self, records: DataFrame, task: Task) -> Fields:
+        """What the values of the batch are read as."""
+        from pyspark.sql.types import StructType
+
+        if task.unfinished is None:
+            table = task.main.schema
+            known = StructType() if table is None else StructType.fromJson(json.loads(table))
+            return merge(known_fields(known), infer(self._spark, records))
+        if task.unfinished.judged_by is None:
+            raise FormatError(f"{self._view.topic}: rejected records, and no fields noted")
+        return decode_fields(task.unfinished.judged_by)
+
+
+def good_records(records: DataFrame, fields: Fields) -> DataFrame:
+    found = judged(records, fields, _KEPT)
+    return found.filter(found["reason"].isNull()).select(*_KEPT, *good_columns(fields))
+
+
+def rejected_records(records: DataFrame, fields: Fields) -> DataFrame:
+    found = judged(records, fields, _KEPT)
+    names = rejected_columns().names
+    return found.filter(found["reason"].isNotNull()).select(*names)

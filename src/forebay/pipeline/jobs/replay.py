@@ -1,0 +1,331 @@
+"""`replay`: a range of one topic into another, in the same order, once.
+
+Tasks read pieces of the source and stage them, as the sink's tasks do; the driver appends what
+they staged. No payload passes through Spark. Keys, values and attributes are kept; offsets and
+times of publishing are the target's own.
+
+The range goes in batches of bounded size, each numbered by the offset where it ends, so that the
+sink's note in the target says how far the replay has got. Interrupted, it goes on there. It is
+known by the source and the start as they were given: a second run from the same start adds what
+lies behind the end of the first one, and nothing else.
+
+What a caller gets wrong: another start is another replay, and appends again what both have in
+common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from forebay.catalog.notes import HERE, origin
+from forebay.errors import ForebayError, UsageError
+from forebay.format.names import TopicName, parse_topic, staged_file
+from forebay.limits import MIB, TASK_BYTES, WAVE_TASKS_PER_SLOT
+from forebay.pipeline.door import Door, connect_door
+from forebay.pipeline.fleet import Fleet, SparkFleet
+from forebay.pipeline.jobs.replay_report import ReplayReport, ReplayRow
+from forebay.pipeline.scan_batch import open_view, read_split
+from forebay.pipeline.scan_pieces import Piece, Split
+from forebay.pipeline.scan_plan import EARLIEST, LATEST, OffsetRange, plan_topic, resolve_range
+from forebay.pipeline.scan_times import offset_at_time
+from forebay.pipeline.sink_columns import staged_batches
+from forebay.pipeline.sink_commit import commit_batch, read_sink_note
+from forebay.pipeline.sink_notes import Run, SinkNote, check_sink_id
+from forebay.pipeline.site import site_settings
+from forebay.pipeline.spread import Progress
+from forebay.pipeline.staging import Part, discard, stage
+from forebay.pipeline.workbench import Workbench, workbench
+from forebay.settings import StoreSettings
+from forebay.topic.view import TopicView
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PIECE_BYTES: Final = 32 * MIB
+_COLUMNS: Final = ("key", "value", "headers")
+_PLAIN: Final = "replay"
+"""The id of a replay that was given none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTask:
+    """What one task stages; its number is its place in the batch."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+
+
+def replay(
+    source: str | Path | StoreSettings,
+    topic: str,
+    into: str,
+    *,
+    start: int | None = None,
+    end: int | None = None,
+    start_time: int | None = None,
+    end_time: int | None = None,
+    sink_id: str | None = None,
+    again: bool = False,
+    skip_lost: bool = False,
+    spark: SparkSession | None = None,
+    fleet: Fleet | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> ReplayReport:
+    """Appends `start..end` of `topic`, the end not included, to `into`, which is made if needed.
+
+    Times are milliseconds since 1970, and count instead of offsets: from the first message of
+    `start_time` or later to the first of `end_time` or later. Without an end it is what is synced
+    now. `again` makes it another replay, which adds everything again; so does another `sink_id`.
+    `skip_lost` steps over ranges that are recorded as lost, which are an error else.
+
+    UsageError for a call that cannot be right. What goes wrong with a batch is in the report, and
+    a second run goes on there.
+    """
+    settings = site_settings(source)
+    name, target = parse_topic(topic), parse_topic(into)
+    _check_call(name, target, start, start_time, end, end_time, sink_id, again)
+    chosen = sink_id or (secrets.token_hex(8) if again else _PLAIN)
+    sink = _sink(name, start, start_time, chosen)
+    bench = workbench(settings)
+    with open_view(settings) as store:
+        view = store.topic(str(name))
+        wanted = _range(bench, view, start, start_time, end, end_time, skip_lost)
+        note = read_sink_note(bench.catalog, target, sink)
+        run = _Replay(settings, bench, view, target, sink, skip_lost)
+        if dry_run:
+            rows = run.plan(wanted, note)
+        else:
+            fleet = fleet or SparkFleet(spark, settings.spark, progress)
+            rows = tuple(run.run(wanted, note, fleet))
+    return ReplayReport(
+        dry_run, str(name), str(target), chosen, wanted.start, wanted.end, tuple(rows)
+    )
+
+
+def _check_call(
+    topic: TopicName,
+    into: TopicName,
+    start: int | None,
+    start_time: int | None,
+    end: int | None,
+    end_time: int | None,
+    sink_id: str | None,
+    again: bool,
+) -> None:
+    if topic == into:
+        raise UsageError(f"{topic} cannot be replayed into itself: name another topic")
+    for what, offset, time in (("start", start, start_time), ("end", end, end_time)):
+        if offset is not None and time is not None:
+            raise UsageError(f"the {what} is given as an offset and as a time: choose one of them")
+        for given in (offset, time):
+            if given is not None and given < 0:
+                raise UsageError(f"the {what} is {given}: it must not be negative")
+    if sink_id is not None:
+        check_sink_id(sink_id)
+        if again:
+            raise UsageError("a sink id says which replay it is: leave it out to replay again")
+
+
+def _sink(topic: TopicName, start: int | None, start_time: int | None, sink_id: str) -> str:
+    """The same for every run from the same start, as it was given, whatever its end.
+
+    What the target remembers of it are offsets of the source, counted from that start: for another
+    source or start they mean nothing, so these are a part of the name.
+    """
+    text = json.dumps([str(topic), start, start_time, sink_id])
+    return f"replay-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def _range(
+    bench: Workbench,
+    view: TopicView,
+    start: int | None,
+    start_time: int | None,
+    end: int | None,
+    end_time: int | None,
+    skip_lost: bool,
+) -> OffsetRange:
+    first, last = EARLIEST if start is None else start, LATEST if end is None else end
+    if start_time is not None:
+        first = offset_at_time(bench, view, start_time)
+    if end_time is not None:
+        last = offset_at_time(bench, view, end_time)
+    found = resolve_range(view, first, last, fail_on_data_loss=not skip_lost)
+    if last not in (LATEST, found.end) and not skip_lost:
+        raise UsageError(f"{view.topic}: the range ends at {last}, before it starts at {first}")
+    return found
+
+
+class _Replay:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        bench: Workbench,
+        view: TopicView,
+        into: TopicName,
+        sink: str,
+        skip_lost: bool,
+    ) -> None:
+        self._settings = settings
+        self._bench = bench
+        self._view = view
+        self._into = into
+        self._sink = sink
+        self._skip_lost = skip_lost
+
+    def plan(self, wanted: OffsetRange, note: SinkNote | None) -> tuple[ReplayRow, ...]:
+        """What would be done: one row for what is there, one for what is to come."""
+        self._require_all_of_the_begun(wanted, note)
+        known, rest = _left(wanted, note)
+        rows = [_row(known, known=known.end - known.start)] if known.start < known.end else []
+        pieces = self._pieces(rest)
+        if pieces:
+            size, count = sum(piece.size for piece in pieces), sum(piece.count for piece in pieces)
+            rows.append(_row(rest, appended=count, size=size))
+        return tuple(rows)
+
+    def run(self, wanted: OffsetRange, note: SinkNote | None, fleet: Fleet) -> Iterator[ReplayRow]:
+        """One row for each batch; the first that fails is the last."""
+        self._require_all_of_the_begun(wanted, note)
+        known, rest = _left(wanted, note)
+        if known.start < known.end:
+            yield _row(known, known=known.end - known.start)
+        if rest.start >= rest.end:
+            return
+        begun = None if note is None or note.done else note.batch
+        with connect_door(self._settings) as door:
+            self._require_remembered(door, note)
+            for batch, pieces in self._batches(rest, begun, fleet):
+                try:
+                    row = self._batch(batch, pieces, door, fleet)
+                except ForebayError as error:
+                    yield _row(batch, error=str(error))
+                    return
+                yield row
+
+    def _require_all_of_the_begun(self, wanted: OffsetRange, note: SinkNote | None) -> None:
+        """A batch that was begun goes to its end, or nobody knows what of it is there."""
+        if note is not None and not note.done and note.batch > wanted.end:
+            raise UsageError(
+                f"a replay of {wanted.topic} to offset {note.batch} was begun and did not end; "
+                f"this one ends before, at {wanted.end}: let it end at {note.batch} or later"
+            )
+
+    def _require_remembered(self, door: Door, note: SinkNote | None) -> None:
+        """The note says how far the replay has got, unless the target was restored since."""
+        door.end(self._into)
+        came_from = origin(self._bench.catalog, self._into)
+        if came_from == HERE or (note is not None and note.origin == came_from):
+            return
+        last = door.last(self._into, self._sink, 0 if note is None else note.offset)
+        if last is not None and (note is None or note.done or last.batch != note.batch):
+            raise UsageError(
+                f"{self._into} was rebuilt since a replay of {self._view.topic} appended to it, "
+                "and nobody remembers how far it got: compare the two, then replay the rest from "
+                "the offset that follows, or everything once more with another sink id"
+            )
+
+    def _batches(
+        self, rest: OffsetRange, begun: int | None, fleet: Fleet
+    ) -> Iterator[tuple[OffsetRange, list[Piece]]]:
+        """The range in batches; the first one ends where the one that was begun did."""
+        if begun is not None and rest.start < begun <= rest.end:
+            first = OffsetRange(rest.topic, rest.start, begun)
+            yield first, self._pieces(first)
+            rest = OffsetRange(rest.topic, begun, rest.end)
+        bytes_max = fleet.slots() * WAVE_TASKS_PER_SLOT * TASK_BYTES
+        batch: list[Piece] = []
+        size, start = 0, rest.start
+        for piece in self._pieces(rest):
+            if batch and size + piece.size > bytes_max:
+                yield OffsetRange(rest.topic, start, batch[-1].next), batch
+                batch, size, start = [], 0, batch[-1].next
+            batch.append(piece)
+            size += piece.size
+        if batch:
+            yield OffsetRange(rest.topic, start, rest.end), batch
+
+    def _pieces(self, wanted: OffsetRange) -> list[Piece]:
+        self._view.refresh()
+        return plan_topic(
+            self._view,
+            wanted.start,
+            wanted.end,
+            split_bytes=_PIECE_BYTES,
+            fail_on_data_loss=not self._skip_lost,
+        )
+
+    def _batch(
+        self, batch: OffsetRange, pieces: Sequence[Piece], door: Door, fleet: Fleet
+    ) -> ReplayRow:
+        store, write = self._bench.store, secrets.token_hex(8)
+        tasks = _tasks(pieces, fleet.slots())
+        work = partial(stage_task, self._settings, str(self._into), write)
+        label = f"replay {batch.topic} {batch.start}..{batch.end}"
+        done = [task[0] for task in fleet.run([[task] for task in tasks], work, label)]
+        parts = [each.result for each in done if each.result is not None]
+        errors = [each.error for each in done if each.error is not None]
+        if errors:
+            discard(store, parts)
+            raise errors[0]
+        run = Run(self._sink, batch.end, named=True)
+        committed = commit_batch(door, self._bench.catalog, store, run, parts)
+        size = sum(piece.size for piece in pieces)
+        return _row(batch, appended=committed.appended, known=committed.known, size=size)
+
+
+def _left(wanted: OffsetRange, note: SinkNote | None) -> tuple[OffsetRange, OffsetRange]:
+    """What of the range was replayed before, and what is left."""
+    reached = None if note is None else note.batch if note.done else note.previous
+    at = min(max(wanted.start, reached or 0), wanted.end)
+    return OffsetRange(wanted.topic, wanted.start, at), OffsetRange(wanted.topic, at, wanted.end)
+
+
+def _tasks(pieces: Sequence[Piece], slots: int) -> list[ReplayTask]:
+    """Neighbours together, in the order of their offsets."""
+    total = sum(piece.size for piece in pieces)
+    target = min(TASK_BYTES, max(-(-total // slots), 1))
+    groups: list[list[Piece]] = []
+    size = 0
+    for piece in pieces:
+        if not groups or size + piece.size > target:
+            groups.append([])
+            size = 0
+        groups[-1].append(piece)
+        size += piece.size
+    return [ReplayTask(number, tuple(group)) for number, group in enumerate(groups)]
+
+
+def stage_task(settings: StoreSettings, into: str, write: str, task: ReplayTask) -> Part:
+    """On an executor: the messages of the task's pieces, staged for the driver.
+
+    Each attempt has a file of its own; those of attempts that nobody heard of are swept by age.
+    """
+    rows = read_split(settings, Split(task.pieces), _COLUMNS)
+    key = staged_file(write, task.number, secrets.randbits(48))
+    return stage(
+        workbench(settings).store,
+        key,
+        task.number,
+        staged_batches(rows, task.number, into),
+        chunk_bytes=settings.uploader.stream_chunk_size,
+    )
+
+
+def _row(
+    batch: OffsetRange,
+    *,
+    appended: int = 0,
+    known: int = 0,
+    size: int = 0,
+    error: str | None = None,
+) -> ReplayRow:
+    return ReplayRow(batch.start, batch.end, appended, known, size, error)

@@ -1,0 +1,282 @@
+"""`restore`: rebuilds the catalog of many topics from the bucket alone.
+
+Each topic is restored by `forebay.upload.restore`, in this process, which alone writes to the
+catalog. What takes time is reading objects in full: those without a usable sidecar, and all of
+them where they are to be verified. That is done by Spark's executors, for many objects of many
+topics at once, before the restores ask for it. As long as sidecars tell everything, or there is
+little to read, no Spark is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.sqlite import SqliteKv
+from forebay.clock import SYSTEM_CLOCK
+from forebay.errors import (
+    CommitRefused,
+    CorruptLog,
+    ForebayError,
+    FormatError,
+    ServiceError,
+    TopicFenced,
+    TopicOwned,
+    UsageError,
+)
+from forebay.format.names import TopicName, parse_topic
+from forebay.pipeline.jobs.restore_ahead import DescribedAhead
+from forebay.pipeline.report import to_dataframe
+from forebay.pipeline.site import site_settings
+from forebay.pipeline.spread import Progress
+from forebay.settings import StoreSettings
+from forebay.topic.tiers import Tiers
+from forebay.topic.view import catalog_file
+from forebay.upload.inventory import Candidate, Inventory, take_stock
+from forebay.upload.listing import topics_in_store
+from forebay.upload.restore import RestoreReport, restore_topic, to_be_described
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_WAVE_OBJECTS: Final = 20_000
+_WAVE_TOPICS_MAX: Final = 256
+"""Topics whose listings are held at a time."""
+_EXPECTED: Final = (CorruptLog, CommitRefused, FormatError, ServiceError, TopicFenced, TopicOwned)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreChoices:
+    """What restores do; see `restore_topic`."""
+
+    dry_run: bool = False
+    verify: bool = False
+    allow_gaps: bool = False
+    assume_nothing_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTopic:
+    """What became of one topic: a report, or why there is none."""
+
+    topic: TopicName
+    report: RestoreReport | None
+    error: ForebayError | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.report is not None and not self.report.damaged
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRow:
+    topic: str
+    objects_found: int
+    known: int
+    adopted: int
+    messages: int
+    by_sidecar: int
+    read_whole: int
+    bytes_read: int
+    gaps: int
+    superseded: int
+    damaged: int
+    start_offset: int
+    tail: int
+    next_offset: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreJobReport:
+    dry_run: bool
+    rows: tuple[RestoreRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not any(row.error or row.damaged for row in self.rows)
+
+    @property
+    def adopted(self) -> int:
+        return sum(row.adopted for row in self.rows)
+
+    @property
+    def messages(self) -> int:
+        return sum(row.messages for row in self.rows)
+
+    def dataframe(self, spark: SparkSession) -> DataFrame:
+        return to_dataframe(spark, RestoreRow, self.rows)
+
+
+def restore(
+    source: str | Path | StoreSettings,
+    topics: Sequence[str] | None = None,
+    *,
+    everything: bool = False,
+    verify: bool = False,
+    allow_gaps: bool = False,
+    assume_nothing_lost: bool = False,
+    spark: SparkSession | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RestoreJobReport:
+    """Restores the topics, or with `everything` all that have objects.
+
+    What goes wrong with one topic is in its row and stops no other. `progress` gets how many
+    topics of how many are done. Without `spark` a session is made when one is needed.
+    """
+    choices = RestoreChoices(dry_run, verify, allow_gaps, assume_nothing_lost)
+    rows: list[RestoreRow] = []
+    with restoring(source, topics, choices, everything=everything, spark=spark) as run:
+        for done in run.topics():
+            rows.append(_row(done))
+            if progress is not None:
+                progress(len(rows), len(run.names))
+    return RestoreJobReport(dry_run, tuple(rows))
+
+
+@contextmanager
+def restoring(
+    source: str | Path | StoreSettings,
+    topics: Sequence[str] | None,
+    choices: RestoreChoices,
+    *,
+    everything: bool,
+    spark: SparkSession | None = None,
+) -> Iterator[RestoreRun]:
+    """A restore that is told topic by topic."""
+    settings = site_settings(source)
+    if bool(topics) == everything:
+        raise UsageError("name the topics to restore, or ask for everything, and not both")
+    names = [parse_topic(name) for name in topics or ()]
+    _require_objects(settings)
+    with _open_tiers(settings, dry_run=choices.dry_run) as tiers:
+        if everything:
+            names = list(topics_in_store(tiers.store))
+        yield RestoreRun(tiers, names, choices, spark)
+
+
+def _require_objects(settings: StoreSettings) -> None:
+    """So that a wrong directory is told, and none is made."""
+    if settings.cloud.backend == "fs":
+        root = Path(settings.cloud.root or Path(settings.data or "") / "objects")
+        if not root.is_dir():
+            raise UsageError(f"there are no objects: {root} is not a directory")
+
+
+@contextmanager
+def _open_tiers(settings: StoreSettings, *, dry_run: bool) -> Iterator[Tiers]:
+    """The catalog and the objects. For a dry run a catalog that is not there is an empty one."""
+    path = catalog_file(settings)
+    absent = dry_run and path is not None and not path.exists()
+    with (
+        closing(Catalog(SqliteKv(None))) if absent else nullcontext() as catalog,
+        closing(Tiers(settings, SYSTEM_CLOCK, catalog=catalog)) as tiers,
+    ):
+        yield tiers
+
+
+class RestoreRun:
+    def __init__(
+        self,
+        tiers: Tiers,
+        names: list[TopicName],
+        choices: RestoreChoices,
+        spark: SparkSession | None,
+    ) -> None:
+        self.names = names
+        self._tiers = tiers
+        self._choices = choices
+        self._ahead = DescribedAhead(tiers.settings, spark, whole=choices.verify)
+
+    def topics(
+        self,
+        shown: Callable[[TopicName], AbstractContextManager[Progress | None]] | None = None,
+    ) -> Iterator[RestoredTopic]:
+        """Restores them one by one; `shown` makes a progress for each, in objects."""
+        names = iter(self.names)
+        while wave := self._wave(names):
+            self._ahead.expect(self._candidates(wave))
+            for topic, stock in wave:
+                if isinstance(stock, ForebayError):
+                    yield RestoredTopic(topic, None, stock)
+                    continue
+                with shown(topic) if shown is not None else nullcontext() as progress:
+                    done = self._one(topic, stock, progress)
+                yield done
+
+    def _wave(self, names: Iterator[TopicName]) -> list[tuple[TopicName, Inventory | ForebayError]]:
+        """The next topics, and what the bucket holds of them."""
+        wave: list[tuple[TopicName, Inventory | ForebayError]] = []
+        count = 0
+        for topic in islice(names, _WAVE_TOPICS_MAX):
+            try:
+                stock = take_stock(self._tiers.store, topic)
+            except ServiceError as error:
+                wave.append((topic, error))
+                continue
+            wave.append((topic, stock))
+            count += len(stock)
+            if count >= _WAVE_OBJECTS:
+                break
+        return wave
+
+    def _candidates(
+        self, wave: list[tuple[TopicName, Inventory | ForebayError]]
+    ) -> Iterator[Candidate]:
+        for topic, stock in wave:
+            if isinstance(stock, Inventory):
+                yield from to_be_described(
+                    self._tiers.catalog, topic, stock, verify=self._choices.verify
+                )
+
+    def _one(self, topic: TopicName, stock: Inventory, progress: Progress | None) -> RestoredTopic:
+        choices, tiers = self._choices, self._tiers
+        run = partial(
+            restore_topic,
+            tiers.catalog,
+            tiers.store,
+            tiers.session,
+            topic,
+            dry_run=choices.dry_run,
+            verify=choices.verify,
+            allow_gaps=choices.allow_gaps,
+            assume_nothing_lost=choices.assume_nothing_lost,
+            progress=progress,
+            describe=self._ahead,
+        )
+        try:
+            try:
+                report = run(stock=stock)
+            except CommitRefused:  # the listing is some time old: perhaps it is only that
+                report = run()
+        except _EXPECTED as error:
+            return RestoredTopic(topic, None, error)
+        return RestoredTopic(topic, report)
+
+
+def _row(done: RestoredTopic) -> RestoreRow:
+    report = done.report or RestoreReport(done.topic, dry_run=False)
+    return RestoreRow(
+        topic=str(done.topic),
+        objects_found=report.objects_found,
+        known=report.known,
+        adopted=report.adopted,
+        messages=report.messages,
+        by_sidecar=report.by_sidecar,
+        read_whole=report.read_whole,
+        bytes_read=report.bytes_read,
+        gaps=len(report.gaps),
+        superseded=len(report.superseded),
+        damaged=len(report.damaged),
+        start_offset=report.start_offset,
+        tail=report.tail,
+        next_offset=report.next_offset,
+        error=None if done.error is None else str(done.error),
+    )

@@ -1,0 +1,295 @@
+"""The options of `spark.read.format("forebay")` and of `readStream`, checked when they are given.
+
+Names and meanings are those of Spark's Kafka source wherever it has the same thing, so that a
+query moves from one to the other by its format and its address. What the Kafka source has and this
+one has not is refused by name, with what to use instead; so is a name that nobody knows. Nothing
+that was asked for is left out in silence.
+
+What a caller gets wrong: option names are case-insensitive, and Spark hands them over in lower
+case.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from forebay.config.quantities import BYTES, parse_quantity
+from forebay.errors import UsageError
+from forebay.format.names import TopicName, parse_topic
+from forebay.limits import GIB, KIB, OFFSET_MAX
+from forebay.logs import event
+from forebay.pipeline.address import ADDRESS_NAMES, is_address, store_settings
+from forebay.pipeline.offset_options import Offsets, parse_offsets
+from forebay.pipeline.scan_pieces import SPLIT_BYTES
+from forebay.pipeline.scan_plan import EARLIEST, LATEST
+from forebay.settings import StoreSettings
+
+_log: Final = logging.getLogger("forebay.pipeline")
+
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+"""In the order of the schema."""
+HEADERS: Final = "headers"
+
+_NAMES: Final = (
+    "subscribe",
+    "subscribePattern",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "includeHeaders",
+    "columns",
+    "splitBytes",
+)
+_PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_KAFKA_ALONE: Final = {
+    "assign": "name the partitions in subscribe, as in 'orders-part-0,orders-part-1'",
+    "startingOffsetsByTimestamp": "use startingTimestamp, which counts for all topics",
+    "endingOffsetsByTimestamp": "use endingTimestamp, which counts for all topics",
+    "startingOffsetsByTimestampStrategy": "a time after the last message means the end",
+    "minOffsetsPerTrigger": "use the query's trigger interval",
+    "maxTriggerDelay": "use the query's trigger interval",
+    "maxRecordsPerPartition": "use splitBytes, which bounds a task by its bytes",
+    "groupIdPrefix": "there are no consumer groups: the position is in the query's checkpoint",
+    "kafkaConsumer.pollTimeoutMs": "nothing is polled here",
+    "fetchOffset.numRetries": "Spark's own retries of a task serve",
+    "fetchOffset.retryIntervalMs": "Spark's own retries of a task serve",
+}
+_SINK: Final = ("topic", "sinkId", "batchId")
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOptions:
+    """What a scan is asked for, in plain values. It can be pickled."""
+
+    settings: StoreSettings = field(repr=False)
+    """Where the store is; every path in it is absolute."""
+    topics: tuple[TopicName, ...] = ()
+    """Subscribed by name."""
+    pattern: str | None = None
+    starting: Offsets = field(default_factory=lambda: Offsets(EARLIEST))
+    ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
+    starting_time: int | None = None
+    """Milliseconds; counts instead of `starting`."""
+    ending_time: int | None = None
+    fail_on_data_loss: bool = True
+    offsets_per_trigger: int | None = None
+    bytes_per_trigger: int | None = None
+    partitions_min: int = 1
+    columns: tuple[str, ...] = COLUMNS
+    split_bytes: int = SPLIT_BYTES
+
+    def chosen(self, names: list[str]) -> list[TopicName]:
+        """The topics among `names` that are asked for, partitions included, sorted.
+
+        UsageError for one that is asked for by its name and not there. A pattern may find none.
+        """
+        there = [parse_topic(name) for name in sorted(names)]
+        if self.pattern is not None:
+            return [topic for topic in there if _matches(self.pattern, topic)]
+        for wanted in self.topics:
+            if not any(str(wanted) in (str(topic), topic.base) for topic in there):
+                near = difflib.get_close_matches(str(wanted), names, n=1)
+                hint = f"; the nearest is {near[0]}" if near else ""
+                raise UsageError(f"there is no topic {wanted} in the store{hint}")
+        wanted_names = {str(wanted) for wanted in self.topics}
+        return [topic for topic in there if wanted_names & {str(topic), topic.base}]
+
+
+def scan_options(options: Mapping[str, str], *, streaming: bool = False) -> ScanOptions:
+    """UsageError, or InvalidTopicName, saying what to write instead."""
+    given = _Given(options)
+    _refuse_unknown(options)
+    topics, pattern = _subscription(given)
+    starting, starting_time = _start(given, streaming=streaming)
+    ending, ending_time = _end(given, streaming=streaming)
+    offsets = given.number("maxOffsetsPerTrigger", least=1)
+    size = given.size("maxBytesPerTrigger", least=1)
+    if not streaming:
+        for name in _PER_TRIGGER:
+            if given.text(name) is not None:
+                event(_log, logging.WARNING, "option ignored by a batch query", option=name)
+    return ScanOptions(
+        store_settings(options),
+        topics,
+        pattern,
+        starting,
+        ending,
+        starting_time,
+        ending_time,
+        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        offsets_per_trigger=offsets,
+        bytes_per_trigger=size,
+        partitions_min=given.number("minPartitions", least=1, most=1_000_000) or 1,
+        columns=_columns(given),
+        split_bytes=given.size("splitBytes", least=64 * KIB, most=1024 * GIB) or SPLIT_BYTES,
+    )
+
+
+# -- single values ------------------------------------------------------------------------------
+
+
+class _Given:
+    """The options by their names, whatever their case."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._values = {name.lower(): value for name, value in options.items()}
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name.lower())
+
+    def number(self, name: str, *, least: int = 0, most: int = OFFSET_MAX) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        if not re.fullmatch(r"\s*\d{1,19}\s*", text, re.ASCII) or not least <= int(text) <= most:
+            raise UsageError(f"{name} is {text!r}; it must be a whole number in {least}..{most}")
+        return int(text)
+
+    def size(self, name: str, *, least: int, most: int = OFFSET_MAX) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        size = parse_quantity(text.strip(), BYTES)
+        if size is None or size.denominator != 1 or not least <= size <= most:
+            raise UsageError(
+                f"{name} is {text!r}; it must be a size such as '64MiB', or a number of bytes, in "
+                f"{least}..{most}"
+            )
+        return int(size)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.strip().lower() not in ("true", "false"):
+            raise UsageError(f"{name} is {text!r}; it must be true or false")
+        return text.strip().lower() == "true"
+
+    def listed(self, name: str) -> list[str] | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise UsageError(f"{name} is {text!r}; it must be a list with commas, none empty")
+        return parts
+
+
+def _refuse_unknown(options: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in (*_NAMES, *ADDRESS_NAMES)}
+    kafka = {name.lower(): (name, instead) for name, instead in _KAFKA_ALONE.items()}
+    sink = {name.lower(): name for name in _SINK}
+    for given in options:
+        name = given.lower()
+        if name in known or is_address(name):
+            continue
+        if name in kafka:
+            raise UsageError(
+                f"{kafka[name][0]} is an option of Kafka's source alone: {kafka[name][1]}"
+            )
+        if name.startswith("kafka."):
+            raise UsageError(
+                f"{given} is a setting of Kafka's clients: say where the store is with path, or "
+                "with catalog and store"
+            )
+        if name in sink:
+            raise UsageError(f"{sink[name]} is an option of the sink; reading takes subscribe")
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+        raise UsageError(f"there is no option {given!r}; the nearest is {known[near]!r}")
+
+
+# -- what to read -------------------------------------------------------------------------------
+
+
+def _subscription(given: _Given) -> tuple[tuple[TopicName, ...], str | None]:
+    names, pattern = given.listed("subscribe"), given.text("subscribePattern")
+    if (names is None) == (pattern is None):
+        raise UsageError(
+            "give exactly one of subscribe (topics, with commas between them) and "
+            "subscribePattern (a regular expression)"
+        )
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(
+                f"subscribePattern is {pattern!r}; it is no regular expression: {error}"
+            ) from error
+    return tuple(parse_topic(name) for name in names or ()), pattern
+
+
+def _matches(pattern: str, topic: TopicName) -> bool:
+    """On the whole name; for the default namespace the short one serves as well."""
+    spelled = {str(topic), topic.base}
+    spelled |= {name.removeprefix("/default/") for name in spelled}
+    return any(re.fullmatch(pattern, name) for name in spelled)
+
+
+def _start(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
+    text, time = given.text("startingOffsets"), given.number("startingTimestamp")
+    if text is not None and time is not None:
+        raise UsageError("give startingOffsets or startingTimestamp, not both")
+    if text is None:
+        return Offsets(LATEST if streaming else EARLIEST), time
+    found = parse_offsets("startingOffsets", text)
+    if not streaming and found.has(LATEST):
+        raise UsageError(
+            f"startingOffsets is {text!r}; a batch query that starts at the latest offset reads "
+            "nothing: use earliest, or offsets"
+        )
+    return found, None
+
+
+def _end(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
+    text, time = given.text("endingOffsets"), given.number("endingTimestamp")
+    if streaming and (text is not None or time is not None):
+        name = "endingTimestamp" if text is None else "endingOffsets"
+        raise UsageError(
+            f"{name} is for batch queries; a stream ends with trigger(availableNow=True), or never"
+        )
+    if text is not None and time is not None:
+        raise UsageError("give endingOffsets or endingTimestamp, not both")
+    if text is None:
+        return Offsets(LATEST), time
+    found = parse_offsets("endingOffsets", text)
+    if found.has(EARLIEST):
+        raise UsageError(
+            f"endingOffsets is {text!r}; a query that ends at the earliest offset reads nothing: "
+            "use latest, or offsets"
+        )
+    return found, None
+
+
+def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that the options choose, in their order; for a writer's options the usual."""
+    return _columns(_Given(options))
+
+
+def _columns(given: _Given) -> tuple[str, ...]:
+    headers = given.flag("includeHeaders", default=False)
+    names = given.listed("columns")
+    if names is None:
+        return (*COLUMNS, HEADERS) if headers else COLUMNS
+    known = {name.lower(): name for name in (*COLUMNS, HEADERS)}
+    chosen = []
+    for name in names:
+        if name.lower() not in known:
+            raise UsageError(
+                f"there is no column {name!r}; columns are {', '.join(known.values())}"
+            )
+        chosen.append(known[name.lower()])
+    if len(set(chosen)) < len(chosen):
+        raise UsageError(f"columns is {given.text('columns')!r}; each can be there once")
+    if headers and HEADERS not in chosen:
+        raise UsageError("includeHeaders is true, and columns leaves headers out: add it there")
+    return tuple(chosen)

@@ -1,0 +1,247 @@
+"""Reads a split: what a task of a scan does. Strict, in bounded memory, and never past its end.
+
+Pieces of objects that follow each other are read as one stream, fetched ahead; a segment is read
+through one buffer. Either way every checksum and every offset is checked, and what is wrong raises
+with the topic, the object or the file, and the position.
+
+What was gone by the time its turn came is planned anew, once, from what the catalog and the disk
+say now: a segment that retention removed is in an object, an object that a compaction replaced is
+in another.
+
+What a caller gets wrong: frames are valid until the next ones are asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from socket import gethostname
+from typing import Final
+
+from forebay.errors import CorruptFrame, ForebayError, MissingData
+from forebay.files.disk import ReadFile
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.frame import End, Scan
+from forebay.format.names import TopicName
+from forebay.limits import KIB, MIB
+from forebay.logs import event
+from forebay.pipeline.scan_pieces import Piece, Split, joined
+from forebay.pipeline.scan_plan import plan_topic
+from forebay.pipeline.workbench import Workbench
+from forebay.read.history import ObjectStream
+from forebay.read.joined import CatalogSource
+from forebay.topic.view import StoreView
+from forebay.wal.chunks import ChunkReader, require_complete
+
+_log: Final = logging.getLogger("forebay.pipeline")
+
+CHUNK_BYTES: Final = 1 * MIB
+"""Of a segment: one batch of rows."""
+PROBE_BYTES: Final = 64 * KIB
+"""Read at a time where one message is wanted."""
+
+
+def scan_split(bench: Workbench, split: Split) -> Iterator[tuple[TopicName, Scan]]:
+    """Every frame of the split's pieces, in their order, a chunk at a time."""
+    chunks = ChunkReader(CHUNK_BYTES)
+    for stretch in _stretches(split.pieces):
+        for frames in scan_pieces(bench, stretch, chunks):
+            yield stretch[0].topic, frames
+            del frames  # else its chunk stays while the next one is fetched
+
+
+def scan_pieces(
+    bench: Workbench, pieces: Sequence[Piece], chunks: ChunkReader | None = None
+) -> Iterator[Scan]:
+    """The frames of pieces that follow each other in one topic: all objects, or one segment."""
+    first = pieces[0]
+    if first.descriptor is not None:
+        yield from _object_frames(bench, pieces)
+        return
+    done = first.first
+    try:
+        for frames in _segment_frames(bench, first, chunks or ChunkReader(CHUNK_BYTES)):
+            done = frames.offsets[-1] + 1
+            yield frames
+            del frames
+    except FileNotFoundError:
+        event(
+            _log,
+            logging.INFO,
+            "segment gone, planned anew",
+            topic=first.topic,
+            file=first.path,
+            first=done,
+            next=first.next,
+        )
+        yield from _once_more(bench, _anew(bench, first, done))
+
+
+def _anew(bench: Workbench, piece: Piece, start: int) -> list[Piece]:
+    """Where the rest of a segment's piece is now that the segment is not there."""
+    gone = (
+        f"{piece.topic}: {piece.path} is not on {gethostname()}, and offsets {start} to "
+        f"{piece.next - 1} are in no object: upload them first, or let every executor see the "
+        "data directory"
+    )
+    with StoreView(bench.settings, disk=bench.disk, clock=bench.clock) as store:
+        view = store.topic(str(piece.topic))
+        if view.end_offset < piece.next:
+            raise MissingData(gone)
+        anew = plan_topic(view, start, piece.next)
+    if any(each.path == piece.path for each in anew):
+        raise MissingData(gone)
+    return anew
+
+
+def first_frames(bench: Workbench, piece: Piece) -> Scan:
+    """The piece's first frame, and maybe some that follow it, by a small read."""
+    one = replace(piece, next=piece.first + 1)
+    if one.descriptor is None:
+        return next(scan_pieces(bench, [one], ChunkReader(PROBE_BYTES)))
+    return next(_object_frames(bench, [one], probe=True))
+
+
+def _once_more(bench: Workbench, pieces: Sequence[Piece]) -> Iterator[Scan]:
+    """Pieces of a second plan, whose places must be there."""
+    for stretch in _stretches(pieces):
+        if stretch[0].descriptor is not None:
+            yield from _object_frames(bench, stretch)
+            continue
+        try:
+            yield from _segment_frames(bench, stretch[0], ChunkReader(CHUNK_BYTES))
+        except FileNotFoundError as error:
+            raise MissingData(
+                f"{stretch[0].topic}: {stretch[0].path} is gone, and was planned for offset "
+                f"{stretch[0].first} a moment ago"
+            ) from error
+
+
+def _stretches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Neighbours in objects together, each piece of a segment alone."""
+    listed = list(pieces)
+    stretch = listed[:1]
+    for before, piece in pairwise(listed):
+        follows = before.topic == piece.topic and before.next == piece.first
+        if follows and before.descriptor is not None and piece.descriptor is not None:
+            stretch.append(piece)
+        else:
+            yield stretch
+            stretch = [piece]
+    if stretch:
+        yield stretch
+
+
+# -- objects ------------------------------------------------------------------------------------
+
+
+class PlannedSource:
+    """The planned descriptors, the first time; whoever asks again gets the catalog's.
+
+    A stream asks again for what it was told already when an object was not there: then the plan
+    is old.
+    """
+
+    def __init__(
+        self, bench: Workbench, topic: TopicName, planned: Sequence[ObjectDescriptor]
+    ) -> None:
+        self._bench = bench
+        self._topic = topic
+        self._planned = planned
+        self._told = 0
+
+    @property
+    def _catalog(self) -> CatalogSource:
+        """Most tasks never need it, and never connect."""
+        return CatalogSource(self._bench.catalog, self._topic)
+
+    def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
+        if start < self._told:
+            self._planned = ()
+        found = [
+            each
+            for each in self._planned
+            if each.end_offset >= start and (end is None or each.start_offset < end)
+        ][:limit]
+        if not self._planned:
+            return self._catalog.descriptors(start, end, limit)
+        self._told = found[-1].next_offset if found else self._told
+        return found
+
+    def missing(self, offset: int) -> ForebayError:
+        return self._catalog.missing(offset)
+
+
+def _object_frames(
+    bench: Workbench, pieces: Sequence[Piece], *, probe: bool = False
+) -> Iterator[Scan]:
+    topic, first, stop = pieces[0].topic, pieces[0].first, pieces[-1].next
+    source = PlannedSource(bench, topic, joined(pieces))
+    settings = replace(bench.settings.cloud_reader, lenient=False)
+    if probe:
+        settings = replace(settings, fetch_chunk_size=PROBE_BYTES, read_ahead_chunks=0)
+    with ObjectStream(topic, bench.store, source, bench.pool, settings, first, stop) as stream:
+        while (frames := stream.next()) is not None:
+            yield frames
+            del frames
+        if stream.offset != stop:
+            raise MissingData(
+                f"{topic}: the objects end at offset {stream.offset}, and go on to {stop - 1} "
+                f"by the plan, the last one in {pieces[-1].place}"
+            )
+
+
+# -- segments -----------------------------------------------------------------------------------
+
+
+def _segment_frames(bench: Workbench, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
+    assert piece.path is not None, "a piece is in an object or in a segment"
+    file = bench.disk.open_read(piece.path)
+    try:
+        yield from _frames_of(file, piece, chunks)
+    finally:
+        file.close()
+
+
+def _frames_of(file: ReadFile, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
+    assert piece.path is not None
+    position, offset = piece.begin, piece.at
+    name = f"{piece.topic}: {piece.path}"
+    while offset < piece.next:
+        if position >= piece.end or position >= file.size():
+            raise CorruptFrame(
+                f"the segment ends at offset {offset}, not at {piece.next}",
+                file=name,
+                position=position,
+                offset=offset,
+            )
+        found = chunks.read(file, position, piece.end, offset)
+        if not len(found):
+            try:
+                require_complete(found, piece.path, position)
+            except CorruptFrame as error:
+                raise CorruptFrame(
+                    error.reason, file=name, position=error.position, offset=error.offset
+                ) from error
+        skip, take = max(piece.first - offset, 0), min(piece.next - offset, len(found))
+        position += found.safe_length
+        offset += len(found)
+        if skip < take:
+            yield _part(found, skip, take)
+
+
+def _part(frames: Scan, start: int, stop: int) -> Scan:
+    """Some of the frames; there must be one at least."""
+    if start == 0 and stop == len(frames):
+        return frames
+    return Scan(
+        frames.buffer,
+        frames.offsets[start:stop],
+        frames.positions[start:stop],
+        frames.lengths[start:stop],
+        frames.positions[stop - 1] + frames.lengths[stop - 1],
+        End.COMPLETE,
+        frames.offsets[stop - 1] + 1,
+    )

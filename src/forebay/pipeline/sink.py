@@ -1,0 +1,223 @@
+"""The sink: `df.write.format("forebay")` and `df.writeStream.format("forebay")`.
+
+Tasks stage their rows in the object store; the driver appends them through the owner of the
+topics, in the order of partitions, and each row once for each (sink id, batch, partition, row).
+Spark makes these objects anew in every process that needs one, so they hold options alone.
+
+What a caller gets wrong: a streaming query is known by its `sinkId`, which must stay the same when
+it is started again, and must be another one when it gets a new checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from forebay.errors import UsageError
+from forebay.format.names import parse_topic, staged_file, write_of_staged
+from forebay.limits import OFFSET_MAX
+from forebay.logs import event
+from forebay.pipeline.address import ADDRESS_NAMES, NO_DATA, is_address, store_settings
+from forebay.pipeline.door import connect_door
+from forebay.pipeline.sink_columns import check_columns, staged_batches
+from forebay.pipeline.sink_commit import Committed, commit_batch
+from forebay.pipeline.sink_notes import Run, check_sink_id
+from forebay.pipeline.staging import (
+    Part,
+    discard,
+    has_manifest,
+    stage,
+    sweep_staging,
+)
+from forebay.pipeline.workbench import workbench
+from forebay.settings import StoreSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_log: Final = logging.getLogger("forebay.pipeline")
+_OPTIONS: Final = ("topic", "sinkId", "batchId")
+_SWEEP_BATCHES: Final = 100
+"""A streaming query looks for forgotten files once in so many batches: a listing is a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What a write was told."""
+
+    settings: StoreSettings
+    topic: str | None
+    sink_id: str | None
+    batch: int | None
+
+
+@dataclass
+class StagedPart(WriterCommitMessage):
+    """What a task tells the driver: where its rows are."""
+
+    part: Part
+
+
+def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """UsageError for options that no sink has, or that contradict the kind of write."""
+    given = {name.lower(): value for name, value in options.items()}
+    known = {name.lower() for name in (*_OPTIONS, *ADDRESS_NAMES)} | _SPARKS_OWN
+    unknown = sorted(name for name in given if name not in known and not is_address(name))
+    if unknown:
+        raise UsageError(
+            f"the sink has no option {', '.join(map(repr, unknown))}; it has "
+            f"{', '.join(map(repr, ('path', *_OPTIONS)))}"
+        )
+    settings = store_settings(options)
+    if settings.data == NO_DATA:
+        raise UsageError(
+            "the sink appends through the owner of the topics, whose log is in a data directory: "
+            "give the option 'path', a data directory or a configuration file"
+        )
+    topic, sink_id, batch = given.get("topic"), given.get("sinkid"), given.get("batchid")
+    if streaming and sink_id is None:
+        raise UsageError(
+            "a streaming query needs the option 'sinkId', a name of its own that stays the same "
+            "when it is started again: Spark may repeat a batch, and the sink knows it by that"
+        )
+    if streaming and batch is not None:
+        raise UsageError("a streaming query has no option 'batchId': Spark numbers its batches")
+    if batch is not None and sink_id is None:
+        raise UsageError("the option 'batchId' needs 'sinkId': whose batch it is")
+    return SinkOptions(
+        settings=settings,
+        topic=None if topic is None else str(parse_topic(topic)),
+        sink_id=None if sink_id is None else check_sink_id(sink_id),
+        batch=None if batch is None else _batch(batch),
+    )
+
+
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "mode"})
+"""Options of Spark's that reach every source."""
+
+
+def _batch(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) > OFFSET_MAX:
+        raise UsageError(f"the option 'batchId' is {text!r}; it must be a number from 0 on")
+    return int(text)
+
+
+class _Sink:
+    """What both kinds of writers share."""
+
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        schema: StructType,
+        overwrite: bool,
+        *,
+        streaming: bool,
+    ) -> None:
+        self.options = sink_options(options, streaming=streaming)
+        if overwrite:
+            raise UsageError(
+                'a topic is append-only: write with mode("append")'
+                if not streaming
+                else 'a topic is append-only: write with outputMode("append")'
+            )
+        check_columns(schema, self.options.topic)
+        self._write_id = secrets.token_hex(8)
+
+    def stage(self, batches: Iterator[pa.RecordBatch]) -> StagedPart:
+        """In a task: its rows as one object."""
+        task = TaskContext.get()
+        partition = 0 if task is None else task.partitionId()
+        attempt = 0 if task is None else task.taskAttemptId()
+        settings = self.options.settings
+        part = stage(
+            workbench(settings).store,
+            staged_file(self._write_id, partition, attempt),
+            partition,
+            staged_batches(batches, partition, self.options.topic),
+            chunk_bytes=settings.uploader.stream_chunk_size,
+        )
+        return StagedPart(part)
+
+    def append(self, messages: Sequence[WriterCommitMessage | None], run: Run) -> Committed:
+        """On the driver: the rows of all tasks, through the owner."""
+        settings = self.options.settings
+        bench = workbench(settings)
+        if not run.streaming or run.batch % _SWEEP_BATCHES == 0:
+            swept = sweep_staging(bench.store)
+            if swept:
+                event(_log, logging.WARNING, "forgotten staged files removed", files=swept)
+        with connect_door(settings) as door:
+            return commit_batch(door, bench.catalog, bench.store, run, parts_of(messages))
+
+    def forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """After a failure: the staged files go, unless a batch that was begun needs them."""
+        store = workbench(self.options.settings).store
+        parts = [part for part in parts_of(messages) if part.key is not None]
+        begun = {
+            write
+            for write in {write_of_staged(part.key) for part in parts if part.key is not None}
+            if has_manifest(store, write)
+        }
+        rest = [
+            part
+            for part in parts
+            if part.key is not None and write_of_staged(part.key) not in begun
+        ]
+        discard(store, rest, manifests=False)
+
+
+def parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
+    """What the tasks told; one that failed told nothing."""
+    return [message.part for message in messages if isinstance(message, StagedPart)]
+
+
+class ForebayWriter(DataSourceArrowWriter):
+    """One write of a DataFrame."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._sink = _Sink(options, schema, overwrite, streaming=False)
+        given = self._sink.options
+        self._run = Run(
+            given.sink_id or f"once-{secrets.token_hex(8)}",
+            given.batch or 0,
+            named=given.sink_id is not None,
+        )
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.stage(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.append(messages, self._run)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.forget(messages)
+
+
+class ForebayStreamWriter(DataSourceStreamArrowWriter):
+    """The batches of a streaming query; Spark makes it anew for each."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._sink = _Sink(options, schema, overwrite, streaming=True)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.stage(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        sink_id = self._sink.options.sink_id
+        assert sink_id is not None, "a stream without one is refused when it is made"
+        self._sink.append(messages, Run(sink_id, batchId, named=True, streaming=True))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        event(_log, logging.WARNING, "a batch failed", batch=batchId)
+        self._sink.forget(messages)

@@ -1,0 +1,85 @@
+"""Compactions on Spark: the same result as in one process, and as a command."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli_runs import facts
+from compactions import TOPIC, Site
+from forebay.format.names import TopicName
+from forebay.pipeline.jobs.compact import compact
+from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
+from forebay.pipeline.spread import spread
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OTHER = TopicName("default", "invoices")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path / "data")
+    yield site
+    site.close()
+
+
+def test_topics_are_compacted_on_executors_in_rounds(spark: SparkSession, site: Site) -> None:
+    site.lay(range(0, 301, 3), sidecars=False)
+    site.lay(range(0, 31, 3), OTHER)
+    told: list[tuple[int, int]] = []
+    report = compact(
+        site.settings,
+        spark=spark,
+        target_bytes=10**6,
+        progress=lambda *at: told.append(at),
+    )
+    assert report.ok
+    assert report.rounds == 2
+    assert site.ranges() == [(0, 299)]
+    assert site.ranges(OTHER) == [(0, 29)]
+    site.require_readable(300)
+    site.require_readable(30, OTHER)
+    assert told[-1][0] == told[-1][1]
+    frame = report.dataframe(spark)
+    assert frame.where("sha256_before = sha256_after and error is null").count() == len(report.rows)
+    assert {row.topic for row in frame.select("topic").collect()} == {str(TOPIC), str(OTHER)}
+
+
+def test_a_worker_that_is_killed_is_repeated(
+    spark: SparkSession, site: Site, tmp_path: Path
+) -> None:
+    site.lay(range(0, 61, 3))
+    mark, settings = tmp_path / "mark", site.settings
+
+    def dying(job: Rewrite) -> Rewritten:
+        """The object is written and read back; then the worker is gone, and nobody is told."""
+        made = rewrite(settings, job)
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return made
+
+    def runner(tasks: Any, work: Any, *, label: str, progress: Any) -> Any:
+        assert work is not None
+        return spread(spark, tasks, dying, label=label, progress=progress)
+
+    assert site.compacted(runner=runner).ok
+    assert mark.exists()
+    assert site.ranges() == [(0, 59)]
+    site.require_readable(60)
+
+
+def test_the_command(spark: SparkSession, site: Site, tmp_path: Path) -> None:
+    assert spark is not None, "the command takes the session that there is"
+    site.lay(range(0, 31, 3))
+    said = facts("compact", "orders", "--target", "1MiB", "--data", tmp_path / "data")
+    assert (said["ok"], said["objects"], said["replaced"]) == (True, 1, 10)
+    assert said["rows"][0]["sha256_before"] == said["rows"][0]["sha256_after"]
+    site.require_readable(30)

@@ -1,0 +1,325 @@
+"""A batch is appended once, whatever is committed again, and no row is dropped in silence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+import forebay
+from forebay.catalog.notes import read_note
+from forebay.errors import ForebayError, TopicOwned, UsageError
+from forebay.format.names import parse_topic
+from forebay.pipeline.door import Door, LocalDoor, connect_door
+from forebay.pipeline.sink import ForebayWriter, StagedPart
+from forebay.pipeline.sink_commit import Committed, commit_batch, note_name
+from forebay.pipeline.sink_notes import (
+    MARK,
+    Position,
+    Run,
+    SinkNote,
+    check_sink_id,
+    decode_note,
+    encode_note,
+    mark_prefix,
+    parse_mark,
+)
+from forebay.pipeline.staging import Part, discard
+from forebay.topic.tiers import Tiers
+from forebay.upload.restore import restore_topic
+from sink_grounds import OTHER, TOPIC, SinkGround, marks, numbered
+
+RUN = Run("daily", 0, named=True)
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[SinkGround]:
+    ground = SinkGround(tmp_path / "data")
+    yield ground
+    ground.close()
+
+
+class Interrupted(RuntimeError):
+    """The driver dies here."""
+
+
+class DyingDoor(LocalDoor):
+    """Appends so many rows, and then no more; what it appended is in the log."""
+
+    def __init__(self, ground: SinkGround, rows: int) -> None:
+        super().__init__(ground.settings)
+        self._left = rows
+
+    def append(self, topic, payloads, attributes, keys) -> None:  # type: ignore[no-untyped-def]
+        count = min(self._left, len(payloads))
+        super().append(topic, payloads[:count], attributes[:count], keys[:count])
+        self._left -= count
+        if count < len(payloads):
+            self.flush()
+            raise Interrupted
+
+
+def interrupt(ground: SinkGround, run: Run, parts: list[Part], rows: int) -> None:
+    """Commits the parts, and dies after so many rows."""
+    with pytest.raises(Interrupted), DyingDoor(ground, rows) as door:
+        commit_batch(door, ground.bench.catalog, ground.bench.store, run, parts)
+
+
+# ---- once ----
+
+
+def test_rows_are_appended_in_the_order_of_partitions(ground: SinkGround) -> None:
+    parts = ground.stage(numbered(0, 20), [], numbered(20, 10))
+    assert ground.commit(RUN, parts[::-1]) == Committed(30, 0)
+    messages = ground.messages()
+    assert [message.payload.decode() for message in messages] == [f"{at:06d}" for at in range(30)]
+    assert marks(messages)[0] == "daily/0/0/0"
+    assert marks(messages)[-1] == "daily/0/2/9"
+    assert ground.staged() == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_batch_that_is_committed_again_adds_nothing(ground: SinkGround, streaming: bool) -> None:
+    run = Run("daily", 3, named=True, streaming=streaming)
+    parts = ground.stage(numbered(0, 20), numbered(20, 10))
+    assert ground.commit(run, parts) == Committed(30, 0)
+    assert ground.commit(run, parts) == Committed(0, 30)
+    assert ground.write(run, numbered(0, 30)) == Committed(0, 30)
+    assert len(ground.values()) == 30
+    assert ground.staged() == []
+
+
+def test_a_lower_batch_adds_nothing(ground: SinkGround) -> None:
+    for batch in (1, 2):
+        ground.write(Run("q", batch, named=True, streaming=True), numbered(batch * 10, 10))
+    late = Run("q", 1, named=True, streaming=True)
+    assert ground.write(late, numbered(10, 10)) == Committed(0, 10)
+    assert ground.values() == [f"{at:06d}" for at in range(10, 30)]
+
+
+def test_sinks_with_random_ids_leave_no_note(ground: SinkGround) -> None:
+    run = Run("once-abc", 0, named=False)
+    ground.write(run, numbered(0, 5))
+    assert ground.write(run, numbered(5, 5)) == Committed(5, 0)
+    assert ground.values() == [f"{at:06d}" for at in range(10)]
+    assert read_note(ground.bench.catalog, parse_topic(TOPIC), note_name("once-abc")) is None
+
+
+def test_an_empty_batch_is_nothing(ground: SinkGround) -> None:
+    assert ground.write(RUN, [], []) == Committed(0, 0)
+    assert ground.bench.catalog.record(parse_topic(TOPIC)) is None
+
+
+def test_every_topic_of_a_batch_gets_its_rows_once(ground: SinkGround) -> None:
+    rows = numbered(0, 30, (TOPIC, OTHER, TOPIC))
+    assert ground.write(RUN, rows[:15], rows[15:]) == Committed(30, 0)
+    assert ground.write(RUN, rows[:15], rows[15:]) == Committed(0, 30)
+    for topic in (TOPIC, OTHER):
+        assert ground.values(topic) == [value for name, value in rows if name == topic]
+
+
+def test_two_sinks_of_one_topic_do_not_know_each_other(ground: SinkGround) -> None:
+    for name in ("a", "a.b", "b"):
+        assert ground.write(Run(name, 0, named=True), numbered(0, 5)) == Committed(5, 0)
+    assert len(ground.values()) == 15
+
+
+# ---- a commit that stopped in the middle ----
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6, 7, 8, 20, 29])
+def test_a_half_appended_batch_goes_on_behind_what_is_there(ground: SinkGround, rows: int) -> None:
+    parts = ground.stage(numbered(0, 20), numbered(20, 10))
+    interrupt(ground, RUN, parts, rows)
+    assert ground.values() == [f"{at:06d}" for at in range(rows)]
+    assert ground.commit(RUN, parts) == Committed(30 - rows, rows)
+    assert ground.values() == [f"{at:06d}" for at in range(30)]
+    assert ground.staged() == []
+
+
+def test_a_half_appended_batch_ends_with_the_rows_it_began_with(ground: SinkGround) -> None:
+    """A query that runs again may cut its rows otherwise, or find other ones."""
+    interrupt(ground, RUN, ground.stage(numbered(0, 20), numbered(20, 10)), 11)
+    assert ground.write(RUN, numbered(500, 7), numbered(0, 9)) == Committed(19, 11)
+    assert ground.values() == [f"{at:06d}" for at in range(30)]
+    assert ground.staged() == []
+
+
+def test_without_the_first_files_the_same_partitions_go_on(ground: SinkGround) -> None:
+    parts = ground.stage(numbered(0, 20), numbered(20, 10))
+    interrupt(ground, RUN, parts, 11)
+    discard(ground.bench.store, parts)
+    with pytest.raises(UsageError, match="other partitions"):
+        ground.write(RUN, numbered(0, 30))
+    assert ground.write(RUN, numbered(0, 20), numbered(20, 10)) == Committed(19, 11)
+    assert ground.values() == [f"{at:06d}" for at in range(30)]
+
+
+def test_interrupted_again_and_again_it_comes_to_its_end(ground: SinkGround) -> None:
+    rows = numbered(0, 40, (TOPIC, OTHER))
+    for _ in range(6):
+        interrupt(ground, RUN, ground.stage(rows[:25], rows[25:]), 5)
+    assert ground.write(RUN, rows[:25], rows[25:]) == Committed(10, 30)
+    for topic in (TOPIC, OTHER):
+        assert ground.values(topic) == [value for name, value in rows if name == topic]
+
+
+def test_what_others_append_meanwhile_is_passed_over(ground: SinkGround) -> None:
+    parts = ground.stage(numbered(0, 20))
+    interrupt(ground, RUN, parts, 8)
+    with forebay.open(ground.data) as store:
+        store.topic(TOPIC).append_many([b"foreign"] * 50)
+        store.topic(TOPIC).append(b"a lie", attributes={MARK: "daily/0/x"})
+    assert ground.commit(RUN, parts) == Committed(12, 8)
+    assert [value for value in ground.values() if value.isdigit()] == [
+        f"{at:06d}" for at in range(20)
+    ]
+
+
+def test_a_later_batch_leaves_a_half_appended_one_as_it_is(
+    ground: SinkGround, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupt(ground, RUN, ground.stage(numbered(0, 20)), 8)
+    assert ground.write(Run("daily", 1, named=True), numbered(20, 5)) == Committed(5, 0)
+    assert "never completed" in caplog.text
+    assert ground.values() == [f"{at:06d}" for at in [*range(8), *range(20, 25)]]
+
+
+def test_an_aborted_write_keeps_the_files_of_a_batch_that_was_begun(ground: SinkGround) -> None:
+    """Spark aborts a write whose commit failed, and the batch still has to be completed."""
+    schema = StructType([StructField("value", StringType())])
+    options = {"path": str(ground.data), "topic": TOPIC, "sinkId": "daily"}
+    writer = ForebayWriter(options, schema, overwrite=False)
+    never_begun = ground.stage(numbered(0, 20))
+    writer.abort([*map(StagedPart, never_begun), None])
+    assert ground.staged() == []
+    begun = ground.stage(numbered(0, 20), numbered(20, 10))
+    interrupt(ground, RUN, begun, 11)
+    writer.abort([*map(StagedPart, begun)])
+    assert ground.write(RUN, numbered(500, 3)) == Committed(19, 11)
+    assert ground.values() == [f"{at:06d}" for at in range(30)]
+    assert ground.staged() == []
+
+
+# ---- rows that would be dropped ----
+
+
+def test_other_rows_under_a_complete_batch_are_refused(ground: SinkGround) -> None:
+    ground.write(RUN, numbered(0, 20))
+    with pytest.raises(UsageError, match="complete with 20 rows, and this one has 21"):
+        ground.write(RUN, numbered(0, 21))
+    assert ground.write(Run("daily", 1, named=True), numbered(20, 1)) == Committed(1, 0)
+
+
+def test_a_write_with_a_lower_batch_is_refused(ground: SinkGround) -> None:
+    """Nobody could tell a late batch from one that is repeated."""
+    ground.write(Run("daily", 5, named=True), numbered(0, 20))
+    with pytest.raises(UsageError, match="batches of one sink must ascend"):
+        ground.write(Run("daily", 4, named=True), numbered(0, 20))
+
+
+def test_a_query_with_a_new_checkpoint_needs_a_new_sink_id(ground: SinkGround) -> None:
+    for batch in (0, 1):
+        run = Run("q", batch, named=True, streaming=True)
+        ground.write(run, numbered(batch * 10, 10))
+    with pytest.raises(UsageError, match="new checkpoint"):
+        ground.write(Run("q", 0, named=True, streaming=True), numbered(0, 10))
+
+
+@pytest.mark.parametrize("name", ["", "/", "a/b", "-a", "a b", "x" * 129, "ü"])
+def test_a_sink_id_is_a_plain_name(name: str) -> None:
+    with pytest.raises(UsageError, match="sinkId"):
+        check_sink_id(name)
+
+
+def test_marks_are_read_as_they_are_written() -> None:
+    position = Position(12, 0, 345)
+    assert parse_mark(mark_prefix("a:b", 12, 0) + "345", "a:b") == position
+    for text in ("a:b/12/0", "a:b/12/0/x", "a:b/012/0/1", "a:b.c/1/2/3", "", None):
+        assert parse_mark(text, "a:b") is None
+
+
+# ---- the catalog ----
+
+
+def test_after_a_restore_the_log_tells_what_is_there(ground: SinkGround) -> None:
+    topic = parse_topic(TOPIC)
+    for batch in (0, 1):
+        ground.write(Run("q", batch, named=True, streaming=True), numbered(batch * 10, 10))
+    parts = ground.stage(numbered(20, 10))
+    interrupt(ground, Run("q", 2, named=True, streaming=True), parts, 4)
+    with forebay.open(ground.data) as store:
+        store.topic(TOPIC).upload()
+    ground.close()
+    for file in ground.data.glob("catalog*"):
+        file.unlink()
+    tiers = Tiers(ground.settings, ground.bench.clock)
+    restore_topic(tiers.catalog, tiers.store, tiers.session, topic, dry_run=False)
+    tiers.close()
+    ground = SinkGround(ground.data)
+    assert ground.write(Run("q", 1, named=True, streaming=True), numbered(10, 10)) == Committed(
+        0, 10
+    )
+    assert ground.commit(Run("q", 2, named=True, streaming=True), parts) == Committed(6, 4)
+    assert ground.write(Run("q", 3, named=True, streaming=True), numbered(30, 10)) == Committed(
+        10, 0
+    )
+    assert ground.write(Run("new", 0, named=True, streaming=True), numbered(40, 10)) == Committed(
+        10, 0
+    )
+    assert ground.values() == [f"{at:06d}" for at in range(50)]
+    ground.close()
+
+
+def test_the_note_says_what_is_complete(ground: SinkGround) -> None:
+    ground.write(Run("q", 7, named=True), numbered(0, 10))
+    data = read_note(ground.bench.catalog, parse_topic(TOPIC), note_name("q"))
+    assert data is not None
+    note = decode_note(data, "it")
+    assert (note.batch, note.done, note.offset, note.rows) == (7, True, 10, 10)
+    plain = SinkNote(
+        7, done=True, offset=10, rows=10, shape="s", write="w", origin="here", previous=6
+    )
+    assert encode_note(plain) == (
+        b'{"batch":7,"done":true,"offset":10,"origin":"here","previous":6,"rows":10,'
+        b'"shape":"s","write":"w"}'
+    )
+    for bad in (b"", b"{}", data.replace(b'"batch":7', b'"batch":-7')):
+        with pytest.raises(ForebayError, match="it is no note"):
+            decode_note(bad, "it")
+
+
+# ---- the owner ----
+
+
+def test_a_topic_of_another_process_is_named_with_its_owner(ground: SinkGround) -> None:
+    code = (
+        "import forebay, sys; store = forebay.open(sys.argv[1]);"
+        "store.topic('orders').append(b'mine', durability='synced');"
+        "print(store._factory.tiers.session.name, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(ground.data)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        owner = other.stdout.readline().strip()
+        parts = ground.stage(numbered(0, 5))
+        with pytest.raises(TopicOwned) as caught:
+            ground.commit(RUN, parts)
+        assert owner in str(caught.value)
+        assert "close the topic there, then run the write again" in str(caught.value)
+        other.communicate("")
+    assert ground.commit(RUN, parts) == Committed(5, 0)
+    assert ground.values() == ["mine", *(f"{at:06d}" for at in range(5))]
+
+
+def test_the_door_is_this_process_where_nothing_is_served(ground: SinkGround) -> None:
+    make: Callable[..., Door] = connect_door
+    with make(ground.settings) as door:
+        assert isinstance(door, LocalDoor)
+        assert door.end(parse_topic(TOPIC)) == 0
