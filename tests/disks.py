@@ -135,9 +135,9 @@ def in_thread(call: Callable[[], Result]) -> Future[Result]:
     return future
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     """Returns once the condition holds; fails the test if it never does."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.0005)

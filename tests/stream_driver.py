@@ -2,7 +2,7 @@
 
 Arguments: the store, a folder for checkpoint and results, and where to stand still, as in
 `writing 3` (before the file of batch 3 has its name) or `written 3` (after that, and before Spark
-knows); `never 0` to go through to the end.
+knows); any other word to go through to the end.
 """
 
 from __future__ import annotations

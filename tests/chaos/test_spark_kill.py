@@ -125,9 +125,10 @@ spark = spark_session(load_config(sys.argv[1]).spark)
 rows = (spark.read.format("forebay").option("path", sys.argv[1])
         .option("subscribePattern", "/default/t.*").option("splitBytes", "4MiB")
         .option("columns", "topic,offset,value").load())
+begun = Path(sys.argv[2])
 def mark(batches):
     for batch in batches:
-        Path(sys.argv[2]).touch()
+        begun.touch()
         yield batch
 rows = rows.mapInArrow(mark, rows.schema)
 rows.createOrReplaceTempView("rows")
