@@ -11,6 +11,7 @@ from forebay.errors import InvalidTopicName, UsageError
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import MIB
 from forebay.pipeline.address import NO_DATA, store_settings
+from forebay.pipeline.offset_options import parse_offsets
 from forebay.pipeline.options import COLUMNS, ScanOptions, scan_options
 from forebay.pipeline.scan_plan import EARLIEST, LATEST
 
@@ -199,3 +200,10 @@ def test_an_address_that_is_none_is_refused(given: dict[str, Any], said: str) ->
     with pytest.raises(UsageError) as caught:
         store_settings(given)
     assert said in str(caught.value)
+
+
+def test_the_whole_name_of_a_partition_is_that_partition() -> None:
+    """As the checkpoint of a stream writes it."""
+    found = parse_offsets("startingOffsets", '{"/default/clicks-part-2": {"2": 7}}')
+    assert found.of(parse_topic("clicks-part-2")) == 7
+    assert found.of(parse_topic("clicks-part-1")) is None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forebay.pipeline.jobs.verify import verify as verify
     from forebay.pipeline.session import spark_session as spark_session
     from forebay.pipeline.source import register as register
+    from forebay.pipeline.stream_offsets import stream_lag as stream_lag
 
 _PLACES = {
     "compact": "jobs.compact",
@@ -29,6 +30,7 @@ _PLACES = {
     "replay": "jobs.replay",
     "restore": "jobs.restore",
     "spark_session": "session",
+    "stream_lag": "stream_offsets",
     "undo_compaction": "jobs.compact_undo",
     "verify": "jobs.verify",
 }

@@ -86,8 +86,11 @@ def parse_offsets(name: str, text: str) -> Offsets:
             raise _wrong(name, text, str(error)) from error
         if not isinstance(partitions, dict) or not partitions:
             raise _wrong(name, text, f"{topic} has no partitions in it")
-        for number, offset in partitions.items():
-            named[str(base), _partition(name, text, number)] = _offset(name, text, offset)
+        for digits, offset in partitions.items():
+            number = _partition(name, text, digits)
+            # The whole name of a partition, as the checkpoint of a stream has it, is one too.
+            whole = base.base != str(base) and number == base.partition
+            named[base.base if whole else str(base), number] = _offset(name, text, offset)
     return Offsets(None, tuple((base, number, offset) for (base, number), offset in named.items()))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from forebay.errors import UsageError
+from forebay.errors import MissingData, UsageError
 from forebay.logs import event
 from forebay.pipeline.address import NO_DATA
 from forebay.pipeline.options import ScanOptions
@@ -27,10 +27,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _log: Final = logging.getLogger("forebay.pipeline")
+_TRIES: Final = 3
+"""Of a plan; retention removes a segment hours after its upload, not again and again."""
 
 
 def plan_scan(options: ScanOptions) -> list[Split]:
     """What there is of the options' topics now, as far as it is synced, in tasks."""
+    for _ in range(_TRIES):
+        try:
+            return _plan_once(options)
+        except FileNotFoundError as error:  # of a segment that was uploaded and removed meanwhile
+            gone = error
+    raise MissingData(f"segments vanish faster than they are planned: {gone}") from gone
+
+
+def _plan_once(options: ScanOptions) -> list[Split]:
     with open_view(options.settings) as store:
         topics = options.chosen(store.topics())
         for name, offsets in (

@@ -142,11 +142,12 @@ class IcebergExport:
     def _create(self, schema: str) -> Table:
         from pyiceberg.exceptions import TableAlreadyExistsError
 
+        catalog = self._catalog  # opened before the lock, which opening it takes as well
         # pyiceberg looks first and creates after, and fails if somebody was faster in between.
         with locked_directory(self.location.parent):
-            self._catalog.create_namespace_if_not_exists(NAMESPACE)
+            catalog.create_namespace_if_not_exists(NAMESPACE)
         try:
-            return self._catalog.create_table(
+            return catalog.create_table(
                 self.identifier,
                 arrow_schema(schema),
                 location=file_uri(self.location),
