@@ -28,6 +28,7 @@ def steps(block: str) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.timeout(300)
 def test_the_commands_print_what_the_readme_shows_one_after_the_other(tmp_path: Path) -> None:
     for command, shown in (step for block in blocks("console") for step in steps(block)):
         if command.startswith("export PATH="):
@@ -39,7 +40,7 @@ def test_the_commands_print_what_the_readme_shows_one_after_the_other(tmp_path: 
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
         )
         expected = re.escape(shown).replace("…", ".*")
         assert re.fullmatch(expected, done.stdout), (command, done.stdout)
@@ -53,7 +54,7 @@ def test_the_code_runs(block: str, tmp_path: Path) -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.stdout
 
