@@ -7,6 +7,7 @@ every column of every row, and its result is compared with what was written.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -50,11 +51,12 @@ def write_table(spark: SparkSession, folder: Path, message_bytes: int, mib: int)
     uploader = UploaderSettings(enabled=False, max_object_bytes=_OBJECT_BYTES)
     settings = site_settings(StoreSettings(data=data, uploader=uploader))
     rows = mib * MIB // message_bytes
+    noise = random.randbytes(16 * MIB)
     with forebay.open(settings) as store:
         topic = store.topic(name)
         for first, last in ((0, rows * 3 // 4), (rows * 3 // 4, rows)):
             for at in range(first, last, 5000):
-                topic.append_many([b"x" * message_bytes] * min(5000, last - at))
+                topic.append_many(_messages(noise, message_bytes, min(5000, last - at)))
             topic.flush()
             if first == 0:
                 with Offload(settings, SparkFleet(spark)) as run:
@@ -64,6 +66,12 @@ def write_table(spark: SparkSession, folder: Path, message_bytes: int, mib: int)
     ours = _forebay(spark, table)
     ours.write.option("compression", "none").parquet(str(parquet))
     return Table(data, name, parquet, message_bytes, rows, ours.rdd.getNumPartitions())
+
+
+def _messages(noise: bytes, size: int, count: int) -> list[bytes]:
+    """Each another one, and none that compresses: Parquet would store a repeated one once."""
+    places = random.choices(range(len(noise) - size), k=count)
+    return [noise[at : at + size] for at in places]
 
 
 def measurements(spark: SparkSession, table: Table) -> list[Measurement]:

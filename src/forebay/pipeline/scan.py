@@ -14,6 +14,7 @@ What a caller gets wrong: frames are valid until the next ones are asked for.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -229,10 +230,19 @@ def _frames_of(file: ReadFile, piece: Piece, chunks: ChunkReader) -> Iterator[Sc
         position += found.safe_length
         offset += len(found)
         if skip < take:
-            yield _part(found, skip, take)
+            yield part(found, skip, take)
 
 
-def _part(frames: Scan, start: int, stop: int) -> Scan:
+def in_parts(frames: Scan, part_bytes: int) -> Iterator[Scan]:
+    """The frames in order, in parts of about so many bytes; one larger frame is a part alone."""
+    at = 0
+    while at < len(frames):
+        stop = bisect_left(frames.positions, frames.positions[at] + part_bytes, at + 1)
+        yield part(frames, at, stop)
+        at = stop
+
+
+def part(frames: Scan, start: int, stop: int) -> Scan:
     """Some of the frames; there must be one at least."""
     if start == 0 and stop == len(frames):
         return frames

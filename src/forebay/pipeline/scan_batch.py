@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import MissingData, UsageError
+from forebay.limits import MIB
 from forebay.logs import event
 from forebay.pipeline.address import NO_DATA
 from forebay.pipeline.options import ScanOptions
-from forebay.pipeline.scan import scan_split
+from forebay.pipeline.scan import in_parts, scan_split
 from forebay.pipeline.scan_pieces import Piece, Split, splits
 from forebay.pipeline.scan_plan import OffsetRange, plan_topic, recut, resolve_range
 from forebay.pipeline.scan_times import offset_at_time
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _log: Final = logging.getLogger("forebay.pipeline")
+BATCH_BYTES: Final = 1 * MIB
+"""Of one Arrow batch, about. Larger ones are not faster in Spark, and their memory is given back to
+the system each time, whose fresh pages cost more than the copying."""
 _TRIES: Final = 3
 """Of a plan; retention removes a segment hours after its upload, not again and again."""
 
@@ -106,10 +110,12 @@ def _plan_view(view: TopicView, options: ScanOptions) -> list[Piece]:
 def read_split(
     settings: StoreSettings, split: Split, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the split, a chunk at a time."""
+    """The rows of the split, a part of a chunk at a time."""
     from forebay.pipeline.scan_columns import BatchMaker
 
     make = BatchMaker(columns).batch
     for topic, frames in scan_split(workbench(settings), split):
-        yield make(topic, frames)
+        for part in in_parts(frames, BATCH_BYTES):
+            yield make(topic, part)
+            del part
         del frames
