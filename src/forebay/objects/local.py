@@ -141,7 +141,7 @@ class LocalBackend:
         return self._name
 
     def head(self, key: str) -> ObjectMeta:
-        path = self._path(key)
+        path = self.path_of(key)
         with self.translated("head", key):
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
@@ -151,7 +151,7 @@ class LocalBackend:
     def get_range(self, key: str, start: int, end: int) -> Buffer:
         check_range(start, end)
         with self.translated("get_range", key):
-            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self.path_of(key), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return self._read(fd, key, start, end)
             finally:
@@ -174,12 +174,12 @@ class LocalBackend:
 
     def copy(self, source: str, target: str) -> None:
         meta = self.head(source)
-        self._path(target)
+        self.path_of(target)
         temporary = self.temporary()
         try:
             with self.translated("copy", source):
                 try:
-                    os.link(self._path(source), temporary)
+                    os.link(self.path_of(source), temporary)
                 except OSError as error:
                     if error.errno not in _LINKS_REFUSED:
                         raise
@@ -191,7 +191,7 @@ class LocalBackend:
                 temporary.unlink()
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
+        path = self.path_of(key)
         with self.translated("delete", key):
             try:
                 path.unlink()
@@ -225,7 +225,7 @@ class LocalBackend:
         """Makes a synced file the object of that key."""
         if metadata:
             self._write_metadata(key, {"etag": _etag(status), "metadata": metadata})
-        self._replace(temporary, self._path(key))
+        self._replace(temporary, self.path_of(key))
 
     @contextmanager
     def translated(self, operation: str, key: str) -> Iterator[None]:
@@ -245,7 +245,8 @@ class LocalBackend:
 
     # ---- inside ----
 
-    def _path(self, key: str) -> Path:
+    def path_of(self, key: str) -> Path:
+        """The file of the key, whether it is there or not."""
         if check_key(key).split("/", 1)[0] in (_TEMPORARY, _METADATA):
             raise UsageError(f"the key {key!r} is where files of the store's own are")
         return self._root / key
@@ -254,7 +255,7 @@ class LocalBackend:
         return self._root / _METADATA / key
 
     def _writer(self, key: str, metadata: Mapping[str, str] | None) -> LocalWriter:
-        self._path(key)
+        self.path_of(key)
         found = check_metadata(metadata)
         with self.translated("write", key):
             return LocalWriter(self, key, found)
@@ -274,7 +275,7 @@ class LocalBackend:
         return view.toreadonly()
 
     def _rewrite(self, source: str, target: str, metadata: Mapping[str, str]) -> None:
-        with self._path(source).open("rb") as file, self._writer(target, metadata) as writer:
+        with self.path_of(source).open("rb") as file, self._writer(target, metadata) as writer:
             while piece := file.read(_COPY_BYTES):
                 writer.write(piece)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Final, TypeVar
 
 from forebay.errors import (
@@ -24,6 +25,7 @@ from forebay.format.layout import Buffer
 from forebay.limits import MIB
 from forebay.metrics import SECONDS, Counter, Histogram
 from forebay.objects.backend import Backend, CopyUnsupported, ObjectMeta, ObjectWriter, WriterScope
+from forebay.objects.local import LocalBackend
 
 T = TypeVar("T")
 
@@ -132,6 +134,11 @@ class CloudStore:
     @property
     def name(self) -> str:
         return self._backend.name
+
+    def local_path(self, key: str) -> Path | None:
+        """Where the object is, or would be, if it is a file of this machine."""
+        backend = self._backend
+        return backend.path_of(key) if isinstance(backend, LocalBackend) else None
 
     def head(self, key: str) -> ObjectMeta:
         with _counted("head"):

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from socket import gethostname
 from typing import Final
 
@@ -25,7 +26,7 @@ from forebay.errors import CorruptFrame, ForebayError, MissingData
 from forebay.files.disk import ReadFile
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import End, Scan
-from forebay.format.names import TopicName
+from forebay.format.names import TopicName, object_key
 from forebay.limits import KIB, MIB
 from forebay.logs import event
 from forebay.pipeline.scan_pieces import Piece, Split, joined
@@ -39,7 +40,7 @@ from forebay.wal.chunks import ChunkReader, require_complete
 _log: Final = logging.getLogger("forebay.pipeline")
 
 CHUNK_BYTES: Final = 1 * MIB
-"""Of a segment: one batch of rows."""
+"""Of a file that is read: it stays in the processor's cache from the checksums to the batch."""
 PROBE_BYTES: Final = 64 * KIB
 """Read at a time where one message is wanted."""
 
@@ -59,7 +60,10 @@ def scan_pieces(
     """The frames of pieces that follow each other in one topic: all objects, or one segment."""
     first = pieces[0]
     if first.descriptor is not None:
-        yield from _object_frames(bench, pieces)
+        if bench.settings.cloud.backend == "fs":
+            yield from _local_frames(bench, pieces, chunks or ChunkReader(CHUNK_BYTES))
+        else:
+            yield from _object_frames(bench, pieces)
         return
     done = first.first
     try:
@@ -194,43 +198,75 @@ def _object_frames(
             )
 
 
+def _local_frames(bench: Workbench, pieces: Sequence[Piece], chunks: ChunkReader) -> Iterator[Scan]:
+    """Objects that are files here are read as segments are, which takes half the time.
+
+    One that is gone is left to `_object_frames`, which asks the catalog where its offsets are.
+    """
+    done = pieces[0].first
+    for number, piece in enumerate(pieces):
+        assert piece.descriptor is not None
+        path = bench.store.local_path(object_key(piece.topic, piece.descriptor.object_id))
+        assert path is not None, "the objects are files here"
+        try:
+            for frames in _file_frames(bench, path, piece, chunks):
+                done = frames.offsets[-1] + 1
+                yield frames
+                del frames
+        except FileNotFoundError:
+            yield from _object_frames(bench, [replace(piece, first=done), *pieces[number + 1 :]])
+            return
+
+
 # -- segments -----------------------------------------------------------------------------------
 
 
 def _segment_frames(bench: Workbench, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
     assert piece.path is not None, "a piece is in an object or in a segment"
-    file = bench.disk.open_read(piece.path)
+    return _file_frames(bench, piece.path, piece, chunks)
+
+
+def _file_frames(bench: Workbench, path: Path, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
+    file = bench.disk.open_read(path)
     try:
-        yield from _frames_of(file, piece, chunks)
+        yield from _frames_of(file, path, piece, chunks)
     finally:
         file.close()
 
 
-def _frames_of(file: ReadFile, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
-    assert piece.path is not None
+def _frames_of(file: ReadFile, path: Path, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
     position, offset = piece.begin, piece.at
-    name = f"{piece.topic}: {piece.path}"
     while offset < piece.next:
         if position >= piece.end or position >= file.size():
-            raise CorruptFrame(
-                f"the segment ends at offset {offset}, not at {piece.next}",
-                file=name,
-                position=position,
-                offset=offset,
-            )
+            ends = f"the {_kind(piece)} ends at offset {offset}, not at {piece.next}"
+            raise _damaged(piece, ends, position, offset)
         found = chunks.read(file, position, piece.end, offset)
         if not len(found):
             try:
-                require_complete(found, piece.path, position)
+                require_complete(found, path, position)
             except CorruptFrame as error:
-                raise CorruptFrame(
-                    error.reason, file=name, position=error.position, offset=error.offset
-                ) from error
+                raise _damaged(piece, error.reason, error.position, error.offset) from error
         skip, take = max(piece.first - offset, 0), min(piece.next - offset, len(found))
         position += found.safe_length
         offset += len(found)
         if skip < take:
             yield part(found, skip, take)
+    whole = piece.descriptor is not None and piece.next == piece.descriptor.next_offset
+    if whole and position != piece.end:
+        raise _damaged(piece, "there are bytes behind the last frame", position, offset)
+
+
+def _kind(piece: Piece) -> str:
+    return "segment" if piece.descriptor is None else "object"
+
+
+def _damaged(piece: Piece, reason: str, position: int, offset: int | None) -> CorruptFrame:
+    place = (
+        str(piece.path)
+        if piece.descriptor is None
+        else object_key(piece.topic, piece.descriptor.object_id)
+    )
+    return CorruptFrame(reason, file=f"{piece.topic}: {place}", position=position, offset=offset)
 
 
 def in_parts(frames: Scan, part_bytes: int) -> Iterator[Scan]:

@@ -57,7 +57,11 @@ class Workbench:
         return catalog
 
     @cached_property
-    def pool(self) -> FetchPool:
+    def pool(self) -> FetchPool | None:
+        """None for objects that are files here: handing them from thread to thread costs more
+        than reading them."""
+        if self.settings.cloud.backend == "fs":
+            return None
         pool = FetchPool(self.settings.cloud_reader.fetch_threads)
         self._closers.append(pool)
         return pool

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 from forebay.errors import ForebayError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
-from forebay.read.fetch import Fetch, FetchCancelled, FetchPool
+from forebay.read.fetch import Fetch, FetchCancelled, FetchPool, InPlace
 from forebay.read.ranges import Chunk, ObjectRange, chunks, object_range
 
 DESCRIPTOR_PAGE: Final = 16
@@ -58,7 +58,7 @@ class ReadAhead:
         self,
         source: DescriptorSource,
         fetch: Callable[[Chunk], Buffer],
-        pool: FetchPool,
+        pool: FetchPool | None,
         *,
         chunk_bytes: int,
         chunks_max: int,
@@ -67,9 +67,9 @@ class ReadAhead:
     ) -> None:
         self._source = source
         self._fetch = fetch
-        self._pool = pool
+        self._pool = InPlace() if pool is None else pool
         self._chunk_bytes = chunk_bytes
-        self._chunks_max = chunks_max
+        self._chunks_max = 0 if pool is None else chunks_max
         self._end = end
         self._lock = threading.Lock()
         self._closed = False
@@ -80,7 +80,7 @@ class ReadAhead:
         self._more = True
         self._offset = start
         self._going = False
-        self._window = min(1, chunks_max)
+        self._window = min(1, self._chunks_max)
 
     @property
     def window(self) -> int:

@@ -80,6 +80,15 @@ class Fetch(Generic[_Answer]):
         return answer  # type: ignore[return-value] # there is one, being neither of the others
 
 
+class InPlace:
+    """Runs each request where it is asked for: for what is a file of this machine anyway."""
+
+    def submit(self, job: Callable[[], _Answer]) -> Fetch[_Answer]:
+        fetch = Fetch(job)
+        fetch.run()
+        return fetch
+
+
 class FetchPool:
     """Threads start as they are needed, up to `threads`, and end with `close`."""
 

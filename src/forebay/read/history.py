@@ -72,14 +72,17 @@ class ObjectStream:
         topic: TopicName,
         store: RangeStore,
         source: DescriptorSource,
-        pool: FetchPool,
+        pool: FetchPool | None,
         settings: CloudReaderSettings,
         start: int,
         end: int | None = None,
         *,
         chunk_bytes: int | None = None,
     ) -> None:
-        """Offsets from `start` up to, not including, `end`; `chunk_bytes` overrides the setting."""
+        """Offsets from `start` up to, not including, `end`; `chunk_bytes` overrides the setting.
+
+        Without a pool nothing is fetched ahead, and the thread that reads does it itself.
+        """
         self._topic = topic
         self._store = store
         self._source = source

@@ -37,8 +37,9 @@ class Checked:
 def check(settings: StoreSettings, item: Item) -> Checked:
     """ServiceError if the store does not answer; everything else is an answer."""
     bench = workbench(settings)
-    pool = None if settings.cloud.backend == "fs" else bench.pool
-    examined = examine_object(bench.store, pool, settings.cloud_reader, item.topic, item.descriptor)
+    examined = examine_object(
+        bench.store, bench.pool, settings.cloud_reader, item.topic, item.descriptor
+    )
     beside = None
     if settings.uploader.sidecars and examined.fault is None:
         beside = _check_sidecar(bench.store, item)
