@@ -160,7 +160,7 @@ class Catalog:
             start = page[-1].next_offset
 
     def _descriptor(self, topic: TopicName, entry: Entry) -> ObjectDescriptor:
-        return decoded(self.kv, self.keys, topic, entry)
+        return decoded(self.kv, self.keys.objects(topic), entry)
 
     # -- the way of an object into the chain ----------------------------------------------------
 

@@ -36,8 +36,10 @@ def overlapping(
     from_start = keys.descriptor(topic, start)
     stop = keys.descriptor(topic, OFFSET_MAX if end is None else end)
 
+    prefix = keys.objects(topic)
+
     def decode(entries: Sequence[Entry]) -> list[ObjectDescriptor]:
-        return [decoded(kv, keys, topic, entry, decoder) for entry in entries]
+        return [decoded(kv, prefix, entry, decoder) for entry in entries]
 
     for _ in range(_TRIES):
         before = kv.range(first, from_start, limit=1, descending=True)
@@ -54,17 +56,19 @@ def overlapping(
 
 def decoded(
     kv: Kv,
-    keys: CatalogKeys,
-    topic: TopicName,
+    prefix: str,
     entry: Entry,
     decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
 ) -> ObjectDescriptor:
-    """The descriptor that the entry holds; DescriptorError if it is none of its key."""
+    """The descriptor that the entry holds; DescriptorError if it is none of its key.
+
+    `prefix` is what the keys of the topic's descriptors start with.
+    """
     try:
         found = decoder(entry.value)
     except DescriptorError as error:
         raise DescriptorError(f"{kv.name}: {entry.key}: {error}") from error
-    if found.start_offset != keys.descriptor_start(topic, entry.key):
+    if entry.key != f"{prefix}{found.start_offset:020d}":
         raise DescriptorError(f"{kv.name}: {entry.key} holds offset {found.start_offset}")
     return found
 

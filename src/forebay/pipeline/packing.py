@@ -22,15 +22,15 @@ def pack(
     """
     if not items:
         return []
-    total = sum(size(item) for item in items)
-    wanted = max(-(-total // max(target, 1)), least)
+    sizes = [size(item) for item in items]
+    wanted = max(-(-sum(sizes) // max(target, 1)), least)
     count = min(wanted, len(items))
     heap = [(0, number) for number in range(count)]
     heapify(heap)
     groups: list[list[int]] = [[] for _ in range(count)]
-    for at in sorted(range(len(items)), key=lambda at: -size(items[at])):
+    for at in sorted(range(len(items)), key=lambda at: -sizes[at]):
         filled, number = heap[0]
         groups[number].append(at)
         # An item without bytes is work all the same.
-        heapreplace(heap, (filled + max(size(items[at]), 1), number))
+        heapreplace(heap, (filled + max(sizes[at], 1), number))
     return [[items[at] for at in sorted(group)] for group in groups]
