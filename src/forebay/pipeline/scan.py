@@ -103,7 +103,7 @@ def _anew(bench: Workbench, piece: Piece, start: int) -> list[Piece]:
 
 def first_frames(bench: Workbench, piece: Piece) -> Scan:
     """The piece's first frame, and maybe some that follow it, by a small read."""
-    one = replace(piece, next=piece.first + 1)
+    one = piece._replace(next=piece.first + 1)
     if one.descriptor is None:
         return next(scan_pieces(bench, [one], ChunkReader(PROBE_BYTES)))
     return next(_object_frames(bench, [one], probe=True))
@@ -214,7 +214,7 @@ def _local_frames(bench: Workbench, pieces: Sequence[Piece], chunks: ChunkReader
                 yield frames
                 del frames
         except FileNotFoundError:
-            yield from _object_frames(bench, [replace(piece, first=done), *pieces[number + 1 :]])
+            yield from _object_frames(bench, [piece._replace(first=done), *pieces[number + 1 :]])
             return
 
 

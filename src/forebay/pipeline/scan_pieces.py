@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.format.descriptor import Index, ObjectDescriptor
 from forebay.format.names import TopicName
@@ -26,9 +26,11 @@ SPLIT_BYTES: Final = 128 * MIB
 """Of one task. Its fixed cost of some 20 ms is then a small part of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The offsets `first..next` of a topic, the latter not included, in one object or segment."""
+class Piece(NamedTuple):
+    """The offsets `first..next` of a topic, the latter not included, in one object or segment.
+
+    A tuple, because a plan may have hundreds of thousands of them.
+    """
 
     topic: TopicName
     first: int
@@ -46,7 +48,7 @@ class Piece:
     """Of the segment that holds it."""
 
     @property
-    def count(self) -> int:
+    def messages(self) -> int:
         return self.next - self.first
 
     @property
@@ -67,7 +69,7 @@ class Split:
 
     @property
     def count(self) -> int:
-        return sum(piece.count for piece in self.pieces)
+        return sum(piece.messages for piece in self.pieces)
 
 
 # -- objects ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -292,7 +292,7 @@ class _Walk:
             )
             if offset > rest.first and position > rest.begin:
                 size = position - rest.begin
-                done.append(replace(rest, next=offset, end=position, size=size))
+                done.append(rest._replace(next=offset, end=position, size=size))
                 left = max(whole.begin + whole.size - position, 1)
-                rest = replace(rest, first=offset, at=offset, begin=position, size=left)
+                rest = rest._replace(first=offset, at=offset, begin=position, size=left)
         return [*done, rest]

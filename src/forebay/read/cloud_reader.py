@@ -32,7 +32,7 @@ class CloudReader:
         store: RangeStore,
         source: DescriptorSource,
         settings: CloudReaderSettings,
-        pool: FetchPool,
+        pool: FetchPool | None,
     ) -> None:
         self._topic = topic
         self._store = store

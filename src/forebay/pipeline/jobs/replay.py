@@ -188,7 +188,10 @@ class _Replay:
         rows = [_row(known, known=known.end - known.start)] if known.start < known.end else []
         pieces = self._pieces(rest)
         if pieces:
-            size, count = sum(piece.size for piece in pieces), sum(piece.count for piece in pieces)
+            size, count = (
+                sum(piece.size for piece in pieces),
+                sum(piece.messages for piece in pieces),
+            )
             rows.append(_row(rest, appended=count, size=size))
         return tuple(rows)
 
