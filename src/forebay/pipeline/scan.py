@@ -262,11 +262,11 @@ def _kind(piece: Piece) -> str:
 
 def _damaged(piece: Piece, reason: str, position: int, offset: int | None) -> CorruptFrame:
     place = (
-        str(piece.path)
+        f"{piece.topic}: {piece.path}"
         if piece.descriptor is None
         else object_key(piece.topic, piece.descriptor.object_id)
     )
-    return CorruptFrame(reason, file=f"{piece.topic}: {place}", position=position, offset=offset)
+    return CorruptFrame(reason, file=place, position=position, offset=offset)
 
 
 def in_parts(frames: Scan, part_bytes: int) -> Iterator[Scan]:
