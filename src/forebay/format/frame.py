@@ -83,6 +83,20 @@ class Scan:
         ):
             yield Frame(offset, view[position : position + length])
 
+    def part(self, start: int, stop: int) -> Scan:
+        """Some of the frames, as a scan that ends with them; there must be one at least."""
+        if start == 0 and stop == len(self) and self.end is End.COMPLETE:
+            return self
+        return Scan(
+            self.buffer,
+            self.offsets[start:stop],
+            self.positions[start:stop],
+            self.lengths[start:stop],
+            self.positions[stop - 1] + self.lengths[stop - 1],
+            End.COMPLETE,
+            self.offsets[stop - 1] + 1,
+        )
+
     def raise_if_corrupt(self, file: str, base: int = 0) -> None:
         """CorruptFrame where the scan met one; `base` is the buffer's position in the file."""
         if self.end.corrupt:

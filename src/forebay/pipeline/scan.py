@@ -25,7 +25,7 @@ from typing import Final
 from forebay.errors import CorruptFrame, ForebayError, MissingData
 from forebay.files.disk import ReadFile
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import End, Scan
+from forebay.format.frame import Scan
 from forebay.format.names import TopicName, object_key
 from forebay.limits import KIB, MIB
 from forebay.logs import event
@@ -250,7 +250,7 @@ def _frames_of(file: ReadFile, path: Path, piece: Piece, chunks: ChunkReader) ->
         position += found.safe_length
         offset += len(found)
         if skip < take:
-            yield part(found, skip, take)
+            yield found.part(skip, take)
     whole = piece.descriptor is not None and piece.next == piece.descriptor.next_offset
     if whole and position != piece.end:
         raise _damaged(piece, "there are bytes behind the last frame", position, offset)
@@ -274,20 +274,5 @@ def in_parts(frames: Scan, part_bytes: int) -> Iterator[Scan]:
     at = 0
     while at < len(frames):
         stop = bisect_left(frames.positions, frames.positions[at] + part_bytes, at + 1)
-        yield part(frames, at, stop)
+        yield frames.part(at, stop)
         at = stop
-
-
-def part(frames: Scan, start: int, stop: int) -> Scan:
-    """Some of the frames; there must be one at least."""
-    if start == 0 and stop == len(frames):
-        return frames
-    return Scan(
-        frames.buffer,
-        frames.offsets[start:stop],
-        frames.positions[start:stop],
-        frames.lengths[start:stop],
-        frames.positions[stop - 1] + frames.lengths[stop - 1],
-        End.COMPLETE,
-        frames.offsets[stop - 1] + 1,
-    )

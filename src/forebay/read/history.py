@@ -31,7 +31,7 @@ from forebay.errors import (
     ServiceUnavailable,
 )
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES, End, Scan
+from forebay.format.frame import HEADER_BYTES, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.logs import event
@@ -225,8 +225,8 @@ class ObjectStream:
         if limit is None or limit >= len(frames):
             self._ready.popleft()
         else:
-            self._ready[0] = _part(frames, limit, len(frames))
-            frames = _part(frames, 0, limit)
+            self._ready[0] = frames.part(limit, len(frames))
+            frames = frames.part(0, limit)
         self.offset = frames.offsets[-1] + 1
         used = frames.safe_length - frames.positions[0] + HEADER_BYTES
         self.bytes_used += used
@@ -246,7 +246,7 @@ class ObjectStream:
             first = found.offsets[0]
             at, until = max(self.offset - first, 0), min(stop - first, len(found))
             if at < until:
-                self._ready.append(_part(found, at, until))
+                self._ready.append(found.part(at, until))
                 self._gone.clear()
         self._whole = chunk.last
         if chunk.last:
@@ -377,16 +377,3 @@ class _ObjectShort(Exception):
     def __init__(self, chunk: Chunk) -> None:
         super().__init__(chunk.range.descriptor.object_id)
         self.chunk = chunk
-
-
-def _part(frames: Scan, start: int, stop: int) -> Scan:
-    """Some of the frames, as a scan that ends with them; there must be one at least."""
-    return Scan(
-        frames.buffer,
-        frames.offsets[start:stop],
-        frames.positions[start:stop],
-        frames.lengths[start:stop],
-        frames.positions[stop - 1] + frames.lengths[stop - 1],
-        End.COMPLETE,
-        frames.offsets[stop - 1] + 1,
-    )
