@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.catalog.catalog import Catalog
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import CommitRefused, CorruptFrame, ForebayError, MissingData, TopicFenced
+from forebay.errors import (
+    CommitRefused,
+    CorruptFrame,
+    DiskError,
+    ForebayError,
+    MissingData,
+    TopicFenced,
+    remedy,
+)
 from forebay.format.names import ObjectName, TopicName, parse_topic
 from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.logs import event
@@ -142,7 +150,10 @@ class _Run:
         """Topics with a committed object that is not right: their uploads go on all the same."""
 
     def __call__(self) -> OffloadReport:
-        while wave := self._plan_wave():
+        while self._todo:
+            wave = self._plan_wave()
+            if not wave:
+                continue  # what is left was put off, a bounded number of times
             if self._dry_run:
                 for plan in wave:
                     self._rows += [made(plan.topic, would_be(each)) for each in plan.objects]
@@ -160,6 +171,13 @@ class _Run:
         for topic in list(self._todo):
             try:
                 plan = self._plan(topic, taken)
+            except FileNotFoundError as error:  # retention was faster: uploaded, and trimmed
+                self._finish(topic)
+                self._stopped(topic, MissingData(f"{topic}: {error}"))
+                continue
+            except OSError as error:
+                self._fail(topic, DiskError(f"{topic}: {error}; {remedy(error)}"))
+                continue
             except ForebayError as error:
                 self._fail(topic, error)
                 continue

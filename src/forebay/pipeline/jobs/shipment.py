@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from forebay.catalog.catalog import Intent
+from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName
 from forebay.pipeline.workbench import Workbench, workbench
@@ -74,7 +75,12 @@ def _ship(bench: Workbench, shipment: Shipment) -> ObjectDescriptor:
     settings = bench.settings
     source = SegmentSource(bench.disk, SegmentNames(settings.wal.file_name))
     planned, object_id = shipment.planned, shipment.intent.object_id
-    moved = transfer(bench.store, source, shipment.topic, object_id, planned, settings.uploader)
+    try:
+        moved = transfer(bench.store, source, shipment.topic, object_id, planned, settings.uploader)
+    except OSError as error:
+        if isinstance(error, ForebayError):
+            raise
+        raise ServiceUnavailable(f"{shipment.topic}: a segment cannot be read: {error}") from error
     return describe(
         object_id, planned.start_offset, planned.next_offset, moved, bench.clock.now_ms()
     )
