@@ -335,3 +335,25 @@ def test_any_history_keeps_every_message_once(
     assert found[0][0] == 0
     assert found[-1][1] == len(said) - 1
     assert all(before[1] + 1 == after[0] for before, after in pairwise(found))
+
+
+def test_a_segment_that_cannot_be_opened_is_its_topics_own_trouble(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path), HereFleet()
+    with forebay.open(settings) as store:
+        for name in ("bad", "good"):
+            store.topic(name).append_many(payloads(100))
+            store.topic(name).flush()
+        path = store.topic("bad").segments()[-1].path
+
+        def take_away(errand: Any) -> None:
+            if errand.topic.topic == "bad" and path.exists():
+                path.rename(path.with_suffix(".away"))
+
+        fleet.before = take_away
+        report = once(settings, fleet)
+        path.with_suffix(".away").rename(path)
+    assert [row.topic for row in report.rows if row.error] == ["/default/bad"]
+    assert chain(settings, "good")[-1][1] == 99
+    fleet.before = lambda _errand: None
+    assert once(settings, fleet).ok
+    assert contents(settings, "bad") == payloads(100)

@@ -176,7 +176,7 @@ class _Run:
                 self._stopped(topic, MissingData(f"{topic}: {error}"))
                 continue
             except OSError as error:
-                self._fail(topic, DiskError(f"{topic}: {error}; {remedy(error)}"))
+                self._fail(topic, DiskError(error.errno, f"{topic}: {error}; {remedy(error)}"))
                 continue
             except ForebayError as error:
                 self._fail(topic, error)
