@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 pytest.register_assert_rewrite(
-    "closed_logs", "codec_twins", "disks", "log_steps", "tiered_grounds", "tiered_stores"
+    "closed_logs",
+    "codec_twins",
+    "disks",
+    "log_steps",
+    "store_workers",
+    "stored_objects",
+    "tiered_grounds",
+    "tiered_stores",
+    "topic_evidence",
 )
 
 from disks import PLACES, GatedPlace, Place, gated, in_memory  # noqa: E402 - after the above

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from driver_processes import TESTS, DriverProcess
 from forebay.testing import LocalCluster
 
@@ -34,6 +36,7 @@ def found(lines: list[str]) -> list[tuple[int, int]]:
     return [(worker, part) for worker, part in json.loads(line.removeprefix("found "))]
 
 
+@pytest.mark.soak  # the kills in tests/chaos show as much, in every run
 def test_a_job_runs_on_both_workers(spark_cluster: LocalCluster, tmp_path: Path) -> None:
     with counting(spark_cluster, tmp_path) as driver:
         assert {each.worker for each in spark_cluster.executors()} == set(spark_cluster.workers)
@@ -45,6 +48,7 @@ def test_a_job_runs_on_both_workers(spark_cluster: LocalCluster, tmp_path: Path)
     assert "slots 2" in lines
 
 
+@pytest.mark.soak
 def test_a_worker_that_is_lost_in_the_middle_costs_no_result(
     spark_cluster: LocalCluster, tmp_path: Path
 ) -> None:

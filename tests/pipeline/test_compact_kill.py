@@ -70,7 +70,7 @@ def play(data: Path, kills: int, seed: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_killed_compaction_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    play(tmp_path / "data", 10, 1)
+    play(tmp_path / "data", 5, 1)
 
 
 @pytest.mark.soak

@@ -138,15 +138,27 @@ def test_lost_messages_stop_a_query_that_must_not_lose_any(
     require_exact(found[10:], {ORDERS: range(first, 130)})
 
 
+LATE = str(random.randint(5, 8))
+
+
 @pytest.mark.timeout(400)
-def test_a_killed_driver_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "moments",
+    [
+        [("written", "4")],
+        pytest.param([("writing", "2"), ("written", "4"), ("any", LATE)], marks=pytest.mark.soak),
+    ],
+    ids=["once", "three times"],
+)
+def test_a_killed_driver_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, moments: list[tuple[str, str]]
+) -> None:
     data, folder = tmp_path / "data", tmp_path / "query"
     with Store(settings_of(data)) as store:
         for name in ("orders", "returns"):
             fill_both_tiers(store.topic(name))
     program = [TESTS / "stream_driver.py", data, folder]
-    late = str(random.randint(5, 8))
-    for moment in (("writing", "2"), ("written", "4"), ("any", late)):
+    for moment in moments:
         with DriverProcess([*program, *moment]) as driver:
             line = " ".join(moment).replace("any", "written")
             driver.wait_until(partial(said, driver, line), line)

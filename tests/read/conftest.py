@@ -8,8 +8,6 @@ import pytest
 
 from forebay.read.fetch import FetchPool
 
-pytest.register_assert_rewrite("stored_objects")
-
 
 @pytest.fixture
 def pool() -> Iterator[FetchPool]:
