@@ -2,6 +2,9 @@
 
 Each size is done by a driver of its own, whose processes are watched from outside: the driver's
 Python, the JVM, and the Python workers together. What is shared is counted in shares (`Pss`).
+
+The JVM's heap has the size that it is given, and is touched in advance: how much of it garbage has
+happened to fill says nothing. What is measured of the JVM beyond it is all that could grow.
 """
 
 from __future__ import annotations
@@ -37,7 +40,13 @@ def settings_of(data: Path) -> StoreSettings:
     return StoreSettings(
         data=data,
         uploader=UploaderSettings(enabled=False, max_object_bytes=32 * MIB),
-        spark=SparkSettings("local[2,4]", {"spark.driver.memory": "512m"}),
+        spark=SparkSettings(
+            "local[2,4]",
+            {
+                "spark.driver.memory": "512m",
+                "spark.driver.extraJavaOptions": "-Xms512m -XX:+AlwaysPreTouch",
+            },
+        ),
     )
 
 
