@@ -3,7 +3,7 @@
     python examples/hundred_topics.py
 
 Three rounds of appends, each offloaded at once, leave three small objects in every topic. One
-compaction makes one of them, and says with a hash that not a byte was lost.
+compaction makes one of the three, and compares hashes.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class SinkGround:
         ]
 
     def commit(self, run: Run, parts: Sequence[Part]) -> Committed:
-        with LocalDoor(self.settings) as door:
+        with LocalDoor(self.settings, wait_seconds=1) as door:
             return commit_batch(door, self.bench.catalog, self.bench.store, run, parts)
 
     def write(self, run: Run, *partitions: Rows) -> Committed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import forebay
 from fleets import HereFleet
-from forebay.errors import MissingData, ServiceUnavailable
+from forebay.errors import MissingData, ServiceUnavailable, UsageError
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.offload_report import OffloadReport
 from forebay.pipeline.jobs.shipment import Inspection, Shipment
@@ -256,22 +257,69 @@ def test_the_owner_that_uploads_as_well_is_no_error(tmp_path: Path) -> None:
     assert contents(settings) == payloads(150)
 
 
-def test_an_owner_that_changes_in_the_middle_is_planned_again(tmp_path: Path) -> None:
+def test_an_owner_that_changes_in_the_middle_costs_no_transfer(tmp_path: Path) -> None:
+    """As a sink does with every batch: it goes on with the same log, so the object is right."""
     settings = settings_of(tmp_path)
     fleet = HereFleet()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(100))
 
     def take_over(_errand: Any) -> None:
-        fleet.before = lambda _: None
         with forebay.open(settings) as store:
             store.topic(NAME).append(b"from the next owner", durability="synced")
 
     fleet.before = take_over
     report = once(settings, fleet)
     assert report.ok
-    assert report.messages == 101
-    assert fleet.runs == 2
+    assert (report.messages, fleet.runs) == (100, 1)
+    fleet.before = lambda _errand: None
+    assert once(settings, fleet).messages == 1
+    assert len(contents(settings)) == 101
+
+
+def test_a_log_that_was_replaced_is_read_with_its_own_places(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings = replace(settings, wal=WalSettings())
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(100))
+    with offloading(settings, fleet) as run:
+        assert run.once(force=True).messages == 100
+        shutil.rmtree(tmp_path / "wal")
+        with forebay.open(settings) as store:
+            topic = store.topic(NAME)
+            topic.append_many([b"another length"] * 50)
+            topic.flush()
+            report = run.once(force=True)
+            assert report.ok
+            assert report.messages == 50
+            topic.append_many([b"and more"] * 50)
+            topic.flush()
+            assert run.once(force=True).messages == 50
+
+
+def test_spark_that_does_not_start_is_told_once(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    with forebay.open(settings) as store:
+        for number in range(3):
+            store.topic(f"t{number}").append(b"x", durability="synced")
+
+    class Absent(HereFleet):
+        def slots(self) -> int:
+            self.runs += 1
+            raise UsageError("no Java")
+
+    fleet = Absent()
+    with pytest.raises(UsageError, match="no Java"):
+        once(settings, fleet)
+    assert fleet.runs == 1
+
+
+def test_a_topic_that_is_not_there_is_an_error_of_the_call(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    with forebay.open(settings) as store:
+        store.topic(NAME).append(b"x", durability="synced")
+    with pytest.raises(UsageError, match="no topic"):
+        once(settings, HereFleet(), topics=["nosuch"])
 
 
 def test_a_dry_run_says_what_would_be_and_does_nothing(tmp_path: Path) -> None:

@@ -93,12 +93,24 @@ def test_a_batch_that_is_committed_again_adds_nothing(ground: SinkGround, stream
     assert ground.staged() == []
 
 
-def test_a_lower_batch_adds_nothing(ground: SinkGround) -> None:
+def test_a_lower_batch_of_a_stream_is_another_checkpoints_and_refused(ground: SinkGround) -> None:
+    """Even if the batches before it had no rows: dropping them as known would lose them."""
     for batch in (1, 2):
         ground.write(Run("q", batch, named=True, streaming=True), numbered(batch * 10, 10))
-    late = Run("q", 1, named=True, streaming=True)
-    assert ground.write(late, numbered(10, 10)) == Committed(0, 10)
+    with pytest.raises(UsageError, match="new checkpoint"):
+        ground.write(Run("q", 1, named=True, streaming=True), numbered(70, 10))
     assert ground.values() == [f"{at:06d}" for at in range(10, 30)]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_as_many_other_rows_under_the_same_id_are_refused(
+    ground: SinkGround, streaming: bool
+) -> None:
+    run = Run("daily", 0, named=True, streaming=streaming)
+    ground.write(run, numbered(0, 10))
+    with pytest.raises(UsageError, match="other rows"):
+        ground.write(run, numbered(50, 10))
+    assert len(ground.values()) == 10
 
 
 def test_sinks_with_random_ids_leave_no_note(ground: SinkGround) -> None:
@@ -261,9 +273,8 @@ def test_after_a_restore_the_log_tells_what_is_there(ground: SinkGround) -> None
     restore_topic(tiers.catalog, tiers.store, tiers.session, topic, dry_run=False)
     tiers.close()
     ground = SinkGround(ground.data)
-    assert ground.write(Run("q", 1, named=True, streaming=True), numbered(10, 10)) == Committed(
-        0, 10
-    )
+    with pytest.raises(UsageError, match="at batch 2"):
+        ground.write(Run("q", 1, named=True, streaming=True), numbered(10, 10))
     assert ground.commit(Run("q", 2, named=True, streaming=True), parts) == Committed(6, 4)
     assert ground.write(Run("q", 3, named=True, streaming=True), numbered(30, 10)) == Committed(
         10, 0
@@ -285,7 +296,7 @@ def test_the_note_says_what_is_complete(ground: SinkGround) -> None:
         7, done=True, offset=10, rows=10, shape="s", write="w", origin="here", previous=6
     )
     assert encode_note(plain) == (
-        b'{"batch":7,"done":true,"offset":10,"origin":"here","previous":6,"rows":10,'
+        b'{"batch":7,"digest":null,"done":true,"offset":10,"origin":"here","previous":6,"rows":10,'
         b'"shape":"s","write":"w"}'
     )
     for bad in (b"", b"{}", data.replace(b'"batch":7', b'"batch":-7')):

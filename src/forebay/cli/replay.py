@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -101,11 +101,14 @@ def _lines(report: ReplayReport) -> list[str]:
     return [*failed, summary]
 
 
+_DIGITS_MAX: Final = 15
+
+
 def _time(option: str, text: str | None) -> int | None:
     """Milliseconds since 1970."""
     if text is None:
         return None
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
         return int(text)
     try:
         found = datetime.fromisoformat(text)

@@ -8,6 +8,7 @@ store that is served has its owner in the server; the door to that one stands be
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -22,6 +23,11 @@ from forebay.topic.view import StoreView
 
 _TOPICS_MAX: Final = 10_000
 """Of one batch: each is an open log while the batch is appended."""
+
+
+OWNED_SECONDS_MAX: Final = 30.0
+"""How long a topic that another process owns is waited for."""
+_LOOK_SECONDS: Final = 0.1
 
 
 class Door(Protocol):
@@ -69,7 +75,8 @@ def connect_door(settings: StoreSettings) -> Door:
 class LocalDoor:
     """Owns the topics itself, in this process, from their first use to its close."""
 
-    def __init__(self, settings: StoreSettings) -> None:
+    def __init__(self, settings: StoreSettings, *, wait_seconds: float = OWNED_SECONDS_MAX) -> None:
+        self._wait_seconds = wait_seconds
         # Uploading is for whoever owns the topics for longer, and for the pipeline.
         self._settings = replace(settings, uploader=replace(settings.uploader, enabled=False))
         self._store = Store(self._settings)
@@ -120,11 +127,19 @@ class LocalDoor:
         if found is None:
             if len(self._topics) >= _TOPICS_MAX:
                 raise UsageError(f"a batch for more than {_TOPICS_MAX} topics: write it in parts")
-            try:
-                found = self._topics[name] = self._store.topic(str(name))
-            except (LogLocked, TopicOwned) as error:
-                raise TopicOwned(self._who_owns(name, error)) from error
+            found = self._topics[name] = self._opened(name)
         return found
+
+    def _opened(self, name: TopicName) -> Topic:
+        """Another sink owns a topic for one batch alone: it is waited for."""
+        deadline = time.monotonic() + self._wait_seconds
+        while True:
+            try:
+                return self._store.topic(str(name))
+            except (LogLocked, TopicOwned) as error:
+                if time.monotonic() >= deadline:
+                    raise TopicOwned(self._who_owns(name, error)) from error
+            time.sleep(_LOOK_SECONDS)
 
     def _who_owns(self, name: TopicName, error: LogLocked | TopicOwned) -> str:
         with StoreView(self._settings) as view:

@@ -139,9 +139,9 @@ class _Commit:
         for part in parts:
             for name, count in part.topics.items():
                 rows[name] = rows.get(name, 0) + count
-        return {name: self._target(parse_topic(name), count) for name, count in rows.items()}
+        return {name: self._target(parse_topic(name), count, parts) for name, count in rows.items()}
 
-    def _target(self, topic: TopicName, rows: int) -> _Target:
+    def _target(self, topic: TopicName, rows: int, parts: Sequence[Part]) -> _Target:
         self._door.end(topic)  # from here on nobody else changes the topic or its notes
         note, before, came_from = None, None, None
         if self._run.named:
@@ -149,7 +149,8 @@ class _Commit:
             note = find_note(self._catalog, topic, name)
             before = None if note is None else decode_note(note.value, f"{topic}: {name}")
             came_from = origin(self._catalog, topic)
-        decision = decide(topic, self._run, before, came_from, rows)
+        digest = digest_of(parts)
+        decision = decide(topic, self._run, before, came_from, rows, digest)
         return _Target(topic, rows, note, before, came_from, decision)
 
     def _first_attempt(
@@ -182,10 +183,8 @@ class _Commit:
         if found is None and decision.action is Action.RESUME:
             self._require_kept(target.name, decision.look_from)
         if found is not None and found.batch > run.batch:
-            if not run.streaming:
-                raise below(target.name, run, found.batch)
-            target.decision = Decision(Action.KNOWN)
-        elif found is not None and found.batch == run.batch:
+            raise below(target.name, run, found.batch)
+        if found is not None and found.batch == run.batch:
             target.last = found
 
     def _say_left_behind(self, topic: TopicName, before: SinkNote) -> None:
@@ -257,6 +256,7 @@ class _Commit:
                     write=write,
                     origin=target.origin,
                     previous=_previous(target.before, self._run.batch),
+                    digest=digest_of(parts),
                 ),
             )
 
@@ -320,6 +320,11 @@ def _attributes(headers: Sequence[dict[str, str]] | None, text: str) -> dict[str
     if not headers:
         return {MARK: text}
     return {**{header["key"]: header["value"] for header in headers}, MARK: text}
+
+
+def digest_of(parts: Sequence[Part]) -> int:
+    """Of all rows of a write, however they are cut into partitions."""
+    return sum(part.digest for part in parts)
 
 
 def _previous(before: SinkNote | None, batch: int) -> int | None:

@@ -71,6 +71,8 @@ class SinkNote:
     """Of the topic's notes when this one was written."""
     previous: int | None = None
     """The batch that was complete before this one."""
+    digest: int | None = None
+    """The sum of the checksums of the batch's values, in all topics."""
 
 
 class Action(Enum):
@@ -123,7 +125,7 @@ def shape_of(parts: Sequence[Part], topic: TopicName) -> str:
 
 
 def decide(
-    topic: TopicName, run: Run, note: SinkNote | None, origin: str | None, rows: int
+    topic: TopicName, run: Run, note: SinkNote | None, origin: str | None, rows: int, digest: int
 ) -> Decision:
     """What becomes of `rows` rows of the run in the topic; UsageError if that would lose some."""
     if not run.named:
@@ -135,29 +137,38 @@ def decide(
         return Decision(Action.APPEND, None if trusted and note.done else note.offset)
     if note.batch == run.batch and not note.done:
         return Decision(Action.RESUME, note.offset)
-    _require_same(topic, run, note, rows)
+    _require_same(topic, run, note, rows, digest)
     return Decision(Action.KNOWN)
 
 
-def _require_same(topic: TopicName, run: Run, note: SinkNote, rows: int) -> None:
+def _require_same(topic: TopicName, run: Run, note: SinkNote, rows: int, digest: int) -> None:
     """Rows that are not those of the batch that is there must not be dropped as known."""
-    other = "Give the new rows another sinkId"
-    if run.streaming and run.batch == 0 and note.batch > 0:
-        raise UsageError(
-            f"{topic}: the sink {run.sink_id!r} is at batch {note.batch}, and this query begins "
-            f"with batch 0, so it has a new checkpoint. {other}, or go on with the old checkpoint"
-        )
-    if not run.streaming and note.batch > run.batch:
+    if note.batch > run.batch:
         raise below(topic, run, note.batch)
-    if note.batch == run.batch and note.rows != rows and not (run.streaming and run.batch > 0):
+    other = "they are not the same rows. Give the new rows another sinkId or batchId"
+    if note.rows != rows and not (run.streaming and run.batch > 0):
         raise UsageError(
             f"{topic}: batch {run.batch} of the sink {run.sink_id!r} is complete with {note.rows} "
-            f"rows, and this one has {rows}: they are not the same rows. {other} or batchId"
+            f"rows, and this one has {rows}: {other}"
+        )
+    # What a query computes anew may differ from what it computed before its restart; a query
+    # that begins, and a batch that is written again, must have the same rows.
+    repeated = run.streaming and run.batch > 0
+    if note.digest not in (None, digest) and not repeated:
+        raise UsageError(
+            f"{topic}: batch {run.batch} of the sink {run.sink_id!r} is complete with {rows} other "
+            f"rows: {other}"
         )
 
 
 def below(topic: TopicName, run: Run, reached: int) -> UsageError:
     """Of a write whose number is lower than one that the sink has: was it there, or is it late?"""
+    if run.streaming:
+        return UsageError(
+            f"{topic}: the sink {run.sink_id!r} is at batch {reached}, and this query is at batch "
+            f"{run.batch}: it has a new checkpoint, or an old copy of one. Go on with the newest "
+            "checkpoint, or give another sinkId"
+        )
     return UsageError(
         f"{topic}: the sink {run.sink_id!r} is at batch {reached}, and this is batch {run.batch}: "
         "batches of one sink must ascend. If these rows were never appended, give another sinkId"

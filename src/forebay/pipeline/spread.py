@@ -158,6 +158,10 @@ class _Watch:
 
     def _look(self) -> None:
         assert self._progress is not None
+        with suppress(Exception):  # the JVM may be gone: who waits for the job is told
+            self._watch(self._progress)
+
+    def _watch(self, progress: Progress) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             done = 0
             for job in self._tracker.getJobIdsForGroup(self._group):
@@ -165,4 +169,4 @@ class _Watch:
                 for stage in info.stageIds if info is not None else ():
                     state = self._tracker.getStageInfo(stage)
                     done += state.numCompletedTasks if state is not None else 0
-            self._progress(min(done, self._total), self._total)
+            progress(min(done, self._total), self._total)

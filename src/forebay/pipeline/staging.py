@@ -17,7 +17,9 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Final
+from zlib import crc32
 
 import pyarrow as pa
 
@@ -59,6 +61,8 @@ class Part:
     bytes: int
     topics: Mapping[str, int] = field(default_factory=dict)
     """How many of the rows go to each topic."""
+    digest: int = 0
+    """The sum of the values' checksums: the same for the same rows, in whatever order."""
 
 
 # ---- one partition's rows --------------------------------------------------------------------
@@ -73,7 +77,7 @@ def stage(
     chunk_bytes: int,
 ) -> Part:
     """Writes the rows, which have the columns STAGED, as one object; nothing if there are none."""
-    rows = 0
+    rows = digest = 0
     topics: dict[str, int] = {}
     writer: CloudWriter | None = None
     out: Any = None
@@ -87,6 +91,7 @@ def stage(
                 )
                 out = pa.ipc.new_stream(pa.PythonFile(_Sink(writer), mode="w"), STAGED)
             for piece in _pieces(batch):
+                digest += _checksums(piece.column("value"))
                 out.write_batch(piece)
             rows += batch.num_rows
             for found in batch.column("topic").value_counts():
@@ -95,11 +100,20 @@ def stage(
         if writer is None:
             return Part(partition, None, 0, 0)
         out.close()
-        return Part(partition, key, rows, writer.close().size, topics)
+        return Part(partition, key, rows, writer.close().size, topics, digest)
     except BaseException:
         if writer is not None:
             writer.abort()
         raise
+
+
+def _checksums(values: pa.Array) -> int:
+    _, offsets, data = values.buffers()
+    if data is None:
+        return 0
+    ends = memoryview(offsets).cast("i")[values.offset : values.offset + len(values) + 1]
+    view = memoryview(data)
+    return sum(crc32(view[begin:end]) for begin, end in pairwise(ends))
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -23,6 +23,7 @@ from forebay.objects.large_blocks import return_large_blocks
 from forebay.objects.store import CloudStore
 from forebay.read.fetch import FetchPool
 from forebay.settings import StoreSettings
+from forebay.topic.view import catalog_file
 
 _STORES_MAX: Final = 4
 """That one worker keeps open; a worker of a shared cluster may serve many."""
@@ -76,7 +77,7 @@ _open: Final[dict[tuple[int, bytes], Workbench]] = {}
 
 def workbench(settings: StoreSettings) -> Workbench:
     """The one of this process for this store; not to be closed by its users."""
-    key = (os.getpid(), pickle.dumps(settings))
+    key = (os.getpid(), pickle.dumps((settings, _catalog_inode(settings))))
     found = _open.pop(key, None)
     if found is None:
         while len(_open) >= _STORES_MAX:
@@ -84,6 +85,15 @@ def workbench(settings: StoreSettings) -> Workbench:
         found = Workbench(settings)
     _open[key] = found  # the most recently used one last
     return found
+
+
+def _catalog_inode(settings: StoreSettings) -> int | None:
+    """Which file the catalog is: one that was removed and made anew is another."""
+    path = catalog_file(settings)
+    try:
+        return None if path is None else path.stat().st_ino
+    except OSError:
+        return None
 
 
 def close_workbenches() -> None:

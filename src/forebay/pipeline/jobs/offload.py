@@ -13,12 +13,14 @@ one was given.
 from __future__ import annotations
 
 import logging
+import random
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from forebay.catalog.catalog import Catalog
+from forebay.catalog.catalog import Catalog, Intent, fenced
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import (
     CommitRefused,
@@ -97,8 +99,14 @@ class Offload:
         """One run; LogClosed and interrupts aside it raises for nothing that one topic does."""
         started = self._clock.monotonic()
         names = [parse_topic(name) for name in (topics or self.store.topics())]
+        if topics:
+            for name in names:
+                self.planner(name)  # UsageError for a topic that is not there
         run = _Run(self, names, force=force, dry_run=dry_run)
-        report = run()
+        try:
+            report = run()
+        except _NoFleet as none:
+            raise none.reason from None
         if not dry_run:
             outcome = "failed" if not report.ok else "done" if report.rows else "idle"
             observe.cycles.add(1, outcome)
@@ -129,6 +137,14 @@ class Offload:
         return self._fleet.slots() * WAVE_TASKS_PER_SLOT * TASK_BYTES
 
 
+class _NoFleet(Exception):
+    """Nobody to do the work."""
+
+    def __init__(self, reason: ForebayError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class _Run:
     """One run over some topics."""
 
@@ -143,14 +159,20 @@ class _Run:
         self._rows: list[OffloadRow] = []
         self._waves = 0
         self._wave_bytes: int | None = None
+        self._moved = False
         self._refusals: dict[TopicName, int] = {}
         self._damage: dict[TopicName, CorruptFrame] = {}
         """Frames that stop a topic; what is before them is uploaded first."""
+        self._log_ids: dict[TopicName, str | None] = {}
         self._unsound: set[TopicName] = set()
         """Topics with a committed object that is not right: their uploads go on all the same."""
 
     def __call__(self) -> OffloadReport:
         while self._todo:
+            if self._moved:  # by somebody who uploads the same: not both again at the same moment
+                self._moved = False
+                tries = max(self._refusals.values())
+                time.sleep(random.uniform(0, 0.2 * tries))  # noqa: S311  # no secret
             wave = self._plan_wave()
             if not wave:
                 continue  # what is left was put off, a bounded number of times
@@ -174,6 +196,10 @@ class _Run:
             except FileNotFoundError as error:  # retention was faster: uploaded, and trimmed
                 self._finish(topic)
                 self._stopped(topic, MissingData(f"{topic}: {error}"))
+                continue
+            except MissingData as error:  # the record was read before an upload, the log behind it
+                self._finish(topic)
+                self._stopped(topic, error)
                 continue
             except OSError as error:
                 self._fail(topic, DiskError(error.errno, f"{topic}: {error}; {remedy(error)}"))
@@ -206,7 +232,10 @@ class _Run:
             # How much makes a wave only Spark knows, which is not begun for nothing.
             if plan(1) is None:
                 return None
-            self._wave_bytes = self._offload.wave_bytes()
+            try:
+                self._wave_bytes = self._offload.wave_bytes()
+            except ForebayError as error:  # of Spark, and of no topic
+                raise _NoFleet(error) from error
         return plan(self._wave_bytes - taken)
 
     def _finish(self, topic: TopicName) -> None:
@@ -227,6 +256,7 @@ class _Run:
     def _carry_out(self, wave: Sequence[TopicPlan]) -> None:
         errands: list[Errand] = []
         for plan in wave:
+            self._log_ids[plan.topic] = plan.log_id
             errands += [Inspection(plan.topic, each) for each in plan.unverified]
             errands += self._intended(plan)
         done = {id(errand): result for errand, result in self._offload.ship(errands)}
@@ -279,7 +309,10 @@ class _Run:
     def _commit(self, shipment: Shipment, shipped: Shipped) -> None:
         topic, descriptor = shipment.topic, shipped.descriptor
         catalog = self._offload.catalog()
-        catalog.commit(topic, shipment.intent, descriptor)
+        try:
+            catalog.commit(topic, shipment.intent, descriptor)
+        except TopicFenced:
+            catalog.commit(topic, self._intended_anew(shipment), descriptor)
         self._offload.planner(topic).committed(shipment.planned)
         self._rows.append(made(topic, descriptor, shipped.seconds))
         observe.objects_created.add()
@@ -299,9 +332,31 @@ class _Run:
         )
         catalog.mark_verified(topic, descriptor)
 
+    def _intended_anew(self, shipment: Shipment) -> Intent:
+        """The same object for the next owner, if that one goes on with the same log.
+
+        A sink owns its topic for a moment with each batch: without this nothing that takes longer
+        than a batch could ever be committed. TopicFenced if anything else is otherwise.
+        """
+        topic, catalog = shipment.topic, self._offload.catalog()
+        record = catalog.record(topic)
+        if (
+            record is None
+            or record.log_id != self._log_ids[topic]
+            or record.tail != shipment.planned.start_offset
+        ):
+            raise fenced(topic, shipment.intent.epoch, record.epoch if record else 0)
+        name = ObjectName(shipment.planned.start_offset, shipment.planned.next_offset - 1)
+        intent = catalog.intend(topic, record.epoch, name)
+        if intent.object_id != shipment.intent.object_id:
+            catalog.withdraw(topic, intent.object_id, intent.token)
+            raise fenced(topic, shipment.intent.epoch, record.epoch)
+        return intent
+
     def _stopped(self, topic: TopicName, error: ForebayError) -> None:
         """One object was not made or not committed: plan again, or give the topic up."""
-        if isinstance(error, CorruptFrame) and topic not in self._damage:
+        local = isinstance(error, CorruptFrame) and Path(error.file).is_absolute()
+        if isinstance(error, CorruptFrame) and local and topic not in self._damage:
             observe.corrupt_frames.add()
             self._damage[topic] = error
             self._todo[topic] = None
@@ -310,5 +365,6 @@ class _Run:
         if isinstance(error, _MOVED) and self._refusals[topic] <= _REFUSALS_MAX:
             event(_log, logging.INFO, "planned again", topic=topic, error=error)
             self._todo[topic] = None
+            self._moved = True
             return
         self._fail(topic, error)

@@ -32,6 +32,8 @@ class TopicPlan:
 
     topic: TopicName
     epoch: int
+    log_id: str | None
+    """Which log the objects are made of; an owner that goes on with it changes nothing in it."""
     objects: tuple[PlannedObject, ...]
     unverified: tuple[ObjectDescriptor, ...]
     """Committed objects that nobody has read back: a run was interrupted."""
@@ -52,9 +54,13 @@ class TopicPlanner:
         self.topic = view.topic
         self._settings = settings
         self._clock = clock
-        names = SegmentNames(view.store.settings.wal.file_name)
-        self._source = SegmentSource(view.store.disk, names)
+        self._source = self._new_source()
+        self._log_id: str | None = None
         self._tail: Place | None = None
+
+    def _new_source(self) -> SegmentSource:
+        names = SegmentNames(self.view.store.settings.wal.file_name)
+        return SegmentSource(self.view.store.disk, names)
 
     def plan(
         self,
@@ -72,6 +78,8 @@ class TopicPlanner:
         """
         self.view.refresh()
         record = self._record()
+        if record.log_id != self._log_id:  # positions and indexes of another log mean nothing
+            self._source, self._log_id, self._tail = self._new_source(), record.log_id, None
         room = sys.maxsize if bytes_max is None else bytes_max
         objects: list[PlannedObject] = []
         unverified: list[ObjectDescriptor] = []
@@ -94,7 +102,9 @@ class TopicPlanner:
             room -= descriptor.size
         if not unverified and not objects:
             return None
-        return TopicPlan(self.topic, record.epoch, tuple(objects), tuple(unverified), complete)
+        return TopicPlan(
+            self.topic, record.epoch, record.log_id, tuple(objects), tuple(unverified), complete
+        )
 
     def _due(self, record: TopicRecord, *, force: bool) -> Iterator[PlannedObject]:
         segments = self._segments(record)
@@ -134,10 +144,9 @@ class TopicPlanner:
 
     def _place(self, segment: Segment, tail: int) -> Place:
         known = self._tail
-        if known is not None and known.offset == tail and known.seq == segment.seq:
+        right = known is not None and known.offset == tail and known.seq == segment.seq
+        if known is not None and right and self._source.holds(segment, known):
             return known
-        if known is not None and known.offset == tail and segment.first_offset == tail:
-            return Place(segment.seq, 0, tail)
         return self._source.locate(segment, tail)
 
     def _objects(
