@@ -166,3 +166,21 @@ def test_the_command_tells_what_it_did(spark: SparkSession, tmp_path: Path) -> N
     assert (facts["ok"], facts["rows"], facts["next_offset"]) == (True, [], 2)
     wrong = CliRunner().invoke(command, [*arguments, "--max-batch-bytes", "much"])
     assert wrong.exit_code == 2
+
+
+def test_a_damaged_object_is_told_in_one_line_and_leaves_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    append(tmp_path / "data", [payload(number) for number in range(20)], upload=True)
+    for path in (tmp_path / "data" / "objects").rglob("*.dnb1"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 255
+        path.write_bytes(content)
+    arguments = ["orders", str(tmp_path / "t"), "--data", str(tmp_path / "data")]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 1, result.output
+    stopped, summary = result.stdout.splitlines()
+    assert "stopped: " in stopped
+    assert "Corrupt" in stopped
+    assert summary.endswith("in 0 commits; nothing was committed")
+    assert list(Staging(tmp_path / "t").root.iterdir()) == []

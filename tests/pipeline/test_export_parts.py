@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from forebay.errors import LostOffsets, OffsetOutOfRange, UsageError
-from forebay.pipeline.jobs.export import export, table_location
+import exported_tables
+from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceUnavailable, UsageError
+from forebay.pipeline.jobs.export import export, open_target, table_location
 from forebay.pipeline.jobs.export_json import (
     COLUMNS_MAX,
     Fields,
@@ -33,7 +35,7 @@ from forebay.pipeline.jobs.export_json import (
     known_fields,
     merge,
 )
-from forebay.pipeline.jobs.export_plan import Batch, Bounds, Extent, Span, next_batch
+from forebay.pipeline.jobs.export_plan import Batch, Bounds, Extent, Span, next_batch, only_gone
 
 WIDE = Bounds(10**9, 10**12)
 
@@ -92,12 +94,27 @@ def test_nothing_is_planned_beyond_the_end_that_was_asked_for() -> None:
 
 def test_offsets_that_are_gone_stop_an_export_unless_gaps_are_allowed() -> None:
     span = Span("t", 20, 100, lost=((50, 60),))
-    with pytest.raises(OffsetOutOfRange, match=r"offset 10 is next for the table.* is 20"):
+    with pytest.raises(
+        OffsetOutOfRange, match=r"offset 10 is next for the table.* is 20.*--allow-gaps"
+    ):
         batches(span, 10)
-    with pytest.raises(LostOffsets, match="50 to 59 are lost"):
+    with pytest.raises(LostOffsets, match=r"50 to 59 are lost.*--allow-gaps"):
         batches(span, 20)
     assert batches(span, 10, allow_gaps=True) == [Batch(10, 20, 50), Batch(50, 60, 100)]
     assert batches(span, 55, allow_gaps=True) == [Batch(55, 60, 100)]
+
+
+def test_only_offsets_that_are_gone_may_be_stepped_over() -> None:
+    span = Span("t", 20, 100, lost=((20, 25), (50, 60)))
+    assert only_gone(span, 30, 30)
+    assert only_gone(span, 10, 25)
+    assert only_gone(span, 0, 15)
+    assert only_gone(span, 50, 60)
+    assert only_gone(span, 55, 60)
+    assert not only_gone(span, 10, 26)
+    assert not only_gone(span, 49, 60)
+    assert not only_gone(span, 50, 61)
+    assert not only_gone(span, 30, 29)
 
 
 # ---- names ------------------------------------------------------------------------------------
@@ -183,3 +200,38 @@ def test_a_place_that_spark_cannot_write_to_is_refused(tmp_path: Path) -> None:
         export(tmp_path, "orders", tmp_path / "t", format="delta", catalog="sqlite://")
     with pytest.raises(UsageError, match="'parquet', 'delta' or 'iceberg'"):
         export(tmp_path, "orders", tmp_path / "t", format="csv")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "forbidden", "fine"),
+    [("parquet", "", "%#?"), ("delta", "%#?", ""), ("iceberg", "#?", "%")],
+)
+def test_characters_that_a_format_takes_for_parts_of_a_url_are_refused(
+    kind: str, forbidden: str, fine: str, tmp_path: Path
+) -> None:
+    for character in forbidden:
+        for place in (tmp_path / f"a{character}b", tmp_path / f"a{character}b" / "orders"):
+            with pytest.raises(UsageError, match=f"'{re.escape(character)}'"):
+                open_target(kind, place, "/default/orders", None)
+    for character in fine:
+        open_target(kind, tmp_path / f"a{character}b", "/default/orders", None).table.close()
+
+
+def test_offsets_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    exported_tables.append(tmp_path / "data", [b"x"] * 3)
+    with pytest.raises(UsageError, match="end is -1"):
+        export(tmp_path / "data", "orders", tmp_path / "t", end=-1)
+    with pytest.raises(UsageError, match=r"start is 4, and .* is synced up to offset 3"):
+        export(tmp_path / "data", "orders", tmp_path / "t", start=4)
+    assert export(tmp_path / "data", "orders", tmp_path / "t", start=3, dry_run=True).ok
+
+
+def test_a_catalog_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path) -> None:
+    exported_tables.append(tmp_path / "data", [b"x"])
+    data, table = tmp_path / "data", tmp_path / "t"
+    with pytest.raises(UsageError, match=r"catalog cannot be opened: .*nonsense") as wrong:
+        export(data, "orders", table, format="iceberg", catalog="nonsense://x")
+    away = f"sqlite:///{tmp_path}/nowhere/catalog.db"
+    with pytest.raises(ServiceUnavailable, match="unable to open database file") as closed:
+        export(data, "orders", table, format="iceberg", catalog=away)
+    assert [len(str(each.value).splitlines()) for each in (wrong, closed)] == [1, 1]

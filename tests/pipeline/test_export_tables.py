@@ -14,8 +14,14 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 import exported_tables
 from exported_tables import FORMATS
-from forebay.errors import CommitRefused, FormatError, MissingData, UsageError
-from forebay.pipeline.jobs.export import Format, export, open_target
+from forebay.errors import (
+    CommitRefused,
+    FormatError,
+    MissingData,
+    ServiceUnavailable,
+    UsageError,
+)
+from forebay.pipeline.jobs.export import Format, export, open_target, rejected_location
 from forebay.pipeline.jobs.export_parquet import NOTE, ParquetTable
 from forebay.pipeline.jobs.export_tables import Commit, Staged, Staging, collect, decode_commit
 
@@ -120,3 +126,58 @@ def test_a_package_that_is_not_there_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageError, match=rf"pip install 'forebay\[{kind}\]'"):
         export(tmp_path / "data", "orders", tmp_path / "t", format=kind)
+
+
+def reject(location: Path, start: int, end: int) -> None:
+    """Commits one record of the batch to the table of rejected ones."""
+    target = open_target("parquet", rejected_location(location), TOPIC, None)
+    reached = target.table.state().next
+    note = Commit(TOPIC, start, end, 1, SCHEMA.json())
+    target.table.commit(staged(target.staging, start, 1), reached, note)
+
+
+def test_rejected_records_of_another_batch_never_make_a_table_jump(tmp_path: Path) -> None:
+    data, table = tmp_path / "data", tmp_path / "t"
+    exported_tables.append(data, [b"{}"] * 25)
+    reject(table, 20, 25)
+    with pytest.raises(UsageError, match=r"t_rejected ends at offset 25.*t is not there.*start=20"):
+        export(data, "orders", table, value="json", dry_run=True)
+    anew = export(data, "orders", table, value="json", start=20, dry_run=True)
+    assert [(row.start_offset, row.end_offset) for row in anew.rows] == [(20, 25)]
+    assert commit_one("parquet", table, None, 10)
+    for dry_run in (True, False):
+        with pytest.raises(UsageError, match=r"_rejected ends at offset 25.*/t ends at offset 10"):
+            export(data, "orders", table, value="json", dry_run=dry_run)
+    assert commit_one("parquet", table, 10, 10)
+    report = export(data, "orders", table, value="json", dry_run=True)
+    assert [(row.start_offset, row.end_offset) for row in report.rows] == [(20, 25)]
+
+
+def test_a_table_of_iceberg_may_have_a_dot_in_its_name(tmp_path: Path) -> None:
+    location = tmp_path / "or.ders"
+    assert commit_one("iceberg", location, None, 2)
+    assert commit_one("iceberg", location, 2, 3)
+    target = open_target("iceberg", location, TOPIC, None)
+    try:
+        assert target.table.state().next == 5
+    finally:
+        target.table.close()
+
+
+def test_a_damaged_log_of_a_delta_table_is_told_in_one_line(tmp_path: Path) -> None:
+    location = tmp_path / "t"
+    assert commit_one("delta", location, None, 2)
+    for entry in (location / "_delta_log").glob("*.json"):
+        entry.write_text("no JSON")
+    with pytest.raises((UsageError, ServiceUnavailable)) as told:
+        open_target("delta", location, TOPIC, None).table.state()
+    assert len(str(told.value).splitlines()) == 1
+
+
+def test_an_attempt_is_removed_with_what_was_made_ready_of_it(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "t")
+    place = staging.fresh(0)
+    place.mkdir()
+    assert collect(place, 0, 1).directory.is_dir()
+    staging.abandon(place)
+    assert list(staging.root.iterdir()) == []

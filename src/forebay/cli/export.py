@@ -123,9 +123,12 @@ def _lines(report: ExportReport) -> Iterator[str]:
         yield f"  {_row_line(row)}"
     did = "would be exported" if report.dry_run else "exported"
     side = f", {report.rejected} to {report.rejected_table}" if report.rejected else ""
+    where = f"the next offset is {report.next_offset}"
+    if report.next_offset is None:
+        where = "nothing was committed"
     yield (
         f"{report.topic}: {report.records} messages {did} to {report.table}{side}, in "
-        f"{report.commits} commits; the next offset is {report.next_offset}"
+        f"{report.commits} commits; {where}"
     )
 
 

@@ -75,6 +75,8 @@ def export(
         raise UsageError("a batch holds at least one row and one byte")
     if start is not None and start < 0:
         raise UsageError(f"start is {start}; offsets begin at 0")
+    if end is not None and end < 0:
+        raise UsageError(f"end is {end}; offsets begin at 0")
     location = table_location(table)
     main = open_target(format, location, name, catalog)
     side = None
@@ -84,6 +86,11 @@ def export(
         for target in filter(None, (main, side)):
             stack.callback(target.table.close)
         view = stack.enter_context(StoreView(settings)).topic(name)
+        if start is not None and start > view.end_offset:
+            raise UsageError(
+                f"start is {start}, and {name} is synced up to offset {view.end_offset}: begin "
+                "there or before"
+            )
         stop = view.end_offset if end is None else min(end, view.end_offset)
         bounds = Bounds(max_batch_rows, max_batch_bytes)
         stager = SparkStager(settings, view, spark)

@@ -25,6 +25,8 @@ from forebay.pipeline.jobs.export_tables import (
     TableState,
     decode_commit,
     encode_commit,
+    library_errors,
+    require_plain,
     require_topic,
     require_vacant,
 )
@@ -43,6 +45,7 @@ class DeltaExport:
 
     def __init__(self, location: Path, topic: str) -> None:
         require_deltalake()
+        require_plain(location, "delta", "%#?")
         self.location = location
         self.topic = topic
         self._application = f"forebay:{topic}"
@@ -60,14 +63,18 @@ class DeltaExport:
         return table
 
     def state(self) -> TableState:
-        table = self.table()
-        if table is None:
-            return TableState()
-        return TableState(table.transaction_version(self._application), table.schema().to_json())
+        with library_errors(self.location):
+            table = self.table()
+            if table is None:
+                return TableState()
+            reached = table.transaction_version(self._application)
+            return TableState(reached, table.schema().to_json())
 
     def last(self) -> Commit | None:
-        table = self.table()
-        for entry in [] if table is None else table.history(_HISTORY):
+        with library_errors(self.location):
+            table = self.table()
+            entries = [] if table is None else table.history(_HISTORY)
+        for entry in entries:
             if _COMMIT in entry:
                 return decode_commit(entry[_COMMIT], f"{self.location}, {entry['version']}")
         return None
@@ -75,7 +82,8 @@ class DeltaExport:
     def commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
         moved = self._staging.move_in(staged)
         try:
-            self._commit(moved, after, commit)
+            with library_errors(self.location):
+                self._commit(moved, after, commit)
         except CommitRefused:
             self._staging.discard(moved.directory)
             self._staging.moved(moved)
@@ -149,8 +157,9 @@ class DeltaExport:
         """Nothing is held open."""
 
     def references(self, directory: Path) -> bool:
-        table = self.table()
-        names = () if table is None else table.file_uris()
+        with library_errors(self.location):
+            table = self.table()
+            names = () if table is None else table.file_uris()
         return any(Path(name).parent.name == directory.name for name in names)
 
 

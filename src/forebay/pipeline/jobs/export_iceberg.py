@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import CommitRefused, UsageError
+from forebay.errors import CommitRefused, ForebayError, UsageError
 from forebay.pipeline.jobs.export_tables import (
     COMMIT_TRIES,
     Commit,
@@ -25,7 +25,9 @@ from forebay.pipeline.jobs.export_tables import (
     TableState,
     decode_commit,
     encode_commit,
+    library_errors,
     locked_directory,
+    require_plain,
     require_topic,
     require_vacant,
 )
@@ -49,11 +51,17 @@ class IcebergExport:
     def __init__(
         self, location: Path, topic: str, catalog: str | Mapping[str, str] | None = None
     ) -> None:
+        require_plain(location, "iceberg", "#?")
         self.location = location
         self.topic = topic
-        self.identifier = f"{NAMESPACE}.{location.name}"
+        # Not as one string: a dot in it would be the end of a namespace.
+        self.identifier = (NAMESPACE, location.name)
         self._place = catalog
         self._staging = Staging(location)
+
+    @property
+    def _called(self) -> str:
+        return ".".join(self.identifier)
 
     @cached_property
     def _catalog(self) -> Catalog:
@@ -73,21 +81,23 @@ class IcebergExport:
         require_topic(self.location, table.properties.get(_TOPIC), self.topic)
         if table.location() != file_uri(self.location):
             raise UsageError(
-                f"the catalog has {self.identifier} at {table.location()}, not at {self.location}"
+                f"the catalog has {self._called} at {table.location()}, not at {self.location}"
             )
         return table
 
     def state(self) -> TableState:
-        table = self.table()
-        if table is None:
-            require_vacant(self.location, {"data", "metadata"})
-            return TableState()
-        return TableState(_next_of(table), self._schema(table))
+        with library_errors(self.location):
+            table = self.table()
+            if table is None:
+                require_vacant(self.location, {"data", "metadata"})
+                return TableState()
+            return TableState(_next_of(table), self._schema(table))
 
     def last(self) -> Commit | None:
-        table = self.table()
+        with library_errors(self.location):
+            table = self.table()
         told = None if table is None else table.properties.get(_COMMIT)
-        return None if told is None else decode_commit(told, self.identifier)
+        return None if told is None else decode_commit(told, self._called)
 
     def _schema(self, table: Table) -> str:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -98,7 +108,8 @@ class IcebergExport:
     def commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
         moved = self._staging.move_in(staged)
         try:
-            self._commit(moved, after, commit)
+            with library_errors(self.location):
+                self._commit(moved, after, commit)
         except CommitRefused:
             self._staging.discard(moved.directory)
             self._staging.moved(moved)
@@ -154,7 +165,7 @@ class IcebergExport:
                 properties={_TOPIC: self.topic, _RETRIES: "0"},
             )
         except TableAlreadyExistsError as error:
-            raise CommitRefused(f"{self.identifier} was made by somebody else") from error
+            raise CommitRefused(f"{self._called} was made by somebody else") from error
 
     def close(self) -> None:
         catalog = self.__dict__.pop("_catalog", None)
@@ -162,13 +173,14 @@ class IcebergExport:
             catalog.close()
 
     def references(self, directory: Path) -> bool:
-        table = self.table()
-        if table is None or table.current_snapshot() is None:
-            return False
-        return any(
-            Path(task.file.file_path).parent.name == directory.name
-            for task in table.scan().plan_files()
-        )
+        with library_errors(self.location):
+            table = self.table()
+            if table is None or table.current_snapshot() is None:
+                return False
+            return any(
+                Path(task.file.file_path).parent.name == directory.name
+                for task in table.scan().plan_files()
+            )
 
 
 def _next_of(table: Table) -> int | None:
@@ -202,8 +214,10 @@ def connect(catalog: str | Mapping[str, str] | None, warehouse: Path) -> Catalog
     properties.setdefault("warehouse", file_uri(warehouse))
     try:
         # pyiceberg makes the tables of a new catalog without asking who else does.
-        with locked_directory(warehouse):
+        with locked_directory(warehouse), library_errors("the Iceberg catalog cannot be opened"):
             return load_catalog(NAMESPACE, **properties)
+    except ForebayError:
+        raise
     except (ValueError, ImportError) as error:
         raise UsageError(f"the Iceberg catalog cannot be opened: {error}") from error
 

@@ -67,7 +67,7 @@ def next_start(span: Span, after: int, *, allow_gaps: bool) -> int:
             raise OffsetOutOfRange(
                 f"{span.topic}: offset {start} is next for the table, and the oldest that can "
                 f"be read is {span.start}: what is between them was deleted before it was "
-                "exported; to go on without it, allow gaps",
+                "exported; to go on without it, allow gaps (--allow-gaps)",
                 start=span.start,
                 end=span.end,
             )
@@ -77,12 +77,21 @@ def next_start(span: Span, after: int, *, allow_gaps: bool) -> int:
             if not allow_gaps:
                 raise LostOffsets(
                     f"{span.topic}: offsets {start} to {end - 1} are lost; to go on after them, "
-                    "allow gaps",
+                    "allow gaps (--allow-gaps)",
                     start=start,
                     end=end,
                 )
             start = end
     return start
+
+
+def only_gone(span: Span, first: int, end: int) -> bool:
+    """Whether nothing between the offsets can be read any more; so too if nothing is between."""
+    at = max(first, min(span.start, end))
+    for lost, after in sorted(span.lost):
+        if lost <= at < after:
+            at = after
+    return first <= end <= at
 
 
 def next_batch(

@@ -16,7 +16,14 @@ from typing import Final, Protocol
 
 from forebay.errors import CommitRefused, CorruptLog, ForebayError, MissingData, UsageError
 from forebay.logs import event
-from forebay.pipeline.jobs.export_plan import Batch, Bounds, Extent, Span, next_batch
+from forebay.pipeline.jobs.export_plan import (
+    Batch,
+    Bounds,
+    Extent,
+    Span,
+    next_batch,
+    only_gone,
+)
 from forebay.pipeline.jobs.export_report import (
     COMMITS,
     REJECTED,
@@ -137,13 +144,8 @@ class Run:
         if after is None:
             after = span.start if self._start is None else self._start
         if self._side is not None and side.next is not None and side.next > (main.next or 0):
-            last = self._side.table.last()
-            if last is None or last.end != side.next:
-                raise MissingData(
-                    f"{self._main.table.location}: rejected records are committed up to offset "
-                    f"{side.next}, and the note of that batch is gone"
-                )
-            return Task(Batch(after, max(last.start, after), last.end), main, side, last)
+            last = self._unfinished(self._side, span, after, main, side)
+            return Task(Batch(after, last.start, last.end), main, side, last)
         batch_or_none = next_batch(
             span,
             after,
@@ -153,6 +155,35 @@ class Run:
             allow_gaps=self._allow_gaps,
         )
         return None if batch_or_none is None else Task(batch_or_none, main, side)
+
+    def _unfinished(
+        self, target: Target, span: Span, after: int, main: TableState, side: TableState
+    ) -> Commit:
+        """The batch whose rejected records alone are committed; UsageError if it does not begin
+        where the table goes on, as finishing it would leave out what is between."""
+        last = target.table.last()
+        if last is None or last.end != side.next:
+            raise MissingData(
+                f"{self._main.table.location}: rejected records are committed up to offset "
+                f"{side.next}, and the note of that batch is gone"
+            )
+        if not only_gone(span, after, last.start):
+            here, there = self._main.table.location, target.table.location
+            if main.next is None:
+                stands = "is not there"
+                advice = f"restore it, remove {there}, or begin with start={last.start}"
+            else:
+                stands = f"ends at offset {main.next}"
+                advice = (
+                    f"restore one of them, or remove {there}, and with it what was rejected "
+                    f"before offset {main.next}"
+                )
+            raise UsageError(
+                f"{there} ends at offset {side.next}, its last batch begins at {last.start}, and "
+                f"{here} {stands}: they do not belong together, and going on would leave out or "
+                f"repeat messages; {advice}"
+            )
+        return last
 
     def _extents(self, start: int) -> Iterator[Extent]:
         tiers = self._view.store.tiers()
@@ -176,6 +207,8 @@ class Run:
                 yield self._row(task.batch, task.batch.count, 0, None)
                 self._reached = task.batch.end
                 main = replace(main, next=self._reached)
+        except UsageError:
+            raise
         except ForebayError as error:
             yield self._failed(error)
 
@@ -216,7 +249,7 @@ class Run:
         files = self._stage(task)
         try:
             self._commit(task, files)
-        except CommitRefused:
+        except BaseException:  # what is in the staging directories is in no table
             self._discard(files)
             raise
         self._reached = task.batch.end
@@ -243,21 +276,25 @@ class Run:
         places = [target.staging.fresh(after) for target in (self._main, self._side) if target]
         try:
             files = self._stager.stage(task, *places)
-            rows = files.good.rows + (0 if files.rejected is None else files.rejected.rows)
-            if task.unfinished is not None and task.unfinished.start == task.batch.start:
-                rows += task.unfinished.rows
-            if rows != task.batch.count:
-                raise CorruptLog(
-                    f"{self._topic}: {rows} records were written for offsets {task.batch.start} "
-                    f"to {task.batch.end - 1}; nothing was committed"
-                )
-        except (ForebayError, OSError) as error:
+            self._require_whole(task, files)
+        except BaseException as error:
             for place in places:
-                self._main.staging.discard(place)
-            if self._main.table.state().next != task.main.next:
+                self._main.staging.abandon(place)
+            ours = isinstance(error, ForebayError | OSError)
+            if ours and self._main.table.state().next != task.main.next:
                 raise CommitRefused("somebody else exported the batch meanwhile") from error
             raise
         return files
+
+    def _require_whole(self, task: Task, files: Files) -> None:
+        rows = files.good.rows + (0 if files.rejected is None else files.rejected.rows)
+        if task.unfinished is not None:
+            rows += task.unfinished.rows
+        if rows != task.batch.count:
+            raise CorruptLog(
+                f"{self._topic}: {rows} records were written for offsets {task.batch.start} "
+                f"to {task.batch.end - 1}; nothing was committed"
+            )
 
     def _commit(self, task: Task, files: Files) -> None:
         batch, topic = task.batch, self._topic

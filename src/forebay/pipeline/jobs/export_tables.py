@@ -27,7 +27,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from forebay.errors import CorruptLog, FormatError, UsageError
+from forebay.errors import (
+    CorruptLog,
+    ForebayError,
+    FormatError,
+    ServiceUnavailable,
+    UsageError,
+)
 
 STALE_SECONDS: Final = 3600
 """A staging directory that can no longer be committed is left alone for so long: its writer may
@@ -39,6 +45,28 @@ COMMIT_TRIES: Final = 5
 OFFSET: Final = "offset"
 TIMESTAMP: Final = "timestamp"
 _MOVING: Final = ".moving"
+
+_LIBRARIES: Final = {
+    "_internal",  # what deltalake's classes say of themselves
+    "deltalake",
+    "pydantic_core",
+    "pyiceberg",
+    "requests",
+    "sqlalchemy",
+}
+_MISTAKES: Final = {
+    "ArgumentError",  # SQLAlchemy's, of a URI
+    "BadRequestError",
+    "DeltaProtocolError",
+    "ForbiddenError",
+    "NotInstalledError",
+    "OAuthError",
+    "SchemaMismatchError",
+    "UnauthorizedError",
+    "ValidationError",
+    "ValueError",
+}
+"""Kinds of errors that trying again does not help against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +170,11 @@ class Staging:
     def discard(self, directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
+    def abandon(self, directory: Path) -> None:
+        """Removes an attempt: what Spark wrote, and what was made ready of it."""
+        self.discard(directory)
+        self.discard(_ready(directory))
+
     def sweep(self, next_offset: int, now: float, *, age: float = STALE_SECONDS) -> int:
         """Removes what can never be committed, as the table is past it; how many they were."""
         removed = 0
@@ -205,6 +238,10 @@ def _after(directory: Path) -> int:
     return int(directory.name.partition("-")[0])
 
 
+def _ready(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}-ready")
+
+
 def collect(directory: Path, start: int, end: int) -> Staged:
     """What Spark wrote, moved to a directory of its own and made durable.
 
@@ -213,7 +250,7 @@ def collect(directory: Path, start: int, end: int) -> Staged:
     """
     from pyarrow import parquet
 
-    ready = directory.with_name(f"{directory.name}-ready")
+    ready = _ready(directory)
     ready.mkdir()
     files = []
     for written in sorted(directory.glob("*.parquet")):
@@ -296,6 +333,35 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def library_errors(what: object) -> Iterator[None]:
+    """Errors of the libraries that tables are written with are told as ours, in one line."""
+    try:
+        yield
+    except ForebayError:
+        raise
+    except Exception as error:
+        kinds = type(error).__mro__
+        if not any(kind.__module__.partition(".")[0] in _LIBRARIES for kind in kinds):
+            raise
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = f"{what}: {lines[0] if lines else type(error).__name__}"
+        if any(kind.__name__ in _MISTAKES for kind in kinds):
+            raise UsageError(text) from error
+        raise ServiceUnavailable(text) from error
+
+
+def require_plain(location: Path, kind: str, forbidden: str) -> None:
+    """The path has none of the characters that a format's libraries take for something else."""
+    for character in forbidden:
+        if character in str(location):
+            raise UsageError(
+                f"{location}: the path of a table in the format {kind} cannot have "
+                f"{character!r} in it, which its libraries take for a part of a URL: choose "
+                "another place"
+            )
 
 
 def require_topic(location: Path, found: str | None, topic: str) -> None:

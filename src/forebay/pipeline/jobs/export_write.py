@@ -31,6 +31,7 @@ from forebay.pipeline.scan_batch import read_split
 from forebay.pipeline.scan_pieces import Split, splits
 from forebay.pipeline.scan_plan import plan_topic
 from forebay.pipeline.session import slots, spark_session
+from forebay.pipeline.spread import is_from_spark, reason_of
 from forebay.settings import StoreSettings
 from forebay.topic.view import TopicView
 
@@ -158,9 +159,6 @@ class SparkStager:
         return export_session(self._given or spark_session(self._settings.spark))
 
     def stage(self, task: Task, place: Path, side: Path | None = None) -> Files:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-
         batch = task.batch
         records = read_range(self._spark, self._settings, self._view, batch.start, batch.end)
         try:
@@ -168,10 +166,12 @@ class SparkStager:
                 good = write(records, place, batch)
                 return Files(good, raw_columns().json())
             return self._stage_json(records, task, place, side)
-        except (PySparkException, Py4JError) as error:
+        except Exception as error:
+            if not is_from_spark(error):
+                raise
             raise ForebayError(
                 f"{self._view.topic}: Spark could not export offsets {batch.start} to "
-                f"{batch.end - 1}: {error}"
+                f"{batch.end - 1}: {reason_of(error)}"
             ) from error
 
     def _stage_json(self, records: DataFrame, task: Task, place: Path, side: Path) -> Files:
