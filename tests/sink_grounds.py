@@ -129,6 +129,10 @@ def run_once(data: Path, batch: int, rows: int, seconds: float | None) -> tuple[
     return ended == 0, time.monotonic() - started
 
 
+TRIES_MAX = 4
+"""Kills of one batch."""
+
+
 def main() -> None:
     """Arguments: the data directory, rows in each of three partitions, kills, a seed.
 
@@ -140,8 +144,13 @@ def main() -> None:
     batch, killed = 0, 0
     while killed < kills:
         batch += 1
-        while not run_once(data, batch, rows, moments.random() * longest)[0]:
+        tries = 0
+        # A batch that goes on may take longer than the first one did: in the end it is left alone.
+        while not run_once(
+            data, batch, rows, moments.random() * longest if tries < TRIES_MAX else None
+        )[0]:
             killed += 1
+            tries += 1
     sys.stdout.write(f"{batch + 1}\n")
 
 
