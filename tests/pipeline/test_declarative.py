@@ -51,6 +51,7 @@ def tables(server: ConnectServer, folder: Path) -> dict[str, Any]:
     return {name: json.loads(text) for name, text in said.items()}
 
 
+@pytest.mark.soak  # two runs of half a minute each
 @pytest.mark.timeout(500)
 def test_a_pipeline_takes_what_is_new_in_every_run(
     connect_server: ConnectServer, tmp_path: Path
