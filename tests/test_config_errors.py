@@ -60,7 +60,7 @@ def refused(text: str, **env: str) -> str:
             "storage: {cloud: {secret_kye: x}}",
             "f.yml:1: storage.cloud.secret_kye: unknown key; did you mean secret_key?",
         ),
-        ("admin: {zzz: 1}", "f.yml:1: admin.zzz: unknown key; known are listen"),
+        ("broker: {zzz: 1}", "f.yml:1: broker.zzz: unknown key; known are ack, listen"),
         ("storage: {wal_root: x}", ("f.yml:1: storage.wal_root: unknown key; known are cloud, "
          "cloud_reader, deleter, remote_retention, uploader, wal, writer_threads")),
         ("<<: {}", ("f.yml:1: <<: unknown key; known are admin, broker, data, metadata, spark, "

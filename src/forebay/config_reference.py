@@ -33,7 +33,7 @@ from forebay.settings import StoreSettings
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Made by `forebay config reference`; change src/forebay/settings.py or config_reference.py. -->
+<!-- Made by `forebay config reference`; the texts are those of src/forebay/settings.py. -->
 
 One YAML file configures a store. Every key has a default, so that an empty file is one too: it
 keeps everything under `data` beside the file. A store on S3, with its credentials in the
@@ -215,10 +215,12 @@ def _in_file(text: str) -> str:
 @cache
 def _meanings() -> dict[str, dict[str, str]]:
     """The text below each field, by class and field."""
-    module = ast.parse(Path(inspect.getfile(StoreSettings)).read_text(encoding="utf-8"))
+    kinds: list[type] = [StoreSettings, *SECTIONS.values()]
+    files = {inspect.getfile(kind) for kind in kinds}
     return {
         each.name: dict(_attribute_texts(each))
-        for each in module.body
+        for file in sorted(files)
+        for each in ast.parse(Path(file).read_text(encoding="utf-8")).body
         if isinstance(each, ast.ClassDef)
     }
 

@@ -4,6 +4,7 @@
     ├── UsageError            fix the call (also a ValueError)
     │   ├── InvalidTopicName
     │   ├── InvalidSetting
+    │   ├── UnknownTopic
     │   └── MessageTooLarge
     ├── OffsetOutOfRange      choose another offset
     │   └── LostOffsets       go on after the range, which is recorded as lost
@@ -81,6 +82,10 @@ class InvalidTopicName(UsageError):
 
 class InvalidSetting(UsageError):
     """A setting that is out of range, or that contradicts another."""
+
+
+class UnknownTopic(UsageError):
+    """Neither the catalog nor a local directory knows the topic."""
 
 
 class MessageTooLarge(UsageError):

@@ -17,7 +17,6 @@ from forebay.checks import (
     as_path,
     holds_password,
     require,
-    require_address,
     require_choice,
     require_type,
 )
@@ -36,6 +35,22 @@ from forebay.limits import (
     WRITER_THREADS,
     WRITER_THREADS_MAX,
 )
+from forebay.server_settings import AdminSettings, BrokerSettings, ServerAddress, SparkSettings
+
+__all__ = [
+    "AdminSettings",
+    "BrokerSettings",
+    "CloudReaderSettings",
+    "CloudSettings",
+    "DeleterSettings",
+    "MetadataSettings",
+    "RemoteRetentionSettings",
+    "ServerAddress",
+    "SparkSettings",
+    "StoreSettings",
+    "UploaderSettings",
+    "WalSettings",
+]
 
 _SCHEMES: Final = {
     "s3": ("s3", "s3a"),
@@ -291,45 +306,6 @@ class MetadataSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerSettings:
-    """The gRPC server."""
-
-    listen: str = "127.0.0.1:6650"
-    """The address that clients connect to; port 0 takes a free one."""
-    ack: Literal["buffered", "synced", "uploaded"] = "synced"
-    """How far a message has to get before its producer is told that it is stored."""
-
-    def __post_init__(self) -> None:
-        require_address(self, "listen")
-        require_choice(self, "ack", ("buffered", "synced", "uploaded"))
-
-
-@dataclass(frozen=True, slots=True)
-class AdminSettings:
-    """The HTTP server: REST, metrics, dashboard."""
-
-    listen: str = "127.0.0.1:8650"
-    """The address that browsers connect to; port 0 takes a free one."""
-
-    def __post_init__(self) -> None:
-        require_address(self, "listen")
-
-
-@dataclass(frozen=True, slots=True)
-class SparkSettings:
-    """The Spark session of the pipeline and the jobs."""
-
-    master: str = "local[*,4]"
-    """Where it runs; `local[*]` alone never tries a failed task again."""
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Spark's own settings, such as `spark.executor.memory: 4g`."""
-
-    def __post_init__(self) -> None:
-        require_type(self, "master", str)
-        as_options(self, "options")
-
-
-@dataclass(frozen=True, slots=True)
 class StoreSettings:
     """A whole store: where it is, and how each part of it behaves."""
 
@@ -350,6 +326,8 @@ class StoreSettings:
     broker: BrokerSettings = field(default_factory=BrokerSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
     spark: SparkSettings = field(default_factory=SparkSettings)
+    server: ServerAddress | None = None
+    """The server that owns the topics now, where one runs; found, never configured."""
 
     def __post_init__(self) -> None:
         as_path(self, "data")

@@ -23,6 +23,11 @@ UPLOADER_CHECKPOINT_FILE: Final = "uploader.ckpt"
 PUBLISHED_FILE: Final = "wal.synced"
 FAILED_FILE: Final = "wal.failed"
 LOG_ID_FILE: Final = "wal.id"
+SERVER_FILE: Final = "server.json"
+"""In a data directory: where the server that owns it is."""
+SERVER_LOCK_FILE: Final = "server.lock"
+JOBS_FILE: Final = "jobs.ndjson"
+"""In a data directory: the jobs that its server has run."""
 
 _OTHER_FILES: Final = {
     CHECKPOINT_FILE,

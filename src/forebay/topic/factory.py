@@ -156,6 +156,12 @@ class WalStorageFactory:
         root = self.settings.wal_root
         return Path(root).absolute() if root is not None else Path(self.settings.data) / "wal"
 
+    def opened(self, name: str) -> WalStorage | None:
+        """The topic's storage if it is open and in order; opens nothing."""
+        with self._lock:
+            storage = self._storages.get(parse_topic(name))
+        return storage if storage is not None and not storage.wal.ended else None
+
     def topics(self) -> list[str]:
         """The names of all topics, open or not, sorted."""
         self._require_own()

@@ -30,6 +30,7 @@ from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings
 from forebay.topic.factory import WalStorageFactory
 from forebay.topic.storage import StartPosition, WalStorage
+from forebay.topic.view import StoreView
 from forebay.wal.append import Durability
 from forebay.wal.async_reader import AsyncLogReader
 from forebay.wal.commit import Visibility
@@ -179,6 +180,10 @@ class Topic:
         """The local files, oldest first."""
         return self._wal.segments()
 
+    def in_memory(self) -> range:
+        """The offsets that this process holds in memory, the newest ones."""
+        return self._wal.in_memory()
+
     def rotate(self) -> None:
         """Seals the active file; the next append begins a new one."""
         self._wal.rotate()
@@ -209,9 +214,24 @@ class Store:
         """The topic, created on first use. `orders` means `/default/orders`."""
         return Topic(self._factory.for_topic(name))
 
+    def opened(self, name: str) -> Topic | None:
+        """The topic if this store has it open; nothing is opened or made."""
+        storage = self._factory.opened(name)
+        return None if storage is None else Topic(storage)
+
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         return self._factory.topics()
+
+    @property
+    def settings(self) -> StoreSettings:
+        return self._factory.settings
+
+    def view(self) -> StoreView:
+        """The store as others see it, through the same connections; close it after use."""
+        if self._factory.tiers is None:
+            raise UsageError("a store in memory has no objects, and nobody else sees it")
+        return StoreView(self._factory.tiers)
 
     def close(self) -> None:
         """Syncs and closes every topic. Idempotent; also done when the interpreter exits."""

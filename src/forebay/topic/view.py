@@ -18,7 +18,13 @@ from forebay.catalog.adopt import restored
 from forebay.catalog.connect import FILE_NAME
 from forebay.catalog.records import Owner, TopicRecord
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import ForebayError, MissingData, OffsetOutOfRange, UsageError
+from forebay.errors import (
+    ForebayError,
+    MissingData,
+    OffsetOutOfRange,
+    UnknownTopic,
+    UsageError,
+)
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.descriptor import ObjectDescriptor
@@ -173,7 +179,7 @@ class TopicView:
         elif self.record is not None:
             self._end = self.record.tail
         else:
-            raise UsageError(f"there is no topic {self.topic} in {self.store.name}")
+            raise UnknownTopic(f"there is no topic {self.topic} in {self.store.name}")
 
     def _look(self) -> LogView | None:
         """The local log, if it is the one that the topic's newest messages are in."""

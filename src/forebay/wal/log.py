@@ -232,6 +232,12 @@ class Wal(Appender):
             first = self._cache.first
             return [] if first is None else self._cache.since(first) or []
 
+    def in_memory(self) -> range:
+        """The offsets that are in memory: cached ones, and those that are not synced yet."""
+        with self._lock:
+            first = self._cache.first
+            return range(self._synced if first is None else first, self._queue.next_offset)
+
     def plan(self, reader: LogReader) -> Plan:
         """Where the reader's next offset is now."""
         offset = reader.wanted

@@ -1,0 +1,110 @@
+"""`AdminServer`: the application on a socket.
+
+What a caller gets wrong: `bind` says where it listens, and whether it can; do it before anything
+else is started. Signals are the caller's: this server installs no handlers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from forebay.errors import UsageError
+from forebay.settings import AdminSettings
+
+_LOOPBACK: Final = ("127.", "::1", "localhost")
+_KEEP_ALIVE_SECONDS: Final = 75
+_STOP_SECONDS: Final = 3
+_BACKLOG: Final = 512
+
+
+def is_loopback(host: str) -> bool:
+    return host.strip("[]").lower().startswith(_LOOPBACK)
+
+
+class AdminServer:
+    """Binds, serves until it is stopped, and lets requests end."""
+
+    def __init__(self, settings: AdminSettings) -> None:
+        self._settings = settings
+        self._socket: socket.socket | None = None
+        self._server: uvicorn.Server | None = None
+
+    def bind(self) -> str:
+        """Takes the address and answers its URL; UsageError if it is taken or not ours."""
+        settings = self._settings
+        host, _, port = settings.listen.rpartition(":")
+        host = host.strip("[]")
+        if settings.token is None and not is_loopback(host):
+            raise UsageError(
+                f"admin.listen is {settings.listen}, which other machines reach, and admin.token "
+                "is not set: set a token, or listen on 127.0.0.1"
+            )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((host, int(port)))
+            bound.listen(_BACKLOG)
+        except OSError as error:
+            bound.close()
+            raise UsageError(_refusal(settings.listen, error)) from error
+        self._socket = bound
+        if settings.url is not None:
+            return settings.url.rstrip("/")
+        scheme = "http" if settings.cert_file is None else "https"
+        shown = f"[{host}]" if ":" in host else host
+        return f"{scheme}://{shown}:{bound.getsockname()[1]}"
+
+    async def serve(self, app: ASGIApp) -> None:
+        """Until `stop`."""
+        assert self._socket is not None, "bind it first"
+        settings = self._settings
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ssl_certfile=None if settings.cert_file is None else str(settings.cert_file),
+            ssl_keyfile=None if settings.key_file is None else str(settings.key_file),
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+            server_header=False,
+            ws="none",
+        )
+        self._server = _Quiet(config)
+        await self._server.serve(sockets=[self._socket])
+
+    @property
+    def started(self) -> bool:
+        return self._server is not None and self._server.started
+
+    def stop(self) -> None:
+        """From the event loop's thread, or a signal's handler."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+class _Quiet(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _refusal(listen: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{listen} is taken by another process: stop that one, or choose another address with "
+            "--listen or admin.listen (port 0 takes a free one)"
+        )
+    return f"cannot listen on {listen}: {error.strerror}; choose another address with --listen"

@@ -1,0 +1,75 @@
+"""A server in this process, for tests of what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forebay.admin.app import build_app
+from forebay.admin.server import AdminServer
+from forebay.admin.site import Site
+from forebay.remote import ServerClient
+from forebay.settings import AdminSettings, ServerAddress, StoreSettings
+from forebay.topic.store import Store
+
+START_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Served:
+    """A running server and a client of it."""
+
+    site: Site
+    client: ServerClient
+
+    @property
+    def store(self) -> Store:
+        return self.site.store
+
+    @property
+    def url(self) -> str:
+        return self.site.url
+
+    def new_client(self, timeout_seconds: float = 10) -> ServerClient:
+        return ServerClient(self.client.address, timeout_seconds=timeout_seconds)
+
+
+@contextmanager
+def served(settings: StoreSettings | Path) -> Iterator[Served]:
+    """Serves a store on a free port of the loopback, in a thread, until the block ends."""
+    if isinstance(settings, Path):
+        settings = StoreSettings(data=settings)
+    settings = replace(settings, admin=replace(settings.admin, listen="127.0.0.1:0"))
+    with Store(settings) as store:
+        site = Site(store)
+        with serving(site) as client:
+            yield Served(site, client)
+
+
+@contextmanager
+def serving(site: Site) -> Iterator[ServerClient]:
+    """The server alone, over a site that is there."""
+    admin: AdminSettings = site.settings.admin
+    server = AdminServer(admin)
+    site.url = server.bind()
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(build_app(site))))
+    thread.start()
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not server.started:
+            assert thread.is_alive(), "the server ended"
+            assert time.monotonic() < deadline, "the server does not start"
+            time.sleep(0.01)
+        address = ServerAddress(site.url, site.instance, admin.token, admin.ca_file)
+        with ServerClient(address, timeout_seconds=10) as client:
+            yield client
+    finally:
+        server.stop()
+        thread.join(START_SECONDS)
+        server.close()
+        assert not thread.is_alive(), "the server does not stop"
