@@ -39,6 +39,10 @@ install: $(VENV)/.installed ## create .venv with everything in it
 	@if command -v npm >/dev/null && npm install --silent --no-fund --no-audit --prefix .tools azurite@3; \
 	  then touch $@; else echo "no azurite: the tests of Azure will be skipped" >&2; fi
 
+.PHONY: up
+up: $(VENV)/.installed ## run everything on this machine; DEMO=1 with a load to look at
+	@$(BIN)/forebay $(if $(filter-out 0,$(DEMO)),demo,up) $(ARGS)
+
 .PHONY: test
 test: $(VENV)/.installed .tools/.installed ## run the tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
@@ -59,6 +63,7 @@ format: $(VENV)/.installed ## rewrite the code as the formatter wants it
 bench: $(VENV)/.installed ## the benchmarks that the documents quote
 	$(BIN)/forebay bench wal
 	$(BIN)/forebay bench tier
+	$(BIN)/forebay bench http
 	$(BIN)/forebay bench spark
 
 .PHONY: soak

@@ -23,10 +23,11 @@ pytest.register_assert_rewrite(
 from disks import PLACES, GatedPlace, Place, gated, in_memory  # noqa: E402 - after the above
 
 pytest_plugins = [
+    "server_fixtures",  # before those that import it
+    "browser_fixtures",
     "cluster_fixtures",
     "connect_fixtures",
     "etcd_fixtures",
-    "server_fixtures",
     "spark_fixtures",
 ]
 

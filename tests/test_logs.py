@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
 import logging
+import re
 import threading
 import traceback
 from collections.abc import Iterator
@@ -19,14 +21,16 @@ import pytest
 
 from forebay import metrics
 from forebay.config import describe
-from forebay.errors import ForebayError, ServiceError, ServiceUnavailable
-from forebay.logs import JsonFormatter, event
+from forebay.errors import ForebayError, LogStopped, ServiceError, ServiceUnavailable
+from forebay.files.local import LocalDisk
+from forebay.logs import ERRORS, JsonFormatter, ServerFormatter, event
 from forebay.settings import (
     CloudSettings,
     MetadataSettings,
     StoreSettings,
     UploaderSettings,
 )
+from forebay.testing import Fault, FaultDisk
 from forebay.topic.store import Store
 
 LOG: Final = logging.getLogger("forebay.test")
@@ -154,6 +158,78 @@ def test_what_nobody_listens_to_is_not_formatted(lines: Lines) -> None:
 def test_a_line_names_the_place_that_logged_it(caplog: pytest.LogCaptureFixture) -> None:
     event(LOG, logging.WARNING, "it happened")
     assert caplog.records[0].funcName == "test_a_line_names_the_place_that_logged_it"
+
+
+# ---- what a server's lines look like ----------------------------------------------------------
+
+
+def test_a_servers_line_begins_with_the_time_and_the_level() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(ServerFormatter())
+    LOG.addHandler(handler)
+    event(LOG, logging.WARNING, "upload failed", topic="/default/orders")
+    LOG.removeHandler(handler)
+    moment, rest = stream.getvalue().split(" ", 1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", moment)
+    assert rest == "warning upload failed topic=/default/orders\n"
+
+
+def test_an_error_without_words_is_told_by_its_name(lines: Lines) -> None:
+    event(LOG, logging.ERROR, "it ended", error=KeyboardInterrupt())
+    assert lines.last() == "it ended error=KeyboardInterrupt()"
+    assert lines.fields()["error"] == "KeyboardInterrupt()"
+
+
+# ---- errors by kind ---------------------------------------------------------------------------
+
+
+def counted(level: int, text: str, **fields: Any) -> dict[str, float]:
+    """What one line adds to the counts."""
+    before = ERRORS.values()
+    event(LOG, level, text, **fields)
+    return {
+        kind: number - before.get((kind,), 0.0)
+        for (kind,), number in ERRORS.values().items()
+        if number != before.get((kind,), 0.0)
+    }
+
+
+def test_a_warning_is_counted_by_the_class_of_its_error() -> None:
+    assert counted(logging.WARNING, "it failed", error=ServiceUnavailable("x")) == {
+        "ServiceUnavailable": 1
+    }
+    assert counted(logging.ERROR, "a bug", error="in words", trace=KeyError("x")) == {"KeyError": 1}
+
+
+def test_a_warning_without_an_error_is_counted_by_its_words() -> None:
+    assert counted(logging.WARNING, "a log was set aside", log_id="7") == {"a log was set aside": 1}
+    assert counted(logging.WARNING, "it failed", error="in words") == {"it failed": 1}
+
+
+def test_what_is_no_warning_is_not_counted() -> None:
+    assert counted(logging.INFO, "object committed", error=ServiceUnavailable("x")) == {}
+
+
+def test_a_warning_that_nobody_listens_to_is_counted() -> None:
+    LOG.setLevel(logging.CRITICAL)
+    try:
+        assert counted(logging.ERROR, "it happened") == {"it happened": 1}
+    finally:
+        LOG.setLevel(logging.NOTSET)
+
+
+def test_a_disk_that_fails_is_counted(tmp_path: Path) -> None:
+    disk = FaultDisk(LocalDisk())
+    before = ERRORS.value("OSError")
+    with Store(StoreSettings(tmp_path), disk=disk) as store:
+        topic = store.topic("orders")
+        topic.append(b"x", durability="synced")
+        disk.inject(Fault("sync", errno.EIO, path="wal.log"))
+        with pytest.raises(LogStopped):
+            topic.append(b"y", durability="synced")
+        assert ERRORS.value("OSError") == before + 1
+        store.topic("orders")
 
 
 # ---- secrets ----------------------------------------------------------------------------------

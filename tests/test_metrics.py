@@ -12,7 +12,17 @@ from typing import Final
 import pytest
 
 from forebay import metrics
-from forebay.metrics import BYTES, MESSAGES, SECONDS, Counter, Gauge, Histogram, Metric
+from forebay.metrics import (
+    BYTES,
+    MESSAGES,
+    SECONDS,
+    Collected,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    collect_from,
+)
 from prometheus_text import Family, parse
 
 ROOT: Final = Path(__file__).parents[1]
@@ -150,9 +160,70 @@ def test_no_count_is_lost_between_threads_while_the_page_is_read() -> None:
     assert histogram.count() == 8000
 
 
+# ---- what is asked for when the page is made --------------------------------------------------
+
+
+class Shop:
+    """Knows how full its shelves are."""
+
+    def __init__(self, gauge: Collected, shelves: dict[str, int]) -> None:
+        self._gauge = gauge
+        self.shelves = shelves
+        collect_from(self)
+
+    def collect(self) -> None:
+        for name, number in self.shelves.items():
+            self._gauge.set(number, name)
+
+
+def test_a_collector_is_asked_for_every_page(registry: dict[str, Metric]) -> None:
+    gauge = Collected("shelf", "Full.", ["name"])
+    shop = Shop(gauge, {"a": 1})
+    assert read(gauge).samples == {("", (("name", "a"),)): 1}
+    shop.shelves = {"a": 2, "b": 3}
+    assert read(gauge).samples == {("", (("name", "a"),)): 2, ("", (("name", "b"),)): 3}
+
+
+def test_what_a_collector_no_longer_tells_is_on_no_page(registry: dict[str, Metric]) -> None:
+    gauge = Collected("shelf", "Full.", ["name"])
+    shop = Shop(gauge, {"a": 1, "b": 1})
+    assert len(read(gauge).samples) == 2
+    del shop.shelves["a"]
+    assert read(gauge).samples == {("", (("name", "b"),)): 1}
+    del shop
+    assert read(gauge).samples == {}, "nobody holds it any more"
+
+
+def test_what_several_collectors_tell_is_on_one_page(registry: dict[str, Metric]) -> None:
+    gauge = Collected("shelf", "Full.", ["name"])
+    shops = [Shop(gauge, {"a": 1}), Shop(gauge, {"b": 2})]
+    assert read(gauge).total == 3
+    assert len(shops) == 2
+
+
+def test_pages_that_are_made_at_once_are_each_whole(registry: dict[str, Metric]) -> None:
+    gauge = Collected("shelf", "Full.", ["name"])
+    shop = Shop(gauge, {str(number): 1 for number in range(200)})
+    start = threading.Barrier(4)
+    seen: list[int] = []
+
+    def look() -> None:
+        start.wait(60)
+        seen.extend(len(parse(metrics.render())["shelf"].samples) for _ in range(20))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [len(shop.shelves)] * 80
+
+
 # ---- the page for users -----------------------------------------------------------------------
 
-DEFINING: Final = re.compile(r"^\w+(?:: Final)? = (?:Counter|Gauge|Histogram)\(", re.MULTILINE)
+DEFINING: Final = re.compile(
+    r"^\w+(?:: Final)? = (?:Counter|Gauge|Collected|Histogram)\(", re.MULTILINE
+)
 LISTED: Final = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -184,8 +255,17 @@ def rows() -> list[str]:
 
 
 def test_the_page_lists_every_metric_as_it_is(rows: list[str]) -> None:
-    shown = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if "| `" in line]
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    shown = [line for line in lines if line.startswith("| `forebay_")]
     assert shown == rows, "the table should be:\n" + "\n".join(rows)
+
+
+def test_every_metric_of_the_design_is_there(rows: list[str]) -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("## Names of the design")[2]
+    ours = re.findall(r"^\| `[\w.]+` \| `(\w+)`", text, re.MULTILINE)
+    there = {re.match(r"\| `(\w+)`", row)[1] for row in rows}  # type: ignore[index] # else it fails
+    assert len(ours) == 22
+    assert sorted(set(ours) - there) == []
 
 
 def test_names_follow_the_conventions(rows: list[str]) -> None:

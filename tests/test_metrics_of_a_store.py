@@ -14,10 +14,12 @@ from forebay.catalog.observed import ObservedKv
 from forebay.catalog.sqlite import SqliteKv
 from forebay.clock import SYSTEM_CLOCK
 from forebay.errors import CorruptFrame, CorruptLog, ServiceUnavailable, TopicFenced
+from forebay.format.message import StreamMessage
 from forebay.format.names import object_key
 from forebay.objects.memory import MemoryBackend
 from forebay.settings import CloudReaderSettings, RemoteRetentionSettings
 from forebay.testing import FaultBackend, FaultKv, ObjectFault
+from forebay.topic import gauges
 from forebay.topic.background import Background
 from forebay.topic.store import Store, Topic
 from forebay.topic.tiers import Tiers
@@ -166,7 +168,13 @@ def fails_in_the_background(world: World) -> None:
 
 
 DOES: Final[dict[Callable[[World], None], tuple[str, ...]]] = {
-    appends: ("wal_append", "wal_append_bytes", "wal_fsync_latency_seconds", "wal_rotation"),
+    appends: (
+        "wal_append",
+        "wal_append_bytes",
+        "wal_append_latency_seconds",
+        "wal_fsync_latency_seconds",
+        "wal_rotation",
+    ),
     uploads: (
         "uploader_cycles",
         "uploader_cycle_duration_seconds",
@@ -179,14 +187,19 @@ DOES: Final[dict[Callable[[World], None], tuple[str, ...]]] = {
         "store_request_seconds",
         "store_bytes",
         "catalog_seconds",
+        "catalog_descriptor_write",
+        "uploader_stream_chunk_bytes",
     ),
-    fails_to_upload: ("uploader_cycles", "uploader_failures"),
+    fails_to_upload: ("uploader_cycles", "uploader_failures", "errors"),
     finds_a_damaged_segment: ("uploader_corrupt_frames", "uploader_failures"),
     deletes_segments: ("wal_delete",),
     keeps_segments: ("wal_delete_refused",),
     reads_over_both_tiers: (
         "wal_reader_create",
+        "wal_reader_messages",
+        "wal_reader_bytes",
         "cloud_reader_range_requests",
+        "cloud_reader_query_duration_seconds",
         "cloud_reader_bytes_fetched",
         "cloud_reader_bytes_used",
         "cloud_reader_objects_read",
@@ -202,8 +215,21 @@ DOES: Final[dict[Callable[[World], None], tuple[str, ...]]] = {
 }
 
 
-OF_JOBS: Final = ("compact_", "export_", "pipeline_", "replay_", "sink_", "verify_")
-"""Metrics that jobs count, if they were imported; their own suites look at them."""
+ELSEWHERE: Final = (
+    *("compact_", "export_", "pipeline_", "replay_", "sink_", "verify_"),
+    *("build_", "http_", "job", "start_", "spark_", "driver_"),
+)
+"""Metrics of jobs and of servers, if they were imported; their own suites look at them."""
+NOW: Final = {
+    "topic_offset",
+    "topic_upload_lag_messages",
+    "topic_upload_lag_seconds",
+    "topics_open",
+    "topics_not_shown",
+    "wal_cache_size",
+    "uploader_memory_usage_bytes",
+}
+"""Gauges: what they tell is over when the store is closed."""
 
 
 def page() -> dict[str, Family]:
@@ -213,7 +239,7 @@ def page() -> dict[str, Family]:
         for name, family in parse(metrics.render()).items()
         if name.startswith("forebay_")
     }
-    return {name: found[name] for name in found if not name.startswith(OF_JOBS)}
+    return {name: found[name] for name in found if not name.startswith(ELSEWHERE)}
 
 
 @pytest.fixture
@@ -233,7 +259,7 @@ def test_a_store_counts_what_it_does(world: World, step: Callable[[World], None]
 
 
 def test_every_metric_is_moved_by_one_of_these() -> None:
-    assert {name for names in DOES.values() for name in names} == set(page())
+    assert {name for names in DOES.values() for name in names} == set(page()) - NOW
 
 
 def test_the_numbers_are_those_of_the_work(world: World) -> None:
@@ -262,3 +288,95 @@ def test_the_numbers_are_those_of_the_work(world: World) -> None:
     assert moved("wal_reader_create") == moved("handoff_cloud_to_wal") == 1
     assert moved("cloud_reader_bytes_used") <= moved("cloud_reader_bytes_fetched")
     assert moved("uploader_failures") == moved("cloud_reader_errors") == 0
+
+
+# ---- what open topics are asked ---------------------------------------------------------------
+
+
+def told(name: str) -> dict[tuple[str, ...], float]:
+    """A gauge by the values of its labels, of the topic alone."""
+    family = page()[name]
+    return {
+        tuple(value for _, value in labels): number
+        for (_, labels), number in family.samples.items()
+        if not labels or labels[0] == ("topic", str(TOPIC))
+    }
+
+
+def test_an_open_topic_tells_how_far_it_is(world: World) -> None:
+    world.open()
+    fill(world.topic, 20)
+    world.topic.upload()
+    fill(world.topic, 10)
+    name = str(TOPIC)
+    offsets = {stage: number for (_, stage), number in told("topic_offset").items()}
+    assert offsets == {"start": 0, "appended": 30, "synced": 30, "uploaded": 20, "verified": 20}
+    assert told("topic_upload_lag_messages") == {(name,): 10}
+    world.topic.upload()
+    assert told("topic_upload_lag_messages") == {(name,): 0}
+    assert told("topic_upload_lag_seconds") == {(name,): 0}
+    world.store.close()
+    assert told("topic_offset") == {}
+
+
+def test_an_open_topic_tells_how_long_its_oldest_message_waits(world: World) -> None:
+    world.open()
+    fill(world.topic, 10)
+    world.site.clock.advance(60)
+    assert told("topic_upload_lag_seconds") == {(str(TOPIC),): 60}
+    fill(world.topic, 10)
+    world.site.clock.advance(5)
+    assert told("topic_upload_lag_seconds") == {(str(TOPIC),): 65}
+    world.topic.upload()
+    fill(world.topic, 1)
+    world.site.clock.advance(2)
+    assert told("topic_upload_lag_seconds") == {(str(TOPIC),): 2}
+    world.store.close()
+
+
+def test_a_message_that_was_published_long_ago_has_waited_since_it_came(world: World) -> None:
+    world.open()
+    storage = world.store._factory.for_topic(str(TOPIC))
+    storage.append_message(StreamMessage(b"x", publish_time=1), durability="synced")
+    world.site.clock.advance(3)
+    assert told("topic_upload_lag_seconds") == {(str(TOPIC),): 3}
+    world.store.close()
+
+
+def test_topics_over_the_bound_are_counted_and_not_shown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("topics_not_shown", "topics_open", "wal_cache_size")
+    before = [told(name)[()] for name in names]
+    monkeypatch.setattr(gauges, "TOPICS_MAX", 2)
+    world.open()
+    for number in range(5):
+        world.store.topic(f"bounded-{number}").append(b"x")
+    shown = {
+        topic
+        for _, ((_, topic),) in page()["topic_upload_lag_messages"].samples
+        if "bounded" in topic
+    }
+    assert shown == {"/default/bounded-0", "/default/bounded-1"}
+    after = [told(name)[()] for name in names]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [3, 5, 5]
+    world.store.close()
+
+
+def test_writers_hold_nothing_once_they_have_ended(world: World) -> None:
+    world.open()
+    uploads(world)
+    fails_to_upload(world)
+    world.store.close()
+    assert told("uploader_memory_usage_bytes") == {(): 0}
+
+
+def test_a_writer_holds_no_more_than_its_parts(world: World) -> None:
+    before = told("uploader_memory_usage_bytes")[()]
+    with world.site.objects.open_writer("key", chunk_bytes=10, concurrent_parts=2) as writer:
+        writer.write(b"x" * 25)
+        assert told("uploader_memory_usage_bytes")[()] - before == 25
+        writer.write(b"x" * 25)
+        assert told("uploader_memory_usage_bytes")[()] - before == 30
+        writer.close()
+    assert told("uploader_memory_usage_bytes")[()] == before

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+STOP = "<!-- tour: stop the server -->"
+ADDRESS = "127.0.0.1:8650"
+BOTH_KINDS = r"^```(console|python)\n(.*?)^```|^(<!-- tour: .*? -->)"
+START_SECONDS = 60
+STOP_SECONDS = 30
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def tour() -> list[tuple[str, str]]:
+    """Blocks and marks of the tour, in their order: (language, text), or ("mark", text)."""
+    text = README.read_text()
+    section = text[text.index("## Five minutes") : text.index("## From here")]
+    found = re.findall(BOTH_KINDS, section, re.MULTILINE | re.DOTALL)
+    return [("mark", mark) if mark else (language, body) for language, body, mark in found]
 
 
 def steps(block: str) -> list[tuple[str, str]]:
@@ -28,37 +41,116 @@ def steps(block: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.timeout(300)
-def test_the_commands_print_what_the_readme_shows_one_after_the_other(tmp_path: Path) -> None:
-    for command, shown in (step for block in blocks("console") for step in steps(block)):
-        if command.startswith("export PATH="):
-            continue
+def free_address() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+class Tour:
+    """Two terminals in one directory: the server's, and the other one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.address = free_address()  # the README's own may be taken by somebody who follows it
+        self.server: subprocess.Popen[bytes] | None = None
+        self.output = directory / "server.txt"
+
+    def environment(self) -> dict[str, str]:
+        kept = {name: each for name, each in os.environ.items() if not name.startswith("MAKE")}
+        return {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def matches(self, shown: str, printed: str) -> bool:
+        expected = re.escape(shown.replace(ADDRESS, self.address)).replace("…", ".*")
+        if shown and not printed.endswith("\n"):  # as an answer that curl prints
+            printed += "\n"
+        return re.fullmatch(expected, printed, re.DOTALL) is not None
+
+    def make_up(self, shown: str) -> None:
+        # What is installed is: the tests run in it.
+        options = f"ARGS=--data {self.directory / 'data'} --listen {self.address}"
+        with self.output.open("wb") as output:
+            self.server = subprocess.Popen(
+                ["make", "--no-print-directory", "-o", ".venv/.installed", "up", options],
+                cwd=ROOT,
+                env=self.environment(),
+                stdout=output,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self.matches("…" + shown, self.output.read_text()):
+            assert self.server.poll() is None, "the server ended"
+            assert time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Ctrl-C: the whole group of processes gets it, as from a terminal."""
+        if self.server is not None:
+            os.killpg(self.server.pid, signal.SIGINT)
+            self.server.wait(STOP_SECONDS)
+            self.server = None
+            assert not (self.directory / "data" / "server.json").exists()
+
+    def run(self, command: str, shown: str) -> None:
         done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=tmp_path,
-            env=environment(),
+            ["bash", "-c", command.replace(ADDRESS, self.address)],
+            cwd=self.directory,
+            env=self.environment(),
             check=True,
             capture_output=True,
             text=True,
             timeout=100,
         )
-        expected = re.escape(shown).replace("…", ".*")
-        assert re.fullmatch(expected, done.stdout), (command, done.stdout)
+        assert self.matches(shown, done.stdout), (command, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("block", [b for b in blocks("python") if b.startswith("import")])
-def test_the_code_runs(block: str, tmp_path: Path) -> None:
+@pytest.mark.timeout(400)
+def test_the_tour_prints_what_the_readme_shows_from_its_start_to_its_end(tmp_path: Path) -> None:
+    walk = Tour(tmp_path)
+    try:
+        for language, text in tour():
+            if language == "mark":
+                assert text == STOP
+                walk.stop()
+            elif language == "python":
+                run_code(text, tmp_path)
+            else:
+                for command, shown in steps(text):
+                    if command == "make up":
+                        walk.make_up(shown)
+                    elif not command.startswith("export PATH="):
+                        walk.run(command, shown)
+    finally:
+        walk.stop()
+
+
+def run_code(block: str, directory: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block],
-        cwd=tmp_path,
+        cwd=directory,
         check=True,
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert done.stdout
+    return done.stdout
 
 
-def test_the_readme_has_both_kinds_of_blocks() -> None:
-    assert blocks("console")
-    assert len([b for b in blocks("python") if b.startswith("import")]) >= 2
+@pytest.mark.parametrize(
+    "block",
+    [each for each in blocks("python") if each.startswith("import") and '"numbers"' not in each],
+)
+def test_the_code_runs(block: str, tmp_path: Path) -> None:
+    run_code(block, tmp_path)
+
+
+def test_the_tour_goes_through_everything_that_it_promises() -> None:
+    text = "\n".join(block for _, block in tour())
+    for part in ("make up", "produce", "consume", "offload", "rm -r data/wal", STOP, "verify"):
+        assert part in text
+    assert 'spark.read.format("forebay")' in text
+
+
+def test_the_readme_has_code_outside_the_tour() -> None:
+    assert len([b for b in blocks("python") if b.startswith("import")]) >= 3

@@ -1,7 +1,8 @@
 """Reads any file of a store and says what is in it, without opening the log.
 
 Segments and objects (frames), descriptors, checkpoints (ours and Danube's), published positions,
-segment indexes, ids of logs and the catalog, told apart by name and content. Nothing is changed.
+segment indexes, ids of logs, a server's note and its jobs, and the catalog, told apart by name and
+content. What is none of these is refused. Nothing is changed.
 
 What a caller gets wrong: a segment that ends in a torn frame is not damaged. Its owner may be
 writing it, or may have crashed and cut it when it opens the log again.
@@ -9,6 +10,8 @@ writing it, or may have crashed and cut it when it opens the log again.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +34,9 @@ from forebay.format.frame import End, Scan
 from forebay.format.message import decode_message
 from forebay.format.names import (
     FAILED_FILE,
+    JOBS_FILE,
     LOG_ID_FILE,
+    SERVER_FILE,
     SIDECAR_ENDING,
     TOPICS_PREFIX,
     UPLOADER_CHECKPOINT_FILE,
@@ -39,13 +44,16 @@ from forebay.format.names import (
 )
 from forebay.format.published import decode_published
 from forebay.format.segment_index import SegmentIndex, decode_index, index_segment_bytes
-from forebay.limits import CHECKPOINT_BYTES_MAX, DESCRIPTOR_BYTES_MAX, MIB
+from forebay.limits import CHECKPOINT_BYTES_MAX, DESCRIPTOR_BYTES_MAX, KIB, MIB
+from forebay.remote import read_note
 from forebay.wal.chunks import ChunkReader, scan_segment
 from forebay.wal.identity import read_log_id
 
 Facts = dict[str, Any]
 
 _SQLITE: Final = b"SQLite format 3\0"
+_FRAMES: Final = re.compile(r"(aside-.*-)?wal(\.[0-9]+)?\.log|data-.*\.dnb1|wal\..*\.(torn|tmp)")
+"""Names of files that hold frames, or should: damaged ones are looked into too."""
 _CATALOG_MARK: Final = b"FBC1"
 """SQLite's application id in a catalog, at byte 68."""
 
@@ -58,21 +66,66 @@ def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -
     if path.is_dir():
         raise UsageError(f"{path} is a directory: name one of its files")
     if ".ckpt" in path.name:
-        yield _checkpoint(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX), limit)
+        yield _checkpoint(path, _small(disk, path, CHECKPOINT_BYTES_MAX), limit)
     elif path.suffix == ".synced":
-        yield _published(path, read_file(disk, path, bytes_max=4096))
+        yield _published(path, _small(disk, path, 4 * KIB))
     elif path.suffix == ".idx":
-        yield _index(path, read_file(disk, path, bytes_max=CHECKPOINT_BYTES_MAX), limit)
+        yield _index(path, _small(disk, path, CHECKPOINT_BYTES_MAX), limit)
     elif path.name == FAILED_FILE:
-        yield {"type": "FailedSync", "error": read_file(disk, path, bytes_max=MIB).decode()}
+        error = _small(disk, path, MIB).decode("utf-8", "backslashreplace")
+        yield {"type": "FailedSync", "error": error}
     elif path.name == LOG_ID_FILE:
         yield {"type": "LogId", "log_id": read_log_id(disk, path.parent)}
+    elif path.name == SERVER_FILE:
+        yield _server(path)
+    elif path.name == JOBS_FILE:
+        yield from _jobs(path, _small(disk, path, CHECKPOINT_BYTES_MAX), limit)
     elif path.suffix == SIDECAR_ENDING:
-        yield _descriptor(path, read_file(disk, path, bytes_max=DESCRIPTOR_BYTES_MAX), limit)
+        yield _descriptor(path, _small(disk, path, DESCRIPTOR_BYTES_MAX), limit)
     elif (head := _head(disk, path)).startswith(_SQLITE):
         yield from _catalog(path, head, limit)
-    else:
+    elif _FRAMES.fullmatch(path.name) or _begins_with_a_frame(disk, path):
         yield from _frames(disk, path, limit)
+    else:
+        raise UsageError(
+            f"{path}: none of a store's files: it has none of their names, and does not begin with "
+            "a frame"
+        )
+
+
+def _small(disk: Disk, path: Path, bytes_max: int) -> bytes:
+    try:
+        return read_file(disk, path, bytes_max=bytes_max)
+    except ValueError as error:
+        raise UsageError(f"{error}: it is not what its name says") from error
+
+
+def _server(path: Path) -> Facts:
+    note = read_note(path.parent)
+    if note is None:
+        raise UsageError(f"{path}: no note of a server")
+    return {"type": "ServerNote", **asdict(note)}
+
+
+def _jobs(path: Path, data: bytes, limit: int | None) -> Iterator[Facts]:
+    """A record for each line (at most `limit`), and a summary last."""
+    lines = data.splitlines()
+    for number, line in enumerate(lines[:limit], 1):
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}: line {number} is no JSON: {error}") from error
+        yield {"type": "Job", **(found if isinstance(found, dict) else {"value": found})}
+    yield {"type": "Jobs", "lines": len(lines)}
+
+
+def _begins_with_a_frame(disk: Disk, path: Path) -> bool:
+    file = disk.open_read(path)
+    try:
+        size = file.size()
+        return size > 0 and len(ChunkReader(1).read(file, 0, size, None)) > 0
+    finally:
+        file.close()
 
 
 def _checkpoint(path: Path, data: bytes, limit: int | None) -> Facts:

@@ -1,7 +1,8 @@
 """Counters, gauges and histograms of this process, and their text as Prometheus reads it.
 
 Metrics are module-level objects, made once and named `forebay_...`. They are counted for each
-batch, request or object, never for each message. There is one registry, in this module.
+batch, request or object, never for each message. There is one registry, in this module. What is
+known somewhere anyway is not counted but asked for when the page is made: see `Collected`.
 
 Why no client library: the one for Prometheus takes 150 ms to import, which every command would
 pay, and what is needed of it is this page.
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, Protocol
 
 SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 BYTES: Final = tuple(float(4**power) for power in range(5, 17))
@@ -24,10 +26,26 @@ _lock = threading.Lock()
 _registry: Final[dict[str, Metric]] = {}
 
 
+class Collector(Protocol):
+    """Who knows numbers that nobody counts."""
+
+    def collect(self) -> None:
+        """Sets gauges of the kind `Collected`; may wait for a disk, and raises nothing."""
+
+
+_collecting = threading.Lock()
+"""One page at a time; taken before `_lock`."""
+_collectors: Final[weakref.WeakSet[Collector]] = weakref.WeakSet()
+
+
 def _unlock_in_child() -> None:
-    """A thread of the parent may have held the lock when it forked, and is not here."""
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
+    """A thread of the parent may have held a lock when it forked, and is not here.
+
+    What the parent collects is the parent's: its locks may be taken for ever.
+    """
+    global _lock, _collecting
+    _lock, _collecting = threading.Lock(), threading.Lock()
+    _collectors.clear()
 
 
 os.register_at_fork(after_in_child=_unlock_in_child)
@@ -83,6 +101,11 @@ class Counter(Metric):
     def value(self, *values: str) -> float:
         return self._values.get(values, 0.0)
 
+    def values(self) -> dict[tuple[str, ...], float]:
+        """The number of each set of label values."""
+        with _lock:
+            return dict(self._values)
+
     def samples(self) -> Iterator[tuple[str, str, float]]:
         for values, number in sorted(self._values.items()):
             yield "", self._braces(values) if values else "", number
@@ -101,6 +124,14 @@ class Gauge(Counter):
     def forget(self, *values: str) -> None:
         with _lock:
             self._values.pop(values, None)
+
+
+class Collected(Gauge):
+    """What collectors set while the page is made; what none of them sets is not on it."""
+
+    def clear(self) -> None:
+        with _lock:
+            self._values = {} if self.labels else {(): 0.0}
 
 
 class Histogram(Metric):
@@ -147,10 +178,24 @@ def catalogue() -> list[Metric]:
         return [metric for _, metric in sorted(_registry.items())]
 
 
-def render() -> str:
-    """All metrics in Prometheus' text format."""
+def collect_from(collector: Collector) -> None:
+    """Asks it for every page from now on, for as long as somebody else holds it."""
     with _lock:
-        return "".join(_page(metric) for _, metric in sorted(_registry.items()))
+        _collectors.add(collector)
+
+
+def render() -> str:
+    """All metrics in Prometheus' text format. May wait for a disk, where collectors do."""
+    with _collecting:
+        with _lock:
+            collectors = list(_collectors)
+            gauges = [each for each in _registry.values() if isinstance(each, Collected)]
+        for gauge in gauges:
+            gauge.clear()
+        for collector in collectors:
+            collector.collect()
+        with _lock:
+            return "".join(_page(metric) for _, metric in sorted(_registry.items()))
 
 
 def _page(metric: Metric) -> str:

@@ -101,6 +101,8 @@ def test_reading_while_retention_runs_ends_in_an_error_or_in_everything(place: P
     done.set()
     for consumer in consumers:
         consumer.result(PATIENCE_SECONDS)
+    # The last pass may have found all of it pinned by readers, who are gone now.
+    wal.retain(EVERYTHING, wal.current_offset() - 300)
     assert wal.start_offset > 2000
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -58,15 +59,27 @@ _STATUS: Final[Sequence[tuple[type[ForebayError], int]]] = (
 """The first that fits counts."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 RETRY_SECONDS: Final = 1
+_SHOWN: Final = 200
 
 
 def status_of(error: ForebayError) -> int:
-    if isinstance(error, DiskError):
-        return 507 if error.errno in _FULL else 500
+    if _is_full(error):
+        return 507
     if isinstance(error, LogStopped):
-        cause = error.__cause__
-        return 507 if isinstance(cause, OSError) and cause.errno in _FULL else 503
+        return 503
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether a full disk is behind it: the log's, or the catalog's."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _FULL:
+            return True
+        if isinstance(seen, sqlite3.Error) and seen.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            return True
+        seen = seen.__cause__
+    return False
 
 
 def facts_of(error: ForebayError) -> dict[str, Any]:
@@ -76,6 +89,8 @@ def facts_of(error: ForebayError) -> dict[str, Any]:
         for name, each in vars(error).items()
         if isinstance(each, str | int) or each is None
     }
+    if isinstance(error, DiskError):
+        fields["errno"] = error.errno
     return {"kind": type(error).__name__, "message": str(error), **fields}
 
 
@@ -93,21 +108,24 @@ async def on_forebay_error(_request: Request, error: Exception) -> Response:
     return problem(status_of(error), facts.pop("kind"), facts.pop("message"), **facts)
 
 
-async def on_http_error(_request: Request, error: Exception) -> Response:
+async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = problem(error.status_code, "UsageError", error.detail)
+    message = error.detail
+    if error.status_code == 404:
+        message = f"there is nothing at {request.url.path[:_SHOWN]}"
+    elif error.status_code == 405:
+        message = f"{request.method} is not for {request.url.path[:_SHOWN]}"
+    answer = problem(error.status_code, "UsageError", message)
     answer.headers.update(error.headers or {})
     return answer
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    event(
-        _log,
-        logging.ERROR,
-        "a request failed",
-        trace=error,
-        method=request.method,
-        path=request.url.path,
-        error=repr(error),
-    )
-    return problem(500, "InternalError", "the server failed; its log says why")
+    told = told_bug(error, where=f"{request.method} {request.url.path}")
+    return problem(500, told["kind"], told["message"])
+
+
+def told_bug(error: Exception, *, where: str) -> dict[str, str]:
+    """Logs what nobody raised on purpose, and answers what its client is told."""
+    event(_log, logging.ERROR, "a request failed", trace=error, where=where, error=repr(error))
+    return {"kind": "InternalError", "message": "the server failed; its log says why"}

@@ -6,26 +6,34 @@ else is started. Signals are the caller's: this server installs no handlers.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import ipaddress
 import socket
 from collections.abc import Iterator
 from typing import Final
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from forebay.errors import UsageError
 from forebay.settings import AdminSettings
 
-_LOOPBACK: Final = ("127.", "::1", "localhost")
 _KEEP_ALIVE_SECONDS: Final = 75
 _STOP_SECONDS: Final = 3
 _BACKLOG: Final = 512
 
 
 def is_loopback(host: str) -> bool:
-    return host.strip("[]").lower().startswith(_LOOPBACK)
+    """Whether only this machine reaches the host, by its name or its address."""
+    name = host.strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 class AdminServer:
@@ -62,23 +70,24 @@ class AdminServer:
         shown = f"[{host}]" if ":" in host else host
         return f"{scheme}://{shown}:{bound.getsockname()[1]}"
 
-    async def serve(self, app: ASGIApp) -> None:
-        """Until `stop`."""
+    async def serve(self, app: Starlette) -> None:
+        """Until `stop`. Streams end when the event `app.state.stopping` is set, as it is then."""
         assert self._socket is not None, "bind it first"
         settings = self._settings
         config = uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
-            lifespan="off",
+            lifespan="on",
             ssl_certfile=None if settings.cert_file is None else str(settings.cert_file),
             ssl_keyfile=None if settings.key_file is None else str(settings.key_file),
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_STOP_SECONDS,
             server_header=False,
+            proxy_headers=False,
             ws="none",
         )
-        self._server = _Quiet(config)
+        self._server = _Quiet(config, app.state.stopping)
         await self._server.serve(sockets=[self._socket])
 
     @property
@@ -96,6 +105,19 @@ class AdminServer:
 
 
 class _Quiet(uvicorn.Server):
+    """Without handlers of signals, and with a word to streams before it waits for their end."""
+
+    def __init__(self, config: uvicorn.Config, stopping: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping.set()
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # of a client that takes nothing of what it asked for
+        await asyncio.sleep(0)  # which is when they are closed
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from forebay.admin.watching import Watch
 from forebay.format.names import TopicName, parse_topic
 from forebay.settings import StoreSettings
 from forebay.topic.store import Store, Topic
+
+if TYPE_CHECKING:
+    from forebay.admin.jobs import Jobs
 
 
 @dataclass(slots=True)
@@ -23,6 +29,15 @@ class Site:
     """Where it listens, once it does."""
     unready: str | None = None
     """Why it is not ready yet, or no longer; None when it is."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server begins to stop: streams end."""
+    jobs: Jobs | None = None
+    """Who runs jobs on Spark; None for a server without Spark."""
+    watch: Watch = field(init=False)
+    """What the page shows of the past: history, notices, the object store's answers."""
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.store)
 
     @property
     def settings(self) -> StoreSettings:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
+
+from forebay.bench.plot import write_plots
+from forebay.bench.plot_lines import Sweep
+from forebay.bench.plot_svg import amount
 
 
 def _goal(row: dict[str, Any]) -> str:
@@ -13,10 +18,39 @@ def _goal(row: dict[str, Any]) -> str:
     return f"≥ {row['goal']}" + ("" if row["ratio"] >= row["goal"] else " missed")
 
 
-def show(found: dict[str, Any], *, as_json: bool) -> None:
+def show(found: dict[str, Any], *, as_json: bool, plot: Path | None = None) -> None:
     if as_json:
         json.dump(found, sys.stdout, indent=2)
         print()
+    else:
+        _show_tables(found)
+    if plot is not None:
+        for path in write_plots(found, plot):
+            print(path, file=sys.stderr)
+
+
+def _show_sweeps(found: dict[str, Any]) -> None:
+    """A row for each curve, a column for each value of its knob."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=max(Console().width, 132))
+    for sweep in map(Sweep.of_json, found["sweeps"]):
+        table = Table(title=f"{sweep.title}: {sweep.unit}, by {sweep.knob}", title_justify="left")
+        table.add_column("")
+        for value in sweep.values:
+            mark = " (default)" if value == sweep.default else ""
+            table.add_column(sweep.shown(value) + mark, justify="right")
+        for name, points in sweep.curves.items():
+            table.add_row(name, *map(amount, points))
+        for name, level in (sweep.bounds or {}).items():
+            table.add_row(name, amount(level))
+        console.print(table)
+
+
+def _show_tables(found: dict[str, Any]) -> None:
+    if "sweeps" in found:
+        _show_sweeps(found)
         return
     from rich.console import Console
     from rich.table import Table
@@ -59,6 +93,13 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
             f"planning over {plan['descriptors']:,} descriptors: {plan['seconds']:.2f} s and "
             f"{plan['mib']:.0f} MiB (goal ≤ {plan['goal_mib']}), {plan['splits']:,} splits; "
             f"1 GiB is read in {plan['seconds_to_read_1_gib']:.2f} s"
+        )
+    if "follow" in found:
+        follow = found["follow"]
+        console.print(
+            f"follow at {follow['rate']:,} messages a second: {follow['p50_ms']:.1f} ms at the "
+            f"median, {follow['p99_ms']:.1f} ms at the 99th percentile, {follow['max_ms']:.0f} ms "
+            "at most"
         )
     for row in found.get("spark_memory", ()):
         console.print(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
+from forebay.catalog.observed import DESCRIPTOR_WRITES
 from forebay.catalog.overlap import decoded, overlapping
 from forebay.catalog.records import (
     Life,
@@ -122,8 +123,16 @@ class Catalog:
                 return record
             compares = [Compare(self.keys.record(topic), revision), *wanted.compares]
             if self.kv.commit(compares, writes) is not None:
+                DESCRIPTOR_WRITES.add(self._described(topic, writes))
                 return wanted.record
         raise ServiceUnavailable(f"{topic}: {self.name} changes too fast to be changed")
+
+    def _described(self, topic: TopicName, writes: list[Write]) -> int:
+        starts = [self.keys.descriptor_start(topic, one.key) for one in writes]
+        return sum(
+            start is not None and isinstance(one, Put)
+            for start, one in zip(starts, writes, strict=True)
+        )
 
     def watch(self, topic: TopicName, after: int) -> Watch:
         """Changes to anything of the topic with a revision over `after`."""

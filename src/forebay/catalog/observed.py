@@ -21,6 +21,10 @@ CATALOG_ERRORS = Counter(
     "Requests that the catalog did not carry out, or did not answer.",
     ("operation", "backend"),
 )
+DESCRIPTOR_WRITES = Counter(
+    "forebay_catalog_descriptor_write_total",
+    "Descriptors of objects that were written to the catalog.",
+)
 
 
 class ObservedKv:

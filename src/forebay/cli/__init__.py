@@ -1,32 +1,67 @@
 """The command line. Errors that a user can act on are one line on stderr and exit code 2.
 
-Commands that look for trouble (`describe`, `explain`, `inspect`, `sweep`, `verify`, `restore`) end
-with exit code 1 when they find some. What a command needs is imported when it runs: `--help` is
-quick.
+Commands that look for trouble (`describe`, `explain`, `inspect`, `repair`, `sweep`, `verify`,
+`restore`) end with exit code 1 when they find some. What a command needs is imported when it runs:
+`--help` is quick.
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import click
 
 from forebay.bench.commands import bench
 from forebay.cli.compact import compact
+from forebay.cli.completion import completion
 from forebay.cli.configuration import config
 from forebay.cli.export import export
 from forebay.cli.files import inspect
 from forebay.cli.messages import consume, produce
 from forebay.cli.offload import offload, pipeline
 from forebay.cli.options import log_to_stderr, plain_errors
+from forebay.cli.repair import repair
 from forebay.cli.replay import replay
 from forebay.cli.restore import restore
 from forebay.cli.topics import describe, explain, topics
+from forebay.cli.up import demo, serve, up
 from forebay.cli.upkeep import sweep
 from forebay.cli.verify import verify
 
 __all__ = ["main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """A group whose complaints about its input are one line each, as those of the commands are."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        standalone = extra.pop("standalone_mode", True)
+        run: Callable[[], Any] = partial(super().main, *args, **extra, standalone_mode=False)
+        if not standalone:
+            return run()
+        try:
+            code = run()
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            words = " ".join(error.format_message().split())
+            click.echo(f"forebay: {words}{_where_help_is(error)}", err=True)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(130)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _where_help_is(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return "" if context is None else f" (see {context.command_path} --help)"
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="forebay", prog_name="forebay")
 @click.option(
     "--log-level",
@@ -57,6 +92,9 @@ def main(log_level: str, log_format: str) -> None:
 
 
 _COMMANDS = (
+    up,
+    serve,
+    demo,
     produce,
     consume,
     topics,
@@ -71,7 +109,9 @@ _COMMANDS = (
     export,
     replay,
     inspect,
+    repair,
     config,
+    completion,
 )
 for _command in _COMMANDS:
     main.add_command(_command)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from forebay.cli.options import json_option, store_options
+from forebay.cli.remote_jobs import job_url_option, run_on_server
 from forebay.cli.spark_options import job_options, lazy_session, progress_bar
 from forebay.errors import UsageError
 from forebay.settings import StoreSettings
@@ -40,6 +41,7 @@ _LINES_MAX: Final = 100
 @click.option(
     "--object", "object_id", metavar="ID", help="With --undo: only the one that made this object."
 )
+@job_url_option
 @job_options
 @store_options
 @json_option
@@ -49,6 +51,7 @@ def compact(
     budget: str | None,
     undo: bool,
     object_id: str | None,
+    url: str | None,
     master: str | None,
     dry_run: bool,
     settings: StoreSettings,
@@ -67,6 +70,23 @@ def compact(
       forebay compact orders --target 256MiB --budget 10GiB
       forebay compact orders --undo
     """
+    if url is not None:
+        refused = {
+            "--master": master,
+            "--dry-run": dry_run,
+            "--undo": undo,
+            "--object": object_id,
+        }
+        options = {
+            name: _bytes(option, text)
+            for name, option, text in (
+                ("target_bytes", "--target", target),
+                ("budget_bytes", "--budget", budget),
+            )
+            if text is not None
+        }
+        run_on_server(settings, url, "compact", topics, options, refused=refused, as_json=as_json)
+        return
     if undo:
         if target is not None or budget is not None:
             raise UsageError("--target and --budget are of no use with --undo")

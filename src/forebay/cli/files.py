@@ -26,7 +26,8 @@ def inspect(path: Path, limit: int, as_json: bool) -> None:
     """Says what is in a file of a store.
 
     Segments and objects (frames), descriptors, checkpoints, published positions, segment indexes,
-    ids of logs, the catalog. Exit code 1 if a frame is damaged.
+    ids of logs, the note and the jobs of a server, the catalog; anything else is refused. Exit
+    code 1 if a frame is damaged.
 
     \b
     Examples:

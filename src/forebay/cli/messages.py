@@ -1,8 +1,11 @@
-"""`forebay produce` and `forebay consume`: lines into a topic, and out of it."""
+"""`forebay produce` and `forebay consume`: lines into a topic, and out of it.
+
+Through a server where one is named or runs on the data directory, else on the directory itself;
+what goes in and what comes out is the same.
+"""
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import time
@@ -12,18 +15,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from forebay.cli.options import json_option, open_view, store_options
-from forebay.errors import LostOffsets, UsageError
-from forebay.limits import KIB, MESSAGE_BYTES_MAX, MIB
-from forebay.settings import StoreSettings
+from forebay.cli.lines import arriving_lines, facts_line, message_facts, payload_of, sound_lines
+from forebay.cli.options import json_option, open_view, store_options, viewed_topic
+from forebay.cli.servers import chosen_server, connected, refused_token, url_option
+from forebay.errors import LostOffsets, ServiceRefused, UsageError
+from forebay.settings import ServerAddress, StoreSettings
 
 if TYPE_CHECKING:
+    from forebay.cli.receiving import Wanted
+    from forebay.cli.sending import Durability
     from forebay.format.message import StreamMessage
     from forebay.topic.store import Topic
     from forebay.topic.view import TopicView
 
 _POLL_SECONDS: Final = 0.1
-_READ_BYTES: Final = MIB
 
 
 @click.command()
@@ -36,18 +41,51 @@ _READ_BYTES: Final = MIB
     help="buffered: synced at the end alone. synced: as lines arrive. "
     "uploaded: also in a committed object at the end.",
 )
+@url_option
 @store_options
 @json_option
-def produce(topic: str, durability: str, settings: StoreSettings, as_json: bool) -> None:
+def produce(
+    topic: str, durability: Durability, url: str | None, settings: StoreSettings, as_json: bool
+) -> None:
     """Appends every line of standard input to TOPIC.
 
-    Returns when all of them are synced to disk, or uploaded.
+    Returns when all of them are synced to disk, or uploaded. Goes through the server that --url
+    names or that runs on the data directory; if there is none it opens the directory itself. If a
+    server breaks off, the lines that it had confirmed are named, and exit code is 2.
 
     \b
     Examples:
       echo hello | forebay produce greetings
       seq 1000 | forebay produce /default/numbers --data /tmp/demo --durability uploaded
+      echo hello | forebay produce greetings --url http://127.0.0.1:8650
     """
+    server = chosen_server(settings, url)
+    if server is not None:
+        _produce_through(server, topic, durability, as_json=as_json)
+    else:
+        _produce_here(settings, topic, durability, as_json=as_json)
+
+
+def _produce_through(
+    server: ServerAddress, topic: str, durability: Durability, *, as_json: bool
+) -> None:
+    from forebay.cli.sending import Sender
+    from forebay.format.names import parse_topic
+
+    with connected(server) as client:
+        sent = Sender(client, parse_topic(topic), durability).run()
+    if sent.doubt is not None:
+        click.echo(f"forebay: {sent.doubt}", err=True)
+        sys.exit(130)
+    first, end = sent.first or 0, sent.next or 0
+    _say_produced(sent.topic, first, end, sent.count, sent.stage, as_json=as_json)
+    if sent.interrupted:
+        sys.exit(130)
+
+
+def _produce_here(
+    settings: StoreSettings, topic: str, durability: Durability, *, as_json: bool
+) -> None:
     import forebay
 
     with forebay.open(settings) as store:
@@ -60,46 +98,34 @@ def produce(topic: str, durability: str, settings: StoreSettings, as_json: bool)
             interrupted = True
         log.flush()
         end = log.watermarks().synced
-        stage = "synced"
+        stage = "synced" if settings.data is not None else "in memory, and gone with this command"
         if durability == "uploaded" and end > first and not interrupted:
             log.wait(end - 1, durability="uploaded")
             stage = "uploaded"
-    if as_json:
-        click.echo(json.dumps({"topic": log.name, "first": first, "next": end}))
-    else:
-        count = "1 message" if end - first == 1 else f"{end - first} messages"
-        click.echo(f"{count} in {log.name}, {stage}; next offset {end}")
+    _say_produced(log.name, first, end, end - first, stage, as_json=as_json)
     if interrupted:
         sys.exit(130)
+
+
+def _say_produced(
+    topic: str, first: int, end: int, count: int, stage: str, *, as_json: bool
+) -> None:
+    if as_json:
+        click.echo(json.dumps({"topic": topic, "first": first, "next": end}))
+        return
+    messages = "1 message" if count == 1 else f"{count} messages"
+    click.echo(f"{messages} in {topic}, {stage}; next offset {end}")
 
 
 def _append_lines(log: Topic, *, synced: bool) -> None:
     """Appends and syncs lines as they arrive, so that a slow source is not held back."""
     done = 0
-    for lines in _arriving_lines():
-        for number, line in enumerate(lines, done + 1):
-            if len(line) > MESSAGE_BYTES_MAX - KIB:
-                log.append_many(lines[: number - done - 1], durability="synced")
-                raise UsageError(
-                    f"line {number} has {len(line)} bytes and a message at most "
-                    f"{MESSAGE_BYTES_MAX}; the {number - 1} lines before it are stored"
-                )
-        log.append_many(lines, durability="synced" if synced else "buffered")
+    for lines in arriving_lines():
+        sound, problem = sound_lines(lines, done)
+        log.append_many(sound, durability="synced" if synced or problem else "buffered")
+        if problem is not None:
+            raise problem
         done += len(lines)
-
-
-def _arriving_lines() -> Iterator[list[bytes]]:
-    if sys.stdin is None or sys.stdin.closed:
-        raise UsageError("standard input is closed: pipe lines into this command")
-    rest = b""
-    while chunk := sys.stdin.buffer.read1(_READ_BYTES):  # type: ignore[union-attr]
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > MESSAGE_BYTES_MAX:
-            lines.append(rest)
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
 
 
 @click.command()
@@ -109,6 +135,7 @@ def _arriving_lines() -> Iterator[list[bytes]]:
 @click.option("--follow", "-f", is_flag=True, help="Wait for more at the end of the log.")
 @click.option("--limit", type=click.IntRange(0), help="Stop after this many messages.")
 @click.option("--skip-lost", is_flag=True, help="Go on after offsets that are recorded as lost.")
+@url_option
 @store_options
 @json_option
 def consume(
@@ -118,13 +145,15 @@ def consume(
     follow: bool,
     limit: int | None,
     skip_lost: bool,
+    url: str | None,
     settings: StoreSettings,
     as_json: bool,
 ) -> None:
     """Prints the synced messages of TOPIC, one per line.
 
-    From objects and local files, without a lock: the topic's owner may be appending meanwhile.
-    With --json a payload that is not UTF-8 comes as payload_base64.
+    Through the server that --url names or that runs on the data directory, and goes on by itself
+    when that restarts; if there is none, from objects and local files, without a lock. With
+    --json a payload that is not UTF-8 comes as payload_base64.
 
     \b
     Examples:
@@ -133,48 +162,79 @@ def consume(
       forebay consume numbers --start latest --follow
       forebay consume numbers --config forebay.yml --end 100000 --skip-lost
     """
+    from forebay.cli.receiving import Wanted
+
+    _require_start(start)
+    if end is not None and start.isdecimal() and end < int(start):
+        raise UsageError(f"--end {end} is before the start, offset {start}")
+    wanted = Wanted(start, end, follow, limit, skip_lost)
+    server = chosen_server(settings, url)
+    if server is not None:
+        _print_all(_through(server, topic, wanted, settings, url), wanted, as_json=as_json)
+        return
     with open_view(settings) as store:
-        view = store.topic(topic)
-        offset = _start_offset(view.start_offset, view.end_offset, start)
-        if end is not None and end < offset:
-            raise UsageError(f"--end {end} is before the start, offset {offset}")
-        messages = _messages(view, offset, end, follow=follow, skip_lost=skip_lost)
-        try:
-            for message in islice(messages, limit):
-                sys.stdout.buffer.write(_line(message, as_json=as_json))
-                if follow:
-                    sys.stdout.buffer.flush()
-        except KeyboardInterrupt:
-            sys.exit(130)
-        finally:
-            messages.close()
-            sys.stdout.buffer.flush()
+        view = viewed_topic(store, topic)
+        _print_all(_here(view, wanted), wanted, as_json=as_json)
 
 
-def _line(message: StreamMessage, *, as_json: bool) -> bytes:
-    if not as_json:
-        return message.payload + b"\n"
-    facts: dict[str, Any] = {
-        "offset": message.offset,
-        "publish_time": message.publish_time,
-        **_payload(message.payload),
-        "attributes": message.attributes,
-        "routing_key": message.routing_key,
-    }
-    return json.dumps(facts).encode() + b"\n"
-
-
-def _payload(payload: bytes) -> dict[str, str]:
-    """The payload as text where it is text, else in base64 under another name."""
+def _print_all(
+    messages: Generator[dict[str, Any] | StreamMessage, None, None],
+    wanted: Wanted,
+    *,
+    as_json: bool,
+) -> None:
+    out = sys.stdout.buffer
     try:
-        return {"payload": payload.decode()}
-    except UnicodeDecodeError:
-        return {"payload_base64": base64.b64encode(payload).decode()}
+        for message in islice(messages, wanted.limit):
+            facts = message if isinstance(message, dict) else message_facts(message)
+            out.write(facts_line(facts) if as_json else payload_of(facts) + b"\n")
+            if wanted.follow:
+                out.flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        messages.close()
+        out.flush()
+
+
+def _through(
+    server: ServerAddress,
+    topic: str,
+    wanted: Wanted,
+    settings: StoreSettings,
+    url: str | None,
+) -> Generator[dict[str, Any] | StreamMessage, None, None]:
+    from dataclasses import replace
+
+    from forebay.cli.receiving import received
+    from forebay.format.names import parse_topic
+    from forebay.remote.client import topic_path
+
+    name = parse_topic(topic)
+    if wanted.follow and wanted.start == "latest":
+        # By number, so that a restart in between skips nothing.
+        with connected(server) as client:
+            try:
+                facts = client.json("GET", topic_path(name), query={"limit": 0})
+            except ServiceRefused as error:
+                raise refused_token(error, server) from error
+        marks = [facts.get(stage) or 0 for stage in ("appended", "synced", "uploaded")]
+        wanted = replace(wanted, start=str(max(marks)))
+    yield from received(server, name, wanted, lambda: chosen_server(settings, url))
+
+
+def _here(view: TopicView, wanted: Wanted) -> Generator[dict[str, Any] | StreamMessage, None, None]:
+    offset = _start_offset(view.start_offset, view.end_offset, wanted.start)
+    if wanted.end is not None and wanted.end < offset:
+        raise UsageError(f"--end {wanted.end} is before the start, offset {offset}")
+    yield from _messages(view, offset, wanted.end, follow=wanted.follow, skip_lost=wanted.skip_lost)
 
 
 def _messages(
     view: TopicView, offset: int, end: int | None, *, follow: bool, skip_lost: bool
-) -> Generator[StreamMessage, None, None]:
+) -> Iterator[StreamMessage]:
+    from forebay.cli.receiving import with_advice
+
     while True:
         try:
             if offset < view.end_offset:
@@ -184,11 +244,7 @@ def _messages(
                         yield message
         except LostOffsets as lost:
             if not skip_lost:
-                raise LostOffsets(
-                    f"{lost} (--start {lost.end}), or use --skip-lost",
-                    start=lost.start,
-                    end=lost.end,
-                ) from lost
+                raise with_advice(lost) from lost
             click.echo(f"forebay: skipped offsets {offset} to {lost.end - 1}: lost", err=True)
             offset = lost.end
             if end is None or offset < end:
@@ -199,11 +255,14 @@ def _messages(
         view.refresh()
 
 
+def _require_start(start: str) -> None:
+    if start not in {"earliest", "latest"} and (not start.isdecimal() or len(start) > 19):
+        raise UsageError(f"--start is {start[:40]!r}; it must be an offset, earliest or latest")
+
+
 def _start_offset(first: int, end: int, start: str) -> int:
     if start in {"earliest", "latest"}:
         return first if start == "earliest" else end
-    if not start.isdecimal() or len(start) > 19:
-        raise UsageError(f"--start is {start[:40]!r}; it must be an offset, earliest or latest")
     if not first <= int(start) <= end:
         raise UsageError(
             f"--start {start} is not in the log: its oldest offset is {first}, its next {end}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forebay.cli.options import json_option, open_view, store_options
+from forebay.cli.remote_jobs import job_url_option, run_on_server
 from forebay.cli.spark_options import (
     job_options,
     job_session,
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--due", is_flag=True, help="Only what is due by the thresholds.")
+@job_url_option
 @job_options
 @store_options
 @json_option
 def offload(
     topics: tuple[str, ...],
     due: bool,
+    url: str | None,
     master: str | None,
     dry_run: bool,
     settings: StoreSettings,
@@ -47,7 +50,13 @@ def offload(
     Examples:
       forebay offload --dry-run
       forebay offload orders payments --master spark://10.0.0.1:7077
+      forebay offload --url http://127.0.0.1:8650
     """
+    if url is not None:
+        refused = {"--master": master, "--dry-run": dry_run}
+        options = {"due": True} if due else {}
+        run_on_server(settings, url, "offload", topics, options, refused=refused, as_json=as_json)
+        return
     from forebay.pipeline.jobs.offload import offload as run
 
     open_view(settings).close()

@@ -16,7 +16,7 @@ from forebay.errors import ForebayError, UsageError
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from forebay.topic.view import StoreView
+    from forebay.topic.view import StoreView, TopicView
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -102,6 +102,29 @@ def open_view(settings: StoreSettings) -> StoreView:
             f"or a configuration with --config or {CONFIG_VARIABLE}"
         )
     return view
+
+
+def viewed_topic(store: StoreView, name: str) -> TopicView:
+    """The topic, which must be there; where only its objects are, says how to get it back."""
+    from forebay.errors import UnknownTopic
+
+    try:
+        return store.topic(name)
+    except UnknownTopic as error:
+        from contextlib import closing
+
+        from forebay.format.names import objects_prefix, parse_topic
+        from forebay.objects.connect import connect
+
+        topic = parse_topic(name)
+        with closing(connect(store.settings.cloud, Path(store.name))) as objects:
+            there = next(iter(objects.list(objects_prefix(topic))), None) is not None
+        if not there:
+            raise
+        raise UnknownTopic(
+            f"the catalog does not know {topic}, and {objects.name} holds objects of it: "
+            f"`forebay restore {topic}` rebuilds the catalog from them"
+        ) from error
 
 
 def log_to_stderr(level: str, log_format: str) -> None:

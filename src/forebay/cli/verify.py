@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from forebay.cli.options import json_option, store_options
+from forebay.cli.remote_jobs import job_url_option, run_on_server
 from forebay.cli.spark_options import job_options, lazy_session, progress_bar
 from forebay.errors import UsageError
 from forebay.settings import StoreSettings
@@ -39,6 +40,7 @@ _LINES_MAX: Final = 100
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the report, as JSON, to this file.",
 )
+@job_url_option
 @store_options
 @json_option
 @job_options
@@ -48,6 +50,7 @@ def verify(
     budget: str | None,
     no_orphans: bool,
     report: Path | None,
+    url: str | None,
     settings: StoreSettings,
     as_json: bool,
     master: str | None,
@@ -65,6 +68,13 @@ def verify(
       forebay verify orders --report verified.json
       forebay verify --budget 50GiB
     """
+    if url is not None:
+        refused = {"--master": master, "--dry-run": dry_run, "--report": report}
+        options: dict[str, int | bool] = {"incremental": incremental, "orphans": not no_orphans}
+        if budget is not None:
+            options["budget_bytes"] = _bytes(budget)
+        run_on_server(settings, url, "verify", topics, options, refused=refused, as_json=as_json)
+        return
     from forebay.pipeline.jobs.verify import verify as run
 
     with lazy_session(settings, master) as chosen, progress_bar("verify") as progress:

@@ -218,6 +218,9 @@ STAGING_PREFIX: Final = "staging/"
 """What the keys of files start with that wait to be appended; no topic's are among them."""
 
 
+_STAGED: Final = re.compile(r"staging/[0-9a-f]{16}/[0-9]{1,19}-[0-9]{1,19}\.arrow")
+
+
 def staged_file(write: str, partition: int, attempt: int) -> str:
     """The key of the rows of one partition, as one attempt of its task left them."""
     return f"{STAGING_PREFIX}{write}/{partition}-{attempt}.arrow"
@@ -226,6 +229,11 @@ def staged_file(write: str, partition: int, attempt: int) -> str:
 def staging_manifest(write: str) -> str:
     """The key of the list of the files that make one batch."""
     return f"{STAGING_PREFIX}{write}/manifest.json"
+
+
+def is_staged_file(key: str) -> bool:
+    """Whether the key is one of `staged_file`."""
+    return _STAGED.fullmatch(key) is not None
 
 
 def write_of_staged(key: str) -> str:

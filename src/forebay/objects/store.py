@@ -23,7 +23,7 @@ from forebay.errors import (
 )
 from forebay.format.layout import Buffer
 from forebay.limits import MIB
-from forebay.metrics import SECONDS, Counter, Histogram
+from forebay.metrics import SECONDS, Counter, Gauge, Histogram
 from forebay.objects.backend import Backend, CopyUnsupported, ObjectMeta, ObjectWriter, WriterScope
 from forebay.objects.local import LocalBackend
 
@@ -44,6 +44,10 @@ REQUEST_SECONDS: Final = Histogram(
     "Duration of requests to the object store; of a writer, of each of its calls.",
     SECONDS,
     ("operation",),
+)
+HELD: Final = Gauge(
+    "forebay_uploader_memory_usage_bytes",
+    "Bytes given to writers of objects that may not be sent yet, at most.",
 )
 _LIST_PAGE: Final = 1000
 _COPY_CHUNK_BYTES: Final = 8 * MIB
@@ -86,9 +90,11 @@ def _counted(operation: str) -> Iterator[None]:
 class CloudWriter(WriterScope):
     """A backend's writer, counted."""
 
-    def __init__(self, inner: ObjectWriter, chunk_bytes: int) -> None:
+    def __init__(self, inner: ObjectWriter, chunk_bytes: int, concurrent_parts: int) -> None:
         self._inner = inner
         self._chunk_bytes = chunk_bytes
+        self._held_max = chunk_bytes * (concurrent_parts + 1)
+        self._held = 0
         self._size = 0
         self._ended = False
 
@@ -97,10 +103,18 @@ class CloudWriter(WriterScope):
         size = memoryview(data).nbytes
         self._size += size
         BYTES.add(size, "up")
+        self._hold(min(self._size, self._held_max))
+
+    def _hold(self, size: int) -> None:
+        """The client does not tell what it has sent; it holds the parts in flight and the next."""
+        if size != self._held:
+            HELD.add(size - self._held)
+            self._held = size
 
     def close(self) -> ObjectMeta:
         meta = self._do("complete", self._inner.close)
         self._ended = True
+        self._hold(0)
         if self._size <= self._chunk_bytes:
             REQUESTS.add(1, "put", "ok")
         else:
@@ -110,6 +124,7 @@ class CloudWriter(WriterScope):
 
     def abort(self) -> None:
         self._ended = True
+        self._hold(0)
         self._inner.abort()
 
     def _do(self, operation: str, function: Callable[[], T]) -> T:
@@ -176,7 +191,7 @@ class CloudStore:
         inner = self._backend.open_writer(
             key, chunk_bytes=chunk_bytes, concurrent_parts=concurrent_parts, metadata=metadata
         )
-        return CloudWriter(inner, chunk_bytes)
+        return CloudWriter(inner, chunk_bytes, concurrent_parts)
 
     def copy(self, source: str, target: str) -> None:
         with _counted("copy"):

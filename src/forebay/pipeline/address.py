@@ -11,20 +11,30 @@
 With `catalog` and `store` there is no local log: what was not uploaded yet is not seen. Secrets
 belong into the environment of the executors. Those that are given as options are taken, and are in
 no message.
+
+The sink also takes `server`, the URL of a running server that owns the topics: with `path`, whose
+configuration says what the store is, with a `store` that is no directory, or alone. Its token is
+the configuration's, or FOREBAY_TOKEN of the driver: never an option, as options are shown in plans.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from forebay.errors import UsageError
 from forebay.pipeline.site import site_settings
-from forebay.settings import CloudSettings, MetadataSettings, StoreSettings
+from forebay.remote import ServerClient
+from forebay.remote.address import known_token
+from forebay.settings import CloudSettings, MetadataSettings, ServerAddress, StoreSettings
 
 ADDRESS_NAMES: Final = ("path", "catalog", "store")
+SERVER: Final = "server"
+"""The option of the sink that names a running server."""
+_ASK_SECONDS: Final = 10.0
 
 NO_DATA: Final = Path(os.devnull)
 """The data directory of a store that is known by its catalog and its objects alone."""
@@ -68,6 +78,48 @@ def store_settings(options: Mapping[str, str]) -> StoreSettings:
     metadata = _metadata(given["catalog"], _below("catalog.", given))
     cloud = _cloud(given["store"], _below("store.", given))
     return site_settings(StoreSettings(data=NO_DATA, cloud=cloud, metadata=metadata))
+
+
+def sink_settings(options: Mapping[str, str]) -> StoreSettings:
+    """Of a sink, which may name a server. ServiceError if that one does not answer."""
+    given = {name.lower(): value for name, value in options.items()}
+    if "token" in given:
+        raise UsageError(
+            "there is no option 'token': Spark shows options to everybody. Set FOREBAY_TOKEN for "
+            "the driver, or admin.token in a configuration file that 'path' names"
+        )
+    url = given.get(SERVER)
+    if url is None:
+        return store_settings(options)
+    if "path" in given:
+        settings = store_settings(options)
+    else:
+        settings = StoreSettings(data=NO_DATA, cloud=_staging_store(given))
+    address = ServerAddress(url.rstrip("/"), None, known_token(settings), settings.admin.ca_file)
+    return replace(settings, server=_asked(address))
+
+
+def _staging_store(given: Mapping[str, str]) -> CloudSettings:
+    """Where rows wait: the store that is given, or the server's own, through the server."""
+    refused = sorted(name for name in given if name.startswith("catalog"))
+    if refused:
+        raise UsageError(f"the server knows its catalog: leave out {', '.join(refused)}")
+    if "store" not in given:
+        return CloudSettings()
+    cloud = _cloud(given["store"], _below("store.", given))
+    if cloud.backend == "fs":
+        raise UsageError(
+            "the server takes the rows itself: leave out 'store', which may be the address of the "
+            "server's store and is no directory"
+        )
+    return cloud
+
+
+def _asked(address: ServerAddress) -> ServerAddress:
+    """The address with the run of the server that answers there."""
+    with ServerClient(replace(address, token=None), timeout_seconds=_ASK_SECONDS) as client:
+        answer = client.json("GET", "/healthz")
+    return replace(address, instance=answer.get("instance"))
 
 
 def _below(prefix: str, given: Mapping[str, str]) -> dict[str, str]:

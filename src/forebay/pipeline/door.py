@@ -1,9 +1,13 @@
 """`Door`: the way to a topic's owner, through which the sink appends.
 
 One process owns a topic at a time, and only it can append. `LocalDoor` makes the process that
-commits a batch the owner for as long as that takes: it opens the store, and closes it again. A
-store that is served has its owner in the server; the door to that one stands beside this, and
-`connect_door` chooses.
+commits a batch the owner for as long as that takes: it opens the store, and closes it again.
+`StoreDoor` is the door inside a process that owns the topics already, such as a server: there
+other producers append to the same topics meanwhile, and the rows of a batch stay in their order
+with messages of others between them.
+
+What a caller gets wrong: two commits of one sink at the same time. `LocalDoor` rules them out, as
+it owns the topics alone; with `StoreDoor` its user has to.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ class Door(Protocol):
     def end(self, topic: TopicName) -> int:
         """The topic's next offset; everything before it is synced. The topic is made if needed.
 
-        From then on nobody but this door's owner appends to the topic, until it is closed.
+        From then on nobody but this door's process appends to the topic, until it is closed, and
+        nobody but this door appends messages of the sink.
         """
 
     def start(self, topic: TopicName) -> int:
@@ -68,18 +73,20 @@ class Door(Protocol):
 
 
 def connect_door(settings: StoreSettings) -> Door:
-    """The door to the owner of the store's topics."""
+    """A door to the topics of a store that no server owns."""
     return LocalDoor(settings)
 
 
-class LocalDoor:
-    """Owns the topics itself, in this process, from their first use to its close."""
+class StoreDoor:
+    """Appends through a store that is open, and stays so. Not thread-safe.
 
-    def __init__(self, settings: StoreSettings, *, wait_seconds: float = OWNED_SECONDS_MAX) -> None:
+    A topic is held from its first use on: if its log stops in between, everything after that
+    fails, and nothing is appended behind a hole.
+    """
+
+    def __init__(self, store: Store, *, wait_seconds: float = OWNED_SECONDS_MAX) -> None:
+        self._store = store
         self._wait_seconds = wait_seconds
-        # Uploading is for whoever owns the topics for longer, and for the pipeline.
-        self._settings = replace(settings, uploader=replace(settings.uploader, enabled=False))
-        self._store = Store(self._settings)
         self._topics: dict[TopicName, Topic] = {}
 
     def end(self, topic: TopicName) -> int:
@@ -119,8 +126,8 @@ class LocalDoor:
             topic.flush()
 
     def close(self) -> None:
-        """Gives the topics up. Idempotent."""
-        self._store.close()
+        """Lets go of the topics, which stay open. Idempotent."""
+        self._topics.clear()
 
     def _topic(self, name: TopicName) -> Topic:
         found = self._topics.get(name)
@@ -142,7 +149,7 @@ class LocalDoor:
             time.sleep(_LOOK_SECONDS)
 
     def _who_owns(self, name: TopicName, error: LogLocked | TopicOwned) -> str:
-        with StoreView(self._settings) as view:
+        with StoreView(self._store.settings) as view:
             tiers = view.tiers()
             owner = None if tiers is None else tiers.catalog.owner(name)
         who = "another process" if owner is None else owner.name
@@ -151,7 +158,7 @@ class LocalDoor:
             f"the write again. The rows were not appended ({error})"
         )
 
-    def __enter__(self) -> LocalDoor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -161,3 +168,17 @@ class LocalDoor:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class LocalDoor(StoreDoor):
+    """Owns the topics itself, in this process, from their first use to its close."""
+
+    def __init__(self, settings: StoreSettings, *, wait_seconds: float = OWNED_SECONDS_MAX) -> None:
+        # Uploading is for whoever owns the topics for longer, and for the pipeline.
+        quiet = replace(settings, uploader=replace(settings.uploader, enabled=False))
+        super().__init__(Store(quiet), wait_seconds=wait_seconds)
+
+    def close(self) -> None:
+        """Gives the topics up. Idempotent."""
+        super().close()
+        self._store.close()

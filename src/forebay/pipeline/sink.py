@@ -2,7 +2,8 @@
 
 Tasks stage their rows in the object store; the driver appends them through the owner of the
 topics, in the order of partitions, and each row once for each (sink id, batch, partition, row).
-Spark makes these objects anew in every process that needs one, so they hold options alone.
+The owner is the server where one runs, and for the time of a batch the driver itself where none
+does. Spark makes these objects anew in every process that needs one, so they hold options alone.
 
 What a caller gets wrong: a streaming query is known by its `sinkId`, which must stay the same when
 it is started again, and must be another one when it gets a new checkpoint.
@@ -23,22 +24,17 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from forebay.errors import UsageError
-from forebay.format.names import parse_topic, staged_file, write_of_staged
+from forebay.errors import ForebayError, UsageError
+from forebay.format.names import parse_topic, staged_file
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
-from forebay.pipeline.address import ADDRESS_NAMES, NO_DATA, is_address, store_settings
+from forebay.pipeline.address import ADDRESS_NAMES, NO_DATA, SERVER, is_address, sink_settings
 from forebay.pipeline.door import connect_door
+from forebay.pipeline.server_commit import commit_through, forget_through, serving
 from forebay.pipeline.sink_columns import check_columns, staged_batches
-from forebay.pipeline.sink_commit import Committed, commit_batch
+from forebay.pipeline.sink_commit import Committed, commit_batch, forget_parts, sweep_if_due
 from forebay.pipeline.sink_notes import Run, check_sink_id
-from forebay.pipeline.staging import (
-    Part,
-    discard,
-    has_manifest,
-    stage,
-    sweep_staging,
-)
+from forebay.pipeline.staging import Part, stage
 from forebay.pipeline.workbench import workbench
 from forebay.settings import StoreSettings
 
@@ -47,9 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _log: Final = logging.getLogger("forebay.pipeline")
-_OPTIONS: Final = ("topic", "sinkId", "batchId")
-_SWEEP_BATCHES: Final = 100
-"""A streaming query looks for forgotten files once in so many batches: a listing is a request."""
+_OPTIONS: Final = (SERVER, "topic", "sinkId", "batchId")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +67,20 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """UsageError for options that no sink has, or that contradict the kind of write."""
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower() for name in (*_OPTIONS, *ADDRESS_NAMES)} | _SPARKS_OWN
-    unknown = sorted(name for name in given if name not in known and not is_address(name))
+    unknown = sorted(
+        name for name in given if name not in known and not is_address(name) and name != "token"
+    )
     if unknown:
         raise UsageError(
             f"the sink has no option {', '.join(map(repr, unknown))}; it has "
             f"{', '.join(map(repr, ('path', *_OPTIONS)))}"
         )
-    settings = store_settings(options)
-    if settings.data == NO_DATA:
+    settings = sink_settings(options)
+    if settings.data == NO_DATA and settings.server is None:
         raise UsageError(
             "the sink appends through the owner of the topics, whose log is in a data directory: "
-            "give the option 'path', a data directory or a configuration file"
+            "give the option 'path', a data directory or a configuration file, or 'server', the "
+            "address of the server that owns them"
         )
     topic, sink_id, batch = given.get("topic"), given.get("sinkid"), given.get("batchid")
     if streaming and sink_id is None:
@@ -151,30 +148,26 @@ class _Sink:
 
     def append(self, messages: Sequence[WriterCommitMessage | None], run: Run) -> Committed:
         """On the driver: the rows of all tasks, through the owner."""
-        settings = self.options.settings
+        settings, parts = self.options.settings, parts_of(messages)
+        server = serving(settings)
+        if server is not None:
+            return commit_through(server, run, parts)
         bench = workbench(settings)
-        if not run.streaming or run.batch % _SWEEP_BATCHES == 0:
-            swept = sweep_staging(bench.store)
-            if swept:
-                event(_log, logging.WARNING, "forgotten staged files removed", files=swept)
+        sweep_if_due(bench.store, run)
         with connect_door(settings) as door:
-            return commit_batch(door, bench.catalog, bench.store, run, parts_of(messages))
+            return commit_batch(door, bench.catalog, bench.store, run, parts)
 
-    def forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def forget(self, messages: Sequence[WriterCommitMessage | None], run: Run) -> None:
         """After a failure: the staged files go, unless a batch that was begun needs them."""
-        store = workbench(self.options.settings).store
-        parts = [part for part in parts_of(messages) if part.key is not None]
-        begun = {
-            write
-            for write in {write_of_staged(part.key) for part in parts if part.key is not None}
-            if has_manifest(store, write)
-        }
-        rest = [
-            part
-            for part in parts
-            if part.key is not None and write_of_staged(part.key) not in begun
-        ]
-        discard(store, rest, manifests=False)
+        settings, parts = self.options.settings, parts_of(messages)
+        server = serving(settings)
+        if server is None:
+            forget_parts(workbench(settings).store, parts)
+            return
+        try:
+            forget_through(server, run, parts)
+        except ForebayError as error:  # why the write failed is told already; a sweep takes them
+            event(_log, logging.WARNING, "staged files are left behind", error=error)
 
 
 def parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
@@ -201,7 +194,7 @@ class ForebayWriter(DataSourceArrowWriter):
         self._sink.append(messages, self._run)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.forget(messages)
+        self._sink.forget(messages, self._run)
 
 
 class ForebayStreamWriter(DataSourceStreamArrowWriter):
@@ -214,10 +207,13 @@ class ForebayStreamWriter(DataSourceStreamArrowWriter):
         return self._sink.stage(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        sink_id = self._sink.options.sink_id
-        assert sink_id is not None, "a stream without one is refused when it is made"
-        self._sink.append(messages, Run(sink_id, batchId, named=True, streaming=True))
+        self._sink.append(messages, self._run(batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         event(_log, logging.WARNING, "a batch failed", batch=batchId)
-        self._sink.forget(messages)
+        self._sink.forget(messages, self._run(batchId))
+
+    def _run(self, batch: int) -> Run:
+        sink_id = self._sink.options.sink_id
+        assert sink_id is not None, "a stream without one is refused when it is made"
+        return Run(sink_id, batch, named=True, streaming=True)

@@ -3,7 +3,8 @@
 The order of things, and what a crash after each of them leaves:
 
 1. The topics are taken, and their notes read. Nothing has changed.
-2. The manifest names the staged files; a note in each topic says that the batch has begun.
+2. The manifest names the staged files, which are all there; a note in each topic says that the
+   batch has begun.
 3. Rows are appended in the order of partition and row. A crash leaves a prefix of the batch in
    the topics, which readers see; the next run of the same batch goes on behind it, from the files
    that the manifest names, whatever rows that run has staged itself.
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.notes import Note, find_note, origin, write_note
-from forebay.errors import UsageError
+from forebay.errors import FormatError, UsageError
 from forebay.format.names import TopicName, parse_topic, write_of_staged
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
@@ -44,12 +45,16 @@ from forebay.pipeline.sink_notes import (
 from forebay.pipeline.staging import (
     Part,
     discard,
+    has_manifest,
     read_manifest,
     staged_rows,
+    sweep_staging,
     write_manifest,
 )
 
 _log: Final = logging.getLogger("forebay.pipeline")
+_SWEEP_BATCHES: Final = 100
+"""A streaming query looks for forgotten files once in so many batches."""
 ROWS: Final = Counter(
     "forebay_sink_rows_total",
     "Rows of batches that the sink committed: appended, or known, as they were there already.",
@@ -90,6 +95,22 @@ def commit_batch(
     return _Commit(door, catalog, store, run)(parts)
 
 
+def forget_parts(store: CloudStore, parts: Sequence[Part]) -> None:
+    """After a failure: the staged files go, unless a batch that was begun needs them."""
+    written = [(write_of_staged(part.key), part) for part in parts if part.key is not None]
+    begun = {write for write in {write for write, _ in written} if has_manifest(store, write)}
+    discard(store, [part for write, part in written if write not in begun], manifests=False)
+
+
+def sweep_if_due(store: CloudStore, run: Run) -> None:
+    """Removes forgotten staged files, now and then: a listing is a request."""
+    if run.streaming and run.batch % _SWEEP_BATCHES:
+        return
+    swept = sweep_staging(store)
+    if swept:
+        event(_log, logging.WARNING, "forgotten staged files removed", files=swept)
+
+
 def note_name(sink_id: str) -> str:
     return f"sink/{sink_id}"
 
@@ -124,7 +145,10 @@ class _Commit:
             for name, target in targets.items()
             if target.decision.action is not Action.KNOWN
         }
-        appended = self._append_all(wanted, chosen) if wanted else 0
+        appended = 0
+        if wanted:
+            _require_staged(self._store, chosen)
+            appended = self._append_all(wanted, chosen)
         discard(self._store, chosen)
         if first is not None:
             discard(self._store, parts)
@@ -306,6 +330,16 @@ class _Commit:
             appended=appended,
             known=known,
         )
+
+
+def _require_staged(store: CloudStore, parts: Sequence[Part]) -> None:
+    """Before a batch is begun: what is begun without its files could never go on."""
+    for part in parts:
+        if part.key is None:
+            continue
+        size = store.head(part.key).size
+        if size != part.bytes:
+            raise FormatError(f"{store.name}: {part.key} has {size} bytes, not {part.bytes}")
 
 
 def _first_row(last: Position | None, partition: int) -> int:

@@ -1,7 +1,9 @@
 """Where a store is, in words that hold in every process of a Spark application.
 
 Executors have other working directories than the driver, so every path is made absolute before
-settings travel. A store in memory is refused: no other process could see it.
+settings travel. A store in memory is refused: no other process could see it. Where a server runs on
+the data directory, the settings say so: it owns the topics, and executors that cannot see the
+directory go through it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from pathlib import Path
 
 from forebay.config import settings_from
 from forebay.errors import UsageError
+from forebay.remote import find_server
 from forebay.settings import StoreSettings
 
 
@@ -33,4 +36,5 @@ def site_settings(source: str | Path | StoreSettings) -> StoreSettings:
         wal_root=None if wal_root is None else Path(wal_root).absolute(),
         cloud=cloud,
         metadata=metadata,
+        server=find_server(settings),
     )

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 from forebay.errors import ForebayError, ServiceUnavailable, UsageError
+from forebay.pipeline import counting
+from forebay.pipeline.counting import Growth
 from forebay.pipeline.session import attempts
 
 if TYPE_CHECKING:
@@ -61,9 +63,11 @@ def spread(
 
     def run(
         _number: int, numbered: Iterator[tuple[int, Sequence[_Item]]]
-    ) -> Iterator[tuple[int, list[Done[_Result]]]]:
+    ) -> Iterator[tuple[int, list[Done[_Result]], Growth]]:
         for number, items in numbered:
-            yield number, [_run_one(work, item, last_attempt) for item in items]
+            before = counting.counts()
+            results = [_run_one(work, item, last_attempt) for item in items]
+            yield number, results, counting.growth(before)
 
     group = f"forebay-{uuid.uuid4()}"
     context.setJobGroup(group, label, interruptOnCancel=True)
@@ -71,7 +75,7 @@ def spread(
     watch = _Watch(spark, group, len(tasks), progress)
     try:
         with watch:
-            found = dict(numbered.mapPartitionsWithIndex(run).collect())
+            told = numbered.mapPartitionsWithIndex(run).collect()
     except Exception as error:
         if is_from_spark(error):
             raise ServiceUnavailable(f"Spark gave up {label}: {reason_of(error)}") from error
@@ -82,6 +86,9 @@ def spread(
     finally:
         with suppress(Exception):  # the JVM may be gone, and what is under way is told already
             context.setLocalProperty("spark.jobGroup.id", None)
+    for _number, _results, grown in told:
+        counting.add(grown)
+    found = {number: results for number, results, _grown in told}
     return [found[number] for number in range(len(tasks))]
 
 

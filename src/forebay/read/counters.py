@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from forebay.errors import (
@@ -12,7 +15,7 @@ from forebay.errors import (
     ServiceRefused,
     ServiceUnavailable,
 )
-from forebay.metrics import Counter
+from forebay.metrics import SECONDS, Counter, Histogram
 
 BYTES_FETCHED: Final = Counter(
     "forebay_cloud_reader_bytes_fetched_total", "Bytes of objects that readers fetched."
@@ -22,6 +25,11 @@ BYTES_USED: Final = Counter(
 )
 RANGE_REQUESTS: Final = Counter(
     "forebay_cloud_reader_range_requests_total", "Ranged requests of readers of objects."
+)
+QUERY_SECONDS: Final = Histogram(
+    "forebay_cloud_reader_query_duration_seconds",
+    "Duration of ranged requests of readers of objects, failed ones too.",
+    SECONDS,
 )
 OBJECTS_READ: Final = Counter(
     "forebay_cloud_reader_objects_read_total", "Objects that a reader began to read."
@@ -44,3 +52,14 @@ _KINDS: Final = (
 def count_error(error: ForebayError) -> None:
     """By its kind: the first one that fits."""
     ERRORS.add(1, next((kind for cause, kind in _KINDS if isinstance(error, cause)), "other"))
+
+
+@contextmanager
+def counted_request() -> Iterator[None]:
+    """Around a ranged request."""
+    RANGE_REQUESTS.add()
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        QUERY_SECONDS.observe(time.perf_counter() - started)

@@ -41,9 +41,9 @@ from forebay.read.counters import (
     BYTES_FETCHED,
     BYTES_USED,
     OBJECTS_READ,
-    RANGE_REQUESTS,
     SKIPPED,
     count_error,
+    counted_request,
 )
 from forebay.read.fetch import FetchCancelled, FetchPool
 from forebay.read.ranges import Chunk, ObjectRange, object_range
@@ -350,9 +350,9 @@ class ObjectStream:
     def _fetch(self, chunk: Chunk) -> Buffer:
         """Runs on the pool's threads."""
         descriptor = chunk.range.descriptor
-        RANGE_REQUESTS.add()
         try:
-            data = self._store.get_range(self._key(descriptor), chunk.start, chunk.end)
+            with counted_request():
+                data = self._store.get_range(self._key(descriptor), chunk.start, chunk.end)
         except ObjectMissing as error:
             raise _ObjectGone(descriptor) from error
         except (ServiceUnavailable, ServiceRefused):

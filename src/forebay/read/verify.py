@@ -31,7 +31,7 @@ from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.objects.store import CloudStore
 from forebay.read.assemble import FrameAssembler
-from forebay.read.counters import BYTES_FETCHED, OBJECTS_READ, RANGE_REQUESTS, count_error
+from forebay.read.counters import BYTES_FETCHED, OBJECTS_READ, count_error, counted_request
 from forebay.read.fetch import Fetch, FetchCancelled, FetchPool
 from forebay.settings import CloudReaderSettings
 
@@ -219,7 +219,7 @@ class _Reading:
 
     def _fetch(self, start: int, chunk_bytes: int) -> Buffer:
         end = min(start + chunk_bytes, self._descriptor.size)
-        data = self._store.get_range(self._key, start, end)
-        RANGE_REQUESTS.add()
+        with counted_request():
+            data = self._store.get_range(self._key, start, end)
         BYTES_FETCHED.add(end - start)
         return data

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +69,8 @@ def find_server(settings: StoreSettings) -> ServerAddress | None:
         return None
     address = ServerAddress(note.url, note.instance, known_token(settings), settings.admin.ca_file)
     try:
-        with ServerClient(address, timeout_seconds=_LOOK_SECONDS) as client:
+        # After a crash another program may have the address: it is to know no token.
+        with ServerClient(replace(address, token=None), timeout_seconds=_LOOK_SECONDS) as client:
             answer = client.json("GET", "/healthz")
     except ForebayError:
         return None

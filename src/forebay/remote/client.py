@@ -7,11 +7,14 @@ asked again here; a request on a connection that the server had closed meanwhile
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
+import select
 import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -19,19 +22,32 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from forebay import errors
 from forebay.errors import (
+    CommitRefused,
+    DiskError,
     ForebayError,
+    ObjectMissing,
     ServiceError,
     ServiceRefused,
     ServiceUnavailable,
     UsageError,
 )
 from forebay.format.names import TopicName
-from forebay.limits import MIB
+from forebay.limits import KIB, MIB
 from forebay.settings import ServerAddress
 
 _ANSWER_BYTES_MAX: Final = 64 * MIB
 _ERROR_BYTES_MAX: Final = 1 * MIB
 _LINE_BYTES_MAX: Final = 256 * MIB
+_READ_BYTES: Final = 64 * KIB
+_SILENT: Final[Mapping[int, type[ForebayError]]] = {
+    401: ServiceRefused,
+    403: ServiceRefused,
+    404: ObjectMissing,
+    409: CommitRefused,
+    503: ServiceUnavailable,
+}
+"""What the answer to a HEAD means, which has no words."""
+_GONE: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
 def topic_path(topic: TopicName, *rest: str) -> str:
@@ -51,32 +67,20 @@ class Answer:
     def read(self, bytes_max: int = _ANSWER_BYTES_MAX) -> bytes:
         data = self.body.read(bytes_max + 1)
         if len(data) > bytes_max:
+            self.body.close()
             raise ServiceError(f"the server's answer is larger than {bytes_max} bytes")
         return data
 
 
 class ServerClient:
-    """Not thread-safe: one request at a time."""
+    """Not thread-safe, but for `interrupt`: one request at a time."""
 
     def __init__(self, address: ServerAddress, *, timeout_seconds: float = 60) -> None:
-        parts = urlsplit(address.url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(f"{address.url!r} is no address of a server; it is http://host:port")
         self.address = address
-        self._timeout = timeout_seconds
-        self._path = parts.path.rstrip("/")
-        port = parts.port or (443 if parts.scheme == "https" else 8650)
-        if parts.scheme == "https":
-            context = ssl.create_default_context(
-                cafile=None if address.ca_file is None else str(address.ca_file)
-            )
-            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname, port, timeout=timeout_seconds, context=context
-            )
-        else:
-            self._connection = http.client.HTTPConnection(
-                parts.hostname, port, timeout=timeout_seconds
-            )
+        self._connection, self._path = _connection(address, timeout_seconds)
+        self._socket: socket.socket | None = None
+        self._answer: http.client.HTTPResponse | None = None
+        self._interrupted = False
 
     def request(
         self,
@@ -94,10 +98,16 @@ class ServerClient:
             sent["Authorization"] = f"Bearer {self.address.token}"
         response = self._send(method, target, body, sent)
         if response.status >= 400:
-            with response:
-                told = response.read(_ERROR_BYTES_MAX)
-            raise _error_of(self.address.url, response.status, told)
+            raise self._told(response)
         return Answer(response.status, response.headers, response)
+
+    def _told(self, response: http.client.HTTPResponse) -> ForebayError:
+        try:
+            told = response.read(_ERROR_BYTES_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            return self._unavailable(error)
+        return _error_of(self.address.url, response.status, told)
 
     def _send(
         self,
@@ -106,25 +116,19 @@ class ServerClient:
         body: bytes | Iterable[bytes] | None,
         headers: dict[str, str],
     ) -> http.client.HTTPResponse:
+        if self._answer is not None and not self._answer.isclosed():
+            self.close()  # what is left of the last answer would be taken for the next one
+        elif self._connection.sock is not None and _was_closed(self._connection.sock):
+            self.close()
         reused = self._connection.sock is not None
+        again = method != "POST" and (body is None or isinstance(body, bytes))
         try:
             return self._once(method, target, body, headers)
-        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
+        except _GONE as error:
             # The server closes connections that were idle for long; that is not its end.
-            self._connection.close()
-            if not reused or not (body is None or isinstance(body, bytes)) or method == "POST":
+            if self._interrupted or not reused or not again:
                 raise self._unavailable(error) from error
-        except ssl.SSLError as error:
-            self._connection.close()
-            raise ServiceRefused(f"{self.address.url}: {error}; check ca_file") from error
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            raise self._unavailable(error) from error
-        try:
-            return self._once(method, target, body, headers)
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            raise self._unavailable(error) from error
+        return self._once(method, target, body, headers, last=True)
 
     def _once(
         self,
@@ -132,12 +136,59 @@ class ServerClient:
         target: str,
         body: bytes | Iterable[bytes] | None,
         headers: dict[str, str],
+        *,
+        last: bool = False,
     ) -> http.client.HTTPResponse:
-        self._connection.request(method, target, body=body, headers=headers)
-        return self._connection.getresponse()
+        """One try; a connection that was closed meanwhile is for the caller, unless it is last."""
+        try:
+            self._answer = None
+            self._ask(method, target, body, headers)
+            self._answer = self._connection.getresponse()
+        except ssl.SSLError as error:
+            self.close()
+            raise ServiceRefused(f"{self.address.url}: {error}; check ca_file") from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            if isinstance(error, _GONE) and not last:
+                raise
+            raise self._unavailable(error) from error
+        except BaseException:  # interrupted half-way: nobody can tell what comes next on it
+            self.close()
+            raise
+        return self._answer
 
-    def _unavailable(self, error: Exception) -> ServiceUnavailable:
+    def _ask(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterable[bytes] | None,
+        headers: dict[str, str],
+    ) -> None:
+        if self._connection.sock is None:
+            self._connection.connect()
+        self._socket = self._connection.sock
+        if self._interrupted:
+            raise ConnectionAbortedError("interrupted")
+        try:
+            self._connection.request(method, target, body=body, headers=headers)
+        except (ConnectionResetError, BrokenPipeError):
+            # A server that refuses a body says so before it has read all of it.
+            if body is None or not self._has_answered():
+                raise
+
+    def _has_answered(self) -> bool:
+        connected = self._connection.sock
+        if connected is None or isinstance(connected, ssl.SSLSocket):
+            return False
+        try:
+            return bool(connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def _unavailable(self, error: BaseException) -> ServiceUnavailable:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
+        if self._interrupted:
+            why = "interrupted"
         return ServiceUnavailable(f"the server at {self.address.url} does not answer: {why}")
 
     def json(
@@ -157,28 +208,53 @@ class ServerClient:
         except ValueError as error:
             raise ServiceError(f"{self.address.url}{path}: the answer is not JSON") from error
         except (OSError, http.client.HTTPException) as error:
+            self.close()
             raise self._unavailable(error) from error
 
     def lines(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[bytes]:
-        """The lines of an answer as they come, without their ends; blank ones are left out."""
+        """The lines of an answer as they come, without their ends; blank ones are left out.
+
+        A last line that has no end is one too; an answer that breaks off is ServiceUnavailable,
+        and what came of its last line is dropped.
+        """
         answer = self.request("GET", path, query=query)
+        parts: list[bytes] = []
+        held = 0
         try:
-            while line := answer.body.readline(_LINE_BYTES_MAX):
-                if line.strip():
-                    yield line.rstrip(b"\r\n")
+            while data := answer.body.read1(_READ_BYTES):
+                head, *lines = data.split(b"\n")
+                parts.append(head)
+                held += len(head)
+                if held > _LINE_BYTES_MAX:
+                    raise ServiceError(f"a line of the answer is over {_LINE_BYTES_MAX} bytes")
+                if lines:
+                    lines[:0], parts = [b"".join(parts)], [lines.pop()]
+                    held = len(parts[0])
+                    for line in lines:
+                        if line.strip():
+                            yield line.rstrip(b"\r")
+            if self._interrupted:
+                raise self._unavailable(ConnectionAbortedError())
+            if (line := b"".join(parts)).strip():
+                yield line.rstrip(b"\r")
         except (OSError, http.client.HTTPException) as error:
             raise self._unavailable(error) from error
         finally:
             self.close()
 
     def interrupt(self) -> None:
-        """From another thread: ends a request that waits."""
-        connected = self._connection.sock
+        """From another thread: ends a request that waits, and all that come after it."""
+        self._interrupted = True
+        connected = self._socket
         if connected is not None:
-            connected.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # it is closed already
+                # Of the socket alone: TLS keeps its own state, which the other thread is using.
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Closes the connection; the next request makes a new one."""
         self._connection.close()
+        self._socket = None
 
     def __enter__(self) -> ServerClient:
         return self
@@ -192,12 +268,46 @@ class ServerClient:
         self.close()
 
 
+def _connection(
+    address: ServerAddress, timeout_seconds: float
+) -> tuple[http.client.HTTPConnection, str]:
+    """A connection that is not made yet, and what the server's paths begin with."""
+    try:
+        parts = urlsplit(address.url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise UsageError(f"{address.url!r} is no address of a server; it is http://host:port")
+    path = parts.path.rstrip("/")
+    if parts.scheme == "http":
+        plain = http.client.HTTPConnection(parts.hostname, port or 8650, timeout=timeout_seconds)
+        return plain, path
+    file = None if address.ca_file is None else str(address.ca_file)
+    try:
+        context = ssl.create_default_context(cafile=file)
+    except OSError as error:  # an SSLError is one
+        raise UsageError(f"ca_file {file} cannot be read: {error}") from error
+    secure = http.client.HTTPSConnection(
+        parts.hostname, port or 443, timeout=timeout_seconds, context=context
+    )
+    return secure, path
+
+
+def _was_closed(connected: socket.socket) -> bool:
+    """Whether the server ended a connection that nothing is asked on: the only thing to read."""
+    return bool(select.select([connected], [], [], 0)[0])
+
+
 def told_error(told: Mapping[str, Any]) -> ForebayError:
     """The error that a server tells: `{"kind": ..., "message": ..., ...}`."""
     message = str(told.get("message", "the server told an error without words"))
     kind = getattr(errors, str(told.get("kind")), None)
     if not (isinstance(kind, type) and issubclass(kind, ForebayError)):
         return ServiceError(message)
+    if issubclass(kind, DiskError):
+        number = told.get("errno")
+        return kind(number if isinstance(number, int) else errno.EIO, message)
     error = kind.__new__(kind, message)
     error.args = (message,)
     error.__dict__.update(
@@ -207,8 +317,10 @@ def told_error(told: Mapping[str, Any]) -> ForebayError:
 
 
 def _error_of(url: str, status: int, body: bytes) -> ForebayError:
+    if not body and status in _SILENT:
+        return _SILENT[status](f"{url} answered with status {status}")
     try:
         told = json.loads(body)["error"]
         return told_error(told)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ServiceError(f"{url} answered with status {status}, and is no Forebay server")

@@ -6,6 +6,9 @@
 Every worker leads a session of processes of its own, which its executors and their Python
 processes stay in: `kill_worker` takes all of them at once, as a machine does that is lost.
 
+`hidden` are directories that the workers cannot see, as if they were on other machines: they find
+an empty one in its place. That needs the right to mount (`can_hide`).
+
 What a caller gets wrong: a process has one Spark context. Where it has one already, the driver of
 this cluster has to be another process (`environment` is what to start it with).
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,7 +26,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -76,12 +80,20 @@ class _Seen:
 class LocalCluster:
     """`start` returns when all workers are registered; `stop` leaves no process and no file."""
 
-    def __init__(self, workers: int = 2, *, cores: int = 1, memory: str = "1g") -> None:
+    def __init__(
+        self,
+        workers: int = 2,
+        *,
+        cores: int = 1,
+        memory: str = "1g",
+        hidden: Sequence[Path] = (),
+    ) -> None:
         """`cores` and `memory` are what each worker has to give to executors."""
         self.master_url = ""
         self._count = workers
         self._cores = cores
         self._memory = memory
+        self._hidden = tuple(hidden)
         self._ui = ""
         self._folder: Path | None = None
         self._master: subprocess.Popen[bytes] | None = None
@@ -186,15 +198,18 @@ class LocalCluster:
             *("--port", str(port), "--webui-port", "0"),
             *("--cores", str(self._cores), "--memory", self._memory),
             *("--work-dir", str(self._folder / f"work-{number}"), self.master_url),
+            before=hiding(self._hidden),
         )
         return number
 
-    def _run(self, name: str, part: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _run(
+        self, name: str, part: str, *arguments: str, before: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
         assert self._folder is not None
-        program = str(spark_home() / "bin" / "spark-class")
+        program = [*before, str(spark_home() / "bin" / "spark-class")]
         with (self._folder / f"{name}.out").open("wb") as output:
             return subprocess.Popen(  # noqa: S603 - Spark's own program
-                [program, f"org.apache.spark.deploy.{part}", "--host", "127.0.0.1", *arguments],
+                [*program, f"org.apache.spark.deploy.{part}", "--host", "127.0.0.1", *arguments],
                 env={
                     **self.environment(),
                     "SPARK_DAEMON_MEMORY": "256m",
@@ -257,6 +272,24 @@ class LocalCluster:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def hiding(directories: Sequence[Path]) -> list[str]:
+    """What to put before a command, so that it finds these directories empty."""
+    if not directories:
+        return []
+    mounts = "".join(f"mount -t tmpfs none {shlex.quote(str(each))} && " for each in directories)
+    return ["unshare", "--mount", "sh", "-c", mounts + 'exec "$@"', "hidden"]
+
+
+def can_hide() -> bool:
+    """Whether this process may hide directories from others."""
+    if shutil.which("unshare") is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*hiding([Path(folder)]), "true"]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=30)  # noqa: S603
+    return done.returncode == 0
 
 
 def spark_home() -> Path:

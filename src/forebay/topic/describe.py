@@ -7,6 +7,7 @@ object that holds the offset, as far as the frame.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,7 +15,7 @@ from typing import Literal
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.records import TopicRecord, skip_lost
 from forebay.errors import CorruptLog, ServiceError
-from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.frame import HEADER_BYTES, FrameDecoder
 from forebay.format.names import object_key
 from forebay.limits import MIB, OFFSET_MAX
@@ -66,8 +67,15 @@ class TopicFacts:
     owner: str | None
     lost: list[Range]
     segments: list[SegmentFacts]
+    """Oldest first; the newest ones, where only some were asked for."""
     objects: list[ObjectFacts]
+    """As the segments."""
     problems: list[str]
+    segments_total: int = 0
+    """Of all, shown or not; as the numbers below."""
+    segments_bytes: int = 0
+    objects_total: int = 0
+    objects_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +108,17 @@ class OffsetFacts:
 # ---- a topic ----------------------------------------------------------------------------------
 
 
-def describe(view: TopicView) -> TopicFacts:
+def describe(view: TopicView, newest: int | None = None) -> TopicFacts:
+    """All facts; of segments and objects at most the `newest` so many, and how many there are."""
     record = view.record or TopicRecord()
-    descriptors = view.objects()
+    segments = view.segments()
+    chain = _Chain(record, segments[0].first_offset if segments else OFFSET_MAX, newest)
+    for each in _outlines(view):
+        chain.add(each)
     owner = view.owner()
-    kept = kept_because(
-        view.segments(),
-        view.record,
-        descriptors,
-        view.store.settings.deleter,
-        view.store.clock.now_ms(),
-    )
+    now_ms = view.store.clock.now_ms()
+    kept = kept_because(segments, view.record, chain.local, view.store.settings.deleter, now_ms)
+    first = 0 if newest is None else max(len(segments) - newest, 0)
     return TopicFacts(
         topic=str(view.topic),
         start_offset=view.start_offset,
@@ -122,45 +130,86 @@ def describe(view: TopicView) -> TopicFacts:
         owner=owner.name if owner else None,
         lost=list(record.lost),
         segments=[
-            SegmentFacts(
-                str(segment.path),
-                segment.first_offset,
-                segment.end_offset,
-                segment.size,
-                segment.end_offset <= record.tail,
-                segment.end_offset <= record.verified,
-                why is None,
-                why,
-            )
-            for segment, why in zip(view.segments(), kept, strict=True)
+            _segment_facts(segment, record, why)
+            for segment, why in zip(segments[first:], kept[first:], strict=True)
         ],
-        objects=[
+        objects=list(chain.newest),
+        problems=[*_problems(view), *chain.problems],
+        segments_total=len(segments),
+        segments_bytes=sum(each.size for each in segments),
+        objects_total=chain.total,
+        objects_bytes=chain.bytes,
+    )
+
+
+def _segment_facts(segment: Segment, record: TopicRecord, why: str | None) -> SegmentFacts:
+    return SegmentFacts(
+        str(segment.path),
+        segment.first_offset,
+        segment.end_offset,
+        segment.size,
+        segment.end_offset <= record.tail,
+        segment.end_offset <= record.verified,
+        why is None,
+        why,
+    )
+
+
+def _outlines(view: TopicView) -> Iterator[ObjectDescriptor]:
+    """All objects, oldest first, without their indexes, a page at a time."""
+    tiers = view.store.tiers()
+    start = 0
+    while tiers is not None and (
+        page := tiers.catalog.descriptors(view.topic, start, decoder=decode_outline)
+    ):
+        yield from page
+        start = page[-1].next_offset
+
+
+class _Chain:
+    """Takes the objects one after the other, and keeps no more of them than is asked for."""
+
+    def __init__(self, record: TopicRecord, local_start: int, newest: int | None) -> None:
+        self._record = record
+        self._local_start = local_start
+        self._expected: int | None = None
+        self.newest: deque[ObjectFacts] = deque(maxlen=newest)
+        self.local: list[ObjectDescriptor] = []
+        """Those that hold what is in segments too."""
+        self.total = self.bytes = 0
+        self.problems: list[str] = []
+
+    def add(self, each: ObjectDescriptor) -> None:
+        record, expected = self._record, self._expected
+        if expected is not None and each.start_offset != skip_lost(record, expected):
+            self.problems.append(
+                f"{each.object_id} does not begin at {expected}, where the one before it ends"
+            )
+        self._expected = each.next_offset
+        self.total += 1
+        self.bytes += each.size
+        if each.next_offset > self._local_start:
+            self.local.append(each)
+        verified = each.next_offset <= record.verified
+        self.newest.append(
             ObjectFacts(
                 each.object_id,
                 each.start_offset,
                 each.next_offset,
                 each.size,
                 each.created_at,
-                each.next_offset <= record.verified,
+                verified,
             )
-            for each in descriptors
-        ],
-        problems=list(_problems(view, descriptors)),
-    )
+        )
 
 
-def _problems(view: TopicView, descriptors: Sequence[ObjectDescriptor]) -> Iterator[str]:
+def _problems(view: TopicView) -> Iterator[str]:
     """What contradicts the invariants, as far as the catalog and the local directory tell."""
     record = view.record
     if record is None:
         return
     if is_restoring(record.log_id):
         yield "a restore of the topic has begun and not ended: run it again"
-    expected: int | None = None
-    for each in descriptors:
-        if expected is not None and each.start_offset != skip_lost(record, expected):
-            yield f"{each.object_id} does not begin at {expected}, where the one before it ends"
-        expected = each.next_offset
     segments = view.segments()
     if segments and segments[0].first_offset > record.tail:
         yield (

@@ -26,6 +26,7 @@ from forebay.limits import CLOSE_SECONDS_MAX, FOLLOW_SECONDS
 from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings
 from forebay.topic.background import Background, Tended
+from forebay.topic.gauges import TopicGauges
 from forebay.topic.opening import TopicClaim
 from forebay.topic.storage import WalStorage
 from forebay.topic.tiers import Tiers
@@ -69,6 +70,7 @@ class WalStorageFactory:
         self.closed = False
         """Whether a `close` came to its end: one that was interrupted is to be called again."""
         self._pid = os.getpid()
+        self._gauges = TopicGauges(self.storages, clock)
 
     def for_topic(self, name: str) -> WalStorage:
         """The topic's storage, opened, recovered or created on first use."""
@@ -161,6 +163,11 @@ class WalStorageFactory:
         with self._lock:
             storage = self._storages.get(parse_topic(name))
         return storage if storage is not None and not storage.wal.ended else None
+
+    def storages(self) -> list[WalStorage]:
+        """Those that are open and in order now."""
+        with self._lock:
+            return [each for each in self._storages.values() if not each.wal.ended]
 
     def topics(self) -> list[str]:
         """The names of all topics, open or not, sorted."""

@@ -104,6 +104,16 @@ class Topic:
         await asyncio.to_thread(self._storage.wait_uploaded, offset + 1)
         return offset
 
+    async def append_many_async(
+        self,
+        payloads: Iterable[Buffer],
+        attributes: Iterable[Mapping[str, str] | None] | None = None,
+        routing_keys: Iterable[str | None] | None = None,
+        durability: Durability = "buffered",
+    ) -> range:
+        """`append_many` for asyncio: never blocks the event loop on the disk."""
+        return await self._wal.append_many_async(payloads, attributes, routing_keys, durability)
+
     def wait(
         self,
         offset: int,

@@ -22,6 +22,9 @@ bytes_per_object: Final = Histogram(
 msgs_per_object: Final = Histogram(
     "forebay_uploader_msgs_per_object", "Messages in committed objects.", MESSAGES
 )
+stream_chunk_bytes: Final = Histogram(
+    "forebay_uploader_stream_chunk_bytes", "Size of the pieces that objects are written in.", BYTES
+)
 failures: Final = Counter(
     "forebay_uploader_failures_total", "Cycles that ended with an error, by kind.", ["kind"]
 )

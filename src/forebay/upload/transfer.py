@@ -17,6 +17,7 @@ from forebay.format.object_index import ObjectIndex
 from forebay.objects.backend import ObjectMeta, ObjectWriter
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
+from forebay.upload import observe
 from forebay.upload.plan import PlannedObject
 from forebay.upload.source import SegmentSource
 
@@ -35,6 +36,7 @@ class ObjectBuilder:
         view = memoryview(frames.buffer)[start : frames.safe_length]
         self.index.add(frames, self.size)
         self.writer.write(view)
+        observe.stream_chunk_bytes.observe(len(view))
         self.size += len(view)
         self.messages += len(frames)
 

@@ -6,6 +6,7 @@ path, and is written for speed: one call of the codec puts the frame where it be
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from forebay.format.message import StreamMessage, encode_head, encode_message, e
 from forebay.format.pure import add_frame
 from forebay.limits import ENCODE_BYTES_MAX
 from forebay.settings import WalSettings
+from forebay.wal import observe
 from forebay.wal.claim import Claim
 from forebay.wal.commit import REFUSE, GroupCommit
 from forebay.wal.journal import AnyJournal
@@ -139,18 +141,12 @@ class Appender(GroupCommit):
         """
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
-        payloads = _listed("payloads", payloads)
-        if attributes is not None:
-            attributes = [each and dict(each) for each in _listed("attributes", attributes)]
-        routing_keys = None if routing_keys is None else _listed("routing_keys", routing_keys)
-        for name, column in (("attributes", attributes), ("routing_keys", routing_keys)):
-            if column is not None and len(column) != len(payloads):
-                raise UsageError(f"{len(payloads)} payloads, but {len(column)} {name}")
+        columns = _columns(payloads, attributes, routing_keys)
         with self._lock:
             self._wait_for_room()
             try:
                 self._exclusive, self._queued_max = True, REFUSE
-                offsets = self._enqueue_many(payloads, attributes, routing_keys)
+                offsets = self._enqueue_many(*columns)
             finally:
                 self._exclusive = False
                 if not self._closed and self._error is None:
@@ -160,11 +156,48 @@ class Appender(GroupCommit):
             self.await_synced(offsets.stop)
         return offsets
 
+    async def append_many_async(
+        self,
+        payloads: Iterable[Buffer],
+        attributes: Iterable[Mapping[str, str] | None] | None = None,
+        routing_keys: Iterable[str | None] | None = None,
+        durability: Durability = "buffered",
+    ) -> range:
+        """`append_many` for asyncio: neither a full queue nor a sync blocks the event loop.
+
+        A batch that is larger than the queue is taken on a thread, as room is made for it.
+        """
+        if durability not in _DURABILITIES:
+            raise _unknown_durability(durability)
+        columns = _columns(payloads, attributes, routing_keys)
+        while True:
+            with self._lock:
+                if self._has_room():
+                    try:
+                        offsets = self._enqueue_many(*columns, patient=False)
+                    except _NoRoomError:
+                        offsets = None
+                    break
+                waiter = TaskWaiter()
+                self._room_waiters.append(waiter)
+            await waiter.future
+        if offsets is None:
+            offsets = await asyncio.to_thread(self.append_many, *columns)
+        if durability == "synced" and offsets:
+            # Not as a producer that the others' commits are held back for: the next batch of one
+            # event loop is made while this one is synced.
+            began = time.monotonic()
+            await self.await_watermark(offsets.stop, "synced")
+            observe.append_seconds.observe(time.monotonic() - began)
+        return offsets
+
     def _enqueue_many(
         self,
         payloads: Sequence[Buffer],
         attributes: Sequence[Mapping[str, str] | None] | None,
         routing_keys: Sequence[str | None] | None,
+        *,
+        patient: bool = True,
     ) -> range:
         self._close_tail()
         before, before_bytes, waited = self._queue, self._queued_bytes, False
@@ -174,6 +207,8 @@ class Appender(GroupCommit):
         try:
             while index < len(payloads):
                 while self._queued_bytes >= self.settings.queue_max_bytes:
+                    if not patient:
+                        raise _NoRoomError  # noqa: TRY301  # undone below, as any error is
                     waited = True
                     self._schedule()
                     self._step_out()
@@ -258,6 +293,33 @@ def _unknown_durability(durability: object) -> UsageError:
     return UsageError(
         f"durability is {durability!r}; it must be 'buffered', 'synced' or, of a topic, 'uploaded'"
     )
+
+
+class _NoRoomError(Exception):
+    """The queue has no room for the rest of a batch, and its caller must not wait."""
+
+
+_Columns: TypeAlias = tuple[
+    Sequence[Buffer],
+    Sequence[Mapping[str, str] | None] | None,
+    Sequence[str | None] | None,
+]
+
+
+def _columns(
+    payloads: Iterable[Buffer],
+    attributes: Iterable[Mapping[str, str] | None] | None,
+    routing_keys: Iterable[str | None] | None,
+) -> _Columns:
+    """A batch whose parts are lists of one length."""
+    payloads = _listed("payloads", payloads)
+    if attributes is not None:
+        attributes = [each and dict(each) for each in _listed("attributes", attributes)]
+    routing_keys = None if routing_keys is None else _listed("routing_keys", routing_keys)
+    for name, column in (("attributes", attributes), ("routing_keys", routing_keys)):
+        if column is not None and len(column) != len(payloads):
+            raise UsageError(f"{len(payloads)} payloads, but {len(column)} {name}")
+    return payloads, attributes, routing_keys
 
 
 _Item = TypeVar("_Item")

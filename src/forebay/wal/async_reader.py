@@ -52,6 +52,24 @@ class AsyncLogReader:
             self._busy = False
         raise StopAsyncIteration
 
+    async def next_frames(self) -> Scan | None:
+        """The next messages as a piece of frames; None at the end.
+
+        A piece is valid until the next one is asked for. One task at a time; who iterates for
+        messages does not ask for pieces.
+        """
+        try:
+            frames = None if self._reader.closed else await self._next_frames()
+        except BaseException:
+            self._reader.rewind()
+            raise
+        self._reader.position = self._reader.wanted
+        return frames
+
+    def close(self) -> None:
+        """Ends the iteration, even one that waits in another task."""
+        self._reader.close()
+
     async def aclose(self) -> None:
         """Ends the iteration, even one that waits in another task."""
         self._reader.close()

@@ -20,6 +20,7 @@ from forebay.format.checkpoint import (
 )
 from forebay.format.names import CHECKPOINT_FILE, UPLOADER_CHECKPOINT_FILE
 from forebay.limits import CHECKPOINT_BYTES_MAX
+from forebay.logs import event
 
 _log: Final = logging.getLogger("forebay.wal")
 _Kind = TypeVar("_Kind", WalCheckpoint, UploaderCheckpoint)
@@ -57,6 +58,7 @@ class CheckpointStore:
             return decode_checkpoint(data, kind)
         except (CheckpointError, ValueError) as error:
             kept = path.with_name(path.name + ".unusable")
-            _log.warning("%s: %s; kept as %s, rebuilding from the segments", path, error, kept.name)
+            text = "a checkpoint is kept aside, and rebuilt from the segments"
+            event(_log, logging.WARNING, text, file=path, kept=kept.name, error=error)
             self._disk.replace(path, kept)
             return None

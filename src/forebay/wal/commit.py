@@ -21,6 +21,7 @@ from typing import Final, Literal, TypeAlias
 from forebay.clock import Clock
 from forebay.errors import LogClosed, TopicFenced, WaitTimeout
 from forebay.limits import QUEUE_RUNS_MAX, RUN_BYTES_MAX
+from forebay.logs import event
 from forebay.settings import WalSettings
 from forebay.wal.claim import Claim, stopped
 from forebay.wal.forks import disown_after_fork
@@ -243,8 +244,7 @@ class GroupCommit:
                 self._cache.extend(runs)
             self._queued_bytes = self._queue.closed_bytes
             woken = self._sync_waiters.reached(self._synced)
-            wake(woken)
-            released = sum(1 for waiter in woken if waiter.producer)
+            released = wake(woken)
             stay = self._gather.committed(released, seconds if runs else None)
             pending = self._queue.next_offset > self._synced
             self._scheduled = stay or (pending and self._commit_due())
@@ -258,14 +258,14 @@ class GroupCommit:
 
     def _stop(self, error: BaseException) -> None:
         """The disk failed: nothing is written any more, and everybody is told."""
-        _log.error("%s: the log stopped at offset %d: %r", self.topic, self._synced, error)
+        event(_log, logging.ERROR, "log stopped", topic=self.topic, at=self._synced, error=error)
         with self._lock:
             self._error = error
             self._end()
         try:
             self._journal.mark_failed(error)
         except OSError as second:
-            _log.error("%s: the failure could not be noted on disk: %s", self.topic, second)
+            event(_log, logging.ERROR, "its failure is not noted", topic=self.topic, error=second)
 
     def fence(self, error: TopicFenced) -> None:
         """Ends the log because another process owns the topic now."""

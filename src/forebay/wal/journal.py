@@ -29,6 +29,7 @@ from forebay.files.disk import (
 from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
 from forebay.format.names import FAILED_FILE, SegmentNames
 from forebay.format.segment_index import SegmentIndex, encode_index
+from forebay.logs import event
 from forebay.settings import WalSettings
 from forebay.wal import observe
 from forebay.wal.checkpoints import CheckpointStore
@@ -220,7 +221,8 @@ class Journal:
             finally:
                 file.close()
         except OSError as error:
-            _log.warning("%s: %s; readers will scan the segment instead", path, error)
+            text = "no index was written; readers will scan the segment instead"
+            event(_log, logging.WARNING, text, file=path, error=error)
 
     def _checkpoint(self) -> None:
         entries = [

@@ -21,6 +21,7 @@ from forebay.files.disk import Buffer, Disk
 from forebay.format.frame import End, Scan, scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import READ_CHUNK_BYTES
+from forebay.wal import observe
 from forebay.wal.chunks import ChunkReader, require_complete
 from forebay.wal.indexes import SegmentIndexes
 from forebay.wal.memory import Run
@@ -259,6 +260,7 @@ class LogReader:
         self._place = piece.next_place
         frames = _until(_since(piece.frames, self._fetched), self._end)
         self._fetched += len(frames)
+        observe.fetched(frames)
         return frames
 
     def _from_memory(self, runs: list[Run]) -> Scan:

@@ -26,6 +26,7 @@ from forebay.format.names import aside
 from forebay.format.pure import HEADER
 from forebay.format.segment_index import SegmentIndex
 from forebay.limits import FRAME_PAYLOAD_BYTES_MIN, KIB, MIB, OFFSET_MAX, READ_CHUNK_BYTES
+from forebay.logs import event
 from forebay.wal.chunks import ChunkReader, scan_segment
 
 _log: Final = logging.getLogger("forebay.wal")
@@ -217,10 +218,15 @@ def _keep_aside(disk: Disk, file: ReadFile, path: Path, start: int, end: int) ->
             disk.unlink(kept)
         raise
     disk.sync_dir(path.parent)
-    _log.warning(
-        "%s: torn tail of %d bytes at position %d cut; kept as %s",
-        path, end - start, start, kept.name,
-    )  # fmt: skip
+    event(
+        _log,
+        logging.WARNING,
+        "a torn tail was cut",
+        file=path,
+        bytes=end - start,
+        position=start,
+        kept=kept.name,
+    )
 
 
 def _rewrite(disk: Disk, file: ReadFile, path: Path, size: int) -> None:
@@ -231,7 +237,8 @@ def _rewrite(disk: Disk, file: ReadFile, path: Path, size: int) -> None:
     _copy_to_new(disk, file, 0, size, temporary)
     disk.replace(temporary, path)
     disk.sync_dir(path.parent)
-    _log.warning("%s: rewritten (%d bytes) after a failed sync", path, size)
+    text = "a segment was rewritten after a failed sync"
+    event(_log, logging.WARNING, text, file=path, bytes=size)
 
 
 def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 import heapq
 import threading
+import time
 from collections.abc import Iterable
 from itertools import count
 from typing import Final, Protocol
 
+from forebay.wal import observe
+
 NEVER: Final = 2**64
 """A target that no watermark reaches."""
+NEVER_SINCE: Final = float("inf")
 
 
 class Waiter(Protocol):
@@ -22,15 +26,20 @@ class Waiter(Protocol):
     def producer(self) -> bool:
         """Whether it waits for its own append, and is likely to append again once it is woken."""
 
+    @property
+    def since(self) -> float:
+        """When it began to wait, by `time.monotonic`."""
+
     def wake(self) -> None:
         """Called from any thread, at most once."""
 
 
 class ThreadWaiter:
-    __slots__ = ("_lock", "producer")
+    __slots__ = ("_lock", "producer", "since")
 
     def __init__(self, *, producer: bool = False) -> None:
         self.producer = producer
+        self.since = time.monotonic()
         self._lock = threading.Lock()
         self._lock.acquire()
 
@@ -66,10 +75,11 @@ def wait_released(lock: threading.Lock, waiter: ThreadWaiter) -> None:
 
 
 class TaskWaiter:
-    __slots__ = ("_loop", "future", "producer")
+    __slots__ = ("_loop", "future", "producer", "since")
 
     def __init__(self, *, producer: bool = False) -> None:
         self.producer = producer
+        self.since = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
 
@@ -121,6 +131,13 @@ class Waiters:
         return self.reached(NEVER)
 
 
-def wake(waiters: Iterable[Waiter]) -> None:
+def wake(waiters: Iterable[Waiter]) -> int:
+    """Answers how many of them are producers; how long the first of those waited is counted."""
+    producers, since = 0, NEVER_SINCE
     for waiter in waiters:
         waiter.wake()
+        if waiter.producer:
+            producers, since = producers + 1, min(since, waiter.since)
+    if producers:
+        observe.append_seconds.observe(time.monotonic() - since)
+    return producers

@@ -273,7 +273,7 @@ class _Run:
             for planned in plan.objects:
                 name = ObjectName(planned.start_offset, planned.next_offset - 1)
                 intent = self._offload.catalog().intend(plan.topic, plan.epoch, name)
-                shipments.append(Shipment(plan.topic, intent, planned))
+                shipments.append(Shipment(plan.topic, intent, planned, plan.log_id))
         except ForebayError as error:
             self._stopped(plan.topic, error)
         return shipments

@@ -18,11 +18,12 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from forebay.catalog.notes import HERE, origin
 from forebay.errors import ForebayError, UsageError
@@ -35,8 +36,9 @@ from forebay.pipeline.scan_batch import open_view, read_split
 from forebay.pipeline.scan_pieces import Piece, Split
 from forebay.pipeline.scan_plan import EARLIEST, LATEST, OffsetRange, plan_topic, resolve_range
 from forebay.pipeline.scan_times import offset_at_time
+from forebay.pipeline.server_commit import commit_through, serving
 from forebay.pipeline.sink_columns import staged_batches
-from forebay.pipeline.sink_commit import commit_batch, read_sink_note
+from forebay.pipeline.sink_commit import Committed, commit_batch, read_sink_note
 from forebay.pipeline.sink_notes import Run, SinkNote, check_sink_id
 from forebay.pipeline.site import site_settings
 from forebay.pipeline.spread import Progress
@@ -48,6 +50,7 @@ from forebay.topic.view import TopicView
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_Commit: TypeAlias = Callable[[Run, Sequence[Part]], Committed]
 _PIECE_BYTES: Final = 32 * MIB
 _COLUMNS: Final = ("key", "value", "headers")
 _PLAIN: Final = "replay"
@@ -204,15 +207,26 @@ class _Replay:
         if rest.start >= rest.end:
             return
         begun = None if note is None or note.done else note.batch
-        with connect_door(self._settings) as door:
-            self._require_remembered(door, note)
+        with self._owner(note) as commit:
             for batch, pieces in self._batches(rest, begun, fleet):
                 try:
-                    row = self._batch(batch, pieces, door, fleet)
+                    row = self._batch(batch, pieces, commit, fleet)
                 except ForebayError as error:
                     yield _row(batch, error=str(error))
                     return
                 yield row
+
+    @contextmanager
+    def _owner(self, note: SinkNote | None) -> Iterator[_Commit]:
+        """Who appends: the server that owns the target, or this process for the time being."""
+        server = serving(self._settings)
+        if server is not None:
+            self._require_remembered(None, note)
+            yield partial(commit_through, server)
+            return
+        with connect_door(self._settings) as door:
+            self._require_remembered(door, note)
+            yield partial(commit_batch, door, self._bench.catalog, self._bench.store)
 
     def _require_all_of_the_begun(self, wanted: OffsetRange, note: SinkNote | None) -> None:
         """A batch that was begun goes to its end, or nobody knows what of it is there."""
@@ -222,12 +236,21 @@ class _Replay:
                 f"this one ends before, at {wanted.end}: let it end at {note.batch} or later"
             )
 
-    def _require_remembered(self, door: Door, note: SinkNote | None) -> None:
+    def _require_remembered(self, door: Door | None, note: SinkNote | None) -> None:
         """The note says how far the replay has got, unless the target was restored since."""
-        door.end(self._into)
-        came_from = origin(self._bench.catalog, self._into)
+        catalog = self._bench.catalog
+        if door is not None:
+            door.end(self._into)
+        elif catalog.record(self._into) is None:
+            return  # nothing can be there
+        came_from = origin(catalog, self._into)
         if came_from == HERE or (note is not None and note.origin == came_from):
             return
+        if door is None:
+            raise UsageError(
+                f"{self._into} was rebuilt, and its messages have to be looked through before a "
+                "replay adds to them: stop the server, and run the replay without it"
+            )
         last = door.last(self._into, self._sink, 0 if note is None else note.offset)
         if last is not None and (note is None or note.done or last.batch != note.batch):
             raise UsageError(
@@ -267,7 +290,7 @@ class _Replay:
         )
 
     def _batch(
-        self, batch: OffsetRange, pieces: Sequence[Piece], door: Door, fleet: Fleet
+        self, batch: OffsetRange, pieces: Sequence[Piece], commit: _Commit, fleet: Fleet
     ) -> ReplayRow:
         store, write = self._bench.store, secrets.token_hex(8)
         tasks = _tasks(pieces, fleet.slots())
@@ -279,8 +302,7 @@ class _Replay:
         if errors:
             discard(store, parts)
             raise errors[0]
-        run = Run(self._sink, batch.end, named=True)
-        committed = commit_batch(door, self._bench.catalog, store, run, parts)
+        committed = commit(Run(self._sink, batch.end, named=True), parts)
         size = sum(piece.size for piece in pieces)
         return _row(batch, appended=committed.appended, known=committed.known, size=size)
 

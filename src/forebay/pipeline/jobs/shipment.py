@@ -31,6 +31,8 @@ class Shipment:
     topic: TopicName
     intent: Intent
     planned: PlannedObject
+    log_id: str | None = None
+    """Of the log whose segments were planned; None: the catalog knows none."""
 
     @property
     def size(self) -> int:
@@ -73,9 +75,10 @@ def run_errand(settings: StoreSettings, errand: Errand) -> Shipped:
 
 def _ship(bench: Workbench, shipment: Shipment) -> ObjectDescriptor:
     settings = bench.settings
-    source = SegmentSource(bench.disk, SegmentNames(settings.wal.file_name))
     planned, object_id = shipment.planned, shipment.intent.object_id
     try:
+        disk = bench.segments_of(shipment.topic, shipment.log_id)
+        source = SegmentSource(disk, SegmentNames(settings.wal.file_name))
         moved = transfer(bench.store, source, shipment.topic, object_id, planned, settings.uploader)
     except OSError as error:
         if isinstance(error, ForebayError):

@@ -1,0 +1,132 @@
+"""`Guard`: who may ask, what every answer carries, and how requests are counted.
+
+With a token, every path but the public ones wants it. Without one only this machine reaches the
+server; then a web page in a browser here must not: neither by a name of its own that it has
+resolve to this machine (the `Host` is checked), nor from another site (the `Origin` is).
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forebay.admin.problems import problem
+from forebay.admin.server import is_loopback
+from forebay.metrics import SECONDS, Counter, Histogram
+from forebay.settings import AdminSettings
+
+REQUESTS: Final = Counter(
+    "forebay_http_requests_total",
+    "Requests that were answered, by method, route and status.",
+    ["method", "route", "status"],
+)
+REQUEST_SECONDS: Final = Histogram(
+    "forebay_http_request_seconds",
+    "Time from a request to the beginning of its answer, by method and route.",
+    SECONDS,
+    ["method", "route"],
+)
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
+_PUBLIC: Final = {"/", "/healthz", "/readyz"}
+_ASSETS: Final = "/assets/"
+_POLICY: Final = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    b"font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; "
+    b"form-action 'none'; frame-ancestors 'none'"
+)
+_ALWAYS: Final = [(b"x-content-type-options", b"nosniff")]
+_OF_THE_PAGE: Final = [
+    *_ALWAYS,
+    (b"content-security-policy", _POLICY),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+]
+
+
+class Guard:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, settings: AdminSettings) -> None:
+        self._app = app
+        self._token = None if settings.token is None else settings.token.encode()
+        own = None if settings.url is None else urlsplit(settings.url.lower())
+        self._own_name = None if own is None else own.hostname
+        self._own_site = None if own is None else own.netloc
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        added = _OF_THE_PAGE if path == "/" or path.startswith(_ASSETS) else _ALWAYS
+        began = time.perf_counter()
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                # Not the path: whoever asks for many of them must not make as many series.
+                route = getattr(scope.get("route"), "path", "none")
+                REQUESTS.add(1, method, route, str(message["status"]))
+                REQUEST_SECONDS.observe(time.perf_counter() - began, method, route)
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        answer = self._refusal(scope, path) or self._app
+        await answer(scope, receive, sending)
+
+    def _refusal(self, scope: Scope, path: str) -> Response | None:
+        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        if self._token is not None:
+            if path in _PUBLIC or path.startswith(_ASSETS):
+                return None
+            return _refuse_token(headers, self._token)
+        return self._refuse_name(headers)
+
+    def _refuse_name(self, headers: Sequence[tuple[bytes, bytes]]) -> Response | None:
+        hosts = [value for name, value in headers if name == b"host"]
+        origins = [value for name, value in headers if name == b"origin"]
+        host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
+        name = _without_port(host)
+        if not is_loopback(name) and name.strip("[]") != self._own_name:
+            return problem(
+                403,
+                "ServiceRefused",
+                f"the request is for the host {host[:80]!r}, which is not this server's: use "
+                "127.0.0.1 or localhost, or set admin.url, or admin.token",
+            )
+        for origin in origins:
+            site = origin.decode("latin-1").lower().partition("://")[2]
+            if site not in {host, self._own_site}:
+                return problem(
+                    403, "ServiceRefused", "a page of another site may not ask this server"
+                )
+        return None
+
+
+def _refuse_token(headers: Sequence[tuple[bytes, bytes]], token: bytes) -> Response | None:
+    given = [value for name, value in headers if name == b"authorization"]
+    scheme, _, brought = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    # The comparison takes as long whatever is wrong, so that nobody can guess piece by piece.
+    same = hmac.compare_digest(brought.strip(), token)
+    if same and scheme.lower() == b"bearer":
+        return None
+    answer = problem(
+        401,
+        "ServiceRefused",
+        "this server wants a token: Authorization: Bearer <admin.token> (the commands take it "
+        "from the configuration or from FOREBAY_TOKEN)",
+    )
+    answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]

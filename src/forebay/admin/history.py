@@ -1,0 +1,276 @@
+"""`History`: how the store did in the last minutes, so that a page opened later has the past.
+
+A sampler adds a row every two seconds to a ring of fifteen minutes. Appends, reads and requests
+are counted by this process' metrics. Uploads are not: another process may do them, so they are
+told by the topics' watermarks and by the objects that were added to the catalog.
+
+Of a topic, the sampler notes when which offset was synced. From that comes how long the oldest
+message that is not uploaded has waited, and, when it is uploaded, how long it took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Final
+
+from forebay import metrics
+from forebay.admin.topic_states import TopicStates
+from forebay.errors import ForebayError
+from forebay.format.descriptor import decode_outline
+from forebay.format.names import parse_topic
+from forebay.topic.store import Store, Topic
+from forebay.wal.segment import Segment
+
+INTERVAL_SECONDS: Final = 2.0
+SAMPLES_MAX: Final = 450
+_NOTES_MAX: Final = 256
+"""Of one topic; when there are more, every second one goes."""
+_RATE_SECONDS: Final = 30.0
+"""Uploads come in bursts; over less than this they would be nothing, or very many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row. Rates are of the time since the row before."""
+
+    at: float
+    """Seconds since 1970-01-01 UTC."""
+    appended: float
+    """Messages a second, written and synced."""
+    appended_bytes: float
+    uploaded: float
+    """Messages a second; of topics that are open here, as all about uploads."""
+    uploaded_bytes: float
+    read: float
+    """Messages a second that readers fetched, from whichever tier."""
+    read_bytes: float
+    lag: int
+    """Messages that are synced and not uploaded."""
+    lag_bytes: int
+    lag_seconds: float
+    """How long the oldest of them has waited."""
+    time_to_cloud: float | None
+    """The longest that a message took which was uploaded since the row before; None: none was."""
+    requests: float
+    """To the object store by this process, a second."""
+    failed_requests: float
+    store_up: float
+    """Bytes a second."""
+    store_down: float
+
+
+FIELDS: Final = tuple(each.name for each in fields(Sample))
+
+
+class Trace:
+    """One topic's way through time."""
+
+    def __init__(self) -> None:
+        self._synced: deque[tuple[float, int]] = deque()
+        """When it was seen that everything before an offset is synced; only what is ahead."""
+        self._recent: deque[tuple[float, int, int]] = deque()
+        self.uploaded = 0
+
+    def note(self, now: float, synced: int, uploaded: int) -> None:
+        """`now` never goes back."""
+        self.uploaded = uploaded
+        while self._synced and self._synced[0][1] <= uploaded:
+            self._synced.popleft()
+        last = self._synced[-1][1] if self._synced else uploaded
+        if synced > last:
+            self._synced.append((now, synced))
+        if len(self._synced) > _NOTES_MAX:
+            self._synced = deque(list(self._synced)[::2])
+        self._recent.append((now, synced, uploaded))
+        while now - self._recent[0][0] > _RATE_SECONDS:
+            self._recent.popleft()
+
+    def waiting_since(self) -> float | None:
+        """When the oldest message that is not uploaded was synced; None if all are uploaded."""
+        return self._synced[0][0] if self._synced else None
+
+    def rates(self) -> tuple[float, float]:
+        """Messages a second that were synced and that were uploaded, over the last seconds."""
+        if len(self._recent) < 2:
+            return 0.0, 0.0
+        (begin, synced, uploaded), (end, synced_now, uploaded_now) = (
+            self._recent[0],
+            self._recent[-1],
+        )
+        seconds = max(end - begin, 0.001)
+        return (synced_now - synced) / seconds, (uploaded_now - uploaded) / seconds
+
+
+def bytes_after(segments: Sequence[Segment], offset: int) -> int:
+    """About how many bytes of local files are from `offset` on."""
+    total = 0.0
+    for each in segments:
+        if each.end_offset > offset and each.count:
+            total += each.size * min((each.end_offset - offset) / each.count, 1)
+    return round(total)
+
+
+class History:
+    """`sample` is for one thread, the rest for any."""
+
+    def __init__(
+        self,
+        store: Store,
+        states: TopicStates,
+        *,
+        clock: Callable[[], float] = time.time,
+        samples_max: int = SAMPLES_MAX,
+    ) -> None:
+        self._store = store
+        self._states = states
+        self._clock = clock
+        self._samples: deque[Sample] = deque(maxlen=samples_max)
+        self._traces: dict[str, Trace] = {}
+        self._counts: _Counts | None = None
+        self._before = 0.0
+
+    def since(self, at: float = 0.0) -> list[Sample]:
+        """The rows after a moment, oldest first."""
+        return [each for each in list(self._samples) if each.at > at]
+
+    def rows(self, at: float = 0.0) -> list[tuple[float | None, ...]]:
+        return [astuple(each) for each in self.since(at)]
+
+    def trace(self, name: str) -> Trace | None:
+        return self._traces.get(name)
+
+    def sample(self) -> None:
+        """Adds a row; the first call only looks."""
+        now = self._clock()
+        uploads = self._follow(now)
+        counts, before = _Counts.now(), self._counts
+        seconds = now - self._before
+        self._counts, self._before = counts, now
+        if before is None or seconds <= 0:
+            return
+
+        def rate(name: str) -> float:
+            grown: float = getattr(counts, name) - getattr(before, name)
+            return max(grown / seconds, 0.0)
+
+        self._samples.append(
+            Sample(
+                at=round(now, 3),
+                appended=rate("appended"),
+                appended_bytes=rate("appended_bytes"),
+                uploaded=uploads.messages / seconds,
+                uploaded_bytes=uploads.bytes / seconds,
+                read=rate("read"),
+                read_bytes=rate("read_bytes"),
+                lag=uploads.lag,
+                lag_bytes=uploads.lag_bytes,
+                lag_seconds=uploads.lag_seconds,
+                time_to_cloud=uploads.time_to_cloud,
+                requests=rate("requests"),
+                failed_requests=rate("failed_requests"),
+                store_up=rate("store_up"),
+                store_down=rate("store_down"),
+            )
+        )
+
+    def _follow(self, now: float) -> _Uploads:
+        """Notes where every open topic is."""
+        found = _Uploads()
+        names = self._states.names()
+        for name in names:
+            topic = self._store.opened(name)
+            if topic is not None:
+                self._follow_one(name, topic, now, found)
+        for gone in self._traces.keys() - set(names):
+            del self._traces[gone]
+        return found
+
+    def _follow_one(self, name: str, topic: Topic, now: float, found: _Uploads) -> None:
+        marks = topic.watermarks()
+        trace = self._traces.get(name)
+        if trace is None:
+            trace = self._traces[name] = Trace()
+            before = marks.uploaded
+            waited = None
+        else:
+            before, waited = trace.uploaded, trace.waiting_since()
+        trace.note(now, marks.synced, marks.uploaded)
+        if marks.uploaded > before:
+            found.messages += marks.uploaded - before
+            found.bytes += self._uploaded_bytes(name, before, marks.uploaded)
+            if waited is not None:
+                found.time_to_cloud = max(found.time_to_cloud or 0.0, now - waited)
+        if marks.synced > marks.uploaded:
+            found.lag += marks.synced - marks.uploaded
+            found.lag_bytes += bytes_after(topic.segments(), marks.uploaded)
+            found.lag_seconds = max(found.lag_seconds, now - (trace.waiting_since() or now))
+
+    def _uploaded_bytes(self, name: str, start: int, end: int) -> int:
+        """Of the objects that hold a range; one that began before it counts where it began."""
+        try:
+            with self._store.view() as view:
+                tiers = view.tiers()
+                if tiers is None:
+                    return 0
+                topic = parse_topic(name)
+                found = tiers.catalog.descriptors(topic, start, end, decoder=decode_outline)
+        except ForebayError:
+            # The catalog's absence is told elsewhere; the messages are counted all the same.
+            return 0
+        return sum(each.size for each in found if each.start_offset >= start)
+
+
+@dataclass(slots=True)
+class _Uploads:
+    messages: int = 0
+    bytes: int = 0
+    lag: int = 0
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+    time_to_cloud: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """This process' counters at one moment."""
+
+    appended: float
+    appended_bytes: float
+    read: float
+    read_bytes: float
+    requests: float
+    failed_requests: float
+    store_up: float
+    store_down: float
+
+    @classmethod
+    def now(cls) -> _Counts:
+        known = {each.name: each for each in metrics.catalogue()}
+
+        def total(name: str, *, having: str = "", lacking: str = "\0") -> float:
+            metric = known.get(name)
+            samples = () if metric is None else list(metric.samples())
+            return sum(
+                number
+                for _, labels, number in samples
+                if having in labels and lacking not in labels
+            )
+
+        requests = "forebay_store_requests_total"
+        answered = total(requests, having='outcome="ok"') + total(
+            requests, having='outcome="missing"'
+        )
+        everything = total(requests)
+        return cls(
+            appended=total("forebay_wal_append_total"),
+            appended_bytes=total("forebay_wal_append_bytes_total"),
+            read=total("forebay_wal_reader_messages_total"),
+            read_bytes=total("forebay_wal_reader_bytes_total"),
+            requests=everything,
+            failed_requests=everything - answered,
+            store_up=total("forebay_store_bytes_total", having='"up"'),
+            store_down=total("forebay_store_bytes_total", having='"down"'),
+        )

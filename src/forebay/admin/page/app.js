@@ -1,0 +1,408 @@
+// The page: asks the server once a second what is where, and shows it.
+
+import { Bar } from "./bar.js";
+import { Charts } from "./charts.js";
+import { forgetPalette, paintSwatches } from "./paint.js";
+import { jobRow, noticeRow } from "./rows.js";
+import { bytes, count, duration, make, plural, say, short } from "./words.js";
+
+const EVERY_MS = 1000;
+const PATIENCE_MS = 10000;
+const SLOWEST_MS = 5000;
+const TOKEN = "forebay.token";
+const THEME = "forebay.theme";
+
+const $ = (id) => document.getElementById(id);
+const topics = new Map();
+const charts = new Charts($("charts"));
+let after = "";
+let latest = null;
+let failures = 0;
+let heard = 0;
+let instance = null;
+let asked = false;
+let timer = 0;
+let busy = false;
+
+// ---- asking the server ------------------------------------------------------------------------
+
+async function request(path, options = {}) {
+  const token = sessionStorage.getItem(TOKEN);
+  const headers = { ...(options.headers || {}), ...(token ? { Authorization: "Bearer " + token } : {}) };
+  const stop = new AbortController();
+  const timer = setTimeout(() => stop.abort(), PATIENCE_MS);
+  try {
+    return await fetch(path, { ...options, headers, signal: stop.signal, cache: "no-store" });
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+// One at a time, and none while nobody looks.
+async function poll() {
+  clearTimeout(timer);
+  if (document.hidden || busy) return;
+  busy = true;
+  const going = await ask();
+  busy = false;
+  if (going) timer = setTimeout(poll, failures ? Math.min(EVERY_MS * failures, SLOWEST_MS) : EVERY_MS);
+}
+
+async function ask() {
+  try {
+    const query = new URLSearchParams({ since: charts.last });
+    if (after) query.set("after", after);
+    const answer = await request("/v1/overview?" + query);
+    if (answer.status === 401) {
+      askToken();
+      return false;
+    }
+    if (!answer.ok) throw new Error(await reason(answer));
+    const found = await answer.json();
+    failures = 0;
+    heard = Date.now();
+    show(found);
+  } catch (error) {
+    failures += 1;
+    away(error);
+  }
+  return true;
+}
+
+async function reason(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return "it answered " + answer.status;
+  }
+}
+
+async function askSpans(topic, start, end) {
+  try {
+    const answer = await request("/v1/overview/spans?" + new URLSearchParams({ topic, start, end }));
+    return answer.ok ? await answer.json() : null;
+  } catch {
+    return null;
+  }
+}
+
+function askToken() {
+  setState("locked", "waiting for the token");
+  say($("token-wrong"), asked ? "The server does not take this token." : "");
+  asked = true;
+  if (!$("token").open) $("token").showModal();
+  $("token-input").focus();
+}
+
+$("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(TOKEN, $("token-input").value);
+  $("token-input").value = "";
+  $("token").close();
+  poll();
+});
+
+$("token").addEventListener("cancel", (event) => event.preventDefault());
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) poll();
+});
+
+// ---- the state of things ----------------------------------------------------------------------
+
+function setState(state, text) {
+  $("state").dataset.state = state;
+  say($("state-text"), text);
+}
+
+function away(error) {
+  const told = error.name === "AbortError" || error instanceof TypeError ? "" : " It said: " + error.message + ".";
+  const old = heard ? ` What is below is from ${duration((Date.now() - heard) / 1000)} ago.` : "";
+  setState("away", "no answer, trying again");
+  document.body.classList.add("stale");
+  showAlerts([{ kind: "server", level: "error", text: "The server does not answer, trying again." + told + old }]);
+}
+
+function showAlerts(found) {
+  const box = $("alerts");
+  const now = JSON.stringify(found);
+  if (box.dataset.shown === now) return;
+  box.dataset.shown = now;
+  box.replaceChildren(...found.map((each) => make("p", { class: "alert", "data-level": each.level, "data-kind": each.kind },
+    make("b", null, { error: "Error", warning: "Warning", info: "Note" }[each.level]), " ", each.text)));
+}
+
+function show(found) {
+  latest = found;
+  asked = false;
+  if (instance !== found.server.instance) {
+    // Another run of the server counts from the beginning.
+    if (instance) charts.clear();
+    instance = found.server.instance;
+  }
+  document.body.classList.remove("stale");
+  const trouble = found.alerts.some((each) => each.level !== "info");
+  setState(found.server.unready ? "starting" : trouble ? "trouble" : "live", found.server.unready ? "starting" : "live");
+  showAlerts(found.alerts);
+  showFacts(found);
+  showTiers(found);
+  showTopics(found);
+  showJobs(found);
+  showNotices(found);
+  const empty = found.topics_total === 0;
+  $("begin").hidden = !empty;
+  $("topics").hidden = $("tiers").hidden = empty;
+  $("charts").hidden = empty;
+  if (empty) showBeginning();
+  charts.add(found.history);
+  charts.notes(chartNotes(found));
+}
+
+function chartNotes(found) {
+  const sum = found.totals, asks = found.requests;
+  const waiting = found.topics.reduce((bytes, topic) => bytes + topic.lag.bytes, 0);
+  return [
+    `${count(sum.messages || 0)} messages are here`,
+    `${bytes(sum.segment_bytes || 0)} on this disk, ${bytes(sum.object_bytes || 0)} in objects`,
+    sum.lag_messages ? `${plural(sum.lag_messages, "message")}, ${bytes(waiting)} to upload` : "nothing waits for its upload",
+    `${bytes(asks.bytes_up)} up, ${bytes(asks.bytes_down)} down; ${operations(asks.by_operation)}`,
+  ];
+}
+
+function operations(list) {
+  const sums = new Map();
+  for (const each of list) sums.set(each.operation, (sums.get(each.operation) || 0) + each.count);
+  return [...sums].sort((one, other) => other[1] - one[1]).slice(0, 4).map(([name, number]) => `${short(number)} ${name}`).join(", ") || "no requests";
+}
+
+function showFacts(found) {
+  const server = found.server, store = found.objects;
+  const facts = [
+    ["data", server.data || "in memory", "wide"],
+    ["objects", store.root || store.backend, "wide"],
+    ["catalog", server.catalog, ""],
+    ["uploads", server.runner ? (server.runner === "spark" ? "Spark" : "inline") : "off", ""],
+    ["up", duration(server.up_seconds).replace(/(min|h|d) .*/, "$1"), ""],
+  ];
+  const list = $("facts");
+  if (list.children.length !== facts.length) {
+    list.replaceChildren(...facts.map(([name, , kind]) => make("div", { class: kind }, make("dt", null, name), make("dd"))));
+  }
+  facts.forEach(([, value], at) => {
+    const place = list.children[at].lastChild;
+    say(place, value);
+    place.title = value;
+  });
+  say($("foot"), `Forebay ${server.version} at ${server.url}` + (server.disk ? `; ${bytes(server.disk.free)} of the disk are free` : ""));
+}
+
+// ---- the tiers --------------------------------------------------------------------------------
+
+function tierCards(found) {
+  const sum = found.totals;
+  const row = found.history.rows.length ? found.history.rows[found.history.rows.length - 1] : null;
+  const field = (name) => (row ? row[found.history.fields.indexOf(name)] : null);
+  if (row) showTiers.rates = { appended: topicSum(found, "appended"), uploaded: topicSum(found, "uploaded"), lag: field("lag_seconds") };
+  const rates = showTiers.rates || { appended: 0, uploaded: 0, lag: 0 };
+  const cards = [
+    { tier: "memory", name: "Memory", number: sum.memory_messages, flow: `${short(rates.appended)}/s appended`, text: "the newest messages, at hand for readers" },
+    { tier: "segment", name: "Segments", number: sum.segment_messages, flow: "synced", text: `${plural(sum.segments, "file")}, ${bytes(sum.segment_bytes)} on this disk` },
+    { tier: "object", name: "Objects", number: sum.object_messages, flow: `${short(rates.uploaded)}/s uploaded`, text: `${plural(sum.objects, "object")}, ${bytes(sum.object_bytes)} in the object store` },
+    { tier: "verified", name: "Verified", number: sum.verified_messages, flow: "read back", text: sum.objects ? `${share(sum.verified_objects, sum.objects)} of the objects were read back` : "objects that were read back" },
+  ];
+  if (sum.lost_messages) cards.push({ tier: "gap", name: "Gaps", number: sum.lost_messages, flow: "", text: "offsets whose messages are gone" });
+  return cards;
+}
+
+function topicSum(found, name) {
+  return found.topics.reduce((sum, topic) => sum + topic.rates[name], 0);
+}
+
+function share(part, whole) {
+  return part === whole ? "all" : Math.floor((part / whole) * 100) + " %";
+}
+
+function showTiers(found) {
+  const cards = found.topics.length ? tierCards(found) : [];
+  const box = $("tiers");
+  const names = cards.map((card) => card.tier).join();
+  if (box.dataset.cards !== names) {
+    box.dataset.cards = names;
+    box.replaceChildren(...cards.map((card) => make("div", { class: "tier", "data-tier": card.tier },
+      make("span", { class: "flow" }), make("h2", null, make("canvas", { "data-swatch": card.tier, width: "36", height: "20" }), card.name),
+      make("p", { class: "number" }, make("b"), make("span", null, " messages")), make("p", { class: "text" }))));
+    paintSwatches();
+  }
+  cards.forEach((card, at) => {
+    const place = box.children[at];
+    say(place.querySelector(".flow"), card.flow);
+    say(place.querySelector("b"), short(card.number));
+    place.querySelector("b").title = count(card.number);
+    say(place.querySelector(".number span"), card.tier === "gap" ? " offsets" : " messages");
+    say(place.querySelector(".text"), card.text);
+  });
+}
+
+// ---- topics -----------------------------------------------------------------------------------
+
+function addTopic(name) {
+  const bar = new Bar(name, askSpans);
+  const button = (label, text, act) => {
+    const made = make("button", { type: "button", class: "quiet", "aria-label": `${label} ${name}`, title: label }, text);
+    made.addEventListener("click", act);
+    return made;
+  };
+  const all = button("Show all of", "All", () => bar.fit());
+  all.disabled = true;
+  bar.onzoom = (zoomed) => {
+    all.disabled = !zoomed;
+    root.classList.toggle("is-zoomed", zoomed);
+  };
+  const numbers = make("dl", { class: "numbers" });
+  for (const label of ["messages", "appended", "uploaded", "waiting"]) numbers.append(make("div", null, make("dt", null, label), make("dd")));
+  const lanes = make("div", { class: "lanes", "aria-hidden": "true" }, make("span", null, "memory"), make("span", null, "segments"), make("span", null, "objects"));
+  const root = make("article", { class: "topic", "data-topic": name, "aria-label": "Topic " + name },
+    make("div", { class: "topic-head" }, make("h3", null, name), numbers,
+      make("div", { class: "zoom", role: "group", "aria-label": "Zoom of " + name },
+        button("Zoom out of", "−", () => bar.zoom(1 / 2)), button("Zoom into", "+", () => bar.zoom(2)), all)),
+    make("p", { class: "trouble", hidden: "" }),
+    make("div", { class: "bar-row" }, lanes, bar.canvas), bar.detail);
+  return { bar, root, numbers };
+}
+
+function showTopics(found) {
+  const list = $("topic-list");
+  const shown = new Set(found.topics.map((topic) => topic.name));
+  for (const [name, view] of topics) {
+    if (!shown.has(name)) {
+      view.root.remove();
+      topics.delete(name);
+    }
+  }
+  found.topics.forEach((topic, at) => {
+    if (!topics.has(topic.name)) topics.set(topic.name, addTopic(topic.name));
+    const view = topics.get(topic.name);
+    if (list.children[at] !== view.root) list.insertBefore(view.root, list.children[at] || null);
+    showTopic(view, topic);
+  });
+  say($("topics-count"), found.topics_total > found.topics.length ? `${found.topics.length} of ${count(found.topics_total)}` : count(found.topics_total));
+  $("paging").hidden = !found.next && !after;
+  $("page-first").disabled = !after;
+  $("page-next").disabled = !found.next;
+}
+
+function showTopic(view, topic) {
+  const lag = topic.lag;
+  const values = [
+    count(topic.sizes.messages), short(topic.rates.appended) + "/s", short(topic.rates.uploaded) + "/s",
+    lag.messages ? `${short(lag.messages)}, ${bytes(lag.bytes)}, ${duration(lag.seconds)}` : "nothing",
+  ];
+  values.forEach((value, at) => say(view.numbers.children[at].lastChild, value));
+  const trouble = view.root.querySelector(".trouble");
+  trouble.hidden = !topic.trouble;
+  say(trouble, topic.trouble || "");
+  view.root.classList.toggle("closed", !topic.open);
+  view.bar.update(topic);
+}
+
+$("page-first").addEventListener("click", () => turnTo(""));
+$("page-next").addEventListener("click", () => latest && latest.next && turnTo(latest.next));
+
+function turnTo(name) {
+  after = name;
+  $("topics").focus();
+  poll();
+}
+
+// ---- jobs and notices -------------------------------------------------------------------------
+
+function showJobs(found) {
+  $("jobs").hidden = false;
+  $("job-buttons").hidden = !found.server.jobs;
+  const driver = found.server.spark;
+  say($("driver"), driver ? `${driver.state}, ${driver.master}` + (driver.restarts ? `, ${plural(driver.restarts, "restart")}` : "") : "");
+  const rows = found.jobs.length ? found.jobs.map((job) => jobRow(job, found.at)) : [make("li", { class: "none" },
+    found.server.jobs ? "No job has run yet." : "This server runs no Spark; forebay up does.")];
+  keep($("job-list"), rows);
+}
+
+function showNotices(found) {
+  $("notices").hidden = false;
+  say($("notices-count"), found.notices.length ? count(found.notices.length) : "");
+  const rows = found.notices.length ? found.notices.map((notice) => noticeRow(notice, found.at)) : [make("li", { class: "none" }, "None since the server started.")];
+  keep($("notice-list"), rows);
+}
+
+// Leaves rows that say the same alone: a selection or a reader in them is not disturbed.
+function keep(list, rows) {
+  rows.forEach((row, at) => {
+    const there = list.children[at];
+    if (!there) list.append(row);
+    else if (there.outerHTML !== row.outerHTML) there.replaceWith(row);
+  });
+  while (list.children.length > rows.length) list.lastChild.remove();
+}
+
+for (const button of document.querySelectorAll("[data-job]")) {
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    const kind = button.dataset.job;
+    try {
+      const answer = await request("/v1/jobs", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ kind, topics: [] }) });
+      say($("job-answer"), answer.ok ? `The ${kind} job is queued.` : `The ${kind} job was not taken: ${await reason(answer)}.`);
+    } catch {
+      say($("job-answer"), `The ${kind} job was not started: the server does not answer.`);
+    }
+    button.disabled = false;
+    setTimeout(() => say($("job-answer"), ""), 6000);
+  });
+}
+
+// ---- how to begin, and colours ----------------------------------------------------------------
+
+function showBeginning() {
+  const token = sessionStorage.getItem(TOKEN) ? "-H \"Authorization: Bearer $FOREBAY_TOKEN\" " : "";
+  say($("begin-curl"), `curl ${token}--data-binary 'hello' ${location.origin}/v1/topics/default/greetings/messages`);
+  say($("begin-cli"), `echo hello | forebay produce greetings --url ${location.origin}`);
+}
+
+for (const button of document.querySelectorAll("[data-copy]")) {
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText($(button.dataset.copy).textContent);
+      say(button, "Copied");
+    } catch {
+      getSelection().selectAllChildren($(button.dataset.copy));
+      say(button, "Selected");
+    }
+    setTimeout(() => say(button, "Copy"), 1500);
+  });
+}
+
+const THEMES = { auto: "as the system has them", light: "light", dark: "dark" };
+
+function setTheme(name) {
+  if (name === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  say($("theme-text"), name);
+  $("theme").setAttribute("aria-label", "Colours: " + THEMES[name]);
+  repaint();
+}
+
+function repaint() {
+  forgetPalette();
+  paintSwatches();
+  charts.repaint();
+  for (const { bar } of topics.values()) bar.draw();
+}
+
+$("theme").addEventListener("click", () => {
+  const names = Object.keys(THEMES);
+  const next = names[(names.indexOf(localStorage.getItem(THEME) || "auto") + 1) % names.length];
+  localStorage.setItem(THEME, next);
+  setTheme(next);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+
+setTheme(THEMES[localStorage.getItem(THEME)] ? localStorage.getItem(THEME) : "auto");
+poll();

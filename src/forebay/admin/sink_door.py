@@ -1,0 +1,149 @@
+"""`POST /v1/sink/commit`: the rows of one batch of the Spark sink, appended once.
+
+The body says where the rows are staged (`forebay.pipeline.server_commit`). The answer is a stream
+of lines: `{"working": true}` while it works, then `{"appended": n, "known": n}`, or `{"error":
+...}`. A batch goes on to its end when its client has gone: the same request again finds what is
+there. Batches of one sink wait for each other, for a bounded time.
+
+`POST /v1/sink/forget`: removes the staged rows of a write that failed, unless a batch needs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from forebay.admin.problems import ERRORS, facts_of
+from forebay.admin.site import Site
+from forebay.errors import ForebayError, ServiceUnavailable, UsageError, WaitTimeout
+from forebay.logs import event
+
+if TYPE_CHECKING:
+    from forebay.pipeline.sink_commit import Committed
+    from forebay.pipeline.sink_notes import Run
+    from forebay.pipeline.staging import Part
+
+_Answer = TypeVar("_Answer")
+_log: Final = logging.getLogger("forebay.admin")
+_THREADS: Final = 4
+_COMMITS_MAX: Final = 64
+"""Under way or waiting; what is over is refused."""
+_TURN_SECONDS_MAX: Final = 120.0
+"""How long a batch waits for another one of the same sink."""
+_WORKING_SECONDS: Final = 2.0
+
+
+class SinkDoor:
+    """The batches that are under way in one server. For the event loop's thread."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="sink")
+        self._turns: dict[str, asyncio.Lock] = {}
+        """Of the sinks that have a batch here."""
+        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+
+    def commit(self, run: Run, parts: list[Part]) -> asyncio.Task[dict[str, Any]]:
+        """Begins a commit, which nobody cancels: rows that are half appended help no one."""
+        from forebay.pipeline.server_commit import commit_in
+
+        if len(self._tasks) >= _COMMITS_MAX:
+            raise ServiceUnavailable(f"{_COMMITS_MAX} batches are under way: come back later")
+        turn = self._turns.setdefault(run.sink_id, asyncio.Lock())
+        work = partial(commit_in, self._site.store, run, parts)
+        task = asyncio.create_task(self._in_turn(turn, run.sink_id, work), name=run.sink_id)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def forget(self, run: Run, parts: list[Part]) -> bool:
+        """Whether the staged rows went; they stay where a batch of the sink is under way."""
+        from forebay.pipeline.server_commit import forget_in
+
+        if run.sink_id in self._turns:
+            return False
+        await self._run(partial(forget_in, self._site.store, parts))
+        return True
+
+    async def _in_turn(
+        self, turn: asyncio.Lock, sink_id: str, work: Callable[[], Committed]
+    ) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(_TURN_SECONDS_MAX):
+                await turn.acquire()
+        except TimeoutError:
+            raise WaitTimeout(
+                f"another batch of the sink {sink_id!r} is under way: come back later"
+            ) from None
+        try:
+            return asdict(await self._run(work))
+        finally:
+            turn.release()
+
+    async def _run(self, work: Callable[[], _Answer]) -> _Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._tasks.discard(task)
+        if all(each.get_name() != task.get_name() for each in self._tasks):
+            del self._turns[task.get_name()]
+        if not task.cancelled() and task.exception() is not None:
+            event(_log, logging.WARNING, "a batch of a sink failed", error=task.exception())
+
+
+async def _decoded(request: Request) -> tuple[Run, list[Part]]:
+    from forebay.pipeline.server_commit import REQUEST_BYTES_MAX, decode_request
+
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > REQUEST_BYTES_MAX:
+            raise UsageError(f"the body is over {REQUEST_BYTES_MAX} bytes")
+    try:
+        value = json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the body is no JSON: {error}") from error
+    return await asyncio.to_thread(decode_request, value)
+
+
+async def _told(task: asyncio.Task[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Lines until the work is done; it is not cancelled when nobody listens any more."""
+    while not (await asyncio.wait({task}, timeout=_WORKING_SECONDS))[0]:
+        yield b'{"working": true}\n'
+    try:
+        last: dict[str, Any] = task.result()
+    except ForebayError as error:
+        last = {"error": facts_of(error)}
+        ERRORS.add(1, type(error).__name__)
+    except Exception as error:  # noqa: BLE001  # a bug: the answer has begun, and must end well
+        event(_log, logging.ERROR, "a commit failed", trace=error, error=repr(error))
+        last = {"error": {"kind": "InternalError", "message": "the server failed; see its log"}}
+        ERRORS.add(1, "InternalError")
+    yield json.dumps(last).encode() + b"\n"
+
+
+def routes(site: Site) -> list[BaseRoute]:
+    door = SinkDoor(site)
+
+    async def commit(request: Request) -> Response:
+        run, parts = await _decoded(request)
+        return StreamingResponse(_told(door.commit(run, parts)), media_type="application/x-ndjson")
+
+    async def forget(request: Request) -> Response:
+        run, parts = await _decoded(request)
+        return JSONResponse({"forgotten": await door.forget(run, parts)})
+
+    return [
+        Route("/v1/sink/commit", commit, methods=["POST"]),
+        Route("/v1/sink/forget", forget, methods=["POST"]),
+    ]

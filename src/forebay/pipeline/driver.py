@@ -1,0 +1,307 @@
+"""The process that holds a server's Spark session: `python -m forebay.pipeline.driver`.
+
+It is told what to do on its standard input: first the store's settings (eight bytes of length,
+little-endian, and a pickle, so that no secret is in an argument or in the environment), then lines
+of JSON. It answers with lines of JSON on what was its standard output; that itself goes, like all
+that Spark says, to standard error.
+
+    {"do": "run", "id": "7", "kind": "offload", "topics": [], "options": {}}
+    {"do": "cancel", "id": "7"}
+
+    {"event": "ready", "master": "local[*,4]"}      or {"event": "refused", "error": "..."}
+    {"event": "progress", "id": "7", "done": 3, "total": 20, "step": 1}
+    {"event": "ended", "id": "7", "state": "done", "summary": {...}, "error": null, "details": []}
+    {"event": "counted", "counts": [["forebay_...", ["label"], 3.0]]}
+    {"event": "log", "logger": "forebay.pipeline", "level": 20, "text": "...", "fields": {...}}
+
+One order is carried out at a time. It ends when its input ends, and its JVM with it: whoever
+started it may be killed, and no process is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import queue
+import shutil
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from forebay.errors import ForebayError
+from forebay.logs import fields_of
+from forebay.pipeline import counting
+from forebay.pipeline.driver_wire import (
+    DETAILS_MAX,
+    GONE,
+    LENGTH_BYTES,
+    REFUSED,
+    TEXT_MAX,
+    WORK_FOLDER,
+    Order,
+    Orders,
+    Outcome,
+)
+from forebay.pipeline.fleet import SparkFleet
+from forebay.pipeline.jobs.compact import compact
+from forebay.pipeline.jobs.offload import Offload
+from forebay.pipeline.jobs.verify import verify
+from forebay.pipeline.session import spark_session
+from forebay.pipeline.site import site_settings
+from forebay.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOOK_SECONDS: Final = 2.0
+_END_SECONDS: Final = 3.0
+
+
+class Cancelled(Exception):
+    """The job was told to end."""
+
+
+class Events:
+    """Tells the process that started this one. Thread-safe."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def tell(self, event: str, **facts: Any) -> None:
+        line = json.dumps({"event": event, **facts}, default=str)
+        # Whoever listened may be gone; the end of the input says so to those who have to know.
+        with self._lock, suppress(OSError, ValueError):
+            self._file.write(line + "\n")
+            self._file.flush()
+
+
+class LogEvents(logging.Handler):
+    """Log lines as events."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__()
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text, fields = fields_of(record)
+        trace = {"trace": _cut(self.format(record))} if record.exc_info else {}
+        told = {
+            name: value if isinstance(value, int | float) else _cut(str(value))
+            for name, value in {**fields, **trace}.items()
+        }
+        self._events.tell(
+            "log", logger=record.name, level=record.levelno, text=_cut(text), fields=told
+        )
+
+
+class Driver:
+    """Carries out orders on one Spark session."""
+
+    def __init__(self, orders: Orders, commands: IO[bytes], events: Events) -> None:
+        self._settings = _with_own_folder(site_settings(orders.settings))
+        self._commands = commands
+        self._events = events
+        self._orders: queue.Queue[Order | None] = queue.Queue()
+        self._session: SparkSession | None = None
+        self._cancelled: set[str] = set()
+        self._current: str | None = None
+        self._ending = False
+        self._step = 0
+        self._told = (-1, -1)
+
+    def run(self) -> int:
+        """Until the input ends; the exit code."""
+        threading.Thread(target=self._listen, name="commands", daemon=True).start()
+        try:
+            session = spark_session(self._settings.spark, app_name="forebay")
+        except ForebayError as error:
+            self._events.tell("refused", error=_cut(str(error)))
+            return REFUSED
+        self._session = session
+        self._events.tell("ready", master=session.sparkContext.master)
+        fleet = SparkFleet(session, progress=self._progress)
+        with Offload(self._settings, fleet) as offload:
+            code = self._serve(offload, fleet)
+        if code == 0:
+            session.stop()
+        return code
+
+    def _serve(self, offload: Offload, fleet: SparkFleet) -> int:
+        while True:
+            try:
+                order = self._orders.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if not fleet.alive():
+                    return GONE
+                continue
+            if order is None:
+                return 0
+            before = counting.counts()
+            outcome = self._carry_out(offload, order)
+            self._events.tell("counted", counts=counting.growth(before))
+            alive = outcome.state != "failed" or fleet.alive()
+            self._events.tell("ended", id=order.id, **_facts(outcome))
+            if not alive:
+                return GONE
+
+    # -- what it is told ------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        for line in self._commands:
+            told = json.loads(line)
+            if told["do"] == "cancel":
+                self._cancel(told["id"])
+            else:
+                self._orders.put(
+                    Order(told["id"], told["kind"], tuple(told["topics"]), told["options"])
+                )
+        self._ending = True
+        self._orders.put(None)
+        self._cancel(self._current)
+        # What hangs now, or has not begun, does so in the JVM, which ends when this process does.
+        if self._session is not None:
+            time.sleep(_END_SECONDS)
+        os._exit(1)
+
+    def _cancel(self, job: str | None) -> None:
+        if job is not None:
+            self._cancelled.add(job)
+        if job == self._current and self._session is not None:
+            with suppress(Exception):  # the JVM may be gone, which whoever waits for it is told
+                self._session.sparkContext.cancelAllJobs()
+
+    # -- what it does ---------------------------------------------------------------------------
+
+    def _carry_out(self, offload: Offload, order: Order) -> Outcome:
+        self._current, self._step = order.id, 0
+        try:
+            self._go_on()
+            outcome = self._job(offload, order)
+        except Cancelled:
+            outcome = Outcome("cancelled")
+        except ForebayError as error:
+            outcome = Outcome("failed", error=_cut(str(error)))
+        except Exception as error:  # noqa: BLE001  # a bug ends one job, and is told with its trace
+            traceback.print_exc()
+            outcome = Outcome("failed", error=_cut(f"a bug: {error!r}; spark.log has the trace"))
+        stopped = self._ending or order.id in self._cancelled
+        self._current = None
+        self._cancelled.discard(order.id)
+        return replace(outcome, state="cancelled") if stopped else outcome
+
+    def _go_on(self) -> None:
+        if self._ending or self._current in self._cancelled:
+            raise Cancelled
+
+    def _progress(self, done: int, total: int) -> None:
+        """Called before each Spark job of an order, and as its tasks end."""
+        self._go_on()
+        if done == 0 and self._told != (0, total):
+            self._step += 1
+        if self._told != (done, total):
+            self._told = (done, total)
+            self._events.tell("progress", id=self._current, done=done, total=total, step=self._step)
+
+    def _job(self, offload: Offload, order: Order) -> Outcome:
+        topics, options = order.topics or None, dict(order.options)
+        if order.kind == "offload":
+            report = offload.once(topics, force=not options.get("due", False))
+            failed = [f"{row.topic}: {row.error}" for row in report.rows if row.error is not None]
+            return _outcome(report, failed, "topics", "objects", "messages", "bytes")
+        if order.kind == "compact":
+            compacted = compact(
+                self._settings,
+                topics,
+                target_bytes=options.get("target_bytes"),
+                max_bytes=options.get("budget_bytes"),
+                spark=self._session,
+                progress=self._progress,
+            )
+            failed = [f"{row.topic}: {row.error}" for row in compacted.rows if row.error]
+            names = ("objects", "replaced", "bytes", "errors", "left_groups", "left_bytes")
+            return _outcome(compacted, failed, *names)
+        assert order.kind == "verify", order.kind
+        verified = verify(
+            self._settings,
+            topics,
+            incremental=options.get("incremental", False),
+            budget_bytes=options.get("budget_bytes"),
+            orphans=options.get("orphans", True),
+            spark=self._session,
+            progress=self._progress,
+        )
+        findings = [
+            f"{row.severity}: {row.kind}: {row.topic}, {row.object_id}: {row.detail}"
+            for row in verified.findings
+            if row.severity != "note"
+        ]
+        counts = ("topics", "objects", "bytes", "messages", "errors", "warnings", "notes")
+        return _outcome(verified, findings, *counts)
+
+
+def _outcome(report: Any, wrong: list[str], *names: str) -> Outcome:
+    summary = {name: int(getattr(report, name)) for name in names}
+    if report.ok:
+        return Outcome("done", summary)
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    details = tuple(_cut(each) for each in wrong[:DETAILS_MAX])
+    return Outcome("failed", summary, details[0] + more if details else "it failed", details)
+
+
+def _facts(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "state": outcome.state,
+        "summary": outcome.summary,
+        "error": outcome.error,
+        "details": list(outcome.details),
+    }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + " …"
+
+
+def _with_own_folder(settings: StoreSettings) -> StoreSettings:
+    """Spark's own files below the data directory, where a killed one's are found and removed."""
+    if not settings.spark.master.startswith("local") or settings.data is None:
+        return settings
+    folder = Path(settings.data) / WORK_FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    own = folder / str(os.getpid())
+    own.mkdir(parents=True, exist_ok=True)
+    options = {
+        "spark.local.dir": str(own),
+        "spark.sql.warehouse.dir": str(own / "warehouse"),
+        **settings.spark.options,
+    }
+    return replace(settings, spark=replace(settings.spark, options=options))
+
+
+def main() -> None:
+    events = Events(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)
+    commands = sys.stdin.buffer
+    length = int.from_bytes(commands.read(LENGTH_BYTES), "little")
+    body = commands.read(length)
+    if not length or len(body) < length:
+        sys.exit(0)  # whoever started it is gone already
+    orders = pickle.loads(body)  # noqa: S301  # of the process that started this one
+    assert isinstance(orders, Orders)
+    logger = logging.getLogger("forebay")
+    logger.setLevel(orders.log_level)
+    logger.addHandler(LogEvents(events))
+    code = Driver(orders, commands, events).run()
+    sys.stdout.flush()
+    os._exit(code)  # the thread that reads the input would be waited for
+
+
+if __name__ == "__main__":
+    main()

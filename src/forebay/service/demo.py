@@ -1,0 +1,164 @@
+"""The load of `forebay demo`: a few topics of different characters, written and read all the time.
+
+    /demo/orders     steady: small messages, some each tenth of a second
+    /demo/clicks     in bursts: thousands at once, then nothing for seconds
+    /demo/photos     slow and large: a message of some hundred kilobytes now and then
+    /demo/heartbeat  hardly anything
+
+Each has a reader at its end, and one that reads everything from the beginning, over and over, so
+that all tiers are read from. All of it is limited in rate, and what is stored is limited by
+retention: `demo_settings` says how much there ever is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from forebay.errors import ForebayError, LogClosed, ServiceUnavailable, UsageError
+from forebay.limits import KIB, MIB
+from forebay.logs import event
+from forebay.settings import (
+    DeleterSettings,
+    RemoteRetentionSettings,
+    StoreSettings,
+    UploaderSettings,
+    WalSettings,
+)
+from forebay.topic.store import Store, Topic
+
+_log: Final = logging.getLogger("forebay.demo")
+NAMESPACE: Final = "/demo/"
+OBJECTS_MIB: Final = 96
+"""Of each topic; and what is older than half an hour goes."""
+LOCAL_MIB: Final = 48
+"""Of each topic; one that has more of it waits for its uploads."""
+_READ_PER_SECOND: Final = 4000
+"""Messages of a reader that begins at the beginning."""
+_LARGE_READ_PER_SECOND: Final = 4
+_PAUSE_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Character:
+    """How one topic is written to."""
+
+    name: str
+    seconds: float
+    """Between two batches."""
+    messages: int
+    size: int
+    """Of a payload, about."""
+    read_per_second: int = _READ_PER_SECOND
+
+
+CHARACTERS: Final = (
+    Character("orders", 0.1, 20, 300),
+    Character("clicks", 8, 5000, 120),
+    Character("photos", 2, 1, 300 * KIB, _LARGE_READ_PER_SECOND),
+    Character("heartbeat", 1, 1, 40),
+)
+
+
+def demo_settings(settings: StoreSettings) -> StoreSettings:
+    """The settings of a demo: everything moves within seconds, and less than 600 MiB stay."""
+    small = UploaderSettings(
+        interval_seconds=3,
+        max_open_seconds=4,
+        max_object_bytes=4 * MIB,
+        runner=settings.uploader.runner,
+    )
+    return replace(
+        settings,
+        wal=WalSettings(rotate_max_bytes=MIB, rotate_max_seconds=10, fsync_interval_ms=200),
+        uploader=small,
+        deleter=DeleterSettings(
+            check_interval_minutes=0.1,
+            retention_time_minutes=0.5,
+            retention_size_mb=LOCAL_MIB,
+            deletion_lag_minutes=0.25,
+        ),
+        remote_retention=RemoteRetentionSettings(time_minutes=30, size_mb=OBJECTS_MIB),
+    )
+
+
+class Demo:
+    """Runs beside a server's store; see `forebay.service.service.Companion`."""
+
+    def __init__(self, store: Store) -> None:
+        """UsageError for a store with topics of somebody else: retention would delete from them."""
+        others = [name for name in store.topics() if not name.startswith(NAMESPACE)]
+        if others:
+            raise UsageError(
+                f"{store.settings.data} holds topics that are not the demo's, such as {others[0]}, "
+                "and the demo deletes old messages: choose an empty directory with --data"
+            )
+        self._store = store
+        self._over = threading.Event()
+
+    async def run(self) -> None:
+        """Until it is cancelled; its threads have ended then."""
+        threads = [
+            threading.Thread(target=self._go_on, args=[work, each], daemon=True, name="demo")
+            for each in CHARACTERS
+            for work in (self._produce, self._follow, self._read_all)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._over.set()
+            for thread in threads:
+                await asyncio.to_thread(thread.join)
+
+    def _go_on(self, work: Callable[[Topic, Character], None], character: Character) -> None:
+        """Again and again: a full disk or an object that retention took is no end."""
+        while not self._over.is_set():
+            try:
+                work(self._store.topic(NAMESPACE + character.name), character)
+            except LogClosed:
+                return
+            except ForebayError as error:
+                event(_log, logging.WARNING, "the demo waits", topic=character.name, error=error)
+            self._over.wait(_PAUSE_SECONDS)
+
+    def _produce(self, topic: Topic, character: Character) -> None:
+        number = topic.watermarks().appended
+        while not self._over.wait(character.seconds):
+            if sum(segment.size for segment in topic.segments()) > LOCAL_MIB * MIB:
+                raise ServiceUnavailable("uploads are behind: nothing is written meanwhile")
+            batch = [_payload(character, number + each) for each in range(character.messages)]
+            number = topic.append_many(batch, durability="synced").stop
+
+    def _follow(self, topic: Topic, _character: Character) -> None:
+        """Looks for what is new, as somebody does who is up to date."""
+        at = topic.watermarks().synced
+        while not self._over.wait(0.25):
+            with topic.read(at) as reader:
+                for message in reader:
+                    at = message.offset + 1
+
+    def _read_all(self, topic: Topic, character: Character) -> None:
+        """From the oldest message on to the end of now."""
+        began, taken = time.monotonic(), 0
+        with topic.read("earliest") as reader:
+            for _message in reader:
+                taken += 1
+                ahead = taken / character.read_per_second - (time.monotonic() - began)
+                if (ahead > 0.05 and self._over.wait(ahead)) or self._over.is_set():
+                    return
+
+
+def _payload(character: Character, number: int) -> bytes:
+    if character.size > 10 * KIB:
+        return random.randbytes(character.size)  # noqa: S311  # no secret
+    facts = {"topic": character.name, "number": number, "at": round(time.time(), 3)}
+    return json.dumps(facts).encode().ljust(character.size, b" ")

@@ -1,0 +1,349 @@
+"""`JobQueue`: the jobs of a server and the pipeline's cycles, one at a time on its Spark driver.
+
+A driver that ends is started again, after a pause that grows until one does something. A job that
+was running is lost: what it committed counts, and nothing is done twice by the next one, for the
+engine compares before it commits. A cycle that was running is simply due again.
+
+A cycle that moved nothing leaves no trace. Cycles in a row that failed are told as one run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.admin.jobs import (
+    CANCELLED,
+    FAILED,
+    LOST,
+    QUEUED,
+    RUNNING,
+    DriverFacts,
+    JobRecord,
+    JobsFull,
+)
+from forebay.format.names import JOBS_FILE
+from forebay.logs import event
+from forebay.metrics import Counter
+from forebay.pipeline.driver_wire import Order, Outcome
+from forebay.service.driver import (
+    LOG_FILE,
+    DriverEnded,
+    DriverProcess,
+    bound_log,
+    own_program,
+    renew_log,
+)
+from forebay.service.jobs_file import JOBS_KEPT, read_jobs, write_jobs
+from forebay.settings import StoreSettings
+
+_log: Final = logging.getLogger("forebay.service")
+JOBS: Final = Counter(
+    "forebay_jobs_total",
+    "Jobs and cycles that moved something, by how they ended.",
+    ["kind", "state"],
+)
+RESTARTS: Final = Counter("forebay_spark_restarts_total", "Spark drivers that ended by themselves.")
+WAITING_MAX: Final = 32
+"""Jobs that wait for their turn."""
+_CYCLE: Final = "interval"
+_REQUEST: Final = "request"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long it waits before a driver is started again, while none of them does anything."""
+
+    first_seconds: float = 0.5
+    most_seconds: float = 60.0
+
+    def pause(self, ends: int) -> float:
+        """After so many ends in a row."""
+        return float(min(self.first_seconds * 2 ** min(ends - 1, 20), self.most_seconds))
+
+
+_PATIENCE: Final = Patience()
+
+
+class JobQueue:
+    """Implements `forebay.admin.jobs.Jobs`. `run` is to be running."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        *,
+        program: Sequence[str] | None = None,
+        patience: Patience = _PATIENCE,
+    ) -> None:
+        """`program` is run in the place of the driver."""
+        self._settings = settings
+        self._program = own_program() if program is None else list(program)
+        self._patience = patience
+        self._data = Path(settings.data or "")
+        self._guard = threading.Lock()
+        self._writing = threading.Lock()
+        self._records: dict[str, JobRecord] = {}
+        """In the order of their creation."""
+        self._waiting: deque[str] = deque()
+        self._current: str | None = None
+        self._driver: DriverProcess | None = None
+        self._facts = DriverFacts("starting", settings.spark.master, time.time())
+        self._ends = 0
+        """Of drivers in a row that did nothing."""
+        self._next_cycle = 0.0
+        self._turn_of_jobs = False
+        self._changed = asyncio.Event()
+        self._unwritten = asyncio.Event()
+
+    # -- the port -------------------------------------------------------------------------------
+
+    def submit(
+        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
+    ) -> JobRecord:
+        if len(self._waiting) >= WAITING_MAX:
+            raise JobsFull(f"{WAITING_MAX} jobs wait already: come back when some are done")
+        job = _new(kind, tuple(topics), dict(options), _REQUEST, QUEUED)
+        self._put(job)
+        self._waiting.append(job.id)
+        self._changed.set()
+        return job
+
+    def list(self) -> Sequence[JobRecord]:
+        with self._guard:
+            return list(self._records.values())[::-1]
+
+    def get(self, job_id: str) -> JobRecord | None:
+        with self._guard:
+            return self._records.get(job_id)
+
+    def cancel(self, job_id: str) -> JobRecord | None:
+        job = self.get(job_id)
+        if job is None or job.over:
+            return job
+        if job.state == QUEUED:
+            with suppress(ValueError):
+                self._waiting.remove(job_id)
+            return self._end(job, CANCELLED, "it was cancelled before it began")
+        if self._driver is not None:
+            self._driver.cancel(job_id)
+        return job
+
+    def driver(self) -> DriverFacts:
+        return self._facts
+
+    # -- its life -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until it is cancelled: ends the driver then, and what was not over."""
+        path = self._data / JOBS_FILE
+        past = await asyncio.to_thread(read_jobs, path)
+        with self._guard:
+            self._records = {**{job.id: job for job in past}, **self._records}
+        await asyncio.to_thread(renew_log, self._data / LOG_FILE)
+        keeper = asyncio.create_task(self._keep(path))
+        try:
+            while True:
+                await self._one_driver()
+        finally:
+            keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeper
+            for job in self.list():
+                if not job.over:
+                    self._end(job, CANCELLED, "the server was stopped")
+            self._tell("stopped", pid=None, error=None)
+            await asyncio.to_thread(self._write, path)
+
+    async def _one_driver(self) -> None:
+        """From the start of a driver to its end, and the pause behind it."""
+        driver = self._driver = DriverProcess(self._settings, self._program)
+        ready = False
+        try:
+            await driver.start()
+            self._tell("starting", pid=driver.pid)
+            master = await driver.ready()
+            ready = True
+            event(_log, logging.INFO, "Spark is ready", master=master, pid=driver.pid)
+            self._tell("ready", error=None)
+            await self._serve(driver)
+        except (DriverEnded, OSError) as error:
+            reason = str(error)
+        finally:
+            await driver.stop()
+            self._driver = None
+        self._ends += 1
+        pause = self._patience.pause(self._ends)
+        RESTARTS.add()
+        event(
+            _log,
+            logging.WARNING,
+            "the Spark driver ended; it is started again" if ready else "Spark did not start",
+            error=reason,
+            again_in_seconds=pause,
+        )
+        facts = self._facts
+        self._tell("restarting", pid=None, error=reason, restarts=facts.restarts + 1)
+        await asyncio.sleep(pause)
+
+    async def _serve(self, driver: DriverProcess) -> None:
+        """Jobs and cycles, until the driver ends: DriverEnded."""
+        while True:
+            if driver.ended.done():
+                raise DriverEnded(driver.ended.result())
+            job = self._next()
+            if job is None:
+                await self._idle(driver)
+                continue
+            self._current = job.id
+            self._tell("working")
+            try:
+                await self._carry_out(driver, job)
+            finally:
+                self._current = None
+            self._tell("ready")
+
+    def _next(self) -> JobRecord | None:
+        """Jobs and cycles that are due take turns."""
+        due = self._settings.uploader.enabled and time.monotonic() >= self._next_cycle
+        if self._waiting and (self._turn_of_jobs or not due):
+            self._turn_of_jobs = False
+            job = self.get(self._waiting.popleft())
+            assert job is not None, "what waits is remembered"
+            return self._put(replace(job, state=RUNNING, started=time.time()))
+        self._turn_of_jobs = True
+        return _new("offload", (), {"due": True}, _CYCLE, RUNNING) if due else None
+
+    async def _idle(self, driver: DriverProcess) -> None:
+        """Until there is something to do, or the driver has ended."""
+        self._changed.clear()
+        if self._waiting:
+            return
+        left = self._next_cycle - time.monotonic() if self._settings.uploader.enabled else None
+        changed = asyncio.create_task(self._changed.wait())
+        try:
+            ends: list[asyncio.Future[Any]] = [changed, driver.ended]
+            await asyncio.wait(
+                ends,
+                timeout=None if left is None else max(left, 0),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            changed.cancel()
+
+    async def _carry_out(self, driver: DriverProcess, job: JobRecord) -> None:
+        bound_log(self._data / LOG_FILE)
+        order = Order(job.id, job.kind, job.topics, dict(job.options))
+
+        def told(done: int, total: int, step: int) -> None:
+            if done:
+                self._ends = 0
+            label = f"{job.kind}: step {step}"
+            now = self.get(job.id) or job  # a cycle is remembered once it moves something
+            self._put(replace(now, done=done, total=total, label=label))
+
+        try:
+            outcome = await driver.carry_out(order, told)
+        except DriverEnded as error:
+            self._lose(job, str(error))
+            raise
+        self._ends = 0
+        if job.trigger == _CYCLE:
+            self._next_cycle = time.monotonic() + self._settings.uploader.interval_seconds
+            self._end_cycle(job, outcome)
+        else:
+            self._end(self.get(job.id) or job, outcome.state, outcome.error, outcome)
+
+    # -- what becomes of them -------------------------------------------------------------------
+
+    def _lose(self, job: JobRecord, reason: str) -> None:
+        found = self.get(job.id)
+        if found is not None:
+            self._end(found, LOST, f"{reason}; what was committed counts")
+        self._next_cycle = 0.0
+
+    def _end_cycle(self, job: JobRecord, outcome: Outcome) -> None:
+        found = self.get(job.id)
+        if outcome.state == FAILED:
+            before = self._last_cycle(job.id)
+            if before is not None and before.state == FAILED:
+                self._forget(job.id)
+                job = replace(before, attempts=before.attempts + 1)
+                found = None
+            event(
+                _log,
+                logging.WARNING,
+                "a cycle of the pipeline failed; it is tried again",
+                error=outcome.error,
+                attempts=job.attempts,
+            )
+        elif not outcome.summary.get("objects") and outcome.state != CANCELLED:
+            self._forget(job.id)  # at most, objects were read back that nobody had verified
+            return
+        self._end(found or job, outcome.state, outcome.error, outcome)
+
+    def _last_cycle(self, but: str) -> JobRecord | None:
+        cycles = (job for job in self.list() if job.trigger == _CYCLE and job.id != but)
+        return next(cycles, None)
+
+    def _end(
+        self, job: JobRecord, state: str, error: str | None, outcome: Outcome | None = None
+    ) -> JobRecord:
+        JOBS.add(1, job.kind, state)
+        ended = replace(job, state=state, error=error, ended=time.time())
+        if outcome is not None:
+            ended = replace(ended, summary=outcome.summary, details=outcome.details)
+        if job.trigger == _REQUEST:
+            level = logging.INFO if error is None else logging.WARNING
+            event(_log, level, "job ended", job=job.id, kind=job.kind, state=state, error=error)
+        return self._put(ended)
+
+    def _put(self, job: JobRecord) -> JobRecord:
+        with self._guard:
+            self._records[job.id] = job
+            over = (each.id for each in list(self._records.values()) if each.over)
+            while len(self._records) > JOBS_KEPT and (oldest := next(over, None)) is not None:
+                del self._records[oldest]
+        self._unwritten.set()
+        return job
+
+    def _forget(self, job_id: str) -> None:
+        with self._guard:
+            self._records.pop(job_id, None)
+
+    def _tell(self, state: str, **changes: object) -> None:
+        facts = replace(self._facts, state=state, **changes)  # type: ignore[arg-type]
+        if state != self._facts.state:
+            facts = replace(facts, since=time.time())
+        self._facts = facts
+
+    async def _keep(self, path: Path) -> None:
+        """Writes what changed, a second after it did: progress is not worth a sync of its own."""
+        while True:
+            await self._unwritten.wait()
+            await asyncio.sleep(1)
+            self._unwritten.clear()
+            await asyncio.to_thread(self._write, path)
+
+    def _write(self, path: Path) -> None:
+        try:
+            with self._writing:
+                write_jobs(path, self.list()[::-1])
+        except OSError as error:
+            event(_log, logging.WARNING, "past jobs cannot be kept", file=path, error=error)
+
+
+def _new(
+    kind: str, topics: tuple[str, ...], options: dict[str, int | bool], trigger: str, state: str
+) -> JobRecord:
+    now = time.time()
+    started = now if state == RUNNING else None
+    return JobRecord(secrets.token_hex(6), kind, topics, options, trigger, state, now, started)

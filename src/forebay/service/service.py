@@ -1,0 +1,274 @@
+"""`Service`: one server process, from its first check to its last sync.
+
+What can be refused is refused before anything is started: the directory that another server has,
+the address that is taken, the Java that is missing. Then the store is opened and the servers
+listen; topics are opened, and Spark is started, behind them.
+
+    signal or `stop`  ->  streams end, nothing new is taken, the driver ends, the store is synced
+
+What a caller gets wrong: `run` takes over the main thread and its signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Protocol
+
+import uvloop
+
+from forebay.admin.app import build_app
+from forebay.admin.server import AdminServer
+from forebay.admin.site import Site
+from forebay.errors import ServiceUnavailable, UsageError
+from forebay.logs import event
+from forebay.remote import ServerNote
+from forebay.service.directory import DataDirectory
+from forebay.service.jobs import JobQueue
+from forebay.service.opening import TopicOpener
+from forebay.settings import ServerAddress, StoreSettings
+from forebay.topic.store import Store
+
+_log: Final = logging.getLogger("forebay.service")
+_THREADS: Final = 32
+"""That requests share for what waits for a disk or a network."""
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""One that whoever started the process has it ignore (nohup does) stays ignored."""
+_LOOK_SECONDS: Final = 0.01
+
+
+class Companion(Protocol):
+    """What runs beside the servers, for as long as they do."""
+
+    async def run(self) -> None:
+        """Until it is cancelled; what it raises ends the service."""
+
+
+class Listener(Protocol):
+    """A server of a service: it is bound before anything starts, and serves until it is stopped."""
+
+    def bind(self) -> str:
+        """Takes its address, and answers the URL; UsageError if it cannot."""
+
+    async def serve(self) -> None: ...
+
+    @property
+    def started(self) -> bool:
+        """Whether it answers."""
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Http:
+    """The HTTP server as one of the servers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._server = AdminServer(service.settings.admin)
+        self.bind = self._server.bind
+        self.stop = self._server.stop
+        self.close = self._server.close
+
+    async def serve(self) -> None:
+        await self._server.serve(build_app(self._service.site))
+
+    @property
+    def started(self) -> bool:
+        return self._server.started
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where everything is, for people and for programs."""
+
+    url: str
+    data: str
+    objects: str
+    catalog: str
+    spark: str | None
+    pid: int
+    instance: str
+
+
+class Service:
+    """One server over one data directory."""
+
+    def __init__(self, settings: StoreSettings, *, spark: bool) -> None:
+        """UsageError, LogLocked or DiskError if it cannot run as it is configured."""
+        if settings.data is None:
+            raise UsageError("a server needs a data directory: name one with --data or --config")
+        if spark:
+            settings = _for_spark(settings)
+        self.settings = replace(settings, data=Path(settings.data or "").absolute())
+        self._spark = spark
+        self._stack = ExitStack()
+        self._stop = asyncio.Event()
+        self._listeners: list[Listener] = [_Http(self)]
+        """The broker takes its place here, behind the HTTP server."""
+        self.site: Site
+        self._jobs: JobQueue | None = None
+        try:
+            self._prepare()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _prepare(self) -> None:
+        assert self.settings.data is not None
+        directory = DataDirectory(Path(self.settings.data))
+        self._stack.callback(directory.close)
+        urls = []
+        for listener in self._listeners:
+            self._stack.callback(listener.close)
+            urls.append(listener.bind())
+        store = Store(self.settings)
+        self._stack.callback(store.close)
+        self.site = Site(store, url=urls[0], unready="topics are being opened")
+        directory.announce(ServerNote(self.site.url, self.site.instance, os.getpid()))
+        if self._spark:
+            admin = self.settings.admin
+            here = ServerAddress(self.site.url, self.site.instance, admin.token, admin.ca_file)
+            self._jobs = JobQueue(replace(self.settings, server=here))
+            self.site.jobs = self._jobs
+        elif self.settings.uploader.enabled and self.settings.uploader.runner == "spark":
+            event(
+                _log,
+                logging.WARNING,
+                "storage.uploader.runner is spark, and this server runs no Spark: nothing is "
+                "uploaded until `forebay pipeline` or `forebay offload` does it",
+            )
+
+    def whereabouts(self) -> Whereabouts:
+        settings = self.settings
+        cloud, metadata = settings.cloud, settings.metadata
+        data = Path(settings.data or "")
+        sqlite = metadata.path or data / "catalog.db"
+        return Whereabouts(
+            url=self.site.url,
+            data=str(data),
+            objects=cloud.root or str(data / "objects"),
+            catalog=str(sqlite) if metadata.backend == "sqlite" else ",".join(metadata.endpoints),
+            spark=settings.spark.master if self._spark else None,
+            pid=os.getpid(),
+            instance=self.site.instance,
+        )
+
+    def stop(self) -> None:
+        """Ends `run`. From the event loop's thread, or a signal's handler."""
+        self._stop.set()
+
+    def run(
+        self, *companions: Companion, started: Callable[[], None] = lambda: None
+    ) -> signal.Signals | None:
+        """Until `stop` or a signal, which is answered; a second signal ends the process at once.
+
+        `started` is called when the servers answer.
+        """
+        seen: list[signal.Signals] = []
+        heeded = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            loop = runner.get_loop()
+            for number in heeded:
+                loop.add_signal_handler(number, partial(self._signalled, number, seen))
+            try:
+                runner.run(self._main(companions, started))
+            finally:
+                self._close(heeded)
+        return seen[0] if seen else None
+
+    def _signalled(self, number: signal.Signals, seen: list[signal.Signals]) -> None:
+        if seen:
+            os._exit(128 + number)
+        seen.append(number)
+        event(_log, logging.INFO, "stopping", signal=number.name)
+        self._stop.set()
+
+    async def _main(self, companions: tuple[Companion, ...], started: Callable[[], None]) -> None:
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="server")
+        asyncio.get_running_loop().set_default_executor(pool)
+        serving = [asyncio.create_task(each.serve()) for each in self._listeners]
+        behind = [asyncio.create_task(each) for each in self._behind(companions)]
+        stopped = asyncio.create_task(self._stop.wait())
+        while not all(each.started for each in self._listeners) and not _any_done(serving):
+            await asyncio.wait(serving, timeout=_LOOK_SECONDS)
+        if not _any_done(serving):
+            started()
+        pending: set[asyncio.Task[Any]] = {stopped, *serving, *behind}
+        while True:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            # What is behind the servers may come to its end: all topics are open, say.
+            if any(task not in behind or task.exception() is not None for task in done):
+                break
+        asked = self._stop.is_set()
+        await self._end(serving, [stopped, *behind])
+        if not asked:
+            raise ServiceUnavailable("a server ended by itself; its log says why")
+
+    def _behind(self, companions: tuple[Companion, ...]) -> list[Coroutine[Any, Any, None]]:
+        opener = TopicOpener(self.site.store, self._tell)
+        work = [opener.run(), *(each.run() for each in companions)]
+        return work if self._jobs is None else [*work, self._jobs.run()]
+
+    def _tell(self, unready: str | None) -> None:
+        if not self._stop.is_set():
+            self.site.unready = unready
+
+    async def _end(
+        self, serving: list[asyncio.Task[None]], behind: list[asyncio.Task[Any]]
+    ) -> None:
+        """The servers and what is behind them end side by side; then the first error is raised."""
+        self.site.unready = "the server is stopping"
+        self.site.stopping.set()
+        for listener in self._listeners:
+            listener.stop()
+        for task in behind:
+            task.cancel()
+        results = await asyncio.gather(*serving, *behind, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+
+    def _close(self, heeded: Sequence[signal.Signals]) -> None:
+        """A second signal counts while the store is closed, too."""
+
+        def at_once(number: int, _frame: FrameType | None) -> None:
+            os._exit(128 + number)
+
+        for number in heeded:
+            signal.signal(number, at_once)
+        try:
+            self._stack.close()
+        finally:
+            for number in heeded:
+                signal.signal(number, signal.SIG_DFL)
+        event(_log, logging.INFO, "stopped; everything is synced")
+
+    def close(self) -> None:
+        """Of a service that was never run."""
+        self._stack.close()
+
+
+def _any_done(tasks: Sequence[asyncio.Task[None]]) -> bool:
+    return any(task.done() for task in tasks)
+
+
+def _for_spark(settings: StoreSettings) -> StoreSettings:
+    """Refuses what cannot work, before anything is started."""
+    from forebay.pipeline.java import find_java
+    from forebay.pipeline.site import site_settings
+
+    settings = replace(settings, uploader=replace(settings.uploader, runner="spark"))
+    settings = site_settings(settings)
+    find_java()
+    return settings

@@ -1,0 +1,112 @@
+"""What open topics are asked when the page of metrics is made: how far each has got.
+
+Nothing here is counted while messages come and go. Watermarks are numbers that a topic has
+anyway. The age of the oldest message that is in no object takes one look into a segment, and only
+after the uploaded watermark has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from forebay import metrics
+from forebay.clock import Clock
+from forebay.errors import ForebayError
+from forebay.metrics import Collected
+from forebay.topic.storage import WalStorage
+from forebay.upload.uploader import Uploader
+from forebay.wal.segment import Segment
+
+TOPICS_MAX: Final = 1000
+"""That a page shows of one store, by name: each is seven lines."""
+
+OFFSET: Final = Collected(
+    "forebay_topic_offset",
+    "Next offset of each stage of an open topic; of the stage `start`, its oldest offset.",
+    ["topic", "stage"],
+)
+LAG: Final = Collected(
+    "forebay_topic_upload_lag_messages",
+    "Synced messages of an open topic that are in no object yet.",
+    ["topic"],
+)
+LAG_SECONDS: Final = Collected(
+    "forebay_topic_upload_lag_seconds",
+    "Age of the oldest synced message of an open topic that is in no object yet.",
+    ["topic"],
+)
+OPEN: Final = Collected("forebay_topics_open", "Topics that this process has open.")
+NOT_SHOWN: Final = Collected(
+    "forebay_topics_not_shown", f"Open topics beyond the first {TOPICS_MAX}, which are shown."
+)
+CACHE: Final = Collected("forebay_wal_cache_size", "Messages that open topics hold in memory.")
+
+
+class TopicGauges:
+    """A collector: sets the gauges of one store's open topics."""
+
+    def __init__(self, storages: Callable[[], Sequence[WalStorage]], clock: Clock) -> None:
+        self._storages = storages
+        self._clock = clock
+        self._since: dict[str, tuple[int, int]] = {}
+        """By topic: an offset, and since when its message has waited (milliseconds)."""
+        metrics.collect_from(self)
+
+    def collect(self) -> None:
+        storages = sorted(self._storages(), key=lambda each: each.name)
+        OPEN.add(len(storages))
+        NOT_SHOWN.add(max(len(storages) - TOPICS_MAX, 0))
+        CACHE.add(sum(len(each.wal.in_memory()) for each in storages))
+        shown = storages[:TOPICS_MAX]
+        for storage in shown:
+            self._show(storage)
+        for name in self._since.keys() - {each.name for each in shown}:
+            del self._since[name]
+
+    def _show(self, storage: WalStorage) -> None:
+        name, marks = storage.name, storage.watermarks()
+        for stage, offset in (
+            ("start", storage.start_offset),
+            ("appended", marks.appended),
+            ("synced", marks.synced),
+        ):
+            OFFSET.set(offset, name, stage)
+        uploader = storage.uploader
+        if uploader is None:
+            return
+        OFFSET.set(marks.uploaded, name, "uploaded")
+        OFFSET.set(marks.verified, name, "verified")
+        lag = max(marks.synced - marks.uploaded, 0)
+        LAG.set(lag, name)
+        LAG_SECONDS.set(self._waited(uploader, storage, marks.uploaded) if lag else 0, name)
+
+    def _waited(self, uploader: Uploader, storage: WalStorage, offset: int) -> float:
+        """How many seconds the message at `offset` has been in the log, about."""
+        now = self._clock.now_ms()
+        known = self._since.get(storage.name)
+        if known is None or known[0] != offset:
+            holding = [
+                each
+                for each in storage.wal.segments()
+                if each.first_offset <= offset < each.end_offset
+            ]
+            if not holding:  # retention, or an upload, was faster than this look
+                return 0
+            known = (offset, self._arrived(uploader, holding[0], offset, now))
+            self._since[storage.name] = known
+        return max(now - known[1], 0) / 1000
+
+    def _arrived(self, uploader: Uploader, segment: Segment, offset: int, now: int) -> int:
+        """When the message was published, but not before its segment began.
+
+        One that was published elsewhere may have any time; one that cannot be read has its
+        segment's.
+        """
+        try:
+            place = uploader.place(segment, offset)
+            published = uploader.source.publish_time(segment, place)
+        except (ForebayError, OSError):
+            published = None
+        times = (segment.created_ms, published or 0)
+        return max((each for each in times if each <= now), default=now)

@@ -1,0 +1,338 @@
+"""`repair`: finds what is damaged in a store, and puts right what can be.
+
+A dry run unless told otherwise. It needs the topics for itself: the lock on each directory is
+held while it works, and a running server is refused. Of the objects, those that local segments
+could put right are read in full, the others are looked at: `forebay verify` reads everything.
+
+What a caller gets wrong: a repair that found nothing is no proof about objects that it did not
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from forebay.catalog.adopt import is_restoring
+from forebay.catalog.records import TopicRecord
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.errors import (
+    CheckpointError,
+    UnknownTopic,
+    UsageError,
+)
+from forebay.files.disk import Disk, read_file
+from forebay.format.checkpoint import UploaderCheckpoint, decode_checkpoint
+from forebay.format.names import (
+    LOG_ID_FILE,
+    PUBLISHED_FILE,
+    TOPICS_PREFIX,
+    UPLOADER_CHECKPOINT_FILE,
+    SegmentNames,
+    TopicName,
+    objects_prefix,
+    parse_topic,
+    topic_of_key,
+)
+from forebay.limits import CHECKPOINT_BYTES_MAX
+from forebay.objects.connect import connect
+from forebay.remote import find_server
+from forebay.settings import StoreSettings
+from forebay.topic.repairs_apply import (
+    Copies,
+    LocalRepair,
+    drop_uploader_checkpoint,
+    put_log_id,
+    record_losses,
+)
+from forebay.topic.repairs_frames import Piece, Run, cover, frames_of
+from forebay.topic.repairs_objects import Objects
+from forebay.topic.repairs_plan import (
+    Finding,
+    Kind,
+    LocalPlan,
+    plan_local,
+)
+from forebay.topic.repairs_survey import Survey, survey_log
+from forebay.topic.tiers import Tiers
+from forebay.topic.view import StoreView, catalog_file
+from forebay.wal.publisher import Publisher
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """What was found in all topics; `left` is what is still wrong."""
+
+    applied: bool
+    topics: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    copies: str | None = None
+    """Where copies are of all that was changed."""
+
+    @property
+    def left(self) -> list[Finding]:
+        return [each for each in self.findings if not each.repaired]
+
+
+def repair(
+    settings: StoreSettings,
+    topics: Sequence[str] = (),
+    *,
+    apply: bool = False,
+    accept_loss: bool = False,
+    disk: Disk | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    tiers: Tiers | None = None,
+) -> RepairReport:
+    """Looks at the named topics, or at all; with `apply` it puts right what it can.
+
+    `accept_loss` lets offsets become lost whose messages are nowhere. UsageError while a server
+    runs on the store, LogLocked while another process owns a topic.
+    """
+    if settings.data is None:
+        raise UsageError("a store in memory has nothing to repair")
+    server = find_server(settings)
+    if server is not None:
+        raise UsageError(f"a server runs on {settings.data}, at {server.url}: stop it first")
+    names = [parse_topic(name) for name in topics]
+    report = RepairReport(apply)
+    with closing(StoreView(tiers or settings, disk=disk, clock=clock)) as view:
+        copies = Copies(view.disk, Path(view.name), clock.now_ms())
+        for topic in names or _all_topics(view):
+            _TopicRepair(view, topic, report, copies, accept_loss=accept_loss).run()
+            report.topics += 1
+        report.copies = str(copies.folder) if copies.count else None
+    return report
+
+
+def _all_topics(view: StoreView) -> list[TopicName]:
+    known = {parse_topic(name) for name in view.topics()}
+    if view.tiers() is None:
+        with closing(connect(view.settings.cloud, Path(view.name))) as store:
+            found = (topic_of_key(meta.key) for meta in store.list(TOPICS_PREFIX))
+            known |= {each[0] for each in found if each is not None}
+    return sorted(known)
+
+
+class _TopicRepair:
+    """One topic, from the look to the last repair."""
+
+    def __init__(
+        self,
+        view: StoreView,
+        topic: TopicName,
+        report: RepairReport,
+        copies: Copies,
+        *,
+        accept_loss: bool,
+    ) -> None:
+        self._view = view
+        self._disk = view.disk
+        self._topic = topic
+        self._report = report
+        self._copies = copies
+        self._accept_loss = accept_loss
+        self._directory = view.directory(topic)
+        self._names = SegmentNames(view.settings.wal.file_name)
+        self._tiers = view.tiers()
+        self._record = None if self._tiers is None else self._tiers.catalog.record(topic)
+        self._objects = (
+            None
+            if self._tiers is None or self._record is None
+            else Objects(self._tiers, topic, copies)
+        )
+        self._findings: list[Finding] = []
+
+    def run(self) -> None:
+        if not self._known():
+            return
+        with ExitStack() as stack:
+            publisher = None
+            if self._disk.exists(self._directory):
+                publisher = stack.enter_context(self._locked())
+            self._repair(publisher)
+        self._report.findings += self._findings
+
+    def _known(self) -> bool:
+        """False where another command has to come first; UnknownTopic where nobody knows it."""
+        if self._record is not None and is_restoring(self._record.log_id):
+            self._point_to_restore("a restore of it has begun and not ended")
+            return False
+        if self._record is not None:
+            return True
+        if self._has_objects():
+            self._point_to_restore("the catalog does not know it, and the store has objects of it")
+            return False
+        if not self._disk.exists(self._directory):
+            raise UnknownTopic(f"there is no topic {self._topic} in {self._view.name}")
+        return True
+
+    def _has_objects(self) -> bool:
+        prefix = objects_prefix(self._topic)
+        if self._tiers is not None:
+            return next(iter(self._tiers.store.list(prefix)), None) is not None
+        with closing(connect(self._view.settings.cloud, Path(self._view.name))) as store:
+            return next(iter(store.list(prefix)), None) is not None
+
+    def _point_to_restore(self, what: str) -> None:
+        path = catalog_file(self._view.settings)
+        where = str(path) if path is not None else "the catalog"
+        self._report.findings.append(
+            Finding(
+                str(self._topic),
+                Kind.CATALOG,
+                where,
+                what,
+                f"none here: run `forebay restore {self._topic}`",
+                fixable=False,
+            )
+        )
+
+    @contextmanager
+    def _locked(self) -> Iterator[Publisher]:
+        """The lock on the directory; a look alone leaves no file behind."""
+        path = self._directory / PUBLISHED_FILE
+        there = self._disk.exists(path)
+        publisher = Publisher(self._disk, self._directory)
+        try:
+            yield publisher
+        finally:
+            if not there and not self._disk.size(path):
+                self._disk.unlink(path)
+            publisher.close()
+
+    # -- the order of things --------------------------------------------------------------------
+
+    def _repair(self, publisher: Publisher | None) -> None:
+        """Objects first: the log may hold the last good copy of what is wrong in them, and is cut
+        where a loss is recorded."""
+        survey = None if publisher is None else self._survey()
+        whole = self._repair_objects(survey)
+        if publisher is not None and survey is not None:
+            self._repair_log(publisher, survey, objects_whole=whole)
+
+    def _repair_objects(self, survey: Survey | None) -> bool:
+        """Whether all of them are right, or would be."""
+        if self._objects is None:
+            return True
+        whole = True
+        for action, finding in self._objects.look(survey.runs if survey is not None else []):
+            self._settle(finding, action)
+            whole = whole and finding.fixable
+        for action, finding in self._objects.look_at_sidecars():
+            self._settle(finding, action)
+        return whole
+
+    def _settle(self, finding: Finding, action: Callable[[], None]) -> None:
+        """Does it, if it is to be done and can be; and notes what became of it."""
+        if self._report.applied and finding.fixable:
+            action()
+            finding = replace(finding, repaired=True)
+        self._findings.append(finding)
+
+    # -- the local log --------------------------------------------------------------------------
+
+    def _survey(self) -> Survey | None:
+        """The log, if there is one and it is the topic's; another one its owner sets aside."""
+        survey = survey_log(self._disk, self._directory, self._names, str(self._topic))
+        if not survey.begun:
+            return None
+        survey = self._repair_id(survey)
+        record = self._record
+        mine = record is None or record.log_id in (None, survey.log_id)
+        return survey if mine else None
+
+    def _repair_log(self, publisher: Publisher, survey: Survey, *, objects_whole: bool) -> None:
+        self._repair_uploader_checkpoint()
+        plan = self._plan(survey, objects_whole=objects_whole)
+        if not self._report.applied or not self._allowed(plan):
+            self._findings += self._as_left(plan)
+            return
+        findings = plan.findings
+        if plan.losses:
+            assert self._tiers is not None
+            record_losses(self._tiers, self._disk, self._topic, plan, plan.losses)
+            self._record = self._tiers.catalog.record(self._topic)
+            plan = self._plan(survey, objects_whole=objects_whole)
+        LocalRepair(self._disk, self._topic, plan, publisher, self._copies).run()
+        self._findings += [replace(each, repaired=True) for each in findings]
+
+    def _plan(self, survey: Survey, *, objects_whole: bool) -> LocalPlan:
+        plan = plan_local(str(self._topic), survey, self._record, self._object_runs)
+        if (plan.losses or plan.removals) and not objects_whole:
+            plan.obstacles.append("the log may hold what is damaged in an object")
+        return plan
+
+    def _allowed(self, plan: LocalPlan) -> bool:
+        if plan.obstacles:
+            return False
+        return not plan.losses or (self._accept_loss and self._record is not None)
+
+    def _as_left(self, plan: LocalPlan) -> list[Finding]:
+        """A log is repaired whole or left alone: one loss that may not be keeps all of it."""
+        fixable = self._allowed(plan)
+        return [replace(each, fixable=each.fixable and fixable) for each in plan.findings]
+
+    def _repair_id(self, survey: Survey) -> Survey:
+        record = self._record
+        if survey.log_id is not None or record is None or record.log_id is None:
+            return survey
+        what = "it is damaged" if not survey.id_whole else "it is missing"
+        finding = Finding(
+            str(self._topic),
+            Kind.LOG_ID,
+            str(self._directory / LOG_ID_FILE),
+            f"{what}: the log would be taken for another one and set aside",
+            "it is written again as the catalog has it",
+        )
+        if not self._same_log(survey, record):
+            remedy = "none: the log does not fit to the objects, so it may be another one"
+            finding = replace(finding, fixable=False, remedy=remedy)
+        log_id = record.log_id
+        self._settle(
+            finding,
+            lambda: put_log_id(self._disk, self._topic, self._directory, log_id, self._copies),
+        )
+        return replace(survey, log_id=log_id) if finding.fixable else survey
+
+    def _object_runs(self, start: int, end: int) -> list[Run]:
+        return [] if self._objects is None else self._objects.runs(start, end)
+
+    def _same_log(self, survey: Survey, record: TopicRecord) -> bool:
+        """Whether the log goes on where the objects end, with the same frame before it."""
+        if not survey.start <= record.tail <= survey.end <= max(record.reserved, record.tail):
+            return False
+        last = record.tail - 1
+        if record.tail == survey.start or record.lost_range(last) is not None:
+            return True
+        local, _ = cover(last, record.tail, survey.runs)
+        stored, _ = cover(last, record.tail, self._object_runs(last, record.tail))
+        return _bytes(local) == _bytes(stored) != b""
+
+    def _repair_uploader_checkpoint(self) -> None:
+        path = self._directory / UPLOADER_CHECKPOINT_FILE
+        if not self._disk.exists(path):
+            return
+        try:
+            data = read_file(self._disk, path, bytes_max=CHECKPOINT_BYTES_MAX)
+            decode_checkpoint(data, UploaderCheckpoint)
+        except (CheckpointError, ValueError):
+            finding = Finding(
+                str(self._topic),
+                Kind.CHECKPOINT,
+                str(path),
+                "it is damaged",
+                "it is removed: the next upload finds its place and writes it again",
+            )
+            self._settle(
+                finding,
+                lambda: drop_uploader_checkpoint(
+                    self._disk, self._topic, self._directory, self._copies
+                ),
+            )
+
+
+def _bytes(pieces: Sequence[Piece]) -> bytes:
+    return b"".join(bytes(each) for each in frames_of(pieces))

@@ -1,0 +1,233 @@
+"""The OpenAPI document tells of every call there is, and the server does as it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema_rs
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import Case, SerializationContext
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+from starlette.routing import Route
+
+from forebay.admin.app import build_app
+from forebay.admin.jobs import DriverFacts, JobRecord
+from forebay.admin.openapi import document
+from forebay.admin.openapi_words import LINES
+from forebay.admin.site import Site
+from forebay.format.names import TopicName, object_key
+from forebay.settings import StoreSettings, UploaderSettings
+from forebay.topic.store import Store
+from served import Served, served
+
+DOCUMENT: Final[dict[str, Any]] = json.loads(document())
+METHODS: Final = ("get", "head", "post", "put", "delete")
+
+
+def calls() -> set[tuple[str, str]]:
+    return {
+        (method.upper(), path)
+        for path, item in DOCUMENT["paths"].items()
+        for method in item
+        if method in METHODS
+    }
+
+
+# ---- the document -----------------------------------------------------------------------------
+
+
+def test_the_document_has_every_route_and_no_other(tmp_path: Path) -> None:
+    with Store(StoreSettings(data=tmp_path)) as store:
+        routes = build_app(Site(store)).routes
+    found: set[tuple[str, str]] = set()
+    for route in routes:
+        assert isinstance(route, Route)
+        path = re.sub(r"\{(\w+):path\}", r"{\1}", route.path)
+        # One that takes all methods answers 405 by itself.
+        methods = route.methods or {method for method, known in calls() if known == path}
+        found |= {(method, path) for method in methods}
+        assert path in DOCUMENT["paths"]
+    assert calls() <= found
+    # Whoever gets may look; the document says so where it is of use.
+    assert {(method, path) for method, path in found - calls() if method != "HEAD"} == set()
+
+
+def test_every_reference_is_to_something_and_everything_is_referred_to() -> None:
+    named = set(re.findall(r'"#/components/(\w+/\w+)"', document().decode()))
+    there = {
+        f"{kind}/{name}"
+        for kind in ("schemas", "parameters", "responses")
+        for name in DOCUMENT["components"][kind]
+    }
+    lines = {"schemas/NewMessage", "schemas/MessageLine", "schemas/SinkLine"}
+    assert named <= there
+    assert there - named - lines == set()
+
+
+def test_every_schema_is_one() -> None:
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    for schema in DOCUMENT["components"]["schemas"].values():
+        jsonschema_rs.meta.validate({**schema, **dialect})
+
+
+def test_every_call_has_a_name_of_its_own_and_tells_its_errors() -> None:
+    names = []
+    for method, path in sorted(calls()):
+        operation = DOCUMENT["paths"][path][method.lower()]
+        names.append(operation["operationId"])
+        assert operation["summary"].endswith(".")
+        assert {"401", "403", "500", "503"} <= operation["responses"].keys()
+        used = {each.get("name") for each in operation.get("parameters", ())}
+        used |= {
+            each["$ref"].rpartition("/")[2]
+            for each in operation.get("parameters", ())
+            if "$ref" in each
+        }
+        assert set(re.findall(r"\{(\w+)\}", path)) <= used
+    assert len(set(names)) == len(names)
+
+
+# ---- a server that is asked everything --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """With a topic in all tiers, whose name strategies find by the document's examples."""
+    data = tmp_path_factory.mktemp("data")
+    with served(StoreSettings(data=data, uploader=UploaderSettings(enabled=False))) as server:
+        topic = server.store.topic("/default/orders")
+        topic.append_many(
+            [b"text", b"\xff\xfe", b""], [{"k": "v"}, None, None], durability="synced"
+        )
+        topic.upload()
+        topic.append(b"more", routing_key="key", durability="synced")
+        server.site.jobs = OneJob()
+        yield server
+
+
+class OneJob:
+    """Runs nothing: what it is asked for is the one job that it knows."""
+
+    def __init__(self) -> None:
+        self._job = JobRecord("1", "offload", (), {}, "request", "done", created=1.0)
+
+    def submit(
+        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
+    ) -> JobRecord:
+        self._job = JobRecord("1", kind, tuple(topics), options, "request", "queued", created=1.0)
+        return self._job
+
+    def list(self) -> Sequence[JobRecord]:
+        return [self._job]
+
+    def get(self, job_id: str) -> JobRecord | None:
+        return self._job if job_id == self._job.id else None
+
+    def cancel(self, job_id: str) -> JobRecord | None:
+        return self.get(job_id)
+
+    def driver(self) -> DriverFacts:
+        return DriverFacts("ready", "local[*]", since=1.0)
+
+
+def check_lines(lines: Iterator[bytes], name: str) -> int:
+    schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    validator = jsonschema_rs.Draft202012Validator(schema)
+    count = 0
+    for line in lines:
+        validator.validate(json.loads(line))
+        count += 1
+    return count
+
+
+def test_messages_are_as_the_document_says(server: Served) -> None:
+    lines = server.new_client().lines("/v1/topics/default/orders/messages")
+    assert check_lines(lines, "MessageLine") >= 4
+
+
+def test_the_server_answers_the_document(server: Served) -> None:
+    assert server.client.json("GET", "/openapi.json") == DOCUMENT
+
+
+def test_an_answer_that_is_not_as_the_document_says_would_be_found() -> None:
+    with pytest.raises(jsonschema_rs.ValidationError):
+        check_lines(iter([b'{"offset": -1}']), "MessageLine")
+
+
+@schemathesis.serializer(LINES)
+def ndjson(_context: SerializationContext, value: Any) -> bytes:
+    lines = value if isinstance(value, list) else [value]
+    return b"\n".join(json.dumps(each).encode() for each in lines)
+
+
+def asked() -> dict[str, Any]:
+    """The document with bodies of lines as lists, which can be made up."""
+    found: dict[str, Any] = json.loads(document())
+    body = found["paths"]["/v1/topics/{namespace}/{topic}/messages"]["post"]["requestBody"]
+    message = {"$ref": "#/components/schemas/NewMessage"}
+    body["content"][LINES]["schema"] = {"type": "array", "items": message, "maxItems": 5}
+    shared = list(found["components"]["parameters"].values())
+    operations = [each for item in found["paths"].values() for each in item.values()]
+    for parameter in chain(shared, *(each.get("parameters", ()) for each in operations)):
+        if parameter.get("name") in THERE:
+            parameter["schema"]["examples"] = [THERE[parameter["name"]]]
+    return found
+
+
+THERE: Final = {
+    "namespace": "default",
+    "topic": "orders",
+    "file": "wal.log",
+    "key": object_key(TopicName("default", "orders"), "data-0-2.dnb1"),
+    "Range": "bytes=0-9",
+    "id": "1",
+    "name": "index.html",
+}
+"""Parameters whose values the server has something for."""
+CHECKS: Final = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    unsupported_method,
+]
+api = schemathesis.openapi.from_dict(asked())
+EXAMPLES: Final = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@api.parametrize()
+@settings(EXAMPLES, max_examples=15, derandomize=True)
+def test_no_call_fails_and_answers_are_as_the_document_says(
+    case: Case[Any], server: Served
+) -> None:
+    ask(case, server)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@api.parametrize()
+@settings(EXAMPLES, max_examples=200)
+def test_no_call_fails_however_long_it_is_tried(case: Case[Any], server: Served) -> None:
+    ask(case, server)
+
+
+def ask(case: Case[Any], server: Served) -> None:
+    if "follow" in case.query:
+        case.query["follow"] = "false"
+    response = case.call(base_url=server.url, timeout=20)
+    case.validate_response(response, checks=CHECKS)

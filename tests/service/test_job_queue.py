@@ -1,0 +1,241 @@
+"""The queue of jobs over a driver that is a small program: what becomes of jobs, and of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from forebay.admin.jobs import JobRecord, JobsFull
+from forebay.format.names import JOBS_FILE
+from forebay.service.driver import LOG_BYTES_MAX, LOG_FILE, bound_log
+from forebay.service.jobs import WAITING_MAX, JobQueue, Patience
+from forebay.service.jobs_file import JOBS_KEPT, read_jobs, write_jobs
+from forebay.settings import StoreSettings, UploaderSettings
+
+FAKE = Path(__file__).with_name("fake_driver.py")
+QUICK = Patience(first_seconds=0.01, most_seconds=0.05)
+
+
+@dataclass(slots=True)
+class Ground:
+    queue: JobQueue
+    cycles: Path
+
+    async def until(self, ready: Callable[[], bool], seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not ready():
+            assert time.monotonic() < deadline, (self.queue.driver(), self.queue.list())
+            await asyncio.sleep(0.01)
+
+    async def over(self, job: JobRecord) -> JobRecord:
+        await self.until(lambda: self.now(job).over)
+        return self.now(job)
+
+    def now(self, job: JobRecord) -> JobRecord:
+        found = self.queue.get(job.id)
+        assert found is not None
+        return found
+
+
+@asynccontextmanager
+async def running(
+    data: Path, *, start: str = "ready", cycles: str = "", interval: float | None = None
+) -> AsyncIterator[Ground]:
+    """A queue that is at work; without an interval there are no cycles."""
+    uploader = UploaderSettings(
+        enabled=interval is not None, interval_seconds=interval or 300, runner="spark"
+    )
+    settings = StoreSettings(data=data, uploader=uploader)
+    file = data / "cycles"
+    file.write_text(cycles)
+    program = [sys.executable, str(FAKE), start, str(file)]
+    queue = JobQueue(settings, program=program, patience=QUICK)
+    task = asyncio.create_task(queue.run())
+    try:
+        yield Ground(queue, file)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_job_is_run_and_remembered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="forebay")
+    async with running(tmp_path) as ground:
+        job = ground.queue.submit("verify", ["/jobs/a"], {"incremental": True})
+        assert job.state == "queued"
+        done = await ground.over(job)
+        assert (done.state, done.summary["objects"], done.error) == ("done", 2, None)
+        assert done.started is not None
+        assert done.ended is not None
+        assert ground.queue.driver().state == "ready"
+    assert "hello a=b" in caplog.text, "what a driver logs is logged here"
+    assert "the Spark driver said what nobody knows" in caplog.text
+    assert [each.id for each in read_jobs(tmp_path / JOBS_FILE)] == [job.id]
+
+
+async def test_jobs_run_one_after_the_other_in_their_order(tmp_path: Path) -> None:
+    async with running(tmp_path) as ground:
+        jobs = [ground.queue.submit("offload", [f"/jobs/{n}"], {}) for n in range(5)]
+        done = [await ground.over(job) for job in jobs]
+        starts = [each.started or 0 for each in done]
+        assert starts == sorted(starts)
+        assert [each.id for each in ground.queue.list()] == [each.id for each in jobs[::-1]]
+
+
+async def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
+    async with running(tmp_path) as ground:
+        failed = await ground.over(ground.queue.submit("compact", ["/jobs/fail"], {}))
+        assert (failed.state, failed.error) == ("failed", "it cannot be done")
+        assert failed.details == ("it cannot be done",)
+
+
+async def test_a_driver_that_is_killed_loses_its_job_and_is_started_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as ground:
+        dying = ground.queue.submit("offload", ["/jobs/die"], {})
+        behind = ground.queue.submit("offload", ["/jobs/a"], {})
+        lost = await ground.over(dying)
+        assert lost.state == "lost"
+        assert "SIGKILL" in (lost.error or "")
+        assert (lost.done, lost.total) == (1, 4)
+        assert (await ground.over(behind)).state == "done"
+        assert ground.queue.driver().restarts == 1
+
+
+async def test_an_idle_driver_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as ground:
+        await ground.until(lambda: ground.queue.driver().state == "ready")
+        pid = ground.queue.driver().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await ground.until(lambda: ground.queue.driver().restarts == 1)
+        await ground.until(lambda: ground.queue.driver().state == "ready")
+        assert ground.queue.driver().pid != pid
+        assert ground.queue.driver().error is None
+
+
+async def test_a_driver_that_does_not_start_is_told_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path, start="refused") as ground:
+        await ground.until(lambda: ground.queue.driver().restarts >= 2)
+        assert ground.queue.driver().error == "no such master"
+        job = ground.queue.submit("verify", [], {})
+        assert ground.now(job).state == "queued"
+    assert "Spark did not start" in caplog.text
+
+
+def test_pauses_grow_and_have_a_bound() -> None:
+    patience = Patience(first_seconds=1, most_seconds=10)
+    assert [patience.pause(ends) for ends in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 8, 10, 10]
+
+
+async def test_the_queue_is_bounded(tmp_path: Path) -> None:
+    async with running(tmp_path) as ground:
+        first = ground.queue.submit("offload", ["/jobs/hang"], {})
+        await ground.until(lambda: ground.now(first).state == "running")
+        for _ in range(WAITING_MAX):
+            ground.queue.submit("offload", ["/jobs/a"], {})
+        with pytest.raises(JobsFull, match="come back"):
+            ground.queue.submit("offload", ["/jobs/a"], {})
+
+
+async def test_a_job_that_waits_is_cancelled_at_once_and_one_that_runs_by_the_driver(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as ground:
+        first = ground.queue.submit("offload", ["/jobs/hang"], {})
+        second = ground.queue.submit("offload", ["/jobs/a"], {})
+        await ground.until(lambda: ground.now(first).total == 4)
+        cancelled = ground.queue.cancel(second.id)
+        assert cancelled is not None
+        assert cancelled.state == "cancelled"
+        ground.queue.cancel(first.id)
+        assert (await ground.over(first)).state == "cancelled"
+        again = ground.queue.cancel(first.id)
+        assert again == ground.now(first), "what is over stays as it is"
+        assert ground.queue.cancel("nobody") is None
+
+
+async def test_cycles_that_moved_something_or_failed_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cycles = "idle\nmoved\nidle\nfailed\nfailed\nfailed\nmoved\nidle"
+    async with running(tmp_path, cycles=cycles, interval=0.01) as ground:
+        await ground.until(lambda: ground.cycles.read_text() == "")
+        await ground.until(lambda: len(ground.queue.list()) == 3)
+        runs = ground.queue.list()[::-1]
+        assert [run.trigger for run in runs] == ["interval"] * 3
+        assert [run.state for run in runs] == ["done", "failed", "done"]
+        assert [run.attempts for run in runs] == [1, 3, 1], "failures in a row are told as one"
+        assert runs[1].error == "the store is away"
+    assert "a cycle of the pipeline failed" in caplog.text
+
+
+async def test_cycles_and_jobs_take_turns(tmp_path: Path) -> None:
+    async with running(tmp_path, cycles="moved\n" * 50, interval=0.01) as ground:
+        for _ in range(5):
+            assert (
+                await ground.over(ground.queue.submit("verify", ["/jobs/a"], {}))
+            ).state == "done"
+        assert any(run.trigger == "interval" for run in ground.queue.list())
+
+
+async def test_what_is_not_over_when_the_server_stops_is_cancelled(tmp_path: Path) -> None:
+    async with running(tmp_path) as ground:
+        first = ground.queue.submit("offload", ["/jobs/hang"], {})
+        ground.queue.submit("offload", ["/jobs/a"], {})
+        await ground.until(lambda: ground.now(first).total == 4)
+        pid = ground.queue.driver().pid
+    assert {job.state for job in read_jobs(tmp_path / JOBS_FILE)} == {"cancelled"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid or 0, 0)
+
+
+# ---- the file ----
+
+
+def record(number: int, state: str = "done") -> JobRecord:
+    return JobRecord(f"{number}", "offload", ("/a/b",), {}, "request", state, float(number))
+
+
+def test_jobs_survive_in_a_file_with_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / JOBS_FILE
+    write_jobs(path, [record(number) for number in range(JOBS_KEPT + 50)])
+    assert read_jobs(path) == [record(number) for number in range(50, JOBS_KEPT + 50)]
+
+
+def test_a_job_that_was_not_over_when_its_server_was_killed_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / JOBS_FILE
+    write_jobs(path, [record(1, "running"), record(2, "queued"), record(3)])
+    assert [job.state for job in read_jobs(path)] == ["lost", "lost", "done"]
+
+
+def test_damaged_lines_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / JOBS_FILE
+    write_jobs(path, [record(1), record(2)])
+    with path.open("ab") as file:
+        file.write(b'{"id": 7}\nnonsense\n[1]\n{"id": "x", "kind"')
+    assert [job.id for job in read_jobs(path)] == ["1", "2"]
+    assert "lines=4" in caplog.text
+
+
+def test_a_log_of_spark_that_grew_too_large_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / LOG_FILE
+    with path.open("wb") as file:
+        file.truncate(LOG_BYTES_MAX + 1)
+    bound_log(path)
+    assert path.stat().st_size == 0
