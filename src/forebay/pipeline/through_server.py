@@ -54,12 +54,13 @@ def server_to_ask(settings: StoreSettings) -> ServerAddress | None:
     server = settings.server
     if server is None or settings.data is None:
         return None
-    if not os.path.isdir(wal_root(settings)):  # noqa: PTH112  # also where it may not be looked at
-        return server
     note = read_note(settings.data)
     here = None if note is None else note.instance
-    if here is not None and here == server.instance:
+    logs = os.path.isdir(wal_root(settings))  # noqa: PTH112  # also where it may not be looked at
+    if here is not None and here == server.instance and (logs or settings.wal_root is None):
         return None
+    if not logs:
+        return server
     now = _instance_at(server)
     return None if now in (None, here) else server
 
