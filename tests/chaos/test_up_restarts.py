@@ -1,4 +1,4 @@
-"""kill -9 of `forebay serve` under load, again and again: what was acknowledged is there, once."""
+"""kill -9 of a server under load, again and again: what was acknowledged is there, once."""
 
 from __future__ import annotations
 
@@ -44,17 +44,20 @@ class Producer(threading.Thread):
                 self.acknowledged.update(zip(offsets, texts, strict=True))
 
 
-def restart_under_load(tmp_path: Path, restarts: int, seed: int) -> None:
+def restart_under_load(
+    tmp_path: Path, restarts: int, seed: int, command: str = "serve", seconds: float = 0.3
+) -> None:
     random_ = random.Random(seed)
+    place = tmp_path / ("forebay.yml" if command == "up" else "data")
     acknowledged: dict[str, dict[int, str]] = {topic: {} for topic in TOPICS}
     firsts = dict.fromkeys(TOPICS, 0)
     for _ in range(restarts):
-        with ServerProcess("serve", tmp_path / "data", tmp_path / "log") as server:
+        with ServerProcess(command, place, tmp_path / "log") as server:
             producers = [Producer(server, topic, firsts[topic]) for topic in TOPICS]
             for producer in producers:
                 producer.start()
             server.wait_until(lambda: all(each.acknowledged for each in producers), "a load")  # noqa: B023
-            time.sleep(random_.uniform(0, 0.3))  # a random moment is what is tested
+            time.sleep(random_.uniform(0, seconds))  # a random moment is what is tested
             server.kill()
             for producer, topic in zip(producers, TOPICS, strict=True):
                 producer.join(30)
@@ -62,7 +65,7 @@ def restart_under_load(tmp_path: Path, restarts: int, seed: int) -> None:
                 assert not acknowledged[topic].keys() & producer.acknowledged.keys()
                 acknowledged[topic] |= producer.acknowledged
                 firsts[topic] = producer.next
-    with ServerProcess("serve", tmp_path / "data", tmp_path / "log") as server:
+    with ServerProcess(command, place, tmp_path / "log") as server:
         server.wait_ready()
         for topic in TOPICS:
             require(server.consume(topic), acknowledged[topic])
@@ -88,3 +91,13 @@ def test_ten_kills_of_a_server_under_load_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_two_hundred_kills_of_a_server_under_load_lose_nothing(tmp_path: Path) -> None:
     restart_under_load(tmp_path, restarts=200, seed=random.randrange(10**6))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_ten_kills_with_spark_at_work_lose_nothing(tmp_path: Path) -> None:
+    """Some come while Spark starts, some while it uploads."""
+    (tmp_path / "forebay.yml").write_text(
+        "data: data\nstorage: {uploader: {interval_seconds: 1, max_open_seconds: 1}}\n"
+    )
+    restart_under_load(tmp_path, restarts=10, seed=2, command="up", seconds=20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import json
 import socket
 import threading
@@ -280,3 +281,13 @@ def test_an_interrupt_ends_a_request_that_has_no_answer_yet() -> None:
         client.interrupt()
         with pytest.raises(ServiceUnavailable, match="interrupted"):
             asking.result(10)
+
+
+def test_an_answer_that_breaks_off_is_no_answer() -> None:
+    """Half of it may even look whole."""
+    whole = b'HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{"a": 1}'
+    with scripted(whole, whole) as (_, client):
+        with pytest.raises(ServiceUnavailable, match="does not answer"):
+            client.json("GET", "/v1/config")
+        with pytest.raises(http.client.IncompleteRead):
+            client.request("POST", PATH, body=b"x").read()

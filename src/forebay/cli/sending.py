@@ -177,6 +177,8 @@ class Sender:
 
     def _post(self, lines: list[bytes], durability: Durability) -> Any:
         """Tries again only where the server says that it took nothing."""
+        from http.client import HTTPException
+
         body, kind = _body(lines)
         path = _path(self._topic, "messages")
         for _ in range(_BUSY_TRIES):
@@ -193,7 +195,7 @@ class Sender:
                 if "nothing" not in str(error):
                     raise
                 time.sleep(_BUSY_SECONDS)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, HTTPException) as error:
                 # The answer broke off: it was on its way, so the lines may well be stored.
                 if isinstance(error, ForebayError):
                     raise

@@ -65,7 +65,10 @@ class Answer:
     body: http.client.HTTPResponse
 
     def read(self, bytes_max: int = _ANSWER_BYTES_MAX) -> bytes:
+        """The whole body; HTTPException or OSError if it breaks off."""
         data = self.body.read(bytes_max + 1)
+        if len(data) <= bytes_max and self.body.length:  # a read of so many bytes does not tell
+            raise http.client.IncompleteRead(data, self.body.length)
         if len(data) > bytes_max:
             self.body.close()
             raise ServiceError(f"the server's answer is larger than {bytes_max} bytes")
