@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,10 @@ pytest_plugins = [
     "etcd_fixtures",
     "spark_fixtures",
 ]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in a job that a shell put into the background: children would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOAK = os.environ.get("FOREBAY_SOAK", "0") not in {"", "0"}
 

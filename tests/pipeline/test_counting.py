@@ -6,9 +6,9 @@ from forebay.logs import ERRORS
 from forebay.metrics import Counter, Gauge
 from forebay.pipeline import counting
 
-PLAIN = Counter("forebay_test_counting_total", "Of a test.")
-LABELLED = Counter("forebay_test_counting_kinds_total", "Of a test.", ["kind", "way"])
-GAUGE = Gauge("forebay_test_counting_now", "Of a test.")
+PLAIN = Counter("test_counting_total", "Of a test.")
+LABELLED = Counter("test_counting_kinds_total", "Of a test.", ["kind", "way"])
+GAUGE = Gauge("test_counting_now", "Of a test.")
 
 
 def test_what_was_counted_elsewhere_is_added_here() -> None:

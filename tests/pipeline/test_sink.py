@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import forebay
-from forebay.errors import UsageError
+from forebay.errors import TopicOwned, UsageError
 from forebay.format.message import StreamMessage
+from forebay.format.names import parse_topic
+from forebay.pipeline.door import LocalDoor
 from forebay.pipeline.sink import sink_options
 from forebay.pipeline.sink_notes import MARK
+from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,14 +133,15 @@ def test_a_job_that_fails_leaves_nothing_to_be_seen(spark: SparkSession, data: P
     assert staged(data) == []
 
 
-def test_a_topic_of_another_process_is_said_with_its_owner(spark: SparkSession, data: Path) -> None:
+def test_a_topic_of_another_process_is_said_with_its_owner(data: Path) -> None:
     with forebay.open(data) as store:
         store.topic(TOPIC).append(b"mine")
-        text = fails(lambda: write(numbers(spark, 10), data, topic=TOPIC, sinkId="a"))
-        assert f"cannot append to {TOPIC}, which" in text
-        assert "close the topic there, then run the write again" in text
+        door = LocalDoor(StoreSettings(data=data), wait_seconds=0.2)
+        with door, pytest.raises(TopicOwned) as told:
+            door.end(parse_topic(TOPIC))
+        assert f"cannot append to {TOPIC}, which" in str(told.value)
+        assert "close the topic there, then run the write again" in str(told.value)
     assert values(data) == ["mine"]
-    assert staged(data) == []
 
 
 def test_what_cannot_be_written_is_said_when_the_write_is_planned(
