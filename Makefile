@@ -16,6 +16,7 @@ help: ## this list
 $(VENV)/.installed: $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "forebay needs Python 3.11 or later; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "installing into $(VENV): a minute or two" >&2
 	@if command -v uv >/dev/null; then \
 	  uv venv --quiet --clear --python $(PYTHON) $(VENV) && \
 	  uv pip install --quiet --python $(BIN)/python --editable . --group dev; \

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from forebay.admin.jobs import DriverFacts, JobRecord, JobsFull, parse_request
-from forebay.errors import ForebayError, ServiceRefused, ServiceUnavailable, UsageError
+from forebay.errors import (
+    ForebayError,
+    ServiceRefused,
+    ServiceUnavailable,
+    UnknownTopic,
+    UsageError,
+)
 from served import Served, served
 
 PLACES = 3
@@ -67,7 +73,14 @@ def post(server: Served, value: object) -> Any:
     return server.client.json("POST", "/v1/jobs", value=value)
 
 
+def test_a_job_for_a_topic_that_is_not_there_is_refused_at_once(server: Served) -> None:
+    with pytest.raises(UnknownTopic, match="there is no topic /default/absent"):
+        post(server, {"kind": "verify", "topics": ["absent"]})
+
+
 def test_a_job_is_taken_told_and_ended(server: Served) -> None:
+    for name in ("orders", "/a/b"):
+        server.store.topic(name)
     body = b'{"kind": "offload", "topics": ["orders", "/a/b", "orders"], "due": true}'
     answer = server.client.request("POST", "/v1/jobs", body=body)
     assert answer.status == 202

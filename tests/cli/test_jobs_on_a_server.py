@@ -85,6 +85,8 @@ def test_the_server_is_asked_and_followed(
     server: Served, command: list[str], asked: tuple[object, ...]
 ) -> None:
     jobs = jobs_of(server)
+    for name in ("orders", "a", "b"):
+        server.store.topic(name)
     done = run(*command, "--url", server.url)
     assert done.exit_code == 0, done.output
     assert done.stdout == f"job 1a: {command[0]} done: objects 3\n"
@@ -108,6 +110,7 @@ def test_what_the_server_decides_is_refused(server: Served, tmp_path: Path) -> N
     ):
         assert "does not go with --url" in refused(*command, "--url", server.url)
     assert "a topic is /namespace/topic" in refused("offload", "a/b", "--url", server.url)
+    assert "there is no topic /default/absent" in refused("verify", "absent", "--url", server.url)
     server.site.jobs = None
     assert "runs no Spark" in refused("verify", "--url", server.url)
     assert jobs.asked == []

@@ -12,6 +12,7 @@ its driver ended: what it had committed counts, and a new job does the rest.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
@@ -23,7 +24,7 @@ from starlette.routing import BaseRoute, Route
 
 from forebay.admin.problems import problem
 from forebay.admin.site import Site
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import ForebayError, UnknownTopic, UsageError
 from forebay.format.names import parse_topic
 
 KINDS: Final = ("offload", "compact", "verify")
@@ -170,6 +171,8 @@ def routes(site: Site) -> list[BaseRoute]:
         kind, topics, options = parse_request(body)
         if site.jobs is None:
             return _no_spark()
+        if topics:
+            await asyncio.to_thread(_require_known, site, topics)
         try:
             job = site.jobs.submit(kind, topics, options)
         except JobsFull as error:
@@ -200,6 +203,12 @@ def routes(site: Site) -> list[BaseRoute]:
         Route("/v1/jobs/{id}", one, methods=["GET"]),
         Route("/v1/jobs/{id}", cancel, methods=["DELETE"]),
     ]
+
+
+def _require_known(site: Site, topics: Sequence[str]) -> None:
+    unknown = set(topics).difference(site.store.topics())
+    if unknown:
+        raise UnknownTopic(f"there is no topic {min(unknown)} in {site.settings.data}")
 
 
 async def _body(request: Request) -> bytes:

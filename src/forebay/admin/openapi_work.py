@@ -151,7 +151,7 @@ _JOBS: Final[dict[str, Json]] = {
             body={"application/json": {"schema": ref("NewJob")}},
             answers={
                 "202": answer("It is queued.", ref("Job"), headers={"Location": {"schema": TEXT}}),
-                **problems(400, 409, 429),
+                **problems(400, 404, 409, 429),
             },
         ),
     },

@@ -33,6 +33,7 @@ from forebay.settings import (
     WalSettings,
 )
 from forebay.topic.store import Store, Topic
+from forebay.upload.sweep import sweep
 
 _log: Final = logging.getLogger("forebay.demo")
 NAMESPACE: Final = "/demo/"
@@ -44,6 +45,9 @@ _READ_PER_SECOND: Final = 4000
 """Messages of a reader that begins at the beginning."""
 _LARGE_READ_PER_SECOND: Final = 4
 _PAUSE_SECONDS: Final = 2.0
+_GRACE_MINUTES: Final = 2.0
+"""For which what a compaction replaced is kept; swept by the demo itself."""
+_SWEEP_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +72,16 @@ CHARACTERS: Final = (
 
 
 def demo_settings(settings: StoreSettings) -> StoreSettings:
-    """The settings of a demo: everything moves within seconds, and less than 600 MiB stay."""
+    """The settings of a demo: everything moves within seconds, and less than 600 MiB stay.
+
+    What a compaction replaced comes on top, for a few minutes.
+    """
     small = UploaderSettings(
         interval_seconds=3,
         max_open_seconds=4,
         max_object_bytes=4 * MIB,
         runner=settings.uploader.runner,
+        sweep_grace_minutes=_GRACE_MINUTES,
     )
     return replace(
         settings,
@@ -110,6 +118,7 @@ class Demo:
             for each in CHARACTERS
             for work in (self._produce, self._follow, self._read_all)
         ]
+        threads.append(threading.Thread(target=self._sweep, daemon=True, name="demo"))
         for thread in threads:
             thread.start()
         try:
@@ -129,6 +138,19 @@ class Demo:
             except ForebayError as error:
                 event(_log, logging.WARNING, "the demo waits", topic=character.name, error=error)
             self._over.wait(_PAUSE_SECONDS)
+
+    def _sweep(self) -> None:
+        """What compactions replaced goes soon: somebody may press the button all day."""
+        while not self._over.wait(_SWEEP_SECONDS):
+            try:
+                with self._store.view() as view:
+                    tiers = view.tiers()
+                    assert tiers is not None, "a store that is open has a catalog"
+                    sweep(tiers.catalog, tiers.store, grace_minutes=_GRACE_MINUTES, dry_run=False)
+            except LogClosed:
+                return
+            except ForebayError as error:
+                event(_log, logging.WARNING, "the demo's sweep failed", error=error)
 
     def _produce(self, topic: Topic, character: Character) -> None:
         number = topic.watermarks().appended
