@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from forebay.checks import (
     as_options,
@@ -19,10 +20,15 @@ from forebay.checks import (
 from forebay.errors import InvalidSetting
 from forebay.limits import GIB, KIB, MIB
 
+_TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/=]{1,4096}")
+_MASTER: Final = re.compile(
+    r"local(\[[\w*, ]+\])?|local-cluster\[[\d, ]+\]|spark://\S+|yarn|k8s://\S+", re.ASCII
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The gRPC server."""
+    """The gRPC server, which is to come: nothing listens there yet."""
 
     listen: str = "127.0.0.1:6650"
     """The address that clients connect to; port 0 takes a free one."""
@@ -65,6 +71,11 @@ class AdminSettings:
         require_address(self, "listen")
         for name in ("url", "token"):
             require_type(self, name, str, optional=True)
+        if self.token is not None and not _TOKEN.fullmatch(self.token):
+            raise InvalidSetting(
+                "token is empty, or has characters that no header can carry; it must be letters, "
+                "digits and -._~+/= (leave it out to ask for none)"
+            )
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise InvalidSetting(f"url is {self.url!r}; it must begin with http:// or https://")
         if self.url is not None and holds_password(self.url):
@@ -93,6 +104,8 @@ class ServerAddress:
     """Which run of the server it is; None where it was named by hand."""
     token: str | None = field(default=None, repr=False)
     ca_file: Path | str | None = None
+    store: str | None = None
+    """Which store it has to be of; None where nobody has asked yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +119,9 @@ class SparkSettings:
 
     def __post_init__(self) -> None:
         require_type(self, "master", str)
+        if not _MASTER.fullmatch(self.master):
+            raise InvalidSetting(
+                f"master is {self.master!r}; it must be local[...], spark://host:port, yarn or "
+                "k8s://..."
+            )
         as_options(self, "options")
