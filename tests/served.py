@@ -14,6 +14,7 @@ from forebay.admin.app import build_app
 from forebay.admin.server import AdminServer
 from forebay.admin.site import Site
 from forebay.remote import ServerClient
+from forebay.service.directory import store_id
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.topic.store import Store
 
@@ -46,7 +47,10 @@ def served(settings: StoreSettings | Path) -> Iterator[Served]:
         settings = StoreSettings(data=settings)
     settings = replace(settings, admin=replace(settings.admin, listen="127.0.0.1:0"))
     with Store(settings) as store:
-        site = Site(store)
+        data = store.settings.data
+        if data is not None:
+            Path(data).mkdir(parents=True, exist_ok=True)
+        site = Site(store) if data is None else Site(store, store_id=store_id(Path(data)))
         with serving(site) as client:
             yield Served(site, client)
 
@@ -65,7 +69,7 @@ def serving(site: Site) -> Iterator[ServerClient]:
             assert thread.is_alive(), "the server ended"
             assert time.monotonic() < deadline, "the server does not start"
             time.sleep(0.01)
-        address = ServerAddress(site.url, site.instance, admin.token, admin.ca_file)
+        address = ServerAddress(site.url, site.instance, admin.token, admin.ca_file, site.store_id)
         with ServerClient(address, timeout_seconds=10) as client:
             yield client
     finally:

@@ -19,7 +19,7 @@ from served import served
 def main() -> None:
     data = Path(sys.argv[1])
     with served(data) as server:
-        note = ServerNote(server.url, server.site.instance, 0)
+        note = ServerNote(server.url, server.site.instance, 0, server.site.store_id)
         server_file(data).write_bytes(note.encode())
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()

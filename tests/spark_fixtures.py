@@ -17,6 +17,7 @@ LOCAL = SparkSettings(
     options={
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.metricsEnabled": "false",
+        "spark.hadoop.test.secret.key": "not for everyone",
     },
 )
 

@@ -38,6 +38,7 @@ from forebay.format.names import (
     LOG_ID_FILE,
     SERVER_FILE,
     SIDECAR_ENDING,
+    STORE_ID_FILE,
     TOPICS_PREFIX,
     UPLOADER_CHECKPOINT_FILE,
     after_prefix,
@@ -45,7 +46,7 @@ from forebay.format.names import (
 from forebay.format.published import decode_published
 from forebay.format.segment_index import SegmentIndex, decode_index, index_segment_bytes
 from forebay.limits import CHECKPOINT_BYTES_MAX, DESCRIPTOR_BYTES_MAX, KIB, MIB
-from forebay.remote import read_note
+from forebay.remote import is_id, read_note
 from forebay.wal.chunks import ChunkReader, scan_segment
 from forebay.wal.identity import read_log_id
 
@@ -78,6 +79,8 @@ def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -
         yield {"type": "LogId", "log_id": read_log_id(disk, path.parent)}
     elif path.name == SERVER_FILE:
         yield _server(path)
+    elif path.name == STORE_ID_FILE:
+        yield _store_id(path, _small(disk, path, KIB))
     elif path.name == JOBS_FILE:
         yield from _jobs(path, _small(disk, path, CHECKPOINT_BYTES_MAX), limit)
     elif path.suffix == SIDECAR_ENDING:
@@ -105,6 +108,13 @@ def _server(path: Path) -> Facts:
     if note is None:
         raise UsageError(f"{path}: no note of a server")
     return {"type": "ServerNote", **asdict(note)}
+
+
+def _store_id(path: Path, data: bytes) -> Facts:
+    found = data.decode("ascii", "replace").strip()
+    if not is_id(found):
+        raise UsageError(f"{path}: not 32 hexadecimal digits")
+    return {"type": "StoreId", "store": found}
 
 
 def _jobs(path: Path, data: bytes, limit: int | None) -> Iterator[Facts]:

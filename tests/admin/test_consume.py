@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from disks import in_thread, wait_until
 from forebay.admin import messages
+from forebay.admin.consume import Pace
 from forebay.admin.server import AdminServer
 from forebay.admin.site import Site
 from forebay.files.local import LocalDisk
@@ -274,7 +275,7 @@ def test_a_silent_stream_tells_that_it_lives(tmp_path: Path) -> None:
 def _beating(store: Store) -> Iterator[int]:
     """A server of messages alone that breaks a silence soon."""
     site = Site(store)
-    app = Starlette(routes=messages.routes(site, beat_seconds=0.02))
+    app = Starlette(routes=messages.routes(site, pace=Pace(beat_seconds=0.02)))
     app.state.stopping = site.stopping
     server = AdminServer(AdminSettings(listen="127.0.0.1:0"))
     port = int(server.bind().rpartition(":")[2])

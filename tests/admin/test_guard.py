@@ -16,12 +16,13 @@ from forebay.admin.guard import REQUESTS, Guard
 from forebay.admin.server import AdminServer, is_loopback
 from forebay.errors import ServiceRefused, ServiceUnavailable, UsageError
 from forebay.remote import ServerClient
+from forebay.remote.told import took_nothing
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from raw_http import Said, ask, plain_socket
 from served import Served, served
 
 PATH = "/v1/topics/default/orders/messages"
-TOKEN = "a token of the tests"
+TOKEN = "a-token-of-the-tests"
 OPENSSL = (
     "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
     "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1,DNS:localhost"
@@ -44,6 +45,38 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def port_of(server: Served) -> str:
     return server.url.rpartition(":")[2]
+
+
+# ---- stores ----
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", PATH), ("GET", PATH), ("GET", "/healthz")])
+def test_a_request_for_another_store_is_refused(
+    server: Served, guarded: Served, method: str, path: str
+) -> None:
+    """Behind a kept connection, of a proxy say, another server may have come."""
+    for asked, other in ((server, guarded), (guarded, server)):
+        for wanted in (other.site.store_id, "", asked.site.store_id + "0"):
+            headers = {"Forebay-Store": wanted}  # and no token: who it is comes first
+            said = ask(asked, method, path, b"x" if method == "POST" else None, headers)
+            assert said.error[:2] == (412, "ServiceUnavailable")
+            assert said.json()["error"]["taken"] is False
+            assert "another server has the address now" in said.error[2]
+        assert asked.store.topics() == []
+
+
+def test_a_request_for_the_store_is_answered_and_says_by_which_run(server: Served) -> None:
+    said = ask(server, "GET", "/healthz", headers={"Forebay-Store": server.site.store_id})
+    assert said.json()["store"] == server.site.store_id
+    assert said.headers["Forebay-Instance"] == server.site.instance == said.json()["instance"]
+
+
+def test_a_client_that_is_refused_its_store_knows_that_nothing_was_taken(server: Served) -> None:
+    with ServerClient(ServerAddress(server.url)) as client:
+        headers = {"Forebay-Store": "0" * 32}
+        with pytest.raises(ServiceUnavailable, match="nothing was taken") as found:
+            client.request("POST", PATH, body=b"x", headers=headers)
+        assert took_nothing(found.value)
 
 
 # ---- tokens ----
@@ -69,6 +102,7 @@ def test_without_the_token_nothing_is_answered(
     said = ask(guarded, method, path, b"x" if method == "POST" else None, headers)
     assert said.error[:2] == (401, "ServiceRefused")
     assert said.headers["WWW-Authenticate"] == "Bearer"
+    assert said.json()["error"]["taken"] is False
     assert TOKEN not in said.body.decode()
     assert guarded.store.topics() == []
 

@@ -10,14 +10,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from forebay.admin.site import Site
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.errors import CommitRefused, ForebayError, ObjectMissing, OffsetOutOfRange, UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import ObjectName, TopicName, object_key
 from forebay.limits import MIB
-from forebay.settings import CloudSettings, StoreSettings, UploaderSettings
+from forebay.objects.local import LocalBackend
+from forebay.objects.store import CloudStore
+from forebay.settings import AdminSettings, CloudSettings, StoreSettings, UploaderSettings
+from forebay.testing.objects import FaultBackend
 from forebay.testing.s3 import S3Server
-from served import Served, served
+from forebay.topic.store import Store
+from served import Served, served, serving
 
 TOPIC = TopicName("default", "orders")
 ROWS = "staging/0123456789abcdef/3-17.arrow"
@@ -115,6 +120,45 @@ def test_a_committed_object_is_never_changed(server: Served) -> None:
     with pytest.raises(CommitRefused, match="is gone"):
         put(server, key, b"frames")
     assert leftovers(server) == []
+
+
+def test_an_object_that_is_committed_while_another_one_comes_is_not_changed(
+    tmp_path: Path,
+) -> None:
+    topic = TopicName("default", "late")
+    admin = AdminSettings(listen="127.0.0.1:0")
+    uploader = UploaderSettings(enabled=False)
+    settings = StoreSettings(data=tmp_path, admin=admin, uploader=uploader)
+    backend = FaultBackend(LocalBackend(tmp_path / "objects"))
+    with (
+        Store(settings, store=CloudStore(backend)) as store,
+        serving(site := Site(store)) as client,
+    ):
+        server = Served(site, client)
+        intent = intended(server, topic)
+        key = object_key(topic, intent.object_id)
+        put(server, key, b"frames")
+        store.topic(str(topic)).append_many([b"x"] * 10, durability="synced")
+        descriptor = ObjectDescriptor(intent.object_id, 0, 9, size=6, etag=None, created_at=1)
+
+        def commit(_key: str) -> None:
+            catalog(server).commit(topic, intent, descriptor)
+
+        backend.hook("complete", commit)  # between the look and the rename
+        with pytest.raises(CommitRefused, match="is not changed"):
+            put(server, key, b"late, and other")
+        assert get(server, key) == b"frames"
+        assert list((tmp_path / "objects").glob("staging/*/*")) == []
+
+
+def test_a_link_is_no_object(server: Served, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("not for everyone")
+    folder = Path(server.store.settings.data or "") / "objects"
+    folder.mkdir(exist_ok=True)
+    (folder / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(ObjectMissing):
+        get(server, "link")
+    (folder / "link").unlink()
 
 
 def test_rows_of_a_write_are_put_once(server: Served) -> None:

@@ -101,6 +101,8 @@ def test_it_tells_where_everything_is(server: Served) -> None:
     assert found["totals"]["object_bytes"] == sum(each.size for each in objects)
     assert found["history"]["fields"] == list(FIELDS)
     assert found["server"]["runner"] is None
+    assert found["server"]["max_object_bytes"] == 32 * KIB
+    assert found["totals"]["gaps"] == 0
     assert found["objects"]["root"].endswith("/objects")
     done = {each["operation"] for each in found["requests"]["by_operation"]}
     assert "put" in done

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Message
 
-from forebay.errors import ObjectMissing, ServiceRefused, ServiceUnavailable, UsageError
-from forebay.pipeline.server_commit import commit_through, encode_request, forget_through
+from disks import in_thread, wait_until
+from forebay.admin.room import PENDING
+from forebay.admin.sink_door import routes
+from forebay.admin.site import Site
+from forebay.errors import (
+    MessageTooLarge,
+    ObjectMissing,
+    ServiceRefused,
+    ServiceUnavailable,
+    UsageError,
+    WaitTimeout,
+)
+from forebay.limits import MIB
+from forebay.objects.local import LocalBackend
+from forebay.objects.store import CloudStore
+from forebay.pipeline.server_commit import (
+    REQUEST_BYTES_MAX,
+    commit_through,
+    encode_request,
+    forget_through,
+)
 from forebay.pipeline.sink_commit import Committed
 from forebay.pipeline.sink_notes import MARK, Run
+from forebay.pipeline.staging import Part
 from forebay.remote import ServerClient, find_server
-from forebay.settings import AdminSettings, StoreSettings
-from served import Served, served
+from forebay.settings import AdminSettings, ServerAddress, StoreSettings
+from forebay.testing.objects import FaultBackend
+from forebay.topic.store import Store
+from raw_http import ask, plain_socket
+from served import Served, served, serving
 from serving_process import serving_process
 from sink_grounds import OTHER, TOPIC, SinkGround, numbered
 
@@ -144,6 +173,59 @@ def test_a_batch_goes_on_when_its_client_has_gone(ground: SinkGround, server: Se
     assert values(server) == texts(rows)
 
 
+def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(ground: SinkGround) -> None:
+    first, second = ground.stage(numbered(0, 10)), ground.stage(numbered(10, 10))
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hold(key: str) -> None:
+        if key == first[0].key:
+            begun.set()
+            goes_on.wait(30)
+
+    backend = FaultBackend(LocalBackend(ground.data / "objects"))
+    backend.hook("get_range", hold)
+    settings = StoreSettings(data=ground.data, admin=AdminSettings(listen="127.0.0.1:0"))
+    with (
+        Store(settings, store=CloudStore(backend)) as store,
+        serving(site := Site(store)) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+
+        def is_forgotten(key: str | None) -> bool:
+            request = encode_request(Run("other", 0, named=True), [replace(second[0], key=key)])
+            return bool(client.json("POST", "/v1/sink/forget", value=request)["forgotten"])
+
+        try:
+            one = pool.submit(commit_through, client.address, NAMED, first)
+            assert begun.wait(10)
+            two = pool.submit(commit_through, client.address, replace(NAMED, batch=1), second)
+            # A file that is not there, of the same write: it stays from when the batch has come.
+            wait_until(lambda: not is_forgotten((second[0].key or "").replace("0-", "999-")))
+            assert not is_forgotten(second[0].key)
+        finally:
+            goes_on.set()
+        assert one.result(30) == two.result(30) == Committed(10, 0)
+        assert values(Served(site, client)) == texts(numbered(0, 20))
+
+
+@pytest.mark.parametrize(("named", "words"), [(True, "write the batch again"), (False, "sinkId")])
+def test_who_is_left_in_the_middle_is_told_what_to_do(*, named: bool, words: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            while True:
+                client, _ = listener.accept()
+                with client:
+                    client.recv(64 * 1024)
+                    client.sendall(head + b'{"working": true}\n')
+
+        in_thread(answer)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ServiceUnavailable, match=words):
+            commit_through(ServerAddress(url, "x"), replace(NAMED, named=named), [])
+
+
 def test_a_batch_whose_rows_are_gone_is_not_begun(ground: SinkGround, server: Served) -> None:
     parts = ground.stage(numbered(0, 10), numbered(10, 10))
     forget_through(server.client.address, NAMED, parts[1:])
@@ -164,8 +246,7 @@ def test_a_batch_whose_rows_are_gone_is_not_begun(ground: SinkGround, server: Se
         ({"batch": True}, "batch"),
         ({"named": 1}, "named"),
         ({"more": 1}, "no batch"),
-        ({"\ud800": 1}, "no batch"),
-        ({"sink_id": "\ud800"}, "sinkId"),
+        ({"\ud800": 1}, "no JSON"),
         ({"parts": "x"}, "list of parts"),
         ({"parts": [{"partition": 0}]}, "no batch"),
         ({"parts": [7]}, "no batch"),
@@ -188,7 +269,6 @@ def test_a_request_that_is_none_is_refused(
         ({"rows": -1}, "numbers"),
         ({"rows": 11}, "those of its topics"),
         ({"topics": {"a.b": 10}}, "not a topic name"),
-        ({"topics": {"\ud800": 10}}, "not a topic name"),
         ({"topics": {TOPIC: "10"}}, "numbers of rows"),
         ({"topics": [TOPIC]}, "topics of a part"),
         ({"digest": "0"}, "digest"),
@@ -206,6 +286,44 @@ def test_a_part_that_is_none_is_refused(idle: Served, change: dict[str, object],
 def test_a_body_that_is_no_json_is_refused(idle: Served, body: bytes) -> None:
     with idle.new_client() as client, pytest.raises(UsageError):
         client.request("POST", "/v1/sink/commit", body=body)
+
+
+def test_a_body_says_where_rows_are_and_is_not_large(idle: Served) -> None:
+    parts = [
+        Part(number, f"staging/0123456789abcdef/{number}-{number}.arrow", 10, 9, {TOPIC: 10})
+        for number in range(10_000)
+    ]
+    assert len(json.dumps(encode_request(NAMED, parts))) < REQUEST_BYTES_MAX / 4
+    with idle.new_client() as client, pytest.raises(MessageTooLarge, match="fewer partitions"):
+        client.request("POST", "/v1/sink/commit", body=b"[" + b"{}," * 3 * MIB)
+
+
+def test_bodies_that_never_end_are_bounded_in_time_and_memory(tmp_path: Path) -> None:
+    with served(tmp_path) as server, ExitStack() as stalled:
+        before = PENDING.value()
+        size = REQUEST_BYTES_MAX - 1
+        head = f"POST /v1/sink/commit HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+        for _ in range(6):
+            client = stalled.enter_context(plain_socket(server))
+            in_thread(partial(client.sendall, head.encode() + b"[" * (size - 1)))
+        wait_until(lambda: PENDING.value() >= before + 3 * REQUEST_BYTES_MAX)
+        assert PENDING.value() <= before + 4 * REQUEST_BYTES_MAX
+        assert ask(server, "POST", "/v1/topics/default/orders/messages", b"x").status == 200
+    wait_until(lambda: PENDING.value() == before)
+
+
+def test_a_body_that_does_not_go_on_is_not_waited_for(tmp_path: Path) -> None:
+    with Store(StoreSettings(data=tmp_path)) as store:
+        site = Site(store)
+        [commit, _] = routes(site, stall_seconds=0.1)
+        assert isinstance(commit, Route)
+
+        async def silent() -> Message:
+            return await asyncio.Future()
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/sink/commit", "headers": []}
+        with pytest.raises(WaitTimeout, match="nothing of it was taken"):
+            asyncio.run(commit.endpoint(Request(scope, silent)))
 
 
 def test_a_killed_server_leaves_a_batch_that_goes_on(ground: SinkGround) -> None:

@@ -25,6 +25,7 @@ def data(model: Path, tmp_path: Path) -> Path:
     shutil.copytree(model, tmp_path / "data")
     note = ServerNote("http://127.0.0.1:8650", "0" * 32, 1)
     server_file(tmp_path / "data").write_bytes(note.encode())
+    (tmp_path / "data/store.id").write_text("0" * 32 + "\n")
     (tmp_path / "data/jobs.ndjson").write_text('{"id": "one", "state": "done"}\n')
     return tmp_path / "data"
 
@@ -47,6 +48,7 @@ KINDS = {
     f"{OBJECTS}/data-0-19.dnb1.json": "ObjectDescriptor",
     "catalog.db": "Catalog",
     "server.json": "ServerNote",
+    "store.id": "StoreId",
     "jobs.ndjson": "Jobs",
 }
 
@@ -77,6 +79,7 @@ def test_a_damaged_segment_is_looked_into_all_the_same(data: Path) -> None:
         ("zeros", bytes(4096)),
         ("service.log", b"2026-01-31 a line of a log\n" * 50),
         ("server.json", b"{}"),
+        ("store.id", b"0123"),
         ("other.json", b'{"name": "x"}'),
         ("jobs.ndjson", b"no json\n"),
         ("wal.synced", b"x" * 5000),

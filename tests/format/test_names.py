@@ -23,6 +23,7 @@ from forebay.format.names import (
     after_prefix,
     aside,
     aside_directory,
+    is_staged_segment,
     is_topic,
     object_key,
     objects_prefix,
@@ -31,6 +32,7 @@ from forebay.format.names import (
     parse_topic,
     pending_object,
     sidecar,
+    staged_segment,
     topic_of_key,
 )
 from forebay.limits import FILE_NAME_BYTES_MAX, OFFSET_MAX, TOPIC_NAME_BYTES_MAX
@@ -263,6 +265,17 @@ def test_a_file_name_leaves_room_for_what_is_added_to_it() -> None:
 def test_what_was_cut_off_a_segment_is_named_after_it() -> None:
     assert aside("wal.3.log", "torn", 1234) == "wal.3.log.1234.torn"
     assert aside("wal.3.log", "1.torn", 1234) == "wal.3.log.1234.1.torn"
+
+
+def test_what_a_repair_writes_beside_a_segment_is_known_by_its_name() -> None:
+    names = SegmentNames()
+    for seq, copy in ((0, 0), (3, 0), (3, 1), (12, 40)):
+        staged = staged_segment(names.segment(seq), copy)
+        assert is_staged_segment(staged, names)
+        assert not is_staged_segment(staged, SegmentNames("other.log"))
+        assert names.parse(staged) is None
+    for name in ("wal.log", "wal.log.tmp", "wal.idx.repair.tmp", "wal.log.repair.x.tmp"):
+        assert not is_staged_segment(name, names)
 
 
 @pytest.mark.parametrize("taken", [LOG_ID_FILE, "x.id"])

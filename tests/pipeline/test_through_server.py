@@ -60,7 +60,7 @@ def server_at(data: Path, config: Path, cloud: dict[str, Any]) -> Iterator[Serve
     }
     config.write_text(yaml.safe_dump(document))
     with served(load_config(config)) as server:
-        note = ServerNote(server.url, server.site.instance, 1)
+        note = ServerNote(server.url, server.site.instance, 1, server.site.store_id)
         server_file(data).write_bytes(note.encode())
         yield server
 

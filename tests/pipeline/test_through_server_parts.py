@@ -49,7 +49,8 @@ QUIET = UploaderSettings(enabled=False, max_object_bytes=2 * 1024 * 1024)
 
 def announce(server: Served, instance: str | None = None) -> None:
     """The file that a server keeps in its directory."""
-    note = ServerNote(server.url, instance or server.site.instance, 1)
+    site = server.site
+    note = ServerNote(server.url, instance or site.instance, 1, site.store_id)
     server_file(server.store.settings.data or "").write_bytes(note.encode())
 
 
@@ -378,6 +379,15 @@ def test_a_replay_appends_through_the_server(tmp_path: Path) -> None:
     close_workbenches()
 
 
+def test_nothing_is_read_from_the_server_of_another_store(server: Served, tmp_path: Path) -> None:
+    """It has the address that an executor was told, and objects of the same names."""
+    here = server.client.address
+    with served(tmp_path / "other") as other:
+        backend = ServerBackend(replace(here, url=other.url))
+        with pytest.raises(ServiceUnavailable, match="is of another store now"):
+            backend.head("storage/topics/default/orders/objects/data-0-19.dnb1")
+
+
 # ---- the options of the sink ----
 
 
@@ -387,7 +397,8 @@ def test_a_sink_needs_nothing_but_the_server(
     monkeypatch.setenv("FOREBAY_TOKEN", "secret")
     options = {"server": server.url + "/", "topic": "orders"}
     found = sink_options(options, streaming=False).settings
-    assert found.server == ServerAddress(server.url, server.site.instance, "secret")
+    site = server.site
+    assert found.server == ServerAddress(server.url, site.instance, "secret", store=site.store_id)
     assert found.data == NO_DATA
     assert serving(found) == found.server
     assert "secret" not in repr(found)

@@ -31,8 +31,8 @@ from forebay.errors import (
     UsageError,
 )
 from forebay.limits import KIB
-from forebay.remote import ServerClient
-from forebay.remote.client import told_error
+from forebay.remote import ServerClient, ServerNote, read_note, server_file
+from forebay.remote.told import told_error, took_nothing
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from served import served
 
@@ -291,3 +291,78 @@ def test_an_answer_that_breaks_off_is_no_answer() -> None:
             client.json("GET", "/v1/config")
         with pytest.raises(http.client.IncompleteRead):
             client.request("POST", PATH, body=b"x").read()
+
+
+# ---- one store ----
+
+
+def who(store: str | None = "a" * 32) -> bytes:
+    return answer(json.dumps({"instance": "1" * 32, "store": store}).encode())
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (who("b" * 32), "is of another store now"),
+        (who(None), "is of another store now"),
+        (answer(b"hello"), "is no Forebay server"),
+        (answer(b"[" * 5000), "is no Forebay server"),
+        (answer(b"{}" + b" " * 70 * KIB), "is no Forebay server"),
+        (answer(b"{}", "404 No"), "is no Forebay server"),
+        (answer(b"", headers="Connection: close\r\n"), "is no Forebay server"),
+        (b"SSH-2.0-OpenSSH\r\n", "does not answer"),
+        (b"", "does not answer"),
+    ],
+)
+def test_a_client_of_one_store_asks_another_server_nothing(said: bytes, words: str) -> None:
+    with scripted(said, said) as (script, plain):
+        address = ServerAddress(plain.address.url, None, "secret", None, "a" * 32)
+        for method in ("POST", "GET"):
+            with ServerClient(address) as client:
+                with pytest.raises(ServiceUnavailable, match=words) as found:
+                    client.request(method, "/v1/topics", body=b"x")
+                assert took_nothing(found.value)
+        assert [request.split(b"\r\n")[0] for request in script.requests] == [
+            b"GET /healthz HTTP/1.1"
+        ] * 2
+        assert not any(b"secret" in request for request in script.requests)
+
+
+def test_a_server_that_closes_after_each_answer_is_not_trusted_with_the_next() -> None:
+    """The next connection may be another server's."""
+    whole = who()[len(b"HTTP/1.1 200 OK\r\n") :]
+    said = b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + whole
+    with scripted(said) as (script, plain):
+        address = ServerAddress(plain.address.url, store="a" * 32)
+        with ServerClient(address) as client, pytest.raises(ServiceUnavailable, match="closes"):
+            client.json("GET", "/v1/topics")
+        assert len(script.requests) == 1
+
+
+def test_a_client_is_held_to_the_store_that_it_met(tmp_path: Path) -> None:
+    with served(tmp_path / "a") as a, served(tmp_path / "b") as b:
+        with ServerClient(ServerAddress(a.url)) as client:
+            client.pin()
+            assert client.address.store == a.site.store_id != b.site.store_id
+            assert client.json("GET", "/v1/topics")["total"] == 0
+            assert client.instance == a.site.instance
+        wrong = ServerAddress(b.url, store=a.site.store_id)
+        with (
+            ServerClient(wrong) as client,
+            pytest.raises(ServiceUnavailable, match="another store"),
+        ):
+            client.json("GET", "/v1/topics")
+
+
+def test_notes_of_older_servers_are_read(tmp_path: Path) -> None:
+    note = {"url": "http://127.0.0.1:1", "instance": "1" * 32, "pid": 7}
+    server_file(tmp_path).write_text(json.dumps(note))
+    assert read_note(tmp_path) == ServerNote("http://127.0.0.1:1", "1" * 32, 7)
+    for store, expected in (("a" * 32, "a" * 32), (None, None)):
+        server_file(tmp_path).write_text(json.dumps({**note, "store": store}))
+        assert read_note(tmp_path) == ServerNote("http://127.0.0.1:1", "1" * 32, 7, expected)
+    for wrong in ("", "A" * 32, 7, ["a" * 32]):
+        server_file(tmp_path).write_text(json.dumps({**note, "store": wrong}))
+        assert read_note(tmp_path) is None
+    server_file(tmp_path).write_text("[]")
+    assert read_note(tmp_path) is None

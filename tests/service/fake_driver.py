@@ -10,12 +10,20 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 
 def say(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
+    os.write(1, json.dumps(facts).encode() + b"\n")  # whole, from any thread
+
+
+def beat() -> None:
+    while True:
+        say(event="beat")
+        time.sleep(0.05)
 
 
 def ended(job: str, state: str, objects: int = 0, error: str | None = None) -> None:
@@ -44,6 +52,7 @@ def main() -> None:
     if start == "refused":
         say(event="refused", error="no such master")
         sys.exit(2)
+    threading.Thread(target=beat, daemon=True).start()
     say(event="ready", master="fake")
     print("this is no event", flush=True)
     for line in commands:
@@ -58,6 +67,8 @@ def main() -> None:
         elif topic == "/jobs/die":
             say(event="progress", id=job, done=1, total=4, step=1)
             os.kill(os.getpid(), signal.SIGKILL)
+        elif topic == "/jobs/stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif topic == "/jobs/hang":
             say(event="progress", id=job, done=1, total=4, step=1)
         elif topic == "/jobs/fail":

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import DiskError, LogLocked
-from forebay.remote import ServerNote, read_note, server_file
+from forebay.errors import DiskError, FormatError, LogLocked
+from forebay.format.names import STORE_ID_FILE
+from forebay.remote import ServerNote, is_id, read_note, server_file
 from forebay.service.directory import DataDirectory
 
 NOTE = ServerNote("http://127.0.0.1:8650", "0" * 32, os.getpid())
@@ -49,3 +50,39 @@ def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="cannot be used"):
         DataDirectory(tmp_path / "file")
+
+
+def test_a_store_has_one_id_from_its_first_server_on(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        first = DataDirectory(tmp_path / "a")
+    finally:
+        os.umask(old)
+    file = tmp_path / "a" / STORE_ID_FILE
+    assert is_id(first.store_id)
+    assert file.read_text() == first.store_id + "\n"
+    assert file.stat().st_mode & 0o777 == 0o644
+    first.close()
+    again = DataDirectory(tmp_path / "a")
+    other = DataDirectory(tmp_path / "b")
+    assert again.store_id == first.store_id != other.store_id
+    again.close()
+    other.close()
+    assert file.exists(), "it stays when the server goes"
+
+
+def test_a_draft_of_an_id_that_was_never_used_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / (STORE_ID_FILE + ".tmp")).write_text("0123")
+    directory = DataDirectory(tmp_path)
+    assert is_id(directory.store_id)
+    directory.close()
+    assert not (tmp_path / (STORE_ID_FILE + ".tmp")).exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"0" * 31, b"0" * 33, b"G" * 32, b"\xff" * 32, b"0" * 1000])
+def test_an_id_that_is_none_is_told_and_left(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / STORE_ID_FILE).write_bytes(text)
+    for _ in range(2):  # and the directory is free again
+        with pytest.raises(FormatError, match="is not 32 hexadecimal digits"):
+            DataDirectory(tmp_path)
+    assert (tmp_path / STORE_ID_FILE).read_bytes() == text

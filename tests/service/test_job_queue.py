@@ -49,7 +49,12 @@ class Ground:
 
 @asynccontextmanager
 async def running(
-    data: Path, *, start: str = "ready", cycles: str = "", interval: float | None = None
+    data: Path,
+    *,
+    start: str = "ready",
+    cycles: str = "",
+    interval: float | None = None,
+    silence: float = 60,
 ) -> AsyncIterator[Ground]:
     """A queue that is at work; without an interval there are no cycles."""
     uploader = UploaderSettings(
@@ -59,7 +64,7 @@ async def running(
     file = data / "cycles"
     file.write_text(cycles)
     program = [sys.executable, str(FAKE), start, str(file)]
-    queue = JobQueue(settings, program=program, patience=QUICK)
+    queue = JobQueue(settings, program=program, patience=QUICK, silence_seconds=silence)
     task = asyncio.create_task(queue.run())
     try:
         yield Ground(queue, file)
@@ -83,6 +88,8 @@ async def test_a_job_is_run_and_remembered(
     assert "hello a=b" in caplog.text, "what a driver logs is logged here"
     assert "the Spark driver said what nobody knows" in caplog.text
     assert [each.id for each in read_jobs(tmp_path / JOBS_FILE)] == [job.id]
+    for name in (JOBS_FILE, LOG_FILE):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
 
 
 async def test_jobs_run_one_after_the_other_in_their_order(tmp_path: Path) -> None:
@@ -111,6 +118,21 @@ async def test_a_driver_that_is_killed_loses_its_job_and_is_started_again(tmp_pa
         assert (lost.done, lost.total) == (1, 4)
         assert (await ground.over(behind)).state == "done"
         assert ground.queue.driver().restarts == 1
+
+
+async def test_a_driver_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+    async with running(tmp_path, silence=2) as ground:
+        hanging = ground.queue.submit("offload", ["/jobs/stop"], {})
+        behind = ground.queue.submit("offload", ["/jobs/a"], {})
+        await ground.until(lambda: ground.now(hanging).state == "running")
+        pid = ground.queue.driver().pid
+        lost = await ground.over(hanging)
+        assert lost.state == "lost"
+        assert "the Spark driver hung" in (lost.error or "")
+        assert (await ground.over(behind)).state == "done"
+        assert ground.queue.driver().restarts >= 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid or 0, 0)
 
 
 async def test_an_idle_driver_that_is_killed_is_started_again(tmp_path: Path) -> None:

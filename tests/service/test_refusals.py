@@ -137,5 +137,27 @@ def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
         f"storage: {{wal: {{dir: {tmp_path}/data/wal}}}}\n"
         f"admin: {{listen: '127.0.0.1:0', cert_file: {tmp_path}/c, key_file: {tmp_path}/k}}\n"
     )
-    line = refused_process("--log-level", "error", "serve", "--config", config)
-    assert "No such file" in line
+    line = refused_process("serve", "--config", config)
+    assert f"admin.cert_file {tmp_path}/c is not there" in line
+
+
+def test_files_that_are_no_certificate(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("no certificate\n")
+    config = tmp_path / "forebay.yml"
+    config.write_text("data: data\nadmin: {cert_file: cert.pem, key_file: cert.pem}\n")
+    line = refused_process("serve", "--config", config, "--listen", "127.0.0.1:0")
+    assert "cert.pem" in line
+    assert "no certificate and its private key" in line
+
+
+def test_a_catalog_that_does_not_answer(tmp_path: Path) -> None:
+    config = tmp_path / "forebay.yml"
+    config.write_text(
+        'data: data\nmetadata: {backend: etcd, endpoints: ["127.0.0.1:9"], timeout_seconds: 0.5}\n'
+    )
+    line = refused_process("serve", "--config", config, "--listen", "127.0.0.1:0")
+    assert "127.0.0.1:9" in line
+
+
+def test_a_master_that_spark_does_not_know(tmp_path: Path) -> None:
+    assert "spark://" in refused("up", "--data", tmp_path / "data", "--master", "foo")

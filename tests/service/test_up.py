@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from forebay.config import load_config
-from forebay.errors import ForebayError, UsageError
+from forebay.errors import ForebayError, UnknownTopic, UsageError
 from forebay.remote import read_note, server_file
 from forebay.topic.view import StoreView
 from server_processes import ServerProcess, lives, session_of
@@ -99,11 +99,10 @@ def jobs_are_run(server: ServerProcess) -> None:
     assert moved["bytes_up"] > 0, "what Spark's workers count is counted here"
     verify = server.run_job("verify")
     assert (verify["state"], verify["summary"]["messages"]) == ("done", 1000), verify
-    failed = server.run_job("offload", topics=["/default/nobody"])
-    assert failed["state"] == "failed"
-    assert "/default/nobody" in failed["error"]
+    with pytest.raises(UnknownTopic, match="/default/nobody"):
+        server.run_job("offload", topics=["/default/nobody"])
     assert [job["id"] for job in server.jobs(trigger="request")] == [
-        job["id"] for job in (failed, verify, offload)
+        job["id"] for job in (verify, offload)
     ]
 
 

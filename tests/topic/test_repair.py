@@ -17,6 +17,7 @@ from forebay.catalog.catalog import Catalog
 from forebay.catalog.sqlite import SqliteKv
 from forebay.errors import ForebayError, LogLocked, UnknownTopic, UsageError
 from forebay.files.disk import Disk
+from forebay.files.local import LocalDisk
 from forebay.format.names import parse_topic
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
@@ -40,6 +41,7 @@ from forebay.topic.repairs_plan import Kind
 from forebay.topic.store import Store
 from forebay.topic.tiers import Tiers
 from forebay.topic.view import StoreView
+from forebay.wal.identity import write_log_id
 from served import served
 
 UPLOADED = 60
@@ -131,6 +133,12 @@ def insert(path: Path, position: int, raw: bytes) -> None:
     path.write_bytes(before[:position] + raw + before[position:])
 
 
+def swap(one: Path, other: Path) -> None:
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
 def test_a_sound_store_has_no_findings(data: Path) -> None:
     before = contents(data)
     assert repair(settings_of(data)).findings == []
@@ -165,6 +173,15 @@ DAMAGES: dict[str, tuple[Kind, Callable[[Path], object]]] = {
     "a missing index": (Kind.INDEX, lambda d: remove(d, "wal.idx")),
     "a damaged log id": (Kind.LOG_ID, lambda d: flip(d / LOG / "wal.id", 3, 0x80)),
     "a missing log id": (Kind.LOG_ID, lambda d: remove(d, "wal.id")),
+    "a log id of another log": (
+        Kind.LOG_ID,
+        lambda d: (d / LOG / "wal.id").write_text("0" * 32),
+    ),
+    "a damaged copy of the log id": (Kind.LOG_ID, lambda d: flip(d / LOG / "wal.id.copy", 3)),
+    "two segments under each other's names": (
+        Kind.SEGMENT,
+        lambda d: swap(d / LOG / "wal.1.log", d / LOG / "wal.3.log"),
+    ),
     "a flipped bit in an object": (Kind.OBJECT, lambda d: flip(d / OBJECT, 3000)),
     "an object cut short": (Kind.OBJECT, lambda d: cut(d / OBJECT, 3000)),
     "a missing object": (Kind.OBJECT, lambda d: (d / OBJECT).unlink()),
@@ -263,7 +280,7 @@ def test_a_log_that_may_be_another_one_is_not_believed(data: Path) -> None:
         topic.append_many([b"another"] * COUNT, durability="synced")
     shutil.rmtree(data / LOG)
     shutil.copytree(other / LOG, data / LOG)
-    remove(data, "wal.id")
+    remove(data, "wal.id", "wal.id.copy")
     cut(data / OBJECT, 3000)
     damaged = contents(data)
     done = mend(data)
@@ -388,7 +405,7 @@ def test_a_lost_catalog_is_left_to_restore(data: Path) -> None:
 
 def test_a_log_of_an_earlier_owner_is_none_of_our_business(data: Path) -> None:
     flip(data / LOG / "wal.4.log", 300)
-    (data / LOG / "wal.id").write_text("0" * 32)
+    write_log_id(LocalDisk(), data / LOG, "0" * 32)
     assert repair(settings_of(data)).findings == []
 
 

@@ -15,9 +15,9 @@ from faulty_places import FaultyPlace, new_place
 from forebay.errors import CorruptLog, ForebayError, MissingData, TopicOwned
 from forebay.files.disk import read_file
 from forebay.format.checkpoint import UploaderCheckpoint
-from forebay.format.names import LOG_ID_FILE, SegmentNames
+from forebay.format.names import LOG_ID_COPY_FILE, LOG_ID_FILE, SegmentNames
 from forebay.wal.claim import LocalLog, Settled
-from forebay.wal.identity import aside_log, read_log_id
+from forebay.wal.identity import aside_log, read_id_copy, read_log_id, write_log_id
 from forebay.wal.log import Wal
 from forebay.wal.view import LogView
 
@@ -128,6 +128,56 @@ def test_a_damaged_id_is_an_error_that_names_the_file_and_changes_nothing(
     assert payloads(crashing.open()) == texts(0, 12)
 
 
+def test_the_id_has_a_copy_and_a_log_where_they_disagree_is_not_opened(crashing: Place) -> None:
+    write_old_log(crashing)
+    assert read_id_copy(crashing.disk, crashing.dir) == OLD_ID
+    claim = Replaced(5000, OLD_ID)
+    for damage in (None, b"0" * 30 + b"11"):
+        crashing.remove(LOG_ID_FILE)
+        if damage is not None:
+            crashing.write(LOG_ID_FILE, damage)
+        before = crashing.contents()
+        with pytest.raises(CorruptLog, match=r"wal\.id: .* run `forebay repair`"):
+            open_with(crashing, claim)
+        assert crashing.contents() == before
+        assert claim.asked == []
+        crashing.write(LOG_ID_FILE, OLD_ID.encode())
+    assert payloads(crashing.open()) == texts(0, 12)
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"0" * 33, (OLD_ID + " 00000000\n").encode()])
+def test_a_copy_that_is_missing_or_damaged_is_made_anew(
+    crashing: Place, damage: bytes | None
+) -> None:
+    write_old_log(crashing)
+    crashing.remove(LOG_ID_COPY_FILE)
+    if damage is not None:
+        crashing.write(LOG_ID_COPY_FILE, damage)
+    assert read_id_copy(crashing.disk, crashing.dir) is None
+    assert payloads(crashing.open()) == texts(0, 12)
+    assert read_id_copy(crashing.disk, crashing.dir) == OLD_ID
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_an_id_and_its_copy_never_disagree_after_a_power_loss(seed: int | None) -> None:
+    new_id = "0" * 31 + "2"
+    for call in itertools.count():
+        place = new_place()
+        write_old_log(place)
+        place.fail("any", skip=call, times=None)
+        with contextlib.suppress(OSError):
+            write_log_id(place.disk, place.dir, new_id)
+        fired = place.faults.fired
+        place.faults.clear()
+        place.power.crash(None if seed is None else random.Random(seed * 10_000 + call))
+        own, copy = (read(place.disk, place.dir) for read in (read_log_id, read_id_copy))
+        assert own in (OLD_ID, new_id)
+        assert copy in (own, None)
+        if not fired:
+            assert (own, copy) == (new_id, new_id)
+            return
+
+
 def test_a_claim_that_refuses_leaves_the_log_as_it_is(crashing: Place) -> None:
     write_old_log(crashing)
     before = crashing.contents()
@@ -197,7 +247,8 @@ def test_a_log_that_is_no_longer_the_topics_is_kept_whole_under_other_names(plac
     assert (wal.start_offset, wal.current_offset()) == (5000, 5000)
     assert wal.segments() == []
     after = place.contents()
-    kept = [name for name in before if name not in {LOG_ID_FILE, "wal.synced"}]
+    ids = {LOG_ID_FILE, LOG_ID_COPY_FILE}
+    kept = [name for name in before if name not in {*ids, "wal.synced"}]
     assert {aside_log(OLD_ID, name): before[name] for name in kept}.items() <= after.items()
     assert aside_payloads(place) == texts(0, 12)
     assert after[LOG_ID_FILE].decode() == claim.owned_id

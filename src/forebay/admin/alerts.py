@@ -106,8 +106,8 @@ def _topic(site: Site, page: TopicPage) -> list[Alert]:
             Alert(
                 "missing",
                 "error",
-                f"The messages {start} to {end - 1} of {page.name}{more} are in no tier. Run "
-                f"`forebay verify {page.name}`.",
+                f"The offsets {start} to {end - 1} of {page.name}{more} are in no tier, and not "
+                f"recorded as lost. Run `forebay verify {page.name}`.",
                 page.name,
             )
         )

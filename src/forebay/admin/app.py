@@ -46,7 +46,11 @@ def build_app(site: Site) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, settings=site.settings.admin)],
+        middleware=[
+            Middleware(
+                Guard, settings=site.settings.admin, store=site.store_id, instance=site.instance
+            )
+        ],
         lifespan=lambda _app: watching(site.watch),
         exception_handlers={
             ForebayError: on_forebay_error,

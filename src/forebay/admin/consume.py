@@ -2,7 +2,11 @@
 
 The reader is the log's own: from objects through files and memory to the live end. It works on
 pieces of frames; files and objects are read on a thread, one hop a piece, and a client that is
-slow holds its own reader back and nobody else's.
+slow holds its own reader back and nobody else's. The threads are as many as there may be readers,
+and nobody else's: an object store that hangs holds who reads from it.
+
+A client that takes nothing for long is left. Where every place is taken, one that takes nothing for
+some seconds is left for a new one.
 
 What is known before the first message is a status; what happens later is a last line
 `{"error": ...}`. So is the server's end, which says where to go on. While nothing comes, a blank
@@ -12,17 +16,22 @@ line now and then tells that the server lives.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from forebay.admin.bodies import message_lines, plain_line
 from forebay.admin.problems import ERRORS, facts_of, told_bug
 from forebay.admin.queries import flag, number, one_of, parse_query, start_of
 from forebay.admin.site import Site, topic_of
 from forebay.admin.sources import Frames, OwnedTopic, Source, find_source
+from forebay.admin.transfers import STALL_SECONDS_MAX
 from forebay.errors import (
     ForebayError,
     LostOffsets,
@@ -31,16 +40,20 @@ from forebay.errors import (
 )
 from forebay.format.frame import Scan
 from forebay.format.names import TopicName
+from forebay.logs import event
 from forebay.metrics import Counter, Gauge
 from forebay.wal.commit import Visibility
 
+_log: Final = logging.getLogger("forebay.admin")
 BEAT_SECONDS: Final = 15.0
 """How long a stream may be silent."""
 _STOP_SECONDS: Final = 1.0
 """What a slow client gets at the server's end to take what is on its way."""
+_LEFT_SECONDS: Final = 10.0
+"""What a client gets to take something while others wait for its place."""
 _PARAMETERS: Final = ("start", "end", "limit", "follow", "visibility", "skip_lost")
 _VISIBILITIES: Final[tuple[Visibility, ...]] = ("synced", "buffered")
-_STREAMS: Final = Gauge("forebay_http_streams", "Readers of messages over HTTP, now.")
+STREAMS: Final = Gauge("forebay_http_streams", "Readers of messages over HTTP, now.")
 _MESSAGES: Final = Counter("forebay_http_messages_read_total", "Messages given over HTTP.")
 _BYTES: Final = Counter("forebay_http_bytes_read_total", "Bytes of the lines that they were in.")
 
@@ -72,44 +85,76 @@ def wanted(raw_query: bytes) -> Wanted:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What is asked of a server's streams and their clients, in seconds."""
+
+    beat_seconds: float = BEAT_SECONDS
+    stall_seconds: float = STALL_SECONDS_MAX
+    """For a client to take something."""
+    left_seconds: float = _LEFT_SECONDS
+    """The same, while every place is taken."""
+
+
+PACE: Final = Pace()
+
+
 class Consume:
     """The handler, for one server."""
 
-    def __init__(self, site: Site, *, beat_seconds: float = BEAT_SECONDS) -> None:
+    def __init__(self, site: Site, *, pace: Pace = PACE) -> None:
         self._site = site
         self._streams_max = site.settings.admin.streams_max
-        self._streams = 0
-        self._beat_seconds = beat_seconds
+        self._taken = 0
+        self._streams: set[_Stream] = set()
+        self._pace = pace
+        self._threads = ThreadPoolExecutor(self._streams_max, thread_name_prefix="reader")
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = wanted(scope["query_string"])
         name = topic_of(scope["path_params"])
-        if self._streams >= self._streams_max:
+        if self._taken >= self._streams_max and not self._leave_one():
             raise ServiceUnavailable(
-                f"{self._streams} readers are connected (admin.streams_max): come back later"
+                f"{self._taken} readers are connected (admin.streams_max): come back later"
             )
-        self._streams += 1
-        _STREAMS.add(1)
+        self._taken += 1
+        STREAMS.add(1)
         try:
-            await self._watched(_Stream(await self._source(name, asked), asked, send), receive)
+            source = await self._source(name, asked)
+            stream = _Stream(source, asked, send, self._pace.stall_seconds)
+            self._streams.add(stream)
+            try:
+                await self._watched(stream, receive)
+            finally:
+                self._streams.discard(stream)
         finally:
-            self._streams -= 1
-            _STREAMS.add(-1)
+            self._taken -= 1
+            STREAMS.add(-1)
+
+    def _leave_one(self) -> bool:
+        """Leaves the client that has taken nothing for the longest time, if it is long enough."""
+        stalled = max(self._streams, key=_Stream.stalled_seconds, default=None)
+        if stalled is None or stalled.stalled_seconds() < self._pace.left_seconds:
+            return False
+        self._streams.discard(stalled)
+        stalled.leave()
+        return True
 
     async def _source(self, name: TopicName, asked: Wanted) -> Source:
         topic = self._site.store.opened(str(name))
         if topic is not None:
-            return OwnedTopic(topic)
-        return await asyncio.to_thread(find_source, self._site, name, follow=asked.follow)
+            return OwnedTopic(topic, self._threads)
+        find = partial(find_source, self._site, name, self._threads, follow=asked.follow)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, find)
 
     async def _watched(self, stream: _Stream, receive: Receive) -> None:
-        """Runs the stream until it ends, the client goes, or the server stops."""
+        """Runs the stream until it ends, the client goes or is left, or the server stops."""
         main = asyncio.create_task(stream.run())
         gone = asyncio.create_task(_disconnected(receive))
         stop = asyncio.create_task(self._site.stopping.wait())
         tasks: list[asyncio.Task[Any]] = [main, gone, stop]
         if stream.follows:
-            tasks.append(asyncio.create_task(stream.beat(self._beat_seconds)))
+            tasks.append(asyncio.create_task(stream.beat(self._pace.beat_seconds)))
         try:
             await asyncio.wait({main, gone, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not main.done() and not gone.done():
@@ -136,7 +181,7 @@ async def _disconnected(receive: Receive) -> None:
 class _Stream:
     """The answer to one request."""
 
-    def __init__(self, source: Source, asked: Wanted, send: Send) -> None:
+    def __init__(self, source: Source, asked: Wanted, send: Send, stall_seconds: float) -> None:
         appended = source.end("buffered")
         if asked.start == "earliest":
             self._position = source.start
@@ -148,7 +193,10 @@ class _Stream:
         self._left = asked.limit
         self._source = source
         self._asked = asked
-        self._send = send
+        self._asgi_send = send
+        self._stall_seconds = stall_seconds
+        self._sending_since: float | None = None
+        self._main: asyncio.Task[None] | None = None
         self._reader: Frames | None = None
         self._stopped = False
         self._beats = False
@@ -165,6 +213,23 @@ class _Stream:
         if self._reader is not None:
             self._reader.close()
 
+    def stalled_seconds(self) -> float:
+        """For how long its client has taken nothing of what is there for it."""
+        return 0.0 if self._sending_since is None else time.monotonic() - self._sending_since
+
+    def leave(self) -> None:
+        """Ends it in the middle: its client takes nothing, not even an error."""
+        event(
+            _log,
+            logging.INFO,
+            "a reader that takes nothing is left",
+            topic=self._source.name,
+            offset=self._position,
+            seconds=round(self.stalled_seconds()),
+        )
+        if self._main is not None:
+            self._main.cancel()
+
     async def beat(self, seconds: float) -> None:
         """Breaks the silence, for as long as it is cancelled by nobody."""
         while True:
@@ -174,6 +239,7 @@ class _Stream:
             self._silent = True
 
     async def run(self) -> None:
+        self._main = asyncio.current_task()
         lines = self._lines(self._open())
         try:
             # What is wrong from the beginning is a status, not a line.
@@ -216,6 +282,16 @@ class _Stream:
     async def _write(self, data: bytes) -> None:
         self._silent = False
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _send(self, message: Message) -> None:
+        """Waits for a client that is slow, and not for ever."""
+        self._sending_since = time.monotonic()
+        patience = asyncio.get_running_loop().call_later(self._stall_seconds, self.leave)
+        try:
+            await self._asgi_send(message)
+        finally:
+            patience.cancel()
+            self._sending_since = None
 
     def _open(self) -> Frames:
         end = self._end

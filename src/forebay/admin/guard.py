@@ -3,6 +3,9 @@
 With a token, every path but the public ones wants it. Without one only this machine reaches the
 server; then a web page in a browser here must not: neither by a name of its own that it has
 resolve to this machine (the `Host` is checked), nor from another site (the `Origin` is).
+
+A request that says which store it is meant for is refused if that is another one: its server had
+the address before, and its client does not know yet. Each answer says which run gave it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forebay.admin.problems import problem
 from forebay.admin.server import is_loopback
 from forebay.metrics import SECONDS, Counter, Histogram
+from forebay.remote.told import INSTANCE_HEADER, STORE_HEADER
 from forebay.settings import AdminSettings
 
 REQUESTS: Final = Counter(
@@ -40,6 +44,7 @@ _POLICY: Final = (
     b"font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; "
     b"form-action 'none'; frame-ancestors 'none'"
 )
+_STORE: Final = STORE_HEADER.lower().encode()
 _ALWAYS: Final = [(b"x-content-type-options", b"nosniff")]
 _OF_THE_PAGE: Final = [
     *_ALWAYS,
@@ -52,8 +57,14 @@ _OF_THE_PAGE: Final = [
 class Guard:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, settings: AdminSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: AdminSettings, *, store: str = "", instance: str = ""
+    ) -> None:
         self._app = app
+        self._store = store
+        ran_by = [(INSTANCE_HEADER.lower().encode(), instance.encode())]
+        self._always = [*_ALWAYS, *ran_by]
+        self._of_the_page = [*_OF_THE_PAGE, *ran_by]
         self._token = None if settings.token is None else settings.token.encode()
         own = None if settings.url is None else urlsplit(settings.url.lower())
         self._own_name = None if own is None else own.hostname
@@ -64,7 +75,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         path: str = scope["path"]
-        added = _OF_THE_PAGE if path == "/" or path.startswith(_ASSETS) else _ALWAYS
+        page = path == "/" or path.startswith(_ASSETS)
+        added = self._of_the_page if page else self._always
         began = time.perf_counter()
 
         async def sending(message: Message) -> None:
@@ -82,11 +94,25 @@ class Guard:
 
     def _refusal(self, scope: Scope, path: str) -> Response | None:
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        if self._token is not None:
-            if path in _PUBLIC or path.startswith(_ASSETS):
-                return None
-            return _refuse_token(headers, self._token)
-        return self._refuse_name(headers)
+        if self._token is None:
+            return self._refuse_name(headers) or self._refuse_store(headers)
+        # First of all: who asks the wrong server does not want to hear about tokens.
+        answer = self._refuse_store(headers)
+        if answer is not None or path in _PUBLIC or path.startswith(_ASSETS):
+            return answer
+        return _refuse_token(headers, self._token)
+
+    def _refuse_store(self, headers: Sequence[tuple[bytes, bytes]]) -> Response | None:
+        for name, wanted in headers:
+            if name == _STORE and wanted != self._store.encode():
+                return problem(
+                    412,
+                    "ServiceUnavailable",
+                    f"the request is for the store {wanted[:80].decode('latin-1')!r}, and this is "
+                    f"{self._store}: another server has the address now; nothing was taken",
+                    taken=False,
+                )
+        return None
 
     def _refuse_name(self, headers: Sequence[tuple[bytes, bytes]]) -> Response | None:
         hosts = [value for name, value in headers if name == b"host"]
@@ -99,12 +125,16 @@ class Guard:
                 "ServiceRefused",
                 f"the request is for the host {host[:80]!r}, which is not this server's: use "
                 "127.0.0.1 or localhost, or set admin.url, or admin.token",
+                taken=False,
             )
         for origin in origins:
             site = origin.decode("latin-1").lower().partition("://")[2]
             if site not in {host, self._own_site}:
                 return problem(
-                    403, "ServiceRefused", "a page of another site may not ask this server"
+                    403,
+                    "ServiceRefused",
+                    "a page of another site may not ask this server",
+                    taken=False,
                 )
         return None
 
@@ -121,6 +151,7 @@ def _refuse_token(headers: Sequence[tuple[bytes, bytes]], token: bytes) -> Respo
         "ServiceRefused",
         "this server wants a token: Authorization: Bearer <admin.token> (the commands take it "
         "from the configuration or from FOREBAY_TOKEN)",
+        taken=False,
     )
     answer.headers["WWW-Authenticate"] = "Bearer"
     return answer

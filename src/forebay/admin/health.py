@@ -14,8 +14,13 @@ from forebay.admin.site import Site
 
 def routes(site: Site) -> list[BaseRoute]:
     async def healthz(_request: Request) -> Response:
-        up = round(time.time() - site.started, 3)
-        return JSONResponse({"status": "ok", "instance": site.instance, "up_seconds": up})
+        told = {
+            "status": "ok",
+            "instance": site.instance,
+            "store": site.store_id,
+            "up_seconds": round(time.time() - site.started, 3),
+        }
+        return JSONResponse(told)
 
     async def readyz(_request: Request) -> Response:
         if site.unready is not None:

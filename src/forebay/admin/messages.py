@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from forebay.admin.consume import BEAT_SECONDS, Consume
+from forebay.admin.consume import PACE, Consume, Pace
+from forebay.admin.intake import STALL_SECONDS
 from forebay.admin.problems import problem
 from forebay.admin.produce import Produce
 from forebay.admin.site import Site
@@ -22,9 +23,9 @@ _CLIENT_GONE: Final = 499
 class Messages:
     """An ASGI application, not a function of a request: bodies and answers are streams."""
 
-    def __init__(self, site: Site, *, beat_seconds: float = BEAT_SECONDS) -> None:
-        self._produce = Produce(site)
-        self._consume = Consume(site, beat_seconds=beat_seconds)
+    def __init__(self, site: Site, pace: Pace, stall_seconds: float) -> None:
+        self._produce = Produce(site, stall_seconds=stall_seconds)
+        self._consume = Consume(site, pace=pace)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope["method"]
@@ -42,5 +43,8 @@ class Messages:
         await answer(scope, receive, send)
 
 
-def routes(site: Site, *, beat_seconds: float = BEAT_SECONDS) -> list[BaseRoute]:
-    return [Route(PATH, Messages(site, beat_seconds=beat_seconds), name="messages")]
+def routes(
+    site: Site, *, pace: Pace = PACE, stall_seconds: float = STALL_SECONDS
+) -> list[BaseRoute]:
+    """`stall_seconds` is what a producer gets for the next piece of a body."""
+    return [Route(PATH, Messages(site, pace, stall_seconds), name="messages")]

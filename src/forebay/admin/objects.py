@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from forebay.format.names import (
     TopicName,
     is_staged_file,
     parse_object,
+    staged_file,
     topic_of_key,
 )
 from forebay.limits import DESCRIPTOR_BYTES_MAX, GIB, MIB
@@ -167,11 +169,43 @@ class Upload:
                 self._writer.abort()
                 return present
             self._require_open(present)
-            return self._writer.close()
+            kept = self._keep(present)
+            try:
+                meta = self._writer.close()
+                if kept is not None and not self._is_right(meta):
+                    self._store.copy(kept, meta.key)
+                    raise self._refused(present)
+            finally:
+                if kept is not None:
+                    self._store.delete(kept)
+            return meta
 
     def abort(self) -> None:
         with self._lock:
             self._writer.abort()
+
+    def _keep(self, present: ObjectMeta | None) -> str | None:
+        """Another name for what is to be replaced: somebody may commit it at this very moment.
+
+        It is a name of staged rows, which are removed in time if nobody lives to do it.
+        """
+        if present is None:
+            return None
+        kept = staged_file(secrets.token_hex(8), 0, 0)
+        self._store.copy(present.key, kept)
+        return kept
+
+    def _is_right(self, meta: ObjectMeta) -> bool:
+        """Whether what has just come is not in the place of something that was committed."""
+        target = self._target
+        if target.topic is None or _life(self._catalog, target) == State.INTENDED:
+            return True
+        committed = (
+            (each.size, each.etag)
+            for each in self._catalog.all_descriptors(target.topic)
+            if each.object_id == target.object_id and target.key.endswith(each.object_id)
+        )
+        return next(committed, None) in ((meta.size, meta.etag), (meta.size, None))
 
     def _require_open(self, present: ObjectMeta | None) -> None:
         target = self._target
@@ -180,11 +214,14 @@ class Upload:
         else:
             changeable = _life(self._catalog, target) == State.INTENDED
         if not changeable:
-            there = "is gone" if present is None else f"is there with {present.size} bytes"
-            raise CommitRefused(
-                f"{target.key} {there}, and these are {self._size} bytes that nobody waits for: "
-                "what is stored is not changed"
-            )
+            raise self._refused(present)
+
+    def _refused(self, present: ObjectMeta | None) -> CommitRefused:
+        there = "is gone" if present is None else f"is there with {present.size} bytes"
+        return CommitRefused(
+            f"{self._target.key} {there}, and these are {self._size} bytes that nobody waits for: "
+            "what is stored is not changed"
+        )
 
     def _present(self) -> ObjectMeta | None:
         try:

@@ -43,13 +43,26 @@ _GENERAL: Final[dict[str, Json]] = {
                     {
                         "kind": told(TEXT, "The name of the error, as the library has it."),
                         "message": told(TEXT, "What is wrong, where, and what to do."),
-                    }
+                        "taken": told(
+                            FLAG,
+                            "`false`: nothing of the request was taken, for sure. Missing: that "
+                            "is not known.",
+                        ),
+                    },
+                    optional=("taken",),
                 ),
                 "description": "Some kinds have more fields, such as `start` and `end`.",
             }
         }
     ),
-    "Health": record({"status": choice("ok"), "instance": TEXT, "up_seconds": {"type": "number"}}),
+    "Health": record(
+        {
+            "status": choice("ok"),
+            "instance": told(TEXT, "Of this run of the server."),
+            "store": told(TEXT, "Of the data directory: the same from one run to the next."),
+            "up_seconds": {"type": "number"},
+        }
+    ),
     "Ready": record({"status": choice("ready"), "instance": TEXT}),
     "Config": told(
         loose({"data": nullable(TEXT), "storage": {"type": "object"}, "admin": {"type": "object"}}),
@@ -238,6 +251,22 @@ _CLUSTER: Final[dict[str, Json]] = {
 
 # ---- jobs -------------------------------------------------------------------------------------
 
+_JOB: Final[dict[str, Json]] = {
+    "id": TEXT,
+    "kind": TEXT,
+    "topics": listed(TEXT),
+    "options": {"type": "object"},
+    "trigger": choice("request", "interval"),
+    "state": choice("queued", "running", "done", "failed", "cancelled", "lost"),
+    "created": SECONDS,
+    "started": nullable(SECONDS),
+    "ended": nullable(SECONDS),
+    "progress": record({"done": COUNT, "total": COUNT, "label": TEXT}),
+    "summary": {"type": "object", "additionalProperties": {"type": "integer"}},
+    "error": nullable(TEXT),
+    "details": listed(TEXT),
+    "attempts": COUNT,
+}
 _JOBS: Final[dict[str, Json]] = {
     "NewJob": told(
         record(
@@ -261,24 +290,7 @@ _JOBS: Final[dict[str, Json]] = {
         ),
         "An option of another kind of job is refused.",
     ),
-    "Job": record(
-        {
-            "id": TEXT,
-            "kind": TEXT,
-            "topics": listed(TEXT),
-            "options": {"type": "object"},
-            "trigger": choice("request", "interval"),
-            "state": choice("queued", "running", "done", "failed", "cancelled", "lost"),
-            "created": SECONDS,
-            "started": nullable(SECONDS),
-            "ended": nullable(SECONDS),
-            "progress": record({"done": COUNT, "total": COUNT, "label": TEXT}),
-            "summary": {"type": "object", "additionalProperties": {"type": "integer"}},
-            "error": nullable(TEXT),
-            "details": listed(TEXT),
-            "attempts": COUNT,
-        }
-    ),
+    "Job": record(_JOB),
     "SparkDriver": record(
         {
             "state": choice("starting", "ready", "working", "restarting", "stopped"),
@@ -325,7 +337,12 @@ _PAGE: Final[dict[str, Json]] = {
                 "next": nullable(TEXT),
                 "totals": {"type": "object"},
                 "requests": {"type": "object"},
-                "jobs": listed(ref("Job")),
+                "jobs": listed(
+                    told(
+                        record({**_JOB, "runs": COUNT, "since": SECONDS}),
+                        "Cycles in a row are one, with how many they are.",
+                    )
+                ),
                 "notices": listed({"type": "object"}),
                 "alerts": listed(loose({"kind": TEXT, "level": TEXT, "text": TEXT})),
                 "history": loose(

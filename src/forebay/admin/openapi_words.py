@@ -145,6 +145,7 @@ PROBLEMS: Final = {
     404: "NotFound",
     409: "Conflict",
     410: "Lost",
+    412: "AnotherStore",
     413: "TooLarge",
     416: "OutOfRange",
     429: "TooMany",
@@ -154,7 +155,7 @@ PROBLEMS: Final = {
     504: "TimedOut",
     507: "DiskFull",
 }
-_ALWAYS: Final = (401, 403, 500, 503)
+_ALWAYS: Final = (401, 403, 412, 500, 503)
 MEANINGS: Final = {
     400: "The call cannot be right as it is: the message says what to change.",
     401: "A token is wanted: `Authorization: Bearer`.",
@@ -162,12 +163,13 @@ MEANINGS: Final = {
     404: "There is no such thing here.",
     409: "The state of the server, or of the topic, forbids it.",
     410: "The offsets are recorded as lost; `end` is where to go on.",
+    412: "`Forebay-Store` names another store than this server's: nothing was taken.",
     413: "More than one request may carry.",
     416: "Not in the range that there is; `start` and `end` tell it.",
     429: "As many wait as may: come back later.",
     500: "The server failed, or stored data is damaged; its log says more.",
     502: "The object store or the catalog refuses what the server asks.",
-    503: "Not now: come back later. What was asked may have happened.",
+    503: "Not now: come back later. What was asked may have happened, unless `taken` is false.",
     504: "It was not done in time; it may still happen.",
-    507: "The disk is full: nothing was taken.",
+    507: "The disk is full. What was acknowledged is kept; what was asked may have happened.",
 }

@@ -109,7 +109,7 @@ _CLUSTER: Final[dict[str, Json]] = {
             body=_BATCH,
             answers={
                 "200": answer("Lines, each one a SinkLine.", TEXT, LINES),
-                **problems(400, 502, 504),
+                **problems(400, 413, 502, 504),
             },
         ),
     },
@@ -121,7 +121,7 @@ _CLUSTER: Final[dict[str, Json]] = {
             body=_BATCH,
             answers={
                 "200": answer("Whether they went.", ref("Forgotten")),
-                **problems(400, 502, 504),
+                **problems(400, 413, 502, 504),
             },
         ),
     },

@@ -31,6 +31,7 @@ from starlette.routing import BaseRoute, Route
 
 from forebay.admin import history
 from forebay.admin.alerts import Alert, alerts
+from forebay.admin.job_rows import job_rows
 from forebay.admin.site import Site
 from forebay.admin.topic_page import TopicPage, topic_page, window_spans
 from forebay.config.describe import describe as describe_settings
@@ -48,7 +49,6 @@ _PAGE_SPANS_MIN: Final = 80
 _FRESH_SECONDS: Final = 0.9
 """A little less than a second, so that who asks every second gets a new one each time."""
 _PAGES_MAX: Final = 8
-_JOBS_MAX: Final = 20
 _NOTICES_MAX: Final = 50
 
 
@@ -108,7 +108,7 @@ class Overview:
             "next": shown[-1] if more else None,
             "totals": _totals(pages),
             "requests": _requests(),
-            "jobs": _jobs(site),
+            "jobs": [] if site.jobs is None else job_rows(site.jobs.list()),
             "notices": [asdict(each) for each in watch.notices.recent(_NOTICES_MAX)],
             "alerts": [asdict(each) for each in found],
         }
@@ -130,6 +130,8 @@ def _server(site: Site) -> dict[str, Any]:
         "runner": uploader.runner if uploader.enabled else None,
         "interval_seconds": uploader.interval_seconds,
         "max_open_seconds": uploader.max_open_seconds,
+        "max_object_bytes": uploader.max_object_bytes,
+        "max_object_messages": uploader.max_object_messages,
         "deletion_lag_minutes": deleter.deletion_lag_minutes,
         "unready": site.unready,
         "jobs": site.jobs is not None,
@@ -174,16 +176,6 @@ def _requests() -> dict[str, Any]:
         "bytes_up": round(objects.BYTES.value("up")),
         "bytes_down": round(objects.BYTES.value("down")),
     }
-
-
-def _jobs(site: Site) -> list[dict[str, Any]]:
-    """Those that are under way, and the newest of the others."""
-    if site.jobs is None:
-        return []
-    jobs = list(site.jobs.list())
-    going = [job for job in jobs if not job.over]
-    over = [job for job in jobs if job.over]
-    return [job.facts() for job in [*going, *over][:_JOBS_MAX]]
 
 
 # ---- over HTTP --------------------------------------------------------------------------------

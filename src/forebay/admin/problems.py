@@ -2,14 +2,19 @@
 
 The kind is the name of the class in `forebay.errors`, whose fields come with it, so that a client
 raises the same again. What nobody raises on purpose is a bug: its words stay in the log.
+
+`"taken": false` says that nothing of the request was taken, for sure: it can be sent again. Where
+it is missing from the answer to something that changes the store, nobody knows.
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -92,6 +97,17 @@ def facts_of(error: ForebayError) -> dict[str, Any]:
     if isinstance(error, DiskError):
         fields["errno"] = error.errno
     return {"kind": type(error).__name__, "message": str(error), **fields}
+
+
+@contextmanager
+def nothing_taken() -> Iterator[None]:
+    """What is raised in the block is told with `"taken": false`: nothing was changed before it."""
+    try:
+        yield
+    except ForebayError as error:
+        told = copy.copy(error)  # the error itself may be raised to others too, of whom it is false
+        vars(told)["taken"] = False
+        raise told from error
 
 
 def problem(status: int, kind: str, message: str, **fields: Any) -> JSONResponse:

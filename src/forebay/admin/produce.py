@@ -5,7 +5,8 @@ its messages go in with one append, and wait together for the disk; nothing here
 the event loop, and no request has a thread of its own but one that waits for an upload.
 
 What a caller gets wrong: an error after the append (the disk failed, the server stopped) does not
-say that the messages are absent. A 4xx says so, and so does 503 with the word "nothing".
+say that the messages are absent. A 4xx says so, and so does `"taken": false` in any error. Where
+the objects did not come about, `synced` says how far the log has them.
 """
 
 from __future__ import annotations
@@ -16,23 +17,22 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from forebay.admin.bodies import Batch, one_message, parse_lines
+from forebay.admin.intake import STALL_SECONDS, Body
+from forebay.admin.problems import nothing_taken
 from forebay.admin.queries import Query, one_of, parse_query
-from forebay.admin.room import Room
+from forebay.admin.room import ROOM_SECONDS, Room
 from forebay.admin.site import Site, topic_of
-from forebay.errors import MessageTooLarge, ServiceUnavailable, UsageError, WaitTimeout
+from forebay.errors import ForebayError, ServiceUnavailable, UsageError, WaitTimeout
 from forebay.limits import MIB
 from forebay.metrics import Counter
 from forebay.topic.store import AnyDurability, Topic
 
 NDJSON: Final = b"application/x-ndjson"
 _DURABILITIES: Final[tuple[AnyDurability, ...]] = ("buffered", "synced", "uploaded")
-_ROOM_SECONDS: Final = 5.0
-_BODY_SECONDS: Final = 60.0
 _STEP_BYTES: Final = 1 * MIB
 _UPLOADS_MAX: Final = 32
 _MESSAGES: Final = Counter("forebay_http_messages_appended_total", "Messages taken over HTTP.")
@@ -41,12 +41,13 @@ _MESSAGES: Final = Counter("forebay_http_messages_appended_total", "Messages tak
 class Produce:
     """The handler, for one server."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, *, stall_seconds: float = STALL_SECONDS) -> None:
         admin = site.settings.admin
         self._site = site
         self._bytes_max = admin.request_bytes_max
         self._messages_max = admin.request_messages_max
-        self._room = Room(admin.pending_bytes_max, _ROOM_SECONDS)
+        self._stall_seconds = stall_seconds
+        self._room = Room(admin.pending_bytes_max, ROOM_SECONDS, "admin.pending_bytes_max")
         self._uploads = asyncio.Semaphore(_UPLOADS_MAX)
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
@@ -55,13 +56,21 @@ class Produce:
         query = _query(scope["query_string"], lines=lines)
         durability = one_of(query, "durability", _DURABILITIES, "synced")
         name = topic_of(scope["path_params"])
-        body = _Body(receive, self._room, self._bytes_max, _length(headers))
+        body = Body(
+            receive,
+            self._room,
+            headers,
+            self._bytes_max,
+            "admin.request_bytes_max",
+            stall_seconds=self._stall_seconds,
+        )
         try:
-            data = await body.read()
-            batch = await self._batch(data, query, lines=lines)
-            topic = self._site.store.opened(str(name))
-            if topic is None:
-                topic = await asyncio.to_thread(self._site.topic, name)
+            with nothing_taken():
+                data = await body.read()
+                batch = await self._batch(data, query, lines=lines)
+                topic = self._site.store.opened(str(name))
+                if topic is None:
+                    topic = await asyncio.to_thread(self._site.topic, name)
             if durability == "uploaded":
                 offsets = await self._upload(topic, batch)
             else:
@@ -92,18 +101,22 @@ class Produce:
     async def _upload(self, topic: Topic, batch: Batch) -> range:
         """Appends, and waits for the objects on a thread that a stop need not wait for."""
         if self._uploads.locked():
-            raise ServiceUnavailable(
-                f"{_UPLOADS_MAX} requests wait for uploads already: nothing of this one was "
-                "taken, send it again, or with durability=synced"
-            )
+            with nothing_taken():
+                raise ServiceUnavailable(
+                    f"{_UPLOADS_MAX} requests wait for uploads already: nothing of this one was "
+                    "taken, send it again, or with durability=synced"
+                )
         async with self._uploads:
             offsets = await topic.append_many_async(
                 batch.payloads, batch.attributes, batch.routing_keys, "synced"
             )
             last = offsets.stop - 1
-            await self._unless_stopping(
-                _on_own_thread(lambda: topic.wait(last, durability="uploaded")), last
-            )
+            try:
+                await self._unless_stopping(
+                    _on_own_thread(lambda: topic.wait(last, durability="uploaded")), last
+                )
+            except ForebayError as error:
+                raise _not_uploaded(offsets, error) from error
         return offsets
 
     async def _unless_stopping(self, uploaded: asyncio.Future[None], last: int) -> None:
@@ -114,87 +127,18 @@ class Produce:
         finally:
             stopping.cancel()
         if not uploaded.done():
-            raise WaitTimeout(
-                f"the server stops: messages up to offset {last} are synced, and not uploaded yet"
-            )
+            raise WaitTimeout(f"the server stops before the message at {last} is uploaded")
         uploaded.result()
 
 
-class _Body:
-    """A body that is read within limits, and the room that it takes."""
-
-    def __init__(self, receive: Receive, room: Room, bytes_max: int, length: int | None) -> None:
-        if length is not None and length > bytes_max:
-            raise _too_large(bytes_max)
-        self._receive = receive
-        self._room = room
-        self._bytes_max = bytes_max
-        self._length = length
-        self._taken = 0
-
-    async def read(self) -> bytes:
-        if self._length is not None:
-            await self._take(self._length)
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
-            data: bytes = message.get("body", b"")
-            await self._hold(len(data))
-            return data
-        try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                return await self._read_on(message)
-        except TimeoutError as error:
-            raise WaitTimeout(
-                f"the body did not come within {_BODY_SECONDS:.0f} seconds: nothing of it was taken"
-            ) from error
-
-    async def _read_on(self, message: object) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            assert isinstance(message, dict)
-            if message["type"] != "http.request":
-                raise ClientDisconnect
-            part = message.get("body", b"")
-            parts.append(part)
-            size += len(part)
-            await self._hold(size)
-            if not message.get("more_body", False):
-                return b"".join(parts)
-            message = await self._receive()
-
-    async def _hold(self, size: int) -> None:
-        """Sees to it that there is room for so much; a body that did not tell its size grows."""
-        if size > self._bytes_max:
-            raise _too_large(self._bytes_max)
-        if size > self._taken:
-            step = max(size - self._taken, min(_STEP_BYTES, self._bytes_max - self._taken))
-            await self._take(step)
-
-    async def _take(self, size: int) -> None:
-        await self._room.take(size)
-        self._taken += size
-
-    def release(self) -> None:
-        self._room.give(self._taken)
-        self._taken = 0
-
-
-def _too_large(bytes_max: int) -> MessageTooLarge:
-    return MessageTooLarge(
-        f"the body is larger than {bytes_max} bytes (admin.request_bytes_max): send it in several "
-        "requests; nothing of it was taken"
+def _not_uploaded(offsets: range, error: ForebayError) -> WaitTimeout:
+    """Whatever went wrong, it is no refusal: the messages are in the log."""
+    told = WaitTimeout(
+        f"the messages from offset {offsets.start} to {offsets.stop - 1} are synced, and are not "
+        f"uploaded: {error}; do not send them again"
     )
-
-
-def _length(headers: dict[bytes, bytes]) -> int | None:
-    """What the body's size will be, where the request tells it."""
-    told = headers.get(b"content-length")
-    if told is None or b"transfer-encoding" in headers:
-        return None
-    if not told.isdigit() or len(told) > 19:
-        raise UsageError("Content-Length is no number")
-    return int(told)
+    vars(told).update(first_offset=offsets.start, synced=offsets.stop)
+    return told
 
 
 def _query(raw: bytes, *, lines: bool) -> Query:

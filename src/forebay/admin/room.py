@@ -15,10 +15,14 @@ from forebay.errors import ServiceUnavailable
 from forebay.metrics import Gauge
 
 PENDING: Final = Gauge("forebay_http_pending_bytes", "Bodies of requests that are under way.")
+ROOM_SECONDS: Final = 5.0
+"""How long a request may wait."""
 
 
 class Room:
-    def __init__(self, bytes_max: int, wait_seconds: float) -> None:
+    def __init__(self, bytes_max: int, wait_seconds: float, limit: str) -> None:
+        """`limit` is what the bound is called."""
+        self._limit = limit
         self._bytes_max = bytes_max
         self._wait_seconds = wait_seconds
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -44,8 +48,8 @@ class Room:
             if isinstance(error, TimeoutError):
                 raise ServiceUnavailable(
                     f"the server holds {self.used} bytes of other requests "
-                    "(admin.pending_bytes_max) and got no room in time: nothing of this one was "
-                    "taken, send it again"
+                    f"({self._limit}) and got no room in time: nothing of this one was taken, "
+                    "send it again"
                 ) from error
             raise
 

@@ -11,18 +11,29 @@ import contextlib
 import errno
 import ipaddress
 import socket
+import ssl
 from collections.abc import Iterator
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Final, cast
 
 import uvicorn
 from starlette.applications import Starlette
 
-from forebay.errors import UsageError
+from forebay.admin.connections import (
+    KEEP_ALIVE_SECONDS,
+    Connection,
+    ConnectionLimits,
+    connections_max,
+    tend_all,
+)
+from forebay.errors import UsageError, remedy
 from forebay.settings import AdminSettings
 
-_KEEP_ALIVE_SECONDS: Final = 75
 _STOP_SECONDS: Final = 3
 _BACKLOG: Final = 512
+_TICKS: Final = 5
+"""Of uvicorn, a tenth of a second each, from one look at the connections to the next."""
 
 
 def is_loopback(host: str) -> bool:
@@ -39,8 +50,9 @@ def is_loopback(host: str) -> bool:
 class AdminServer:
     """Binds, serves until it is stopped, and lets requests end."""
 
-    def __init__(self, settings: AdminSettings) -> None:
+    def __init__(self, settings: AdminSettings, limits: ConnectionLimits | None = None) -> None:
         self._settings = settings
+        self._limits = limits or ConnectionLimits(connections_max())
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
 
@@ -54,6 +66,7 @@ class AdminServer:
                 f"admin.listen is {settings.listen}, which other machines reach, and admin.token "
                 "is not set: set a token, or listen on 127.0.0.1"
             )
+        _require_certificate(settings)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,12 +89,13 @@ class AdminServer:
         settings = self._settings
         config = uvicorn.Config(
             app,
+            http=_connections(self._limits),
             log_config=None,
             access_log=False,
             lifespan="on",
             ssl_certfile=None if settings.cert_file is None else str(settings.cert_file),
             ssl_keyfile=None if settings.key_file is None else str(settings.key_file),
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_STOP_SECONDS,
             server_header=False,
             proxy_headers=False,
@@ -104,12 +118,22 @@ class AdminServer:
             self._socket.close()
 
 
+def _connections(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    # A class is what uvicorn wants to be given; what it does is to call it, with keywords.
+    return cast("type[asyncio.Protocol]", partial(Connection, limits=limits))
+
+
 class _Quiet(uvicorn.Server):
     """Without handlers of signals, and with a word to streams before it waits for their end."""
 
     def __init__(self, config: uvicorn.Config, stopping: asyncio.Event) -> None:
         super().__init__(config)
         self._stopping = stopping
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS == 0:
+            tend_all(self.server_state.connections)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stopping.set()
@@ -121,6 +145,29 @@ class _Quiet(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _require_certificate(settings: AdminSettings) -> None:
+    """UsageError, with the files, for a certificate that cannot be used."""
+    if settings.cert_file is None or settings.key_file is None:
+        return
+    for name, file in (("cert_file", settings.cert_file), ("key_file", settings.key_file)):
+        try:
+            Path(file).read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"admin.{name} {file} cannot be read: {error.strerror}; {remedy(error)}"
+                if error.errno != errno.ENOENT
+                else f"admin.{name} {file} is not there"
+            ) from error
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.cert_file, settings.key_file)
+    except OSError as error:  # an SSLError is one
+        raise UsageError(
+            f"admin.cert_file {settings.cert_file} and admin.key_file {settings.key_file} are no "
+            f"certificate and its private key in PEM ({error})"
+        ) from error
 
 
 def _refusal(listen: str, error: OSError) -> str:

@@ -3,7 +3,8 @@
 The body says where the rows are staged (`forebay.pipeline.server_commit`). The answer is a stream
 of lines: `{"working": true}` while it works, then `{"appended": n, "known": n}`, or `{"error":
 ...}`. A batch goes on to its end when its client has gone: the same request again finds what is
-there. Batches of one sink wait for each other, for a bounded time.
+there. Batches of one sink wait for each other, for a bounded time. All their bodies together have
+a bound: each counts until its batch is done, as what it said is in memory until then.
 
 `POST /v1/sink/forget`: removes the staged rows of a write that failed, unless a batch needs them.
 """
@@ -15,17 +16,21 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from starlette.requests import Request
+import orjson
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from forebay.admin.problems import ERRORS, facts_of
+from forebay.admin.intake import STALL_SECONDS, Body
+from forebay.admin.problems import ERRORS, facts_of, problem
+from forebay.admin.room import ROOM_SECONDS, Room
 from forebay.admin.site import Site
 from forebay.errors import ForebayError, ServiceUnavailable, UsageError, WaitTimeout
+from forebay.format.names import write_of_staged
 from forebay.logs import event
 
 if TYPE_CHECKING:
@@ -41,38 +46,85 @@ _COMMITS_MAX: Final = 64
 _TURN_SECONDS_MAX: Final = 120.0
 """How long a batch waits for another one of the same sink."""
 _WORKING_SECONDS: Final = 2.0
+_ROOM_BODIES: Final = 4
+"""Of the largest size, at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A request, and its body, whose room is to be given back."""
+
+    run: Run
+    parts: list[Part]
+    body: Body
+
+    @property
+    def writes(self) -> frozenset[str]:
+        return frozenset(write_of_staged(part.key) for part in self.parts if part.key is not None)
 
 
 class SinkDoor:
     """The batches that are under way in one server. For the event loop's thread."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, *, stall_seconds: float = STALL_SECONDS) -> None:
         self._site = site
+        self._stall_seconds = stall_seconds
+        self._room: Room | None = None
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="sink")
         self._turns: dict[str, asyncio.Lock] = {}
         """Of the sinks that have a batch here."""
-        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+        self._tasks: dict[asyncio.Task[dict[str, Any]], frozenset[str]] = {}
+        """With the writes whose staged rows they need."""
 
-    def commit(self, run: Run, parts: list[Part]) -> asyncio.Task[dict[str, Any]]:
+    async def read(self, request: Request) -> Batch:
+        """What a request says; within limits, as it is for anyone to send."""
+        from forebay.pipeline.server_commit import REQUEST_BYTES_MAX
+
+        if self._room is None:
+            most = _ROOM_BODIES * REQUEST_BYTES_MAX
+            self._room = Room(most, ROOM_SECONDS, f"of at most {most} for batches of sinks")
+        body = Body(
+            request.receive,
+            self._room,
+            dict(request.scope["headers"]),
+            REQUEST_BYTES_MAX,
+            "of one batch: write it from fewer partitions",
+            stall_seconds=self._stall_seconds,
+        )
+        try:
+            return Batch(*await asyncio.to_thread(_decoded, await body.read()), body)
+        except BaseException:
+            body.release()
+            raise
+
+    def commit(self, batch: Batch) -> asyncio.Task[dict[str, Any]]:
         """Begins a commit, which nobody cancels: rows that are half appended help no one."""
         from forebay.pipeline.server_commit import commit_in
 
+        run = batch.run
         if len(self._tasks) >= _COMMITS_MAX:
+            batch.body.release()
             raise ServiceUnavailable(f"{_COMMITS_MAX} batches are under way: come back later")
         turn = self._turns.setdefault(run.sink_id, asyncio.Lock())
-        work = partial(commit_in, self._site.store, run, parts)
+        work = partial(commit_in, self._site.store, run, batch.parts)
         task = asyncio.create_task(self._in_turn(turn, run.sink_id, work), name=run.sink_id)
-        self._tasks.add(task)
+        self._tasks[task] = batch.writes
         task.add_done_callback(self._ended)
+        task.add_done_callback(lambda _: batch.body.release())
         return task
 
-    async def forget(self, run: Run, parts: list[Part]) -> bool:
-        """Whether the staged rows went; they stay where a batch of the sink is under way."""
+    async def forget(self, batch: Batch) -> bool:
+        """Whether the staged rows went; they stay where a batch of the sink is under way, or one
+        of another sink that needs them."""
         from forebay.pipeline.server_commit import forget_in
 
-        if run.sink_id in self._turns:
-            return False
-        await self._run(partial(forget_in, self._site.store, parts))
+        try:
+            needed = any(batch.writes & each for each in self._tasks.values())
+            if needed or batch.run.sink_id in self._turns:
+                return False
+            await self._run(partial(forget_in, self._site.store, batch.parts))
+        finally:
+            batch.body.release()
         return True
 
     async def _in_turn(
@@ -94,26 +146,22 @@ class SinkDoor:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task)
         if all(each.get_name() != task.get_name() for each in self._tasks):
             del self._turns[task.get_name()]
         if not task.cancelled() and task.exception() is not None:
             event(_log, logging.WARNING, "a batch of a sink failed", error=task.exception())
 
 
-async def _decoded(request: Request) -> tuple[Run, list[Part]]:
-    from forebay.pipeline.server_commit import REQUEST_BYTES_MAX, decode_request
+def _decoded(data: bytes) -> tuple[Run, list[Part]]:
+    """Takes its time: not on the event loop."""
+    from forebay.pipeline.server_commit import decode_request
 
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > REQUEST_BYTES_MAX:
-            raise UsageError(f"the body is over {REQUEST_BYTES_MAX} bytes")
     try:
-        value = json.loads(bytes(body))
-    except (ValueError, RecursionError) as error:
+        value = orjson.loads(data)
+    except ValueError as error:
         raise UsageError(f"the body is no JSON: {error}") from error
-    return await asyncio.to_thread(decode_request, value)
+    return decode_request(value)
 
 
 async def _told(task: asyncio.Task[dict[str, Any]]) -> AsyncIterator[bytes]:
@@ -132,16 +180,27 @@ async def _told(task: asyncio.Task[dict[str, Any]]) -> AsyncIterator[bytes]:
     yield json.dumps(last).encode() + b"\n"
 
 
-def routes(site: Site) -> list[BaseRoute]:
-    door = SinkDoor(site)
+def _broken_off() -> Response:
+    return problem(400, "UsageError", "the request broke off")
+
+
+def routes(site: Site, *, stall_seconds: float = STALL_SECONDS) -> list[BaseRoute]:
+    """`stall_seconds` is what a sink gets for the next piece of a body."""
+    door = SinkDoor(site, stall_seconds=stall_seconds)
 
     async def commit(request: Request) -> Response:
-        run, parts = await _decoded(request)
-        return StreamingResponse(_told(door.commit(run, parts)), media_type="application/x-ndjson")
+        try:
+            batch = await door.read(request)
+        except ClientDisconnect:
+            return _broken_off()
+        return StreamingResponse(_told(door.commit(batch)), media_type="application/x-ndjson")
 
     async def forget(request: Request) -> Response:
-        run, parts = await _decoded(request)
-        return JSONResponse({"forgotten": await door.forget(run, parts)})
+        try:
+            batch = await door.read(request)
+        except ClientDisconnect:
+            return _broken_off()
+        return JSONResponse({"forgotten": await door.forget(batch)})
 
     return [
         Route("/v1/sink/commit", commit, methods=["POST"]),

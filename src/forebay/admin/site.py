@@ -24,6 +24,8 @@ class Site:
     store: Store
     instance: str = field(default_factory=lambda: secrets.token_hex(16))
     """Which run of the server this is."""
+    store_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Which store it is, from one run to the next; of one that nobody can find again, any."""
     started: float = field(default_factory=time.time)
     url: str = ""
     """Where it listens, once it does."""

@@ -7,6 +7,8 @@ serves who reads a topic that is not open here, or that cannot be, because the d
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Executor
+from functools import partial
 from typing import Protocol
 
 from forebay.admin.site import Site
@@ -45,8 +47,11 @@ class Source(Protocol):
 
 
 class OwnedTopic:
-    def __init__(self, topic: Topic) -> None:
+    """`threads` read what is not in memory, here and below."""
+
+    def __init__(self, topic: Topic, threads: Executor) -> None:
         self._topic = topic
+        self._threads = threads
         self.name = topic.name
 
     @property
@@ -58,12 +63,13 @@ class OwnedTopic:
         return marks.appended if visibility == "buffered" else marks.synced
 
     def read(self, start: int, end: int | None, visibility: Visibility) -> Frames:
-        return self._topic.stream(start, end=end, visibility=visibility)
+        return self._topic.stream(start, end=end, visibility=visibility, threads=self._threads)
 
 
 class ViewedTopic:
-    def __init__(self, view: TopicView) -> None:
+    def __init__(self, view: TopicView, threads: Executor) -> None:
         self._view = view
+        self._threads = threads
         self.name = str(view.topic)
         self.start = view.start_offset
 
@@ -76,29 +82,31 @@ class ViewedTopic:
         end: int | None,
         visibility: Visibility,  # noqa: ARG002
     ) -> Frames:
-        return _OnThreads(self._view.reader(start, end))
+        return _OnThreads(self._view.reader(start, end), self._threads)
 
 
 class _OnThreads:
     """A reader of a view, whose every piece is read on a thread."""
 
-    def __init__(self, reader: LogReader) -> None:
+    def __init__(self, reader: LogReader, threads: Executor) -> None:
         self._reader = reader
+        self._threads = threads
         self._pieces = reader.frames()
 
     async def next_frames(self) -> Scan | None:
-        return await asyncio.to_thread(next, self._pieces, None)
+        read = partial(next, self._pieces, None)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
     def close(self) -> None:
         self._reader.close()
 
 
-def find_source(site: Site, name: TopicName, *, follow: bool) -> Source:
+def find_source(site: Site, name: TopicName, threads: Executor, *, follow: bool) -> Source:
     """UnknownTopic if the topic is not there, and then none is made. May wait for a disk."""
     if site.settings.data is None:
         if str(name) not in site.store.topics():
             raise UnknownTopic(f"there is no topic {name}")
-        return OwnedTopic(site.topic(name))
+        return OwnedTopic(site.topic(name), threads)
     # The view has the store's own connections: it opened nothing, and is closed by nobody.
     found = site.store.view().topic(str(name))
-    return OwnedTopic(site.topic(name)) if follow else ViewedTopic(found)
+    return OwnedTopic(site.topic(name), threads) if follow else ViewedTopic(found, threads)

@@ -104,10 +104,12 @@ def _waited(state: TopicState, trace: Trace | None) -> float:
 
 def _sizes(state: TopicState, spans: Sequence[Span]) -> dict[str, int]:
     marks = state.marks
-    lost = sum(each.end - each.start for each in spans if each.tier == "gap")
+    gaps = [each for each in spans if each.tier == "gap"]
+    lost = sum(each.end - each.start for each in gaps if each.state == "lost")
+    missing = sum(each.end - each.start for each in gaps if each.state == "missing")
     local = state.segments
     return {
-        "messages": max(marks.appended - state.start - lost, 0),
+        "messages": max(marks.appended - state.start - lost - missing, 0),
         "memory_messages": len(state.memory),
         "segments": len(local),
         "segment_messages": sum(each.count for each in local),
@@ -119,7 +121,10 @@ def _sizes(state: TopicState, spans: Sequence[Span]) -> dict[str, int]:
             each.count for each in state.objects if each.next_offset <= marks.verified
         ),
         "verified_objects": sum(each.next_offset <= marks.verified for each in state.objects),
-        "lost_messages": lost,
+        "gaps": len(gaps),
+        # Offsets, not messages: a crash loses what was reserved, and most of it was never used.
+        "lost_offsets": lost,
+        "missing_offsets": missing,
         "lag_messages": max(marks.synced - marks.uploaded, 0),
     }
 

@@ -214,13 +214,17 @@ def _through(
     if wanted.follow and wanted.start == "latest":
         # By number, so that a restart in between skips nothing.
         with connected(server) as client:
+            server = client.address
             try:
                 facts = client.json("GET", topic_path(name), query={"limit": 0})
             except ServiceRefused as error:
                 raise refused_token(error, server) from error
         marks = [facts.get(stage) or 0 for stage in ("appended", "synced", "uploaded")]
         wanted = replace(wanted, start=str(max(marks)))
-    yield from received(server, name, wanted, lambda: chosen_server(settings, url))
+    by_note = url is None  # the note says where the server is now; a URL says it for ever
+    yield from received(
+        server, name, wanted, lambda: chosen_server(settings, None) if by_note else None
+    )
 
 
 def _here(view: TopicView, wanted: Wanted) -> Generator[dict[str, Any] | StreamMessage, None, None]:

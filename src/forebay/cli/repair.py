@@ -39,11 +39,12 @@ def repair(
     """Says what is damaged, and with --apply puts right what can be.
 
     Damaged segments are written again from objects, damaged objects from segments; checkpoints,
-    positions, indexes and sidecars from what they are made of. Of all topics, or of those that
-    are named; nobody else may have them open. Copies of all that is changed are kept in the
-    directory `repair` of the store. What no descriptor names is left to `forebay sweep`, a lost
-    catalog to `forebay restore`; objects that no local segment could mend are not read: that is
-    `forebay verify`. Exit code 1 if something is wrong, or left.
+    positions, indexes and sidecars from what they are made of; the id of a log from its copy, and
+    never from the catalog. Of all topics, or of those that are named; nobody else may have them
+    open. Copies of all that is changed are kept in the directory `repair` of the store. What no
+    descriptor names is left to `forebay sweep`, a lost catalog to `forebay restore`; objects that
+    no local segment could mend are not read: that is `forebay verify`. Exit code 1 if something is
+    wrong, or left.
 
     \b
     Examples:

@@ -2,7 +2,8 @@
 
 Lines go as they arrive, in requests of bounded size, one after the other. A request that broke off
 is not sent again: nobody knows whether its lines were stored, and sending them again might store
-them twice. What is certain is said.
+them twice. What is certain is said. Lines were refused only where the server says so, by a status
+or by `"taken": false`; after any other error nobody knows.
 """
 
 from __future__ import annotations
@@ -17,11 +18,8 @@ from forebay.cli.lines import arriving_lines, payload_facts, sound_lines
 from forebay.cli.servers import refused_token
 from forebay.errors import (
     ForebayError,
-    LogClosed,
-    LogStopped,
     ServiceRefused,
     ServiceUnavailable,
-    TopicFenced,
     UsageError,
     WaitTimeout,
 )
@@ -39,8 +37,6 @@ _IDLE_SECONDS: Final = 1.0
 """A connection that was idle for longer is made anew: the server may be closing it."""
 _BUSY_TRIES: Final = 30
 _BUSY_SECONDS: Final = 1.0
-_UNKNOWN: Final = (ServiceUnavailable, LogStopped, LogClosed, TopicFenced, WaitTimeout)
-"""After these nobody knows what became of the request."""
 
 
 @dataclass(slots=True)
@@ -54,7 +50,7 @@ class Sent:
     stage: str = "synced"
     interrupted: bool = False
     doubt: str | None = None
-    """What nobody knows, if the interrupt came while a request was under way."""
+    """What nobody knows, if an interrupt came while a request was under way."""
 
 
 class Sender:
@@ -63,27 +59,38 @@ class Sender:
     def __init__(self, client: ServerClient, topic: TopicName, durability: Durability) -> None:
         self._client = client
         self._topic = topic
+        self._messages = _path(topic, "messages")
         self._durability = durability
         self._used = 0.0
         self._held: list[bytes] = []
         """With `uploaded`, the last lines wait for their successors: only the end is waited for."""
         self._under_way: tuple[int, int] | None = None
+        self._run: str | None = None
+        """The run of the server that answered last."""
         self.sent = Sent(str(topic))
 
     def run(self) -> Sent:
         """Everything that arrives; ends with the input, or when it is interrupted."""
+        problem: UsageError | None = None
         try:
-            self._send_arriving()
+            problem = self._send_arriving()
         except KeyboardInterrupt:
             self.sent.interrupted = True
-            if self._under_way is not None:
-                first, last = self._under_way
-                self.sent.doubt = f"interrupted; {self._doubt(first, last)}"
-                return self.sent
-        self._finish()
+        if self._under_way is None:
+            try:
+                self._finish()
+            except KeyboardInterrupt:
+                self.sent.interrupted = True
+        if self._under_way is not None:
+            self.sent.doubt = f"interrupted; {self._doubt(*self._under_way)}"
+        elif self.sent.next is None:
+            self.sent.doubt = "interrupted; no line was sent"
+        elif problem is not None:
+            raise problem
         return self.sent
 
-    def _send_arriving(self) -> None:
+    def _send_arriving(self) -> UsageError | None:
+        """All lines, or those before one that cannot be sent, which is what it answers."""
         plain: Durability = "buffered" if self._durability == "buffered" else "synced"
         arrived = 0
         for lines in arriving_lines():
@@ -97,8 +104,8 @@ class Sender:
                 else:
                     self._send(batch, plain)
             if problem is not None:
-                self._finish()
-                raise problem
+                return problem
+        return None
 
     def _finish(self) -> None:
         held, self._held = self._held, []
@@ -126,16 +133,25 @@ class Sender:
 
     def _await_synced(self, last: int) -> None:
         """A reader of what is synced waits for the message, and has the log sync it."""
+        self._under_way = 1, self.sent.count
         query: dict[str, str | int] = {"start": last, "limit": 1, "follow": "true"}
-        for line in self._client.lines(_path(self._topic, "messages"), query):
-            told = json.loads(line).get("error")
-            if told is not None:
-                raise ServiceUnavailable(
-                    f"the server took {self._lines(1, self.sent.count)} and did not confirm that "
-                    f"they are synced: {told.get('message')}"
-                )
-            return
-        raise ServiceUnavailable("the server ended before it confirmed that all lines are synced")
+        try:
+            self._require_message(next(self._client.lines(self._messages, query), b"null"))
+        except (ForebayError, ValueError) as error:
+            # Whatever it is, it says nothing about the lines, which were taken before.
+            raise ServiceUnavailable(f"{error}; {self._doubt(*self._under_way)}") from error
+        self._require_same_run()
+        self._under_way = None
+
+    def _require_message(self, line: bytes) -> None:
+        from forebay.remote.told import told_error
+
+        told = json.loads(line)
+        told = told if isinstance(told, dict) else {}
+        if "offset" not in told:
+            error = told.get("error")
+            words = {"message": "the server ended before it confirmed that all is synced"}
+            raise told_error(error if isinstance(error, dict) else words)
 
     def _send(self, lines: list[bytes], durability: Durability) -> None:
         if not lines:
@@ -145,62 +161,107 @@ class Sender:
         first, last = self.sent.count + 1, self.sent.count + len(lines)
         self._under_way = first, last
         try:
-            answer = self._post(lines, durability)
-        except _UNKNOWN as error:
-            raise ServiceUnavailable(f"{error}; {self._doubt(first, last)}") from error
-        except ServiceRefused as error:
-            told = refused_token(error, self._client.address)
-            raise ServiceRefused(f"{told}; {self._certain(first)}") from error
+            offsets = self._post(lines, durability)
         except ForebayError as error:
-            raise UsageError(
-                f"{self._lines(first, last)} were refused: {error}; {self._certain(first)}"
-            ) from error
-        self._under_way = None
+            raise self._failed(error, first, last) from error
         self._used = time.monotonic()
+        self._require_same_run(offsets.start)
+        self._under_way = None
         self.sent.count += len(lines)
-        self.sent.next = int(answer["next_offset"])
+        self.sent.next = offsets.stop
         if self.sent.first is None:
-            self.sent.first = int(answer["first_offset"])
+            self.sent.first = offsets.start
+
+    def _require_same_run(self, offset: int | None = None) -> None:
+        """Lines that are only buffered are gone with the server that took them.
+
+        `offset` is the first of the newest lines: one that others had before says the same.
+        """
+        before, self._run = self._run, self._client.instance
+        if self._durability != "buffered" or self.sent.next is None or self._under_way is None:
+            return
+        back = offset is not None and offset < self.sent.next
+        if back or (before is not None and self._run != before):
+            raise ServiceUnavailable(
+                "the server was started again while lines were only buffered; "
+                f"{self._doubt(*self._under_way)}"
+            )
+
+    # -- what is said when it goes wrong --------------------------------------------------------
+
+    def _failed(self, error: ForebayError, first: int, last: int) -> ForebayError:
+        """What is certain, and what nobody knows, after a request that was not answered well."""
+        from forebay.remote.told import took_nothing
+
+        if isinstance(error, WaitTimeout) and "synced" in vars(error):
+            return ServiceUnavailable(f"{error}; {self._lines(1, last)} are stored")
+        if not took_nothing(error):
+            return ServiceUnavailable(f"{error}; {self._doubt(first, last)}")
+        if isinstance(error, ServiceRefused):
+            told = refused_token(error, self._client.address)
+            return ServiceRefused(f"{told}; {self._certain(first)}")
+        if "status" in vars(error):
+            refused = f"{self._lines(first, last)} were refused: {error}"
+            return UsageError(f"{refused}; {self._certain(first)}")
+        unsent = f"{self._lines(first, last)} were not sent: {error}"
+        return ServiceUnavailable(f"{unsent}; {self._certain(first)}")
 
     def _doubt(self, first: int, last: int) -> str:
+        if self._durability == "buffered":
+            first = 1
         return (
             f"{self._certain(first)}; whether {self._lines(first, last)} are stored is unknown: "
             "look at the end of the topic before sending them again"
         )
 
     def _certain(self, first: int) -> str:
-        return f"{self._lines(1, first - 1)} are stored" if first > 1 else "no line is confirmed"
+        if first == 1:
+            return "no line is confirmed"
+        if self._durability == "buffered":
+            return f"{self._lines(1, first - 1)} were taken, and are not confirmed as synced"
+        return f"{self._lines(1, first - 1)} are stored"
 
     @staticmethod
     def _lines(first: int, last: int) -> str:
         return f"lines {first} to {last}"
 
-    def _post(self, lines: list[bytes], durability: Durability) -> Any:
-        """Tries again only where the server says that it took nothing."""
-        from http.client import HTTPException
+    def _post(self, lines: list[bytes], durability: Durability) -> range:
+        """The offsets. Tries again only where the server says that it took nothing, and is busy."""
+        from forebay.remote.told import is_busy, untaken
 
         body, kind = _body(lines)
-        path = _path(self._topic, "messages")
         for _ in range(_BUSY_TRIES):
             try:
-                answer = self._client.request(
-                    "POST",
-                    path,
-                    query={"durability": durability},
-                    body=body,
-                    headers={"Content-Type": kind},
-                )
-                return json.loads(answer.read())
-            except ServiceUnavailable as error:
-                if "nothing" not in str(error):
+                return self._post_once(body, kind, durability, len(lines))
+            except ForebayError as error:
+                if not is_busy(error):
                     raise
                 time.sleep(_BUSY_SECONDS)
-            except (OSError, ValueError, HTTPException) as error:
-                # The answer broke off: it was on its way, so the lines may well be stored.
-                if isinstance(error, ForebayError):
-                    raise
-                raise ServiceUnavailable(f"the server's answer broke off: {error}") from error
-        raise UsageError(f"the server was too busy {_BUSY_TRIES} times in a row; try again later")
+        raise untaken(
+            UsageError(f"the server was too busy {_BUSY_TRIES} times in a row; try again later")
+        )
+
+    def _post_once(self, body: bytes, kind: str, durability: Durability, count: int) -> range:
+        from http.client import HTTPException
+
+        answer = self._client.request(
+            "POST",
+            self._messages,
+            query={"durability": durability},
+            body=body,
+            headers={"Content-Type": kind},
+        )
+        try:
+            told = json.loads(answer.read())
+            offsets = range(int(told["first_offset"]), int(told["next_offset"]))
+        except (OSError, ValueError, TypeError, KeyError, HTTPException) as error:
+            # The answer broke off: it was on its way, so the lines may well be stored.
+            raise ServiceUnavailable(f"the server's answer broke off: {error!r}") from error
+        if len(offsets) != count:
+            raise ServiceUnavailable(
+                f"the server speaks of {len(offsets)} lines; {count} were sent"
+            )
+        return offsets
 
 
 def _path(topic: TopicName, *rest: str) -> str:

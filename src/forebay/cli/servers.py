@@ -44,14 +44,17 @@ def chosen_server(settings: StoreSettings, url: str | None) -> ServerAddress | N
 
 
 def connected(address: ServerAddress) -> ServerClient:
+    """A client of the store that is there now, and of no other that may come to be there."""
     from forebay.remote import ServerClient
 
-    return ServerClient(address)
+    client = ServerClient(address)
+    client.pin()
+    return client
 
 
 def refused_token(error: ServiceRefused, address: ServerAddress) -> ServiceRefused:
     """Says what to do where the server did not take the token, or wants one."""
-    if "token" not in str(error):
+    if vars(error).get("status") != 401:
         return error
     brought = "wants a token" if address.token is None else "does not take the token"
     return ServiceRefused(

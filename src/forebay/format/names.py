@@ -23,9 +23,12 @@ UPLOADER_CHECKPOINT_FILE: Final = "uploader.ckpt"
 PUBLISHED_FILE: Final = "wal.synced"
 FAILED_FILE: Final = "wal.failed"
 LOG_ID_FILE: Final = "wal.id"
+LOG_ID_COPY_FILE: Final = "wal.id.copy"
 SERVER_FILE: Final = "server.json"
 """In a data directory: where the server that owns it is."""
 SERVER_LOCK_FILE: Final = "server.lock"
+STORE_ID_FILE: Final = "store.id"
+"""In a data directory: which store it is, whatever run of a server has it."""
 JOBS_FILE: Final = "jobs.ndjson"
 """In a data directory: the jobs that its server has run."""
 
@@ -43,6 +46,7 @@ _RULE: Final = (
     f"and at most {TOPIC_NAME_BYTES_MAX} bytes long; 'topic' alone means "
     f"/{DEFAULT_NAMESPACE}/topic"
 )
+_STAGED_SEGMENT: Final = re.compile(r"(?P<name>.+?)\.repair(?:\.[1-9][0-9]{0,8})?\.tmp")
 _PARTITION: Final = re.compile(r"(?P<base>.+)-part-(?P<number>0|[1-9][0-9]{0,8})")
 
 
@@ -134,6 +138,18 @@ class SegmentNames:
 def aside(name: str, kind: str, position: int) -> str:
     """Where bytes that recovery cut out of `name` at `position` are kept; kind ends in `torn`."""
     return f"{name}.{position}.{kind}"
+
+
+def staged_segment(name: str, copy: int = 0) -> str:
+    """Where a repair writes the segment `name` anew, before it takes the place of the damaged one;
+    `copy` tells files apart where the name is taken."""
+    return f"{name}.repair.{copy}.tmp" if copy else f"{name}.repair.tmp"
+
+
+def is_staged_segment(name: str, segments: SegmentNames) -> bool:
+    """Whether `name` is one of `staged_segment`, of any of the segments."""
+    match = _STAGED_SEGMENT.fullmatch(name)
+    return match is not None and segments.parse(match["name"]) is not None
 
 
 def aside_directory(log_id: str) -> str:

@@ -64,7 +64,8 @@ _REFUSED: Final = {
     errno.ENOTDIR,
     errno.EEXIST,
 }
-_MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+_MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+"""ELOOP: a link is no object."""
 _LINKS_REFUSED: Final = {errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS}
 
 
@@ -143,15 +144,15 @@ class LocalBackend:
     def head(self, key: str) -> ObjectMeta:
         path = self.path_of(key)
         with self.translated("head", key):
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode):  # a link neither: it may lead anywhere
                 raise FileNotFoundError(errno.ENOENT, "no file")
         return _meta(key, status, self._metadata(key, _etag(status)))
 
     def get_range(self, key: str, start: int, end: int) -> Buffer:
         check_range(start, end)
         with self.translated("get_range", key):
-            fd = os.open(self.path_of(key), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self.path_of(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 return self._read(fd, key, start, end)
             finally:
@@ -329,7 +330,11 @@ class LocalBackend:
         with self.translated("list", folder):
             try:
                 with os.scandir(self._root / folder) as entries:
-                    found = [(entry.name, entry.is_dir()) for entry in entries]
+                    found = [
+                        (entry.name, entry.is_dir())
+                        for entry in entries
+                        if entry.is_dir() or not entry.is_symlink()
+                    ]
             except FileNotFoundError:
                 return []
         if not folder:

@@ -119,7 +119,7 @@ def _asked(address: ServerAddress) -> ServerAddress:
     """The address with the run of the server that answers there."""
     with ServerClient(replace(address, token=None), timeout_seconds=_ASK_SECONDS) as client:
         answer = client.json("GET", "/healthz")
-    return replace(address, instance=answer.get("instance"))
+    return replace(address, instance=answer.get("instance"), store=answer.get("store"))
 
 
 def _below(prefix: str, given: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ that Spark says, to standard error.
     {"do": "run", "id": "7", "kind": "offload", "topics": [], "options": {}}
     {"do": "cancel", "id": "7"}
 
+    {"event": "beat"}                               every two seconds, whatever else it does
     {"event": "ready", "master": "local[*,4]"}      or {"event": "refused", "error": "..."}
     {"event": "progress", "id": "7", "done": 3, "total": 20, "step": 1}
     {"event": "ended", "id": "7", "state": "done", "summary": {...}, "error": null, "details": []}
@@ -39,6 +40,7 @@ from forebay.errors import ForebayError
 from forebay.logs import fields_of
 from forebay.pipeline import counting
 from forebay.pipeline.driver_wire import (
+    BEAT_SECONDS,
     DETAILS_MAX,
     GONE,
     LENGTH_BYTES,
@@ -81,6 +83,13 @@ class Events:
         with self._lock, suppress(OSError, ValueError):
             self._file.write(line + "\n")
             self._file.flush()
+
+
+def beat(events: Events) -> None:
+    """Tells for ever that the process runs; whoever hears nothing takes it for hung."""
+    while True:
+        events.tell("beat")
+        time.sleep(BEAT_SECONDS)
 
 
 class LogEvents(logging.Handler):
@@ -288,6 +297,7 @@ def _with_own_folder(settings: StoreSettings) -> StoreSettings:
 def main() -> None:
     events = Events(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
+    threading.Thread(target=beat, args=(events,), name="beat", daemon=True).start()
     commands = sys.stdin.buffer
     length = int.from_bytes(commands.read(LENGTH_BYTES), "little")
     body = commands.read(length)

@@ -19,6 +19,8 @@ LINE_BYTES_MAX: Final = 1024 * 1024
 """Of an event."""
 DETAILS_MAX: Final = 20
 TEXT_MAX: Final = 2000
+BEAT_SECONDS: Final = 2.0
+"""From one sign of life to the next."""
 REFUSED, GONE = 2, 3
 """Exit codes: Spark did not start; Spark is gone."""
 

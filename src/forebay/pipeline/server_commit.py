@@ -24,15 +24,16 @@ from forebay.pipeline.sink_commit import Committed, commit_batch, forget_parts, 
 from forebay.pipeline.sink_notes import Run, check_sink_id
 from forebay.pipeline.staging import Part
 from forebay.remote import ServerClient, find_server
-from forebay.remote.client import told_error
+from forebay.remote.told import told_error
 from forebay.settings import ServerAddress, StoreSettings
 from forebay.topic.store import Store
 from forebay.topic.tiers import Tiers
 
 COMMIT_PATH: Final = "/v1/sink/commit"
 FORGET_PATH: Final = "/v1/sink/forget"
-REQUEST_BYTES_MAX: Final = 64 * MIB
-_PARTS_MAX: Final = 1_000_000
+REQUEST_BYTES_MAX: Final = 8 * MIB
+"""It says where rows are: 10,000 parts of two topics each take 2 MiB."""
+_PARTS_MAX: Final = 100_000
 _SILENCE_SECONDS_MAX: Final = 60.0
 """A server that works says so every few seconds."""
 _LINE_BYTES_MAX: Final = 1 * MIB
@@ -54,18 +55,27 @@ def commit_through(address: ServerAddress, run: Run, parts: Sequence[Part]) -> C
     """
     body = json.dumps(encode_request(run, parts), separators=(",", ":")).encode()
     with ServerClient(address, timeout_seconds=_SILENCE_SECONDS_MAX) as client:
-        for line in _lines(client, body):
+        for line in _lines(client, run, body):
             told = json.loads(line)
             if "error" in told:
                 raise told_error(told["error"])
             if "appended" in told:
                 return Committed(int(told["appended"]), int(told["known"]))
-    raise ServiceUnavailable(
-        f"the server at {address.url} broke off in the middle of a commit: write the batch again"
+    raise ServiceUnavailable(_broke_off(address, run))
+
+
+def _broke_off(address: ServerAddress, run: Run) -> str:
+    """What to do: a sink without a name is another one the next time, and knows of no rows."""
+    then = (
+        "write the batch again: rows that are there are not doubled"
+        if run.named
+        else "some of the rows may be there; to write them again without doubles, look at the end "
+        "of the topics first, and name the sink (sinkId) the next time"
     )
+    return f"the server at {address.url} broke off in the middle of a commit: {then}"
 
 
-def _lines(client: ServerClient, body: bytes) -> Iterator[bytes]:
+def _lines(client: ServerClient, run: Run, body: bytes) -> Iterator[bytes]:
     headers = {"Content-Type": "application/json"}
     answer = client.request("POST", COMMIT_PATH, body=body, headers=headers)
     try:
@@ -73,9 +83,7 @@ def _lines(client: ServerClient, body: bytes) -> Iterator[bytes]:
             if line.endswith(b"\n"):
                 yield line
     except (OSError, HTTPException) as error:
-        raise ServiceUnavailable(
-            f"the server at {client.address.url} broke off in the middle of a commit: {error}"
-        ) from error
+        raise ServiceUnavailable(f"{_broke_off(client.address, run)} ({error})") from error
 
 
 def forget_through(address: ServerAddress, run: Run, parts: Sequence[Part]) -> None:

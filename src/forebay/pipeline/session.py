@@ -3,16 +3,22 @@
 Nothing here starts Spark when it is imported. A session that is already running is taken as it
 is: what can only be set at its start (the sockets to Python, the heap) is its maker's business.
 
+Options that are secret by their names are not in the arguments of a process.
+
 What a caller gets wrong: `local[2]` never tries a failed task again. `local[2,4]` does.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from forebay.checks import is_secret
 from forebay.errors import UsageError
 from forebay.pipeline.java import find_java
 from forebay.settings import SparkSettings
@@ -61,11 +67,24 @@ def spark_session(
         return active
     master = master or settings.master
     _prepare_environment(master)
-    builder = SparkSession.Builder().master(master).appName(app_name)
-    for name, value in session_options(settings, master).items():
+    options = {
+        **session_options(settings, master),
+        "spark.master": master,
+        "spark.app.name": app_name,
+    }
+    builder = SparkSession.Builder()
+    for name, value in options.items():
         builder = builder.config(name, value)
+    before = _jvms()
     try:
+        _start(options)
         session = builder.getOrCreate()
+    except (KeyboardInterrupt, SystemExit):
+        # It hears no Ctrl-C, and nobody holds it yet: it would stay for ever.
+        for pid in _jvms() - before:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        raise
     except (PySparkException, RuntimeError, OSError) as error:
         raise UsageError(f"Spark did not start on {master}: {error}") from error
     except Exception as error:  # py4j's own, which has no common base
@@ -73,6 +92,41 @@ def spark_session(
             raise UsageError(f"Spark did not start on {master}: {_java_says(error)}") from error
         raise
     return session
+
+
+def _jvms() -> set[int]:
+    """Children of this process that are Spark's, or about to be."""
+    children: set[int] = set()
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            children.update(map(int, listed.read_text().split()))
+    found = set()
+    for pid in children:
+        with suppress(OSError):
+            if b"spark" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
+
+
+def public_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Those that may be told to everyone on the machine, as the arguments of a process are."""
+    return {name: value for name, value in options.items() if not is_secret(name)}
+
+
+def _start(options: Mapping[str, str]) -> None:
+    """Starts the JVM without what is secret, which a running one is told through its socket.
+
+    PySpark by itself has every option among the arguments of the JVM.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    public = public_options(options)
+    if len(public) == len(options) or SparkContext._gateway is not None:  # noqa: SLF001  # a JVM runs
+        return
+    arguments = SparkConf(loadDefaults=False).setAll(list(public.items()))
+    gateway = launch_gateway(arguments)  # type: ignore[no-untyped-call]
+    SparkContext(gateway=gateway, conf=SparkConf(loadDefaults=False).setAll(list(options.items())))
 
 
 def active_session() -> SparkSession | None:

@@ -4,7 +4,15 @@ Used by the command line and by Spark's drivers and executors. It imports nothin
 that only asks a question must start quickly.
 """
 
-from forebay.remote.address import ServerNote, find_server, read_note, server_file
+from forebay.remote.address import ServerNote, find_server, is_id, read_note, server_file
 from forebay.remote.client import Answer, ServerClient
 
-__all__ = ["Answer", "ServerClient", "ServerNote", "find_server", "read_note", "server_file"]
+__all__ = [
+    "Answer",
+    "ServerClient",
+    "ServerNote",
+    "find_server",
+    "is_id",
+    "read_note",
+    "server_file",
+]

@@ -1,10 +1,12 @@
 """Where the server of a data directory is: a small file in it, written while the server runs.
 
-    {"url": "http://127.0.0.1:8650", "instance": "<32 hex digits>", "pid": 4711}
+    {"url": "http://127.0.0.1:8650", "instance": "<32 hex digits>", "pid": 4711,
+     "store": "<32 hex digits>"}
 
 A process that can read this file with the instance that it was told sees the server's own
 directory, and needs no server to read it. After a crash the file stays: whoever finds it asks the
-address which instance it is before believing it.
+address which instance it is before believing it. The store stays the same from one run to the next
+(`store.id` in the directory): a client that was given it holds every connection to it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from forebay.settings import ServerAddress, StoreSettings
 
 TOKEN_VARIABLE: Final = "FOREBAY_TOKEN"  # noqa: S105  # the name of a variable
 _NOTE_BYTES_MAX: Final = 4 * KIB
-_INSTANCE: Final = re.compile(r"[0-9a-f]{32}")
+_ID: Final = re.compile(r"[0-9a-f]{32}")
 _LOOK_SECONDS: Final = 2.0
 
 
@@ -35,6 +37,8 @@ class ServerNote:
     url: str
     instance: str
     pid: int
+    store: str | None = None
+    """None in a note of an older version."""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -49,11 +53,18 @@ def read_note(data: Path | str) -> ServerNote | None:
     try:
         with server_file(data).open("rb") as file:
             found: Any = json.loads(file.read(_NOTE_BYTES_MAX))
-        note = ServerNote(str(found["url"]), str(found["instance"]), int(found["pid"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        note = ServerNote(
+            str(found["url"]), str(found["instance"]), int(found["pid"]), found.get("store")
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    whole = note.url.startswith(("http://", "https://")) and _INSTANCE.fullmatch(note.instance)
-    return note if whole else None
+    whole = note.url.startswith(("http://", "https://")) and is_id(note.instance)
+    return note if whole and (note.store is None or is_id(note.store)) else None
+
+
+def is_id(found: object) -> bool:
+    """Whether it can be the id of a store, or of a run of a server."""
+    return isinstance(found, str) and _ID.fullmatch(found) is not None
 
 
 def known_token(settings: StoreSettings | None) -> str | None:
@@ -67,11 +78,13 @@ def find_server(settings: StoreSettings) -> ServerAddress | None:
     note = None if settings.data is None else read_note(settings.data)
     if note is None:
         return None
-    address = ServerAddress(note.url, note.instance, known_token(settings), settings.admin.ca_file)
+    token, ca_file = known_token(settings), settings.admin.ca_file
+    address = ServerAddress(note.url, note.instance, token, ca_file, note.store)
     try:
         # After a crash another program may have the address: it is to know no token.
-        with ServerClient(replace(address, token=None), timeout_seconds=_LOOK_SECONDS) as client:
-            answer = client.json("GET", "/healthz")
+        nobody = replace(address, token=None, store=None)
+        with ServerClient(nobody, timeout_seconds=_LOOK_SECONDS) as client:
+            found = client.who()
     except ForebayError:
         return None
-    return address if answer.get("instance") == note.instance else None
+    return address if found.instance == note.instance else None

@@ -3,11 +3,13 @@
 An error that the server tells is raised as the class that the server raised. A server that does
 not answer, or breaks off, is ServiceUnavailable: what was asked may have happened. Nothing is
 asked again here; a request on a connection that the server had closed meanwhile is the exception.
+
+Whoever knows the store that it wants asks each new connection who is there before it sends
+anything, the token least of all: a port is anybody's once its server has ended.
 """
 
 from __future__ import annotations
 
-import errno
 import http.client
 import json
 import select
@@ -15,17 +17,13 @@ import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
-from forebay import errors
 from forebay.errors import (
-    CommitRefused,
-    DiskError,
     ForebayError,
-    ObjectMissing,
     ServiceError,
     ServiceRefused,
     ServiceUnavailable,
@@ -33,20 +31,22 @@ from forebay.errors import (
 )
 from forebay.format.names import TopicName
 from forebay.limits import KIB, MIB
+from forebay.remote.told import (
+    INSTANCE_HEADER,
+    STORE_HEADER,
+    Who,
+    error_of,
+    told_who,
+    untaken,
+)
 from forebay.settings import ServerAddress
 
 _ANSWER_BYTES_MAX: Final = 64 * MIB
 _ERROR_BYTES_MAX: Final = 1 * MIB
 _LINE_BYTES_MAX: Final = 256 * MIB
+_WHO_BYTES_MAX: Final = 64 * KIB
+_WHO_PATH: Final = "/healthz"
 _READ_BYTES: Final = 64 * KIB
-_SILENT: Final[Mapping[int, type[ForebayError]]] = {
-    401: ServiceRefused,
-    403: ServiceRefused,
-    404: ObjectMissing,
-    409: CommitRefused,
-    503: ServiceUnavailable,
-}
-"""What the answer to a HEAD means, which has no words."""
 _GONE: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
@@ -80,6 +80,8 @@ class ServerClient:
 
     def __init__(self, address: ServerAddress, *, timeout_seconds: float = 60) -> None:
         self.address = address
+        self.instance: str | None = None
+        """The run of the server that gave the last answer, if it said so."""
         self._connection, self._path = _connection(address, timeout_seconds)
         self._socket: socket.socket | None = None
         self._answer: http.client.HTTPResponse | None = None
@@ -99,10 +101,30 @@ class ServerClient:
         sent = dict(headers or {})
         if self.address.token is not None:
             sent["Authorization"] = f"Bearer {self.address.token}"
+        if self.address.store is not None:
+            sent[STORE_HEADER] = self.address.store
         response = self._send(method, target, body, sent)
         if response.status >= 400:
             raise self._told(response)
         return Answer(response.status, response.headers, response)
+
+    def who(self) -> Who:
+        """Who is there, asked without the token; ServiceError if it is no Forebay server."""
+        response = self._send("GET", self._path + _WHO_PATH, None, {})
+        try:
+            found = _who_answers(response)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._unavailable(error) from error
+        if found is None:
+            self.close()
+            raise untaken(ServiceError(f"what answers at {self.address.url} is no Forebay server"))
+        return found
+
+    def pin(self) -> None:
+        """Holds the client to the store of the server that is there now, if nobody said which."""
+        if self.address.store is None:
+            self.address = replace(self.address, store=self.who().store)
 
     def _told(self, response: http.client.HTTPResponse) -> ForebayError:
         try:
@@ -110,7 +132,7 @@ class ServerClient:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             return self._unavailable(error)
-        return _error_of(self.address.url, response.status, told)
+        return error_of(self.address.url, response.status, told)
 
     def _send(
         self,
@@ -143,22 +165,62 @@ class ServerClient:
         last: bool = False,
     ) -> http.client.HTTPResponse:
         """One try; a connection that was closed meanwhile is for the caller, unless it is last."""
+        asked = False
         try:
             self._answer = None
+            self._open()
+            asked = True
             self._ask(method, target, body, headers)
             self._answer = self._connection.getresponse()
+            self.instance = self._answer.headers.get(INSTANCE_HEADER)
         except ssl.SSLError as error:
             self.close()
-            raise ServiceRefused(f"{self.address.url}: {error}; check ca_file") from error
+            refused = ServiceRefused(f"{self.address.url}: {error}; check ca_file")
+            raise (refused if asked else untaken(refused)) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            if isinstance(error, _GONE) and not last:
+            if asked and isinstance(error, _GONE) and not last:
                 raise
-            raise self._unavailable(error) from error
+            away = self._unavailable(error)
+            raise (away if asked else untaken(away)) from error
         except BaseException:  # interrupted half-way: nobody can tell what comes next on it
             self.close()
             raise
         return self._answer
+
+    def _open(self) -> None:
+        """Sees to a connection; on a new one it asks who is there, if it matters."""
+        if self._connection.sock is None:
+            self._connection.connect()
+            self._heed_interrupt()
+            if self.address.store is not None:
+                self._make_sure(self.address.store)
+        self._heed_interrupt()
+
+    def _make_sure(self, store: str) -> None:
+        url = self.address.url
+        self._connection.request("GET", self._path + _WHO_PATH)
+        found = _who_answers(self._connection.getresponse())
+        if found is None:
+            raise untaken(
+                ServiceUnavailable(
+                    f"what answers at {url} now is no Forebay server: nothing was sent to it"
+                )
+            )
+        if found.store != store:
+            raise untaken(
+                ServiceUnavailable(
+                    f"the server at {url} is of another store now ({found.store}, and not {store}):"
+                    " nothing was sent to it"
+                )
+            )
+        if self._connection.sock is None:
+            raise ConnectionAbortedError("it closes connections that something more is asked on")
+
+    def _heed_interrupt(self) -> None:
+        self._socket = self._connection.sock
+        if self._interrupted:
+            raise ConnectionAbortedError("interrupted")
 
     def _ask(
         self,
@@ -167,11 +229,6 @@ class ServerClient:
         body: bytes | Iterable[bytes] | None,
         headers: dict[str, str],
     ) -> None:
-        if self._connection.sock is None:
-            self._connection.connect()
-        self._socket = self._connection.sock
-        if self._interrupted:
-            raise ConnectionAbortedError("interrupted")
         try:
             self._connection.request(method, target, body=body, headers=headers)
         except (ConnectionResetError, BrokenPipeError):
@@ -285,6 +342,7 @@ def _connection(
     path = parts.path.rstrip("/")
     if parts.scheme == "http":
         plain = http.client.HTTPConnection(parts.hostname, port or 8650, timeout=timeout_seconds)
+        plain.auto_open = 0  # a new connection is asked who is there first
         return plain, path
     file = None if address.ca_file is None else str(address.ca_file)
     try:
@@ -294,36 +352,17 @@ def _connection(
     secure = http.client.HTTPSConnection(
         parts.hostname, port or 443, timeout=timeout_seconds, context=context
     )
+    secure.auto_open = 0
     return secure, path
+
+
+def _who_answers(response: http.client.HTTPResponse) -> Who | None:
+    """By an answer of `/healthz`, which is read to its end; None if it is no Forebay server's."""
+    body = response.read(_WHO_BYTES_MAX)
+    whole = response.status == 200 and not response.read(1)
+    return told_who(body) if whole else None
 
 
 def _was_closed(connected: socket.socket) -> bool:
     """Whether the server ended a connection that nothing is asked on: the only thing to read."""
     return bool(select.select([connected], [], [], 0)[0])
-
-
-def told_error(told: Mapping[str, Any]) -> ForebayError:
-    """The error that a server tells: `{"kind": ..., "message": ..., ...}`."""
-    message = str(told.get("message", "the server told an error without words"))
-    kind = getattr(errors, str(told.get("kind")), None)
-    if not (isinstance(kind, type) and issubclass(kind, ForebayError)):
-        return ServiceError(message)
-    if issubclass(kind, DiskError):
-        number = told.get("errno")
-        return kind(number if isinstance(number, int) else errno.EIO, message)
-    error = kind.__new__(kind, message)
-    error.args = (message,)
-    error.__dict__.update(
-        {name: each for name, each in told.items() if name not in {"kind", "message"}}
-    )
-    return error
-
-
-def _error_of(url: str, status: int, body: bytes) -> ForebayError:
-    if not body and status in _SILENT:
-        return _SILENT[status](f"{url} answered with status {status}")
-    try:
-        told = json.loads(body)["error"]
-        return told_error(told)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ServiceError(f"{url} answered with status {status}, and is no Forebay server")

@@ -1,7 +1,9 @@
-"""A data directory as one server has it: locked, and with a note that says where the server is.
+"""A data directory as one server has it: locked, with an id, and a note that says where it is.
 
 The lock is the kernel's, on an open file, so that it ends with the process however that ends. The
-note (`forebay.remote`) is for others to find the server with, and proves nothing.
+note (`forebay.remote`) is for others to find the server with, and proves nothing. The id is made by
+the first server that has the directory, and stays: by it a client tells this store from another one
+whose server took over the address.
 """
 
 from __future__ import annotations
@@ -9,19 +11,26 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 from pathlib import Path
 from typing import Final
 
-from forebay.errors import DiskError, LogLocked, remedy
-from forebay.format.names import SERVER_LOCK_FILE
-from forebay.remote import ServerNote, read_note, server_file
+from forebay.errors import DiskError, FormatError, LogLocked, remedy
+from forebay.format.names import SERVER_LOCK_FILE, STORE_ID_FILE
+from forebay.remote import ServerNote, is_id, read_note, server_file
 
 _MODE: Final = 0o600
 """The note is for its owner: whoever reads it is taken for somebody who sees the directory."""
+_ID_MODE: Final = 0o644
+"""The id is no secret: `/healthz` tells it to everybody."""
+_ID_BYTES_MAX: Final = 64
 
 
 class DataDirectory:
-    """Taken when it is made: LogLocked if another server has it, DiskError if it cannot be used."""
+    """Taken when it is made: LogLocked if another server has it, DiskError if it cannot be used.
+
+    FormatError if its id is none: nobody knows then which store it is.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,6 +52,11 @@ class DataDirectory:
             if error.errno in {errno.EAGAIN, errno.EACCES}:
                 raise LogLocked(_taken(path, holder)) from error
             raise _unusable(path, error) from error
+        try:
+            self.store_id = store_id(path)
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def _holder(self) -> str:
         """The process that has the lock, as it wrote it there."""
@@ -71,6 +85,47 @@ class DataDirectory:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def store_id(path: Path) -> str:
+    """The id of the store in the directory, which is made if there is none.
+
+    For one caller at a time. A crash leaves the whole id or none: who was told it finds it again.
+    """
+    file = path / STORE_ID_FILE
+    try:
+        found = file.read_bytes()[:_ID_BYTES_MAX].decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        return _new_id(path, file)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    if not is_id(found):
+        raise FormatError(
+            f"{file} is not 32 hexadecimal digits: put back the file of this store, or remove it, "
+            "which gives the store a new id; clients that run now then take it for another one"
+        )
+    return found
+
+
+def _new_id(path: Path, file: Path) -> str:
+    made = secrets.token_hex(16)
+    draft = file.with_name(file.name + ".tmp")
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as written:
+            os.fchmod(written.fileno(), _ID_MODE)
+            written.write(made.encode() + b"\n")
+            written.flush()
+            os.fsync(written.fileno())
+        draft.replace(file)
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return made
 
 
 def _taken(path: Path, holder: str) -> str:

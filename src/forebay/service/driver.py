@@ -1,7 +1,8 @@
 """`DriverProcess`: the Spark driver of a server, as the server holds it.
 
 A process of its own, because a JVM that dies, or is killed for its memory, must not take the
-messages with it. What it says is in `forebay.pipeline.driver`; what Spark says is in
+messages with it. It tells all the time that it runs; when it does not, it hangs, and is killed with
+all that it started. What it says is in `forebay.pipeline.driver`; what Spark says is in
 `<data>/spark.log`, which is begun anew with each server and does not grow past a bound.
 """
 
@@ -25,9 +26,14 @@ from forebay.settings import StoreSettings
 
 _log: Final = logging.getLogger("forebay.service")
 LOG_FILE: Final = "spark.log"
+_MODE: Final = 0o600
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 _START_SECONDS_MAX: Final = 600
 _END_SECONDS: Final = 5.0
+SILENCE_SECONDS: Final = 60.0
+"""After which a driver hangs: thirty of its beats."""
+_LOOKS: Final = 30
+"""At the silence, before it is one: each after the event loop had its turn to hear something."""
 
 Told = Callable[[int, int, int], None]
 """Tasks that are done, all of them, and which Spark job of the order it is."""
@@ -47,8 +53,17 @@ def own_program() -> list[str]:
 class DriverProcess:
     """One driver, from its start to its end. On the event loop's thread."""
 
-    def __init__(self, settings: StoreSettings, program: Sequence[str]) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        program: Sequence[str],
+        *,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
         self._settings = settings
+        self._silence_seconds = silence_seconds
+        self._heard = True
+        self._watcher: asyncio.Task[None] | None = None
         self._program = list(program)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -81,6 +96,7 @@ class DriverProcess:
                 start_new_session=True,
             )
         self._reader = asyncio.create_task(self._read(self._process))
+        self._watcher = asyncio.create_task(self._watch(self._process))
         self._write(orders)
 
     async def ready(self) -> str:
@@ -123,9 +139,10 @@ class DriverProcess:
         try:
             await asyncio.wait_for(process.wait(), _END_SECONDS)
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             await process.wait()
+        if self._watcher is not None:
+            self._watcher.cancel()
         if self._reader is not None:
             await self._reader
 
@@ -145,16 +162,32 @@ class DriverProcess:
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():
+                self._heard = True
                 self._hear(line)
         except ValueError:  # longer than a line may be: it is not ours
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
         code = await process.wait()
         reason = self._refused or _reason(code)
         self.ended.set_result(reason)
         for waiting in (self._ready, self._outcome):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(DriverEnded(reason))
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kills it when it is silent for too long.
+
+        Looks are counted, not seconds: while this process itself is stopped, nobody is silent.
+        """
+        silent = 0
+        while silent < _LOOKS:
+            await asyncio.sleep(self._silence_seconds / _LOOKS)
+            silent = 0 if self._heard else silent + 1
+            self._heard = False
+        self._refused = (
+            f"the Spark driver hung: it said nothing for {self._silence_seconds:.0f} seconds, and "
+            "was killed"
+        )
+        _kill(process)
 
     def _hear(self, line: bytes) -> None:
         try:
@@ -165,6 +198,8 @@ class DriverProcess:
 
     def _take(self, told: dict[str, Any]) -> None:
         kind = told["event"]
+        if kind == "beat":
+            return
         if kind == "log":
             logger = logging.getLogger(str(told["logger"]))
             event(logger, int(told["level"]), str(told["text"]), **dict(told["fields"]))
@@ -184,6 +219,12 @@ class DriverProcess:
             self._outcome.set_result(Outcome(told["state"], summary, told["error"], details))
 
 
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """With all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def _looked_at(future: asyncio.Future[str]) -> None:
     """An error that nobody waits for is told otherwise."""
     if not future.cancelled():
@@ -199,9 +240,14 @@ def _reason(code: int) -> str:
 
 
 def _open_log(path: Path) -> Any:
-    """For one process to write to; cut if the one before left it too large."""
+    """For one process to write to; cut if the one before left it too large.
+
+    For the eyes of its owner alone: Spark writes down what it is configured with.
+    """
     bound_log(path)
-    return path.open("ab")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
+    os.fchmod(fd, _MODE)
+    return os.fdopen(fd, "ab")
 
 
 def bound_log(path: Path) -> None:

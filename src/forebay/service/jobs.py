@@ -1,8 +1,8 @@
 """`JobQueue`: the jobs of a server and the pipeline's cycles, one at a time on its Spark driver.
 
-A driver that ends is started again, after a pause that grows until one does something. A job that
-was running is lost: what it committed counts, and nothing is done twice by the next one, for the
-engine compares before it commits. A cycle that was running is simply due again.
+A driver that ends or hangs is started again, after a pause that grows until one does something. A
+job that was running is lost: what it committed counts, and nothing is done twice by the next one,
+for the engine compares before it commits. A cycle that was running is simply due again.
 
 A cycle that moved nothing leaves no trace. Cycles in a row that failed are told as one run.
 """
@@ -37,6 +37,7 @@ from forebay.metrics import Counter
 from forebay.pipeline.driver_wire import Order, Outcome
 from forebay.service.driver import (
     LOG_FILE,
+    SILENCE_SECONDS,
     DriverEnded,
     DriverProcess,
     bound_log,
@@ -83,8 +84,10 @@ class JobQueue:
         *,
         program: Sequence[str] | None = None,
         patience: Patience = _PATIENCE,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         """`program` is run in the place of the driver."""
+        self._silence_seconds = silence_seconds
         self._settings = settings
         self._program = own_program() if program is None else list(program)
         self._patience = patience
@@ -165,7 +168,9 @@ class JobQueue:
 
     async def _one_driver(self) -> None:
         """From the start of a driver to its end, and the pause behind it."""
-        driver = self._driver = DriverProcess(self._settings, self._program)
+        driver = self._driver = DriverProcess(
+            self._settings, self._program, silence_seconds=self._silence_seconds
+        )
         ready = False
         try:
             await driver.start()
@@ -309,7 +314,10 @@ class JobQueue:
     def _put(self, job: JobRecord) -> JobRecord:
         with self._guard:
             self._records[job.id] = job
-            over = (each.id for each in list(self._records.values()) if each.over)
+            past = [each for each in self._records.values() if each.over]
+            # What somebody asked for outlasts the cycles, which come every few seconds.
+            past.sort(key=lambda each: each.trigger == _REQUEST)
+            over = (each.id for each in past)
             while len(self._records) > JOBS_KEPT and (oldest := next(over, None)) is not None:
                 del self._records[oldest]
         self._unwritten.set()

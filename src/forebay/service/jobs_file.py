@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Final
 
 from forebay.admin.jobs import LOST, JobRecord
-from forebay.files.disk import replace_file
 from forebay.files.local import LocalDisk
 from forebay.logs import event
 
 _log: Final = logging.getLogger("forebay.service")
 JOBS_KEPT: Final = 200
+_MODE: Final = 0o600
+"""Errors of jobs may name anything."""
 _FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 _NAMES: Final = {field.name for field in fields(JobRecord)}
 
@@ -67,4 +69,13 @@ def _record(line: bytes) -> JobRecord | None:
 def write_jobs(path: Path, jobs: Iterable[JobRecord]) -> None:
     """OSError if the disk does not take it; the file is as before then."""
     lines = [json.dumps(asdict(job)).encode() + b"\n" for job in jobs]
-    replace_file(LocalDisk(), path, b"".join(lines[-JOBS_KEPT:]))
+    draft = path.with_name(path.name + ".tmp")
+    draft.unlink(missing_ok=True)
+    with open(  # with an opener, so that it is nobody else's from the start
+        draft, "xb", opener=lambda name, flags: os.open(name, flags, _MODE)
+    ) as file:
+        file.write(b"".join(lines[-JOBS_KEPT:]))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    LocalDisk().sync_dir(path.parent)

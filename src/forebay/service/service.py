@@ -32,6 +32,7 @@ from forebay.admin.site import Site
 from forebay.errors import ServiceUnavailable, UsageError
 from forebay.logs import event
 from forebay.remote import ServerNote
+from forebay.service.descriptors import raise_descriptors
 from forebay.service.directory import DataDirectory
 from forebay.service.jobs import JobQueue
 from forebay.service.opening import TopicOpener
@@ -110,6 +111,7 @@ class Service:
             raise UsageError("a server needs a data directory: name one with --data or --config")
         if spark:
             settings = _for_spark(settings)
+        raise_descriptors()  # before the server counts how many connections it may have
         self.settings = replace(settings, data=Path(settings.data or "").absolute())
         self._spark = spark
         self._stack = ExitStack()
@@ -134,11 +136,18 @@ class Service:
             urls.append(listener.bind())
         store = Store(self.settings)
         self._stack.callback(store.close)
-        self.site = Site(store, url=urls[0], unready="topics are being opened")
-        directory.announce(ServerNote(self.site.url, self.site.instance, os.getpid()))
+        store.topics()  # a catalog that does not answer is told now, and not by every request
+        self.site = Site(
+            store,
+            url=urls[0],
+            unready="topics are being opened",
+            store_id=directory.store_id,
+        )
+        note = ServerNote(self.site.url, self.site.instance, os.getpid(), directory.store_id)
+        directory.announce(note)
         if self._spark:
             admin = self.settings.admin
-            here = ServerAddress(self.site.url, self.site.instance, admin.token, admin.ca_file)
+            here = ServerAddress(note.url, note.instance, admin.token, admin.ca_file, note.store)
             self._jobs = JobQueue(replace(self.settings, server=here))
             self.site.jobs = self._jobs
         elif self.settings.uploader.enabled and self.settings.uploader.runner == "spark":

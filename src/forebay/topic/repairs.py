@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from pathlib import Path
 
 from forebay.catalog.adopt import is_restoring
@@ -26,7 +27,6 @@ from forebay.errors import (
 from forebay.files.disk import Disk, read_file
 from forebay.format.checkpoint import UploaderCheckpoint, decode_checkpoint
 from forebay.format.names import (
-    LOG_ID_FILE,
     PUBLISHED_FILE,
     TOPICS_PREFIX,
     UPLOADER_CHECKPOINT_FILE,
@@ -46,8 +46,10 @@ from forebay.topic.repairs_apply import (
     drop_uploader_checkpoint,
     put_log_id,
     record_losses,
+    with_loss,
 )
-from forebay.topic.repairs_frames import Piece, Run, cover, frames_of
+from forebay.topic.repairs_frames import Run
+from forebay.topic.repairs_id import judge_id
 from forebay.topic.repairs_objects import Objects
 from forebay.topic.repairs_plan import (
     Finding,
@@ -237,32 +239,64 @@ class _TopicRepair:
     def _survey(self) -> Survey | None:
         """The log, if there is one and it is the topic's; another one its owner sets aside."""
         survey = survey_log(self._disk, self._directory, self._names, str(self._topic))
-        if not survey.begun:
-            return None
-        survey = self._repair_id(survey)
-        record = self._record
-        mine = record is None or record.log_id in (None, survey.log_id)
-        return survey if mine else None
+        log_id, finding = judge_id(str(self._topic), survey, self._record)
+        if finding is not None:
+            self._settle(finding, partial(self._put_log_id, log_id))
+        known = self._record.log_id if self._record is not None else None
+        return survey if survey.begun and known in (None, log_id) else None
+
+    def _put_log_id(self, log_id: str | None) -> None:
+        assert log_id is not None, "a finding about an id that nobody knows is not fixable"
+        put_log_id(self._disk, self._topic, self._directory, log_id, self._copies)
 
     def _repair_log(self, publisher: Publisher, survey: Survey, *, objects_whole: bool) -> None:
         self._repair_uploader_checkpoint()
-        plan = self._plan(survey, objects_whole=objects_whole)
+        plan = self._plan(survey, self._record, objects_whole=objects_whole)
         if not self._report.applied or not self._allowed(plan):
-            self._findings += self._as_left(plan)
+            work = LocalRepair(self._disk, self._topic, plan, publisher, self._copies)
+            if plan.findings or self._would_open(plan, work):
+                self._findings += self._as_left(plan)
             return
-        findings = plan.findings
+        after = plan
+        if plan.losses:
+            assert self._record is not None, "otherwise no loss is allowed"
+            record = reduce(with_loss, sorted(plan.losses), self._record)
+            after = self._plan(survey, record, objects_whole=objects_whole)
+        work = LocalRepair(self._disk, self._topic, after, publisher, self._copies)
+        if not self._would_open(after, work):
+            self._findings += [replace(each, fixable=False) for each in plan.findings]
+            return
         if plan.losses:
             assert self._tiers is not None
             record_losses(self._tiers, self._disk, self._topic, plan, plan.losses)
-            self._record = self._tiers.catalog.record(self._topic)
-            plan = self._plan(survey, objects_whole=objects_whole)
-        LocalRepair(self._disk, self._topic, plan, publisher, self._copies).run()
-        self._findings += [replace(each, repaired=True) for each in findings]
+        work.finish()
+        self._findings += [replace(each, repaired=True) for each in plan.findings]
 
-    def _plan(self, survey: Survey, *, objects_whole: bool) -> LocalPlan:
-        plan = plan_local(str(self._topic), survey, self._record, self._object_runs)
+    def _would_open(self, plan: LocalPlan, work: LocalRepair) -> bool:
+        """Writes what is planned beside the log, and asks recovery.
+
+        What that says against it is told, and nothing is changed: such a plan is a mistake of
+        this program.
+        """
+        why = work.stage() if not (plan.losses or plan.obstacles) else "a plan with a hole in it"
+        if why is not None:
+            work.discard()
+            remedy = "none: nothing of the log is changed; please report this"
+            what = "what the log would become" if plan.changes else "the log"
+            what = f"{what} does not open: {why}"
+            where = str(self._directory)
+            self._findings.append(
+                Finding(str(self._topic), Kind.SEGMENT, where, what, remedy, fixable=False)
+            )
+        return why is None
+
+    def _plan(
+        self, survey: Survey, record: TopicRecord | None, *, objects_whole: bool
+    ) -> LocalPlan:
+        plan = plan_local(str(self._topic), survey, record, self._object_runs)
         if (plan.losses or plan.removals) and not objects_whole:
-            plan.obstacles.append("the log may hold what is damaged in an object")
+            why = "the log may hold what is damaged in an object"
+            plan.refuse(str(self._topic), str(self._directory), why)
         return plan
 
     def _allowed(self, plan: LocalPlan) -> bool:
@@ -275,41 +309,8 @@ class _TopicRepair:
         fixable = self._allowed(plan)
         return [replace(each, fixable=each.fixable and fixable) for each in plan.findings]
 
-    def _repair_id(self, survey: Survey) -> Survey:
-        record = self._record
-        if survey.log_id is not None or record is None or record.log_id is None:
-            return survey
-        what = "it is damaged" if not survey.id_whole else "it is missing"
-        finding = Finding(
-            str(self._topic),
-            Kind.LOG_ID,
-            str(self._directory / LOG_ID_FILE),
-            f"{what}: the log would be taken for another one and set aside",
-            "it is written again as the catalog has it",
-        )
-        if not self._same_log(survey, record):
-            remedy = "none: the log does not fit to the objects, so it may be another one"
-            finding = replace(finding, fixable=False, remedy=remedy)
-        log_id = record.log_id
-        self._settle(
-            finding,
-            lambda: put_log_id(self._disk, self._topic, self._directory, log_id, self._copies),
-        )
-        return replace(survey, log_id=log_id) if finding.fixable else survey
-
     def _object_runs(self, start: int, end: int) -> list[Run]:
         return [] if self._objects is None else self._objects.runs(start, end)
-
-    def _same_log(self, survey: Survey, record: TopicRecord) -> bool:
-        """Whether the log goes on where the objects end, with the same frame before it."""
-        if not survey.start <= record.tail <= survey.end <= max(record.reserved, record.tail):
-            return False
-        last = record.tail - 1
-        if record.tail == survey.start or record.lost_range(last) is not None:
-            return True
-        local, _ = cover(last, record.tail, survey.runs)
-        stored, _ = cover(last, record.tail, self._object_runs(last, record.tail))
-        return _bytes(local) == _bytes(stored) != b""
 
     def _repair_uploader_checkpoint(self) -> None:
         path = self._directory / UPLOADER_CHECKPOINT_FILE
@@ -332,7 +333,3 @@ class _TopicRepair:
                     self._disk, self._topic, self._directory, self._copies
                 ),
             )
-
-
-def _bytes(pieces: Sequence[Piece]) -> bytes:
-    return b"".join(bytes(each) for each in frames_of(pieces))

@@ -8,6 +8,7 @@ is cut.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -24,23 +25,28 @@ from forebay.format.checkpoint import SegmentEntry, WalCheckpoint, encode_checkp
 from forebay.format.frame import scan
 from forebay.format.names import (
     CHECKPOINT_FILE,
+    LOG_ID_COPY_FILE,
     LOG_ID_FILE,
     UPLOADER_CHECKPOINT_FILE,
     ObjectName,
     TopicName,
     object_key,
+    staged_segment,
 )
 from forebay.format.object_index import ObjectIndex
+from forebay.format.published import Published
 from forebay.format.segment_index import encode_index
 from forebay.limits import MIB, READ_CHUNK_BYTES
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
 from forebay.topic.opening import lock_name
+from forebay.topic.repairs_check import PlannedDisk, why_closed
 from forebay.topic.repairs_frames import Hole, Piece, cover, frames_of
 from forebay.topic.repairs_plan import LocalPlan, ObjectRewrite, Rewrite
 from forebay.topic.tiers import Tiers
 from forebay.upload.transfer import Transferred, describe, put_sidecar, require_size
 from forebay.wal.chunks import build_index
+from forebay.wal.identity import write_log_id
 from forebay.wal.publisher import Publisher
 from forebay.wal.recovery import remove_segment
 
@@ -108,7 +114,12 @@ class Copies:
 
 
 class LocalRepair:
-    """Repairs of one topic's files; the caller holds the lock through `publisher`."""
+    """Repairs of one topic's files; the caller holds the lock through `publisher`.
+
+    First `stage`, which writes new files beside the old ones, then `finish`: segments may hold each
+    other's frames, so none is replaced before all of them are written. What a run that was
+    interrupted between has left is found by the next survey.
+    """
 
     def __init__(
         self, disk: Disk, topic: TopicName, plan: LocalPlan, publisher: Publisher, copies: Copies
@@ -119,36 +130,58 @@ class LocalRepair:
         self._publisher = publisher
         self._copies = copies
         self._directory = plan.survey.directory
+        self._staged: dict[Path, Path] = {}
 
-    def run(self) -> None:
+    def stage(self) -> str | None:
+        """Answers why a log of the new files would not open, if it would not; else None."""
+        for rewrite in self._plan.rewrites:
+            self._stage(rewrite)
+        if self._staged:
+            self._disk.sync_dir(self._directory)
+        survey = self._plan.survey
+        if not self._plan.changes:
+            return why_closed(PlannedDisk(self._disk), survey, survey.checkpoint, survey.published)
+        gone = frozenset(each.path for each in self._plan.removals)
+        planned = PlannedDisk(self._disk, self._staged, gone)
+        return why_closed(planned, survey, self._checkpoint(), self._published(planned))
+
+    def discard(self) -> None:
+        for path in self._staged.values():
+            self._disk.unlink(path)
+
+    def finish(self) -> None:
         plan = self._plan
         for rewrite in plan.rewrites:
-            self._rewrite(rewrite)
+            self._replace(rewrite)
         for target in plan.indexes:
             self._index(plan.survey.path(target.seq), target.seq, target.first)
-        if not plan.changes:
-            return
-        for segment in plan.removals:
-            self._copies.keep(self._topic, segment.path)
-        if plan.targets:
-            self._remember()
-            self._remove()
-        else:
-            # Without a segment, a checkpoint names none that would tell what is to be removed.
-            self._remove()
-            self._remember()
+        if plan.changes:
+            for segment in plan.removals:
+                self._copies.keep(self._topic, segment.path)
+            if plan.targets:
+                self._remember()
+                self._remove()
+            else:
+                # Without a segment, a checkpoint names none that would tell what is to be removed.
+                self._remove()
+                self._remember()
+        for path in plan.survey.staged:
+            self._disk.unlink(path)
 
-    def _rewrite(self, rewrite: Rewrite) -> None:
+    def _stage(self, rewrite: Rewrite) -> None:
         path = self._plan.survey.path(rewrite.target.seq)
-        self._copies.keep(self._topic, path)
-        temporary = path.with_name(path.name + ".tmp")
-        if self._disk.exists(temporary):
-            self._disk.unlink(temporary)
-        with closing(self._disk.create(temporary)) as file:
+        places = (path.with_name(staged_segment(path.name, copy)) for copy in itertools.count())
+        place = next(each for each in places if not self._disk.exists(each))
+        self._staged[path] = place
+        with closing(self._disk.create(place)) as file:
             for frames in frames_of(rewrite.pieces):
                 append_all(file, frames)
             file.sync()
-        self._disk.replace(temporary, path)
+
+    def _replace(self, rewrite: Rewrite) -> None:
+        path = self._plan.survey.path(rewrite.target.seq)
+        self._copies.keep(self._topic, path)
+        self._disk.replace(self._staged[path], path)
         self._disk.sync_dir(self._directory)
         if rewrite.target.seq != self._plan.targets[-1].seq:
             self._index(path, rewrite.target.seq, rewrite.target.first)
@@ -159,23 +192,31 @@ class LocalRepair:
         self._copies.keep(self._topic, at)
         replace_file(self._disk, at, encode_index(index, self._disk.size(path)))
 
-    def _remember(self) -> None:
+    def _checkpoint(self) -> WalCheckpoint:
         survey, targets = self._plan.survey, self._plan.targets
         last = targets[-1] if targets else None
         entries = tuple(
             SegmentEntry(each.seq, each.first, None if each is last else each.end)
             for each in targets
         )
+        return WalCheckpoint(survey.start, survey.end, entries)
+
+    def _published(self, disk: Disk) -> Published:
+        survey, targets = self._plan.survey, self._plan.targets
+        seq = targets[-1].seq if targets else 0
+        size = disk.size(survey.path(seq)) if targets else 0
+        return Published(seq, size, survey.end, survey.start, 0)
+
+    def _remember(self) -> None:
         at = self._directory / CHECKPOINT_FILE
         self._copies.keep(self._topic, at)
-        checkpoint = WalCheckpoint(survey.start, survey.end, entries)
-        replace_file(self._disk, at, encode_checkpoint(checkpoint))
-        size = self._disk.size(survey.path(last.seq)) if last is not None else 0
+        replace_file(self._disk, at, encode_checkpoint(self._checkpoint()))
+        position = self._published(self._disk)
         self._publisher.publish(
-            seq=last.seq if last is not None else 0,
-            position=size,
-            next_offset=survey.end,
-            start_offset=survey.start,
+            seq=position.seq,
+            position=position.position,
+            next_offset=position.next_offset,
+            start_offset=position.start_offset,
         )
 
     def _remove(self) -> None:
@@ -187,7 +228,8 @@ class LocalRepair:
 
 def put_log_id(disk: Disk, topic: TopicName, directory: Path, log_id: str, copies: Copies) -> None:
     copies.keep(topic, directory / LOG_ID_FILE)
-    replace_file(disk, directory / LOG_ID_FILE, log_id.encode())
+    copies.keep(topic, directory / LOG_ID_COPY_FILE)
+    write_log_id(disk, directory, log_id)
 
 
 def drop_uploader_checkpoint(disk: Disk, topic: TopicName, directory: Path, copies: Copies) -> None:
@@ -250,15 +292,20 @@ def record_losses(
                 _upload(tiers, topic, ownership.epoch, piece)
 
         def change(record: TopicRecord, end: int = end) -> Change:
-            if record.tail >= end:
-                return Change(record)
-            lost = record.with_lost(record.tail, end)
-            verified = skip_lost(lost, record.verified)
-            reserved = max(record.reserved, end)
-            return Change(replace(lost, tail=end, verified=verified, reserved=reserved))
+            return Change(with_loss(record, (record.tail, end)))
 
         record = tiers.catalog.update(topic, ownership.epoch, change)
     ownership.release(plan.survey.end)
+
+
+def with_loss(record: TopicRecord, hole: Hole) -> TopicRecord:
+    """The record once the hole is in it, and what is before the hole is in objects."""
+    start, end = hole
+    if record.tail >= end:
+        return record
+    lost = record.with_lost(start, end)
+    verified = skip_lost(lost, record.verified)
+    return replace(lost, tail=end, verified=verified, reserved=max(record.reserved, end))
 
 
 def _known(topic: TopicName) -> Callable[[TopicRecord | None], TopicRecord]:

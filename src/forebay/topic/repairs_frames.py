@@ -5,15 +5,20 @@ A run is frames one behind the other, each checked. `find_runs` looks for all ru
 object, stepping over damage as `forebay.read.salvage` does. `cover` is pure: which runs give which
 offsets, and which offsets nobody has.
 
+A run that begins where its file does, with the offset that belongs there, is sure. One that was
+found behind damage, or in a file where it should not be, may be part of a payload: it counts where
+no sure run does, and only if no other run says something else (`contested`).
+
 What a caller gets wrong: a run is a place, not a copy. Once its file was rewritten it may be
 elsewhere: look again.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -99,6 +104,7 @@ class Run:
     end: int
     start: int
     stop: int
+    sure: bool = False
 
 
 class Piece(NamedTuple):
@@ -124,28 +130,30 @@ def find_runs(
     """All runs, in order. The first frame should have the offset `expected`, if it is known; none
     is of `bound` or later.
 
-    Behind damage only frames of `topic` count: a payload may hold frames of another one.
+    Behind damage only frames of `topic` count: a payload may hold frames of another one. It may
+    also hold some of this one, so the search goes on behind a run as if the run were not there.
     """
     runs: list[Run] = []
     position, offset = 0, expected
+    run = _walk(source, 0, expected)
+    if run is not None and run.first < bound:
+        runs.append(replace(run, sure=expected is not None))
+        position, offset = run.stop, run.end
     size = source.size()
     while position < size:
-        run = _walk(source, position, offset)
-        if run is not None and run.first < bound:
-            runs.append(run)
-            position, offset = run.stop, run.end
-        if position >= size:
-            break
         found = _behind_damage(source, offset, position, bound)
-        while found is not None and not _is_of(source, found[1], topic):
+        while found is not None and not is_of(source, found[1], topic):
             found = _behind_damage(source, offset, found[1] + 1, bound)
         if found is None:
             break
-        offset, position = found
+        run = _walk(source, found[1], found[0])
+        assert run is not None, "its first frame was whole a moment ago"
+        runs.append(run)
+        position = run.stop
     return tuple(runs)
 
 
-def _is_of(source: FrameBytes, position: int, topic: str | None) -> bool:
+def is_of(source: FrameBytes, position: int, topic: str | None) -> bool:
     """Whether the message of the valid frame at `position` says that it is of the topic."""
     if topic is None:
         return True
@@ -210,16 +218,38 @@ def cover(first: int, end: int, runs: Iterable[Run]) -> tuple[list[Piece], list[
     at = first
     while at < end:
         here = [run for run in known if run.first <= at < run.end]
-        if here:
-            best = max(here, key=lambda run: run.end)
-            stop = min(best.end, end)
-            pieces.append(Piece(best, at, stop))
-        else:
-            stop = min((run.first for run in known if run.first > at), default=end)
-            stop = min(stop, end)
+        best = max(here, key=lambda run: (run.sure, run.end), default=None)
+        stop = end if best is None else min(best.end, end)
+        if best is None or not best.sure:
+            better = (run.first for run in known if run.first > at and (run.sure or best is None))
+            stop = min(stop, min(better, default=stop))
+        if best is None:
             holes.append((at, stop))
+        else:
+            pieces.append(Piece(best, at, stop))
         at = stop
     return pieces, holes
+
+
+def contested(pieces: Sequence[Piece], runs: Sequence[Run]) -> Hole | None:
+    """Offsets of which two runs have different frames, and neither is sure."""
+    for piece in pieces:
+        if piece.run.sure:
+            continue
+        for run in runs:
+            first, end = max(piece.first, run.first), min(piece.end, run.end)
+            if run is piece.run or first >= end:
+                continue
+            if _digest(Piece(run, first, end)) != _digest(Piece(piece.run, first, end)):
+                return first, end
+    return None
+
+
+def _digest(piece: Piece) -> bytes:
+    found = hashlib.blake2b()
+    for frames in frames_of([piece]):
+        found.update(frames)
+    return found.digest()
 
 
 def frames_of(pieces: Sequence[Piece]) -> Iterator[memoryview]:

@@ -3,7 +3,8 @@
     damage                                    remedy
     frames of a segment, in a good object     the segment is written again
     frames of an object, in a good segment    the object is written again, under its name
-    checkpoint, position, index, sidecar, id  written again from what it was made of
+    checkpoint, position, index, sidecar      written again from what it was made of
+    id of the log                             written again from its copy; never from the catalog
     frames that are nowhere else              with leave: recorded as lost, the log goes on behind
     frames that object and segment both lost  none here
 
@@ -16,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
 
 from forebay.catalog.records import TopicRecord
 from forebay.format.checkpoint import WalCheckpoint
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import CHECKPOINT_FILE, PUBLISHED_FILE
-from forebay.topic.repairs_frames import Hole, Piece, Run, cover
+from forebay.topic.repairs_frames import FileBytes, Hole, Piece, Run, contested, cover
 from forebay.topic.repairs_survey import SegmentFound, Survey, Target
 
 
@@ -82,6 +85,12 @@ class LocalPlan:
     obstacles: list[str] = field(default_factory=list)
     """Why nothing of it may be changed, if so."""
 
+    def refuse(self, topic: str, where: str, why: str, kind: Kind = Kind.SEGMENT) -> None:
+        """Nothing may be changed, and that is told."""
+        self.obstacles.append(why)
+        remedy = "none: nothing of the log is changed; put its files back from a copy"
+        self.findings.append(Finding(topic, kind, where, why, remedy, fixable=False))
+
     @property
     def changes(self) -> bool:
         return bool(self.rewrites or self.removals or self.memories)
@@ -96,29 +105,73 @@ def plan_local(
 ) -> LocalPlan:
     """Compares the log with what it should be."""
     survey = _behind_losses(found, record)
-    plan = LocalPlan(survey, survey.targets())
+    targets = survey.targets()
     tail = record.tail if record is not None else 0
-    if record is not None and survey.start > tail:
-        what = f"the log begins at offset {survey.start}, and the objects end at {tail}"
-        _plan_loss(topic, plan, (tail, survey.start), str(survey.directory), what)
+    gap = (survey.start, targets[0].first) if targets else (0, 0)
+    if gap[0] < gap[1]:
+        # Nothing tells how the first offsets were spread over files that are gone.
+        survey = survey.begun_at(gap[1])
+    plan = LocalPlan(survey, targets)
+    if record is None and gap[0] < gap[1]:
+        _plan_beginning(topic, plan, gap[0])
+    elif record is not None and survey.start > tail:
+        _plan_beginning(topic, plan, tail)
+    if survey.end_unknown:
+        _plan_end(topic, plan, record)
     newest = plan.targets[-1].seq if plan.targets else None
     for target in plan.targets:
         _plan_segment(topic, plan, target, tail, object_runs, newest=target.seq == newest)
     seqs = [target.seq for target in plan.targets]
-    if seqs and seqs != list(range(seqs[0], seqs[-1] + 1)):
-        plan.obstacles.append("files are missing, and nothing tells which offsets were in them")
+    if not _in_order(plan):
+        why = "files are missing or in disorder, and nothing tells which offsets were in them"
+        plan.refuse(topic, str(survey.directory), why)
     kept = set(seqs)
     plan.removals = [each for seq, each in survey.segments.items() if seq not in kept]
     _plan_memories(topic, plan)
     return plan
 
 
+def _in_order(plan: LocalPlan) -> bool:
+    """Whether each segment begins where the one before it ends, and all of them are the log."""
+    if not plan.targets:
+        return plan.survey.start == plan.survey.end
+    first, last = plan.targets[0], plan.targets[-1]
+    joined = all(
+        (before.seq + 1, before.end) == (after.seq, after.first)
+        for before, after in pairwise(plan.targets)
+    )
+    return joined and (first.first, last.end) == (plan.survey.start, plan.survey.end)
+
+
+def _plan_beginning(topic: str, plan: LocalPlan, tail: int) -> None:
+    """Of a log that begins behind the end of the objects: what is between is gone."""
+    survey = plan.survey
+    what = f"the log begins at offset {survey.start}, and should at {tail} or before"
+    pieces, _ = cover(tail, survey.start, survey.runs)
+    if pieces:
+        why = f"offset {pieces[0].first} is in {pieces[0].run.source.name}, where it should not be"
+        plan.refuse(topic, str(survey.directory), f"{what}; {why}")
+    else:
+        _plan_loss(topic, plan, (tail, survey.start), str(survey.directory), what)
+
+
 def _behind_losses(survey: Survey, record: TopicRecord | None) -> Survey:
     """A log has no holes: one with a recorded loss in it begins behind the loss."""
     for start, end in record.lost if record is not None else ():
-        if start < survey.end and end > survey.start:
+        if start <= survey.end and end > survey.start:
             survey = survey.begun_at(end)
     return survey
+
+
+def _plan_end(topic: str, plan: LocalPlan, record: TopicRecord | None) -> None:
+    """Of a log whose newest messages are gone, nobody knows how many: no more than are reserved."""
+    survey = plan.survey
+    path = str(survey.path(max(survey.segments)))
+    what = "it holds nothing of the log, and nothing tells how many messages it held"
+    if record is None:
+        plan.refuse(topic, path, what)
+    elif record.reserved > survey.end:
+        _plan_loss(topic, plan, (survey.end, record.reserved), path, what)
 
 
 def _plan_segment(
@@ -148,9 +201,14 @@ def _plan_segment(
             )
         return
     pieces, holes = cover(target.first, target.end, survey.runs)
-    borrowed = [run for start, end in holes for run in object_runs(start, end)]
-    if borrowed:
-        pieces, holes = cover(target.first, target.end, [*survey.runs, *borrowed])
+    doubtful = [(each.first, each.end) for each in pieces if not each.run.sure]
+    borrowed = [run for start, end in (*holes, *doubtful) for run in object_runs(start, end)]
+    runs = [*survey.runs, *borrowed]
+    pieces, holes = cover(target.first, target.end, runs)
+    twice = contested(pieces, runs)
+    if twice is not None:
+        why = f"offsets {_spell([twice])} are there twice, and not the same"
+        plan.refuse(topic, str(path), f"{why}: some may be part of a payload")
     plan.rewrites.append(Rewrite(target, tuple(pieces)))
     lost = [(max(start, tail), end) for start, end in holes if end > tail]
     hopeless = [(start, min(end, tail)) for start, end in holes if start < tail]
@@ -162,12 +220,20 @@ def _plan_segment(
             Finding(topic, Kind.SEGMENT, str(path), what, f"none: {why}", fixable=False)
         )
     elif not lost:
-        borrow = "from objects" if borrowed else "from its own frames"
+        borrow = _whence(pieces, path)
         plan.findings.append(
             Finding(topic, Kind.SEGMENT, str(path), what, f"it is written again {borrow}")
         )
     for hole in lost:
         _plan_loss(topic, plan, hole, str(path), what)
+
+
+def _whence(pieces: list[Piece], path: Path) -> str:
+    names = {each.run.source.name for each in pieces}
+    if names <= {str(path)}:
+        return "from its own frames"
+    local = all(isinstance(each.run.source, FileBytes) for each in pieces)
+    return "from the files that hold its frames" if local else "from objects"
 
 
 def _plan_loss(topic: str, plan: LocalPlan, hole: Hole, where: str, what: str) -> None:
@@ -186,7 +252,7 @@ def _plan_loss(topic: str, plan: LocalPlan, hole: Hole, where: str, what: str) -
 def _whole(segment: SegmentFound, target: Target, *, newest: bool) -> bool:
     runs = segment.runs
     if target.first == target.end:
-        return not runs
+        return not runs and (not segment.size or segment.torn)
     if len(runs) != 1:
         return False
     run = runs[0]
@@ -226,7 +292,7 @@ def _plan_memories(topic: str, plan: LocalPlan) -> None:
             Finding(topic, kind, where, why, "it is written again from the segments")
         )
     plan.memories = plan.memories or bool(plan.rewrites or plan.removals)
-    if plan.memories and plan.targets and plan.targets[-1].first < plan.targets[-1].end:
+    if plan.memories and plan.targets:
         # What the position is said of must be durable: the newest segment goes to a new file.
         last = plan.targets[-1]
         if all(each.target != last for each in plan.rewrites):
@@ -274,6 +340,10 @@ def plan_object(
 ) -> tuple[ObjectRewrite | None, Finding]:
     """For an object that is damaged or missing: `runs` are those of segments and its own."""
     pieces, holes = cover(descriptor.start_offset, descriptor.next_offset, runs)
+    twice = contested(pieces, runs)
+    if twice is not None:
+        remedy = f"none: offsets {_spell([twice])} are there twice, and not the same"
+        return None, Finding(topic, Kind.OBJECT, key, fault, remedy, fixable=False)
     if holes:
         remedy = (
             f"none: offsets {_spell(holes)} are in no local segment; put the object back from a "

@@ -14,17 +14,23 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.errors import CheckpointError, CorruptLog
+from forebay.errors import CheckpointError, CorruptFrame, CorruptLog
 from forebay.files.disk import Disk, read_file
 from forebay.format.checkpoint import WalCheckpoint, decode_checkpoint
-from forebay.format.names import CHECKPOINT_FILE, SegmentNames
+from forebay.format.names import (
+    CHECKPOINT_FILE,
+    LOG_ID_COPY_FILE,
+    SegmentNames,
+    is_staged_segment,
+)
 from forebay.format.published import Published
 from forebay.format.segment_index import decode_index
 from forebay.limits import CHECKPOINT_BYTES_MAX, OFFSET_MAX, SEGMENT_INDEX_ENTRIES_MAX
-from forebay.topic.repairs_frames import FileBytes, Run, find_runs, offsets_max
+from forebay.topic.repairs_frames import FileBytes, Run, find_runs, is_of, offsets_max
 from forebay.wal.chunks import ChunkReader
-from forebay.wal.identity import read_log_id
+from forebay.wal.identity import read_id_copy, read_log_id
 from forebay.wal.publisher import read_published
+from forebay.wal.repair import survey_newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class SegmentFound:
     runs: tuple[Run, ...]
     index_whole: bool
     """Whether its index can be used."""
+    torn: bool = False
+    """Whether opening the log cuts all of it off, as nothing says that it was ever synced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +55,24 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class LogIds:
+    """What the two files say that hold the id of the log."""
+
+    own: str | None
+    whole: bool
+    """False for a file that is there and holds no id."""
+    copy: str | None
+    copy_whole: bool
+    """Likewise."""
+
+
+@dataclass(frozen=True, slots=True)
 class Survey:
     """A log as its files tell it, what is damaged included."""
 
     directory: Path
     names: SegmentNames
-    log_id: str | None
-    id_whole: bool
+    ids: LogIds
     checkpoint: WalCheckpoint | None
     checkpoint_whole: bool
     """False also where there is none."""
@@ -65,15 +84,31 @@ class Survey:
     start: int
     end: int
     """The offsets that should be in it: everything that was ever known to be synced."""
+    strays: tuple[Run, ...] = ()
+    """Frames in files where they do not belong, and in what an interrupted repair has left."""
+    staged: tuple[Path, ...] = ()
+    """What an interrupted repair has left."""
 
     @property
     def runs(self) -> list[Run]:
-        return [run for segment in self.segments.values() for run in segment.runs]
+        """All that can be read, wherever it is."""
+        found = [run for segment in self.segments.values() for run in segment.runs]
+        return [*found, *self.strays]
 
     @property
     def begun(self) -> bool:
         """Whether there is a log at all."""
         return bool(self.segments) or self.checkpoint is not None or self.published is not None
+
+    @property
+    def end_unknown(self) -> bool:
+        """Whether the newest segment holds other bytes than its own, and nothing says how far it
+        was synced. Opening refuses it."""
+        newest = self.segments.get(self.seqs[-1]) if self.seqs else None
+        if newest is None or newest.runs or newest.torn or not newest.size:
+            return False
+        published = self.published
+        return published is None or published.seq < newest.seq
 
     def path(self, seq: int) -> Path:
         return self.directory / self.names.segment(seq)
@@ -109,6 +144,8 @@ def _firsts(survey: Survey) -> list[int]:
         first = remembered.get(seq)
         if first is None and segment is not None and segment.runs and not segment.runs[0].start:
             first = segment.runs[0].first
+        if first is None and segment is not None and segment.torn:
+            first = survey.end
         known.append(first)
     if known[0] is None:
         known[0] = survey.start
@@ -138,7 +175,6 @@ def survey_log(disk: Disk, directory: Path, names: SegmentNames, topic: str) -> 
     """Reads every byte of the topic's log. The caller holds the lock on the directory."""
     checkpoint, whole = _checkpoint(disk, directory)
     published = read_published(disk, directory)
-    log_id, id_whole = _log_id(disk, directory)
     remembered = _remembered(checkpoint)
     paths = _paths(disk, directory, names, min(remembered, default=0))
     numbers = {*paths, *remembered}
@@ -153,9 +189,64 @@ def survey_log(disk: Disk, directory: Path, names: SegmentNames, topic: str) -> 
     starts = [each.start_offset for each in (checkpoint, published) if each is not None]
     start = max(starts, default=min((run.first for run in runs), default=0))
     end = max([known, start, *(run.end for run in runs)])
+    if segments:
+        newest = segments[max(segments)]
+        segments[newest.seq] = replace(newest, torn=_torn(disk, newest, published, end))
+    listed = disk.list_dir(directory)
+    staged = tuple(directory / name for name in listed if is_staged_segment(name, names))
     return Survey(
-        directory, names, log_id, id_whole, checkpoint, whole, published, segments, seqs, start, end
+        directory,
+        names,
+        _ids(disk, directory),
+        checkpoint,
+        whole,
+        published,
+        segments,
+        seqs,
+        start,
+        end,
+        _strays(disk, segments, staged, end, topic),
+        staged,
     )
+
+
+def _torn(disk: Disk, newest: SegmentFound, published: Published | None, known: int) -> bool:
+    """Whether the newest segment, in which there is no frame, is one that a crash has torn."""
+    if newest.runs:
+        return False
+    mine = published is not None and published.seq == newest.seq
+    synced = published.position if published is not None and mine else 0
+    if newest.size < synced:
+        return False
+    try:
+        survey_newest(disk, newest.path, expected=known, synced=synced, known=known)
+    except CorruptFrame:
+        return False
+    return True
+
+
+def _strays(
+    disk: Disk,
+    segments: Mapping[int, SegmentFound],
+    staged: tuple[Path, ...],
+    end: int,
+    topic: str,
+) -> tuple[Run, ...]:
+    """Looked for in files that are not what their names say, whatever offsets they hold."""
+    sources = [FileBytes(disk, path) for path in staged]
+    odd = (each for each in segments.values() if not _is_one_run(each.runs, each.size))
+    sources += [FileBytes(disk, each.path) for each in odd]
+    found = {(run.source.name, run.start) for each in segments.values() for run in each.runs}
+    return tuple(
+        run
+        for source in sources
+        for run in find_runs(source, None, end, topic)
+        if (source.name, run.start) not in found and is_of(source, run.start, topic)
+    )
+
+
+def _is_one_run(runs: tuple[Run, ...], size: int) -> bool:
+    return len(runs) == 1 and runs[0].start == 0 and runs[0].stop == size
 
 
 def _paths(disk: Disk, directory: Path, names: SegmentNames, oldest: int) -> dict[int, Path]:
@@ -172,11 +263,14 @@ def _checkpoint(disk: Disk, directory: Path) -> tuple[WalCheckpoint | None, bool
         return None, False
 
 
-def _log_id(disk: Disk, directory: Path) -> tuple[str | None, bool]:
+def _ids(disk: Disk, directory: Path) -> LogIds:
+    copy = read_id_copy(disk, directory)
+    copy_whole = copy is not None or not disk.exists(directory / LOG_ID_COPY_FILE)
     try:
-        return read_log_id(disk, directory), True
+        own = read_log_id(disk, directory)
+        return LogIds(own, whole=True, copy=copy, copy_whole=copy_whole)
     except CorruptLog:
-        return None, False
+        return LogIds(None, whole=False, copy=copy, copy_whole=copy_whole)
 
 
 def _segments(
@@ -198,8 +292,7 @@ def _segments(
         found[seq] = SegmentFound(
             seq, path, source.size(), runs, _index_whole(disk, index_path, source.size())
         )
-        one = len(runs) == 1 and runs[0].start == 0 and runs[0].stop == source.size()
-        expected = runs[0].end if one else None
+        expected = runs[0].end if _is_one_run(runs, source.size()) else None
     return found
 
 

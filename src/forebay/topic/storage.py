@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -122,11 +123,12 @@ class WalStorage:
         *,
         end: int | None = None,
         visibility: Visibility = "synced",
+        threads: Executor | None = None,
     ) -> AsyncLogReader:
         """`create_reader` for asyncio."""
         self._require_start(start)
         return self.wal.async_reader(
-            start.value, end=end, visibility=visibility, through=self._joined
+            start.value, end=end, visibility=visibility, through=self._joined, threads=threads
         )
 
     def _require_start(self, start: StartPosition) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeAlias
@@ -157,10 +158,16 @@ class Topic:
         end: int | None = None,
         follow: bool = True,
         visibility: Visibility = "synced",
+        threads: Executor | None = None,
     ) -> AsyncLogReader:
-        """`read` for asyncio; it follows unless told otherwise."""
+        """`read` for asyncio; it follows unless told otherwise.
+
+        `threads` read files and objects; without them, the event loop's own do.
+        """
         stop = self._end(end, follow=follow)
-        return self._storage.create_stream(self._start(start), end=stop, visibility=visibility)
+        return self._storage.create_stream(
+            self._start(start), end=stop, visibility=visibility, threads=threads
+        )
 
     def _end(self, end: int | None, *, follow: bool) -> int | None:
         return self._wal.current_offset() if end is None and not follow else end

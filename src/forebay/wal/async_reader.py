@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from types import TracebackType
 
 from forebay.errors import UsageError
@@ -17,8 +18,11 @@ from forebay.wal.waiters import TaskWaiter
 class AsyncLogReader:
     """A reader for asyncio: files are read on a thread, everything else on the event loop."""
 
-    def __init__(self, log: ReadableLog, reader: LogReader) -> None:
+    def __init__(
+        self, log: ReadableLog, reader: LogReader, threads: Executor | None = None
+    ) -> None:
         self._log = log
+        self._threads = threads
         self._reader = reader
         self._busy = False
         self._messages: Iterator[StreamMessage] = iter(())
@@ -123,7 +127,9 @@ class AsyncLogReader:
         # The thread gets its buffer from here: if this is cancelled it goes on reading into it.
         chunks = self._reader.buffer()
         try:
-            return await asyncio.to_thread(self._reader.fetch, plan, chunks)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._reader.fetch, plan, chunks
+            )
         except asyncio.CancelledError:
             self._reader.abandon_buffer()
             raise

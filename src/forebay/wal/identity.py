@@ -5,6 +5,9 @@ newest messages are in. A directory that comes back after another machine went o
 an older copy of one that ends before the objects do, is set aside whole: its files get names that
 are no log's, nothing is deleted, and nothing of it is appended to.
 
+The id is kept twice, the second time with a checksum. Where the two disagree one is damaged: the
+log is not opened, as it would be set aside for nothing, and `forebay repair` tells which it is.
+
 What a caller gets wrong: an older copy that ends behind the objects has the right id, and nothing
 tells it from the log after a crash. Never put back a copy of a directory that was written to since.
 """
@@ -15,6 +18,7 @@ import itertools
 import logging
 import re
 import secrets
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +26,7 @@ from forebay.errors import CorruptLog
 from forebay.files.disk import Disk, read_file, replace_file
 from forebay.format.names import (
     CHECKPOINT_FILE,
+    LOG_ID_COPY_FILE,
     LOG_ID_FILE,
     UPLOADER_CHECKPOINT_FILE,
     SegmentNames,
@@ -58,6 +63,50 @@ def read_log_id(disk: Disk, directory: Path) -> str | None:
     return text
 
 
+def read_id_copy(disk: Disk, directory: Path) -> str | None:
+    """The id as its copy has it; None if there is none, or none that is whole."""
+    try:
+        data = read_file(disk, directory / LOG_ID_COPY_FILE, bytes_max=64)
+    except (FileNotFoundError, ValueError):
+        return None
+    text = data[:32].decode("ascii", "replace")
+    return text if _ID.fullmatch(text) and data == _encode_copy(text) else None
+
+
+def _encode_copy(log_id: str) -> bytes:
+    return f"{log_id} {zlib.crc32(log_id.encode()):08x}\n".encode()
+
+
+def write_log_id(disk: Disk, directory: Path, log_id: str) -> None:
+    """Both files, the copy never before what it is a copy of.
+
+    A copy of another id is removed first: after a crash anywhere the two agree, or the copy is
+    missing.
+    """
+    copy = directory / LOG_ID_COPY_FILE
+    if disk.exists(copy) and read_id_copy(disk, directory) != log_id:
+        disk.unlink(copy)
+        disk.sync_dir(directory)
+    replace_file(disk, directory / LOG_ID_FILE, log_id.encode())
+    _write_copy(disk, directory, log_id)
+
+
+def _write_copy(disk: Disk, directory: Path, log_id: str) -> None:
+    if read_id_copy(disk, directory) != log_id:
+        replace_file(disk, directory / LOG_ID_COPY_FILE, _encode_copy(log_id))
+
+
+def _read_agreed(disk: Disk, directory: Path) -> str | None:
+    log_id, copy = read_log_id(disk, directory), read_id_copy(disk, directory)
+    if copy is not None and copy != log_id:
+        what = "it is missing" if log_id is None else "it does not say the same"
+        raise CorruptLog(
+            f"{directory / LOG_ID_FILE}: {what}, and its copy {LOG_ID_COPY_FILE} is there: run "
+            "`forebay repair` (without both, the log is taken for another one and set aside)"
+        )
+    return log_id
+
+
 def settle(
     disk: Disk,
     directory: Path,
@@ -67,18 +116,19 @@ def settle(
     claim: Claim,
 ) -> Recovered:
     """Has the claim decide how the log goes on, and does it."""
-    log_id = read_log_id(disk, directory)
+    log_id = _read_agreed(disk, directory)
     if log_id is None:
         log_id = new_log_id()
-        replace_file(disk, directory / LOG_ID_FILE, log_id.encode())
+        write_log_id(disk, directory, log_id)
     local = LocalLog(log_id, recovered.start_offset, recovered.next_offset)
     settled = claim.settle(local)
     if settled.log_id == log_id:
+        _write_copy(disk, directory, log_id)
         return recovered
     if recovered.segments.start_offset is not None:
         publisher.withdraw()
         _set_aside(disk, directory, names, log_id)
-    replace_file(disk, directory / LOG_ID_FILE, settled.log_id.encode())
+    write_log_id(disk, directory, settled.log_id)
     return Recovered(SegmentSet(), settled.next_offset, settled.next_offset)
 
 

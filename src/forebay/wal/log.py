@@ -11,6 +11,7 @@ is what makes it last.
 from __future__ import annotations
 
 import weakref
+from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Literal
 
@@ -204,10 +205,11 @@ class Wal(Appender):
         end: int | None = None,
         visibility: Visibility = "synced",
         through: ReadableLog | None = None,
+        threads: Executor | None = None,
     ) -> AsyncLogReader:
-        """`tail_reader` for asyncio."""
+        """`tail_reader` for asyncio; `threads` read files, the event loop's own without them."""
         reader = self.tail_reader(from_offset, end=end, visibility=visibility, through=through)
-        return AsyncLogReader(through or self, reader)
+        return AsyncLogReader(through or self, reader, threads)
 
     def read_cached_since(self, after_offset: int) -> tuple[list[tuple[int, StreamMessage]], int]:
         """Synced messages after `after_offset` that are in memory, and the next synced offset.

@@ -4,11 +4,15 @@ import { Bar } from "./bar.js";
 import { Charts } from "./charts.js";
 import { forgetPalette, paintSwatches } from "./paint.js";
 import { jobRow, noticeRow } from "./rows.js";
-import { bytes, count, duration, make, plural, say, short } from "./words.js";
+import { uploadsWhen } from "./spanwords.js";
+import { showTiers } from "./tiers.js";
+import { bytes, count, duration, make, plural, rate, say } from "./words.js";
 
 const EVERY_MS = 1000;
 const PATIENCE_MS = 10000;
 const SLOWEST_MS = 5000;
+const ANSWER_MS = 30000;
+const ROWS_SHOWN = 6;
 const TOKEN = "forebay.token";
 const THEME = "forebay.theme";
 
@@ -23,6 +27,8 @@ let instance = null;
 let asked = false;
 let timer = 0;
 let busy = false;
+let queued = null;
+let fading = 0;
 
 // ---- asking the server ------------------------------------------------------------------------
 
@@ -145,7 +151,7 @@ function show(found) {
   setState(found.server.unready ? "starting" : trouble ? "trouble" : "live", found.server.unready ? "starting" : "live");
   showAlerts(found.alerts);
   showFacts(found);
-  showTiers(found);
+  showTiers($("tiers"), found);
   showTopics(found);
   showJobs(found);
   showNotices(found);
@@ -162,17 +168,23 @@ function chartNotes(found) {
   const sum = found.totals, asks = found.requests;
   const waiting = found.topics.reduce((bytes, topic) => bytes + topic.lag.bytes, 0);
   return [
-    `${count(sum.messages || 0)} messages are here`,
+    plural(sum.messages || 0, "message is here", "messages are here"),
     `${bytes(sum.segment_bytes || 0)} on this disk, ${bytes(sum.object_bytes || 0)} in objects`,
     sum.lag_messages ? `${plural(sum.lag_messages, "message")}, ${bytes(waiting)} to upload` : "nothing waits for its upload",
-    `${bytes(asks.bytes_up)} up, ${bytes(asks.bytes_down)} down; ${operations(asks.by_operation)}`,
+    "by all readers, from whichever tier",
+    operations(asks.by_operation),
+    `${bytes(asks.bytes_up)} up, ${bytes(asks.bytes_down)} down since the start`,
   ];
 }
 
+const OPERATIONS = { get_range: ["read"], put: ["write"], head: ["check"], list: ["listing"], delete: ["deletion"], copy: ["copy", "copies"] };
+
 function operations(list) {
   const sums = new Map();
-  for (const each of list) sums.set(each.operation, (sums.get(each.operation) || 0) + each.count);
-  return [...sums].sort((one, other) => other[1] - one[1]).slice(0, 4).map(([name, number]) => `${short(number)} ${name}`).join(", ") || "no requests";
+  for (const each of list) {
+    sums.set(each.operation, (sums.get(each.operation) || 0) + each.count);
+  }
+  return [...sums].sort((one, other) => other[1] - one[1]).slice(0, 4).map(([name, number]) => plural(number, ...(OPERATIONS[name] || [name, name]))).join(", ") || "no requests";
 }
 
 function showFacts(found) {
@@ -194,53 +206,6 @@ function showFacts(found) {
     place.title = value;
   });
   say($("foot"), `Forebay ${server.version} at ${server.url}` + (server.disk ? `; ${bytes(server.disk.free)} of the disk are free` : ""));
-}
-
-// ---- the tiers --------------------------------------------------------------------------------
-
-function tierCards(found) {
-  const sum = found.totals;
-  const row = found.history.rows.length ? found.history.rows[found.history.rows.length - 1] : null;
-  const field = (name) => (row ? row[found.history.fields.indexOf(name)] : null);
-  if (row) showTiers.rates = { appended: topicSum(found, "appended"), uploaded: topicSum(found, "uploaded"), lag: field("lag_seconds") };
-  const rates = showTiers.rates || { appended: 0, uploaded: 0, lag: 0 };
-  const cards = [
-    { tier: "memory", name: "Memory", number: sum.memory_messages, flow: `${short(rates.appended)}/s appended`, text: "the newest messages, at hand for readers" },
-    { tier: "segment", name: "Segments", number: sum.segment_messages, flow: "synced", text: `${plural(sum.segments, "file")}, ${bytes(sum.segment_bytes)} on this disk` },
-    { tier: "object", name: "Objects", number: sum.object_messages, flow: `${short(rates.uploaded)}/s uploaded`, text: `${plural(sum.objects, "object")}, ${bytes(sum.object_bytes)} in the object store` },
-    { tier: "verified", name: "Verified", number: sum.verified_messages, flow: "read back", text: sum.objects ? `${share(sum.verified_objects, sum.objects)} of the objects were read back` : "objects that were read back" },
-  ];
-  if (sum.lost_messages) cards.push({ tier: "gap", name: "Gaps", number: sum.lost_messages, flow: "", text: "offsets whose messages are gone" });
-  return cards;
-}
-
-function topicSum(found, name) {
-  return found.topics.reduce((sum, topic) => sum + topic.rates[name], 0);
-}
-
-function share(part, whole) {
-  return part === whole ? "all" : Math.floor((part / whole) * 100) + " %";
-}
-
-function showTiers(found) {
-  const cards = found.topics.length ? tierCards(found) : [];
-  const box = $("tiers");
-  const names = cards.map((card) => card.tier).join();
-  if (box.dataset.cards !== names) {
-    box.dataset.cards = names;
-    box.replaceChildren(...cards.map((card) => make("div", { class: "tier", "data-tier": card.tier },
-      make("span", { class: "flow" }), make("h2", null, make("canvas", { "data-swatch": card.tier, width: "36", height: "20" }), card.name),
-      make("p", { class: "number" }, make("b"), make("span", null, " messages")), make("p", { class: "text" }))));
-    paintSwatches();
-  }
-  cards.forEach((card, at) => {
-    const place = box.children[at];
-    say(place.querySelector(".flow"), card.flow);
-    say(place.querySelector("b"), short(card.number));
-    place.querySelector("b").title = count(card.number);
-    say(place.querySelector(".number span"), card.tier === "gap" ? " offsets" : " messages");
-    say(place.querySelector(".text"), card.text);
-  });
 }
 
 // ---- topics -----------------------------------------------------------------------------------
@@ -294,10 +259,11 @@ function showTopics(found) {
 function showTopic(view, topic) {
   const lag = topic.lag;
   const values = [
-    count(topic.sizes.messages), short(topic.rates.appended) + "/s", short(topic.rates.uploaded) + "/s",
-    lag.messages ? `${short(lag.messages)}, ${bytes(lag.bytes)}, ${duration(lag.seconds)}` : "nothing",
+    count(topic.sizes.messages), rate(topic.rates.appended) + "/s", rate(topic.rates.uploaded) + "/s",
+    lag.messages ? `${count(lag.messages)}, ${bytes(lag.bytes)}, ${duration(lag.seconds)}` : "nothing",
   ];
   values.forEach((value, at) => say(view.numbers.children[at].lastChild, value));
+  view.numbers.lastChild.title = lag.messages ? uploadsWhen(latest.server) : "";
   const trouble = view.root.querySelector(".trouble");
   trouble.hidden = !topic.trouble;
   say(trouble, topic.trouble || "");
@@ -324,6 +290,15 @@ function showJobs(found) {
   const rows = found.jobs.length ? found.jobs.map((job) => jobRow(job, found.at)) : [make("li", { class: "none" },
     found.server.jobs ? "No job has run yet." : "This server runs no Spark; forebay up does.")];
   keep($("job-list"), rows);
+  if (queued && found.jobs.some((job) => job.id === queued && job.state !== "queued")) answerJob("");
+}
+
+// What became of a click. It goes when the job moves on, and in any case after a while.
+function answerJob(text, id = null) {
+  clearTimeout(fading);
+  queued = id;
+  say($("job-answer"), text);
+  if (text) fading = setTimeout(() => answerJob(""), ANSWER_MS);
 }
 
 function showNotices(found) {
@@ -331,16 +306,31 @@ function showNotices(found) {
   say($("notices-count"), found.notices.length ? count(found.notices.length) : "");
   const rows = found.notices.length ? found.notices.map((notice) => noticeRow(notice, found.at)) : [make("li", { class: "none" }, "None since the server started.")];
   keep($("notice-list"), rows);
+  $("notices").parentElement.classList.toggle("calm", !found.notices.length);
 }
 
-// Leaves rows that say the same alone: a selection or a reader in them is not disturbed.
+// Leaves rows that say the same alone: a selection or a reader in them is not disturbed. The first
+// few are shown, whole, and a button shows the others.
 function keep(list, rows) {
+  const more = document.querySelector(`[aria-controls="${list.id}"]`);
+  const open = more.getAttribute("aria-expanded") === "true";
+  more.hidden = rows.length <= ROWS_SHOWN;
+  say(more, open ? "Show fewer" : `Show ${count(rows.length - ROWS_SHOWN)} more`);
   rows.forEach((row, at) => {
+    row.hidden = !open && at >= ROWS_SHOWN;
     const there = list.children[at];
     if (!there) list.append(row);
     else if (there.outerHTML !== row.outerHTML) there.replaceWith(row);
   });
   while (list.children.length > rows.length) list.lastChild.remove();
+}
+
+for (const button of document.querySelectorAll(".more")) {
+  button.addEventListener("click", () => {
+    button.setAttribute("aria-expanded", String(button.getAttribute("aria-expanded") !== "true"));
+    showJobs(latest);
+    showNotices(latest);
+  });
 }
 
 for (const button of document.querySelectorAll("[data-job]")) {
@@ -349,12 +339,12 @@ for (const button of document.querySelectorAll("[data-job]")) {
     const kind = button.dataset.job;
     try {
       const answer = await request("/v1/jobs", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ kind, topics: [] }) });
-      say($("job-answer"), answer.ok ? `The ${kind} job is queued.` : `The ${kind} job was not taken: ${await reason(answer)}.`);
+      if (answer.ok) answerJob(`The ${kind} job is queued.`, (await answer.json()).id);
+      else answerJob(`The ${kind} job was not taken: ${await reason(answer)}.`);
     } catch {
-      say($("job-answer"), `The ${kind} job was not started: the server does not answer.`);
+      answerJob(`The ${kind} job was not started: the server does not answer.`);
     }
     button.disabled = false;
-    setTimeout(() => say($("job-answer"), ""), 6000);
   });
 }
 

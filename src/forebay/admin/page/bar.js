@@ -59,7 +59,8 @@ export class Bar {
       plural(sizes.segments, "segment"),
       `${plural(sizes.objects, "object")}, ${count(sizes.verified_objects)} verified`,
     ];
-    if (sizes.lost_messages) parts.push(plural(sizes.lost_messages, "offset") + " in gaps");
+    if (sizes.lost_offsets) parts.push(plural(sizes.lost_offsets, "offset") + " recorded as lost");
+    if (sizes.missing_offsets) parts.push(plural(sizes.missing_offsets, "offset") + " in no tier");
     if (this.view) parts.push(`zoomed to ${count(this.view.from)} to ${count(this.view.to)}`);
     return `${this.name}: ${parts.join("; ")}`;
   }
@@ -220,7 +221,7 @@ export class Bar {
         if (border - left > 3) box(this.context, left, top, border - left, high, "copied");
       }
       if (this.chosen && this.isChosen(span)) this.ring(left, top, right - left - room, high);
-      if (lane === undefined) this.write("lost", left, right, lanes / 2, style.ink, true);
+      if (lane === undefined) this.write(span.state === "lost" ? "lost" : "gap", left, right, lanes / 2, style.ink, true);
       else if (this.view && high > 18) this.write(this.label(span), left, right, top + high / 2, style.ink, span.tier === "object");
     }
   }

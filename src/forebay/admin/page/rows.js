@@ -1,26 +1,37 @@
 // One row for each job and each notice.
 
-import { ago, bytes, clock, count, duration, make, plural } from "./words.js";
+import { ago, bytes, clock, count, duration, make, noun, plural } from "./words.js";
 
 const MARKS = { queued: "…", running: "▸", done: "✓", failed: "✕", lost: "?", cancelled: "–" };
 const OUTCOMES = { queued: "waiting", running: "running", done: "done", failed: "failed", lost: "lost: its driver ended", cancelled: "cancelled" };
+
+const BRIEF_SECONDS = 5;
+const DID = { offload: "uploaded", verify: "read back", compact: "written" };
 
 export function jobRow(job, now) {
   const progress = job.progress || { done: 0, total: 0, label: "" };
   const going = job.state === "running" || job.state === "queued";
   const when = job.ended || job.started || job.created;
+  const times = job.attempts > 1 ? `${count(job.attempts)} times` : job.runs > 1 ? `${count(job.runs)} runs` : "";
   const took = job.ended && job.started ? ", took " + duration(job.ended - job.started) : "";
   const head = make("div", { class: "row-head" },
     make("span", { class: "mark", "data-state": job.state, "aria-hidden": "true" }, MARKS[job.state] || "·"),
-    make("b", null, job.kind), make("span", { class: "soft" }, job.trigger === "interval" ? "by the interval" : ""),
+    make("b", null, job.kind), make("span", { class: "soft" }, job.trigger === "interval" ? "by the interval" : "requested"),
     make("span", { class: "outcome", "data-state": job.state }, OUTCOMES[job.state] || job.state),
+    times ? make("span", { class: "times", title: "since " + clock(job.since || job.created) }, times) : null,
     make("time", { title: clock(when) }, going && job.started ? "for " + duration(now - job.started) : ago(when, now) + took));
-  const topics = job.topics && job.topics.length ? job.topics.slice(0, 3).join(", ") + (job.topics.length > 3 ? " and " + plural(job.topics.length - 3, "more", "more") : "") : "all topics";
-  const words = job.error || [topics, going ? progress.label : summary(job.summary)].filter(Boolean).join(": ");
-  const row = make("li", { class: "row", "data-job-state": job.state }, head, make("p", { class: job.error ? "wrong" : "soft" }, words));
-  if (going) row.append(meter(job, progress));
+  // A cycle that runs for a moment does not take the place of what the ones before it did.
+  const brief = going && job.runs > 0 && now - job.started < BRIEF_SECONDS;
+  const told = going && !brief ? progress.label : summary(job);
+  const words = job.error || [named(job.topics || []), told].filter(Boolean).join(": ");
+  const row = make("li", { class: "row", "data-job-state": job.state, "data-trigger": job.trigger }, head, make("p", { class: job.error ? "wrong" : "soft" }, words));
+  if (going && !brief) row.append(meter(job, progress));
   for (const line of (job.details || []).slice(0, 3)) row.append(make("p", { class: "wrong" }, line));
   return row;
+}
+
+function named(topics) {
+  return topics.slice(0, 3).join(", ") + (topics.length > 3 ? ` and ${count(topics.length - 3)} more` : "");
 }
 
 function meter(job, progress) {
@@ -30,10 +41,17 @@ function meter(job, progress) {
   return make("div", { class: "meter" }, bar, make("span", { class: "soft" }, text));
 }
 
-function summary(found) {
-  const parts = Object.entries(found || {}).filter(([, value]) => value).map(([name, value]) =>
-    name.includes("bytes") ? bytes(value) + name.replace("bytes", "").replaceAll("_", " ") : count(value) + " " + (value === 1 ? name.replace(/s$/, "") : name).replaceAll("_", " "));
-  return parts.slice(0, 5).join(", ") || "nothing to do";
+// "1 object with 3 messages (327 B) uploaded; 4 topics looked at".
+function summary(job) {
+  const { topics, objects, messages, bytes: size, ...others } = job.summary || {};
+  const parts = [];
+  if (objects) parts.push(plural(objects, "object") + (messages ? " with " + plural(messages, "message") : "") + (size ? ` (${bytes(size)})` : "") + ` ${DID[job.kind] || "done"}`);
+  else if (job.state === "done") parts.push("nothing to do");
+  for (const [name, value] of Object.entries(others)) {
+    if (value) parts.push(name.includes("bytes") ? `${name.replace("bytes", "").replaceAll("_", " ").trim()} ${bytes(value)}` : `${count(value)} ${noun(value, name.replace(/s$/, ""), name).replaceAll("_", " ")}`);
+  }
+  if (topics && !(job.topics || []).length) parts.push(plural(topics, "topic") + " looked at");
+  return parts.join("; ");
 }
 
 export function noticeRow(notice, now) {

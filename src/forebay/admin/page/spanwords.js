@@ -1,13 +1,22 @@
 // What a span is, in words.
 
-import { bytes, clock, count, make, plural } from "./words.js";
+import { bytes, clock, count, duration, make, plural } from "./words.js";
+
+let waits = "";
+
+// When what waits is uploaded, from the server's settings.
+export function uploadsWhen(server) {
+  const object = `${bytes(server.max_object_bytes)}${server.max_object_messages ? ` or ${plural(server.max_object_messages, "message")}` : ""}`;
+  waits = server.runner ? `uploaded when ${object} wait, or the oldest has waited for ${duration(server.max_open_seconds)}` : "uploads are off here: run forebay offload";
+  return waits;
+}
 
 export function title(span) {
   const many = span.merged || 1;
   switch (span.tier) {
     case "memory": return span.state === "not synced" ? "In memory, not synced yet" : "In memory";
     case "segment": return many > 1 ? plural(many, "segment") + " from " + span.name + " on" : "Segment " + span.name;
-    case "gap": return (span.state === "lost" ? "Lost" : "Missing") + (many > 1 ? ": " + plural(many, "range") : "");
+    case "gap": return (span.state === "lost" ? "Recorded as lost" : span.state === "missing" ? "Missing" : "Gaps") + (many > 1 ? ": " + plural(many, "range") : "");
     default: return many > 1 ? plural(many, "object") + " from " + span.name + " on" : "Object " + span.name;
   }
 }
@@ -30,8 +39,9 @@ const STATES = {
     "verified": "committed, read back and compared",
   },
   gap: {
-    "lost": "these offsets were given out and their messages are gone; readers are told",
+    "lost": "may have been handed out before a crash or a lost disk; messages that were there are gone, and readers are told",
     "missing": "no tier holds these offsets: run forebay verify",
+    "mixed": "some may have been handed out and are recorded as lost, others are in no tier: run forebay verify",
   },
 };
 
@@ -41,6 +51,8 @@ export function facts(span) {
   if (span.bytes !== undefined) found.push(["size", bytes(span.bytes)]);
   const state = (STATES[span.tier] || {})[span.state] || span.state;
   found.push(["state", state]);
+  if (span.state === "lost") found.push(["how many", "fewer, perhaps none: offsets are reserved in large blocks, and the rest of a block is recorded, too"]);
+  if (span.tier === "segment" && span.state === "not uploaded" && waits) found.push(["waits", waits]);
   if (span.tier === "segment") {
     found.push(["deletable", deletable(span)]);
   }

@@ -7,12 +7,17 @@ export function count(number) {
   return whole.format(Math.round(number));
 }
 
+// Of something a second: small ones have a decimal.
+export function rate(number) {
+  return number < 10 && number % 1 ? number.toFixed(1) : count(number);
+}
+
+// For an axis, where there is little room: 2.5 M.
 export function short(number) {
-  if (number < 100000) return number < 10 && number % 1 ? number.toFixed(1) : count(number);
-  for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
-    if (number >= size) return (number / size).toFixed(number >= size * 100 ? 0 : 1) + " " + unit;
+  for (const [unit, size] of [["G", 1e9], ["M", 1e6]]) {
+    if (number >= size) return Number((number / size).toFixed(2)) + " " + unit;
   }
-  return count(number);
+  return number < 10 && number % 1 ? String(Number(number.toFixed(2))) : count(number);
 }
 
 export function bytes(number) {
@@ -26,10 +31,15 @@ export function bytes(number) {
 
 export function duration(seconds) {
   if (seconds < 0.95) return seconds <= 0 ? "0 s" : Math.round(seconds * 1000) + " ms";
-  if (seconds < 60) return Math.round(seconds) + " s";
-  if (seconds < 3600) return Math.floor(seconds / 60) + " min " + Math.round(seconds % 60) + " s";
-  if (seconds < 86400) return Math.floor(seconds / 3600) + " h " + Math.floor((seconds % 3600) / 60) + " min";
-  return Math.floor(seconds / 86400) + " d " + Math.floor((seconds % 86400) / 3600) + " h";
+  seconds = Math.round(seconds);
+  if (seconds < 60) return seconds + " s";
+  if (seconds < 3600) return both(seconds, 60, "min", 1, "s");
+  return seconds < 86400 ? both(seconds, 3600, "h", 60, "min") : both(seconds, 86400, "d", 3600, "h");
+}
+
+function both(seconds, size, unit, smaller, rest) {
+  const left = Math.floor((seconds % size) / smaller);
+  return Math.floor(seconds / size) + " " + unit + (left ? ` ${left} ${rest}` : "");
 }
 
 export function ago(seconds, now) {
@@ -42,7 +52,11 @@ export function clock(seconds) {
 }
 
 export function plural(number, one, many) {
-  return count(number) + " " + (number === 1 ? one : many || one + "s");
+  return count(number) + " " + noun(number, one, many);
+}
+
+export function noun(number, one, many) {
+  return number === 1 ? one : many || one + "s";
 }
 
 // make("p", {class: "x"}, "text", child): an element; text is never read as HTML.
