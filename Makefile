@@ -46,7 +46,7 @@ up: $(VENV)/.installed ## run everything on this machine; DEMO=1 with a load to 
 
 .PHONY: test
 test: $(VENV)/.installed .tools/.installed ## run the tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 3 $(ARGS)  # they wait more than they work
 
 .PHONY: check
 check: $(VENV)/.installed ## formatting, lint, types, import rules
