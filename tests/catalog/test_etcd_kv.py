@@ -234,10 +234,12 @@ def test_a_watch_can_be_closed_while_the_server_is_away(server: EtcdServer) -> N
 def test_a_lease_lives_or_is_gone_after_the_server_was_away_and_never_between(
     server: EtcdServer,
 ) -> None:
-    kv = EtcdKv([server.endpoint], timeout_seconds=0.3)
-    lease = kv.grant(1)
-    kv.commit([], [Put("/owner", b"me", lease)])
+    before = EtcdKv([server.endpoint], timeout_seconds=30)
+    lease = before.grant(1)
+    before.commit([], [Put("/owner", b"me", lease)])
+    before.close()
     server.stop(kill=True)
+    kv = EtcdKv([server.endpoint], timeout_seconds=0.3)
     failures = 0
     while failures < 4:  # over a second: longer than the lease
         with pytest.raises(ServiceUnavailable):

@@ -158,6 +158,7 @@ def test_a_scan_survives_the_loss_of_a_worker(
     }
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_an_export_survives_the_loss_of_a_worker(
     spark_cluster: LocalCluster, config: Path, tmp_path: Path
@@ -203,7 +204,7 @@ def kill_the_driver(cluster: LocalCluster, config: Path, kills: int, seed: int) 
 def test_an_offload_goes_on_after_its_driver_was_killed(
     spark_cluster: LocalCluster, config: Path
 ) -> None:
-    kill_the_driver(spark_cluster, config, kills=3, seed=1)
+    kill_the_driver(spark_cluster, config, kills=1, seed=1)
 
 
 @pytest.mark.soak

@@ -66,6 +66,7 @@ def test_a_worker_that_is_lost_in_the_middle_costs_no_result(
     assert spark_cluster.workers == [kept.worker, joined]
 
 
+@pytest.mark.soak
 def test_nothing_is_left_of_a_cluster_that_was_stopped() -> None:
     before = sessions()
     with LocalCluster(workers=1) as cluster:

@@ -12,6 +12,7 @@ from forebay.topic.store import Store
 from scan_stores import fill_both_tiers, settings_of
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_client_of_spark_connect_reads_streams_and_writes(
     connect_server: ConnectServer, tmp_path: Path

@@ -130,6 +130,7 @@ def kill_and_finish(
     require_values_once(kind, table)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_an_export_on_spark_that_is_killed_is_finished_by_the_next(
     spark: SparkSession, tmp_path: Path
