@@ -47,11 +47,11 @@ up: $(VENV)/.installed ## run everything on this machine; DEMO=1 with a load to 
 # Tests sync a lot: in memory, where there is room for it, they do not wait for the disk. What a sync
 # is worth is the business of a disk that forgets (forebay.testing.CrashDisk), here and there alike.
 ROOM := $(shell df --output=avail -B1G /dev/shm 2>/dev/null | tail -1)
-TEST_DIR := $(shell [ "$${ROOM:-$(ROOM)}" -ge 8 ] 2>/dev/null && mktemp -u -d -p /dev/shm --suffix=.forebay-tests | sed 's/^/--basetemp=/')
+TEST_DIR := $(shell [ "$(ROOM)" -ge 8 ] 2>/dev/null && mktemp -u -d -p /dev/shm --suffix=.forebay-tests | sed 's/^/--basetemp=/')
 
 .PHONY: test
 test: $(VENV)/.installed .tools/.installed ## run the tests
-	$(BIN)/python -m pytest -n 3 $(TEST_DIR) $(ARGS)
+	$(BIN)/python -m pytest -n 3 $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
 
 .PHONY: check
 check: $(VENV)/.installed ## formatting, lint, types, import rules
