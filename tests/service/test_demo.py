@@ -46,9 +46,9 @@ def test_a_demo_deletes_local_segments_and_goes_on(tmp_path: Path) -> None:
         server.wait_until(
             lambda: server.said.count("segments deleted") > 2, "local segments went", 300
         )
-        before = {each["topic"]: each["appended"] for each in topics(server)}
+        before = {each["name"]: each["appended"] for each in topics(server)}
         server.wait_until(
-            lambda: all(each["appended"] > before[each["topic"]] for each in topics(server)),
+            lambda: all(each["appended"] > before[each["name"]] for each in topics(server)),
             "it goes on",
         )
         assert server.stop() == 0, server.said
