@@ -21,7 +21,8 @@ TESTS: Final = ROOT / "tests"
 PICTURES: Final = sorted((ROOT / "docs" / "images").glob("*.svg"))
 DOCUMENTS: Final = sorted(
     [
-        *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+        *ROOT.glob("*.md"),
+        *(ROOT / "deploy").rglob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
     ]
 )

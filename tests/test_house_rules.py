@@ -184,27 +184,3 @@ def test_nothing_unfinished_and_no_ones_paths_are_in_the_project(pattern: re.Pat
         if pattern.search(line)
     ]
     assert found == []
-
-
-DOCUMENTS: Final = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_documents_name_files_sections_and_tests_that_exist(document: Path) -> None:
-    text = text_of(document)
-    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
-        name, _, section = link.partition("#")
-        target = document.parent / name if name else document
-        assert target.exists(), link
-        if section and target.suffix == ".md":
-            assert section in sections(text_of(target)), link
-    for name, test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", text):
-        assert (ROOT / name).exists(), name
-        assert f"def {test}" in text_of(ROOT / name), f"{name}::{test}"
-
-
-def sections(text: str) -> set[str]:
-    """The anchors of a document's headings."""
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}

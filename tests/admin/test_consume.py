@@ -35,19 +35,6 @@ PATH = "/v1/topics/default/orders/messages"
 TOPIC = "/default/orders"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server that refuses everything it is asked for."""
-    with served(tmp_path_factory.mktemp("untouched")) as found:
-        yield found
-
-
 @pytest.fixture(scope="module")
 def twenty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with twenty messages."""

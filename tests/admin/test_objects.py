@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from disks import wait_until
 from forebay.admin.site import Site
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.errors import CommitRefused, ForebayError, ObjectMissing, OffsetOutOfRange, UsageError
@@ -63,14 +63,6 @@ def get(server: Served, key: str, asked: str | None = None) -> bytes:
 
 def leftovers(server: Served) -> list[Path]:
     return list((Path(server.store.settings.data or "") / "objects/.tmp").glob("*"))
-
-
-def wait_for(ready: object) -> None:
-    assert callable(ready)
-    deadline = time.monotonic() + 10
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_an_intended_object_is_put_and_read_again(server: Served) -> None:
@@ -216,8 +208,8 @@ def test_a_client_that_breaks_off_leaves_nothing(server: Served) -> None:
         )
         for _ in range(3):
             raw.sendall(b"%x\r\n%s\r\n" % (MIB, bytes(MIB)))
-        wait_for(lambda: leftovers(server))
-    wait_for(lambda: not leftovers(server))
+        wait_until(lambda: bool(leftovers(server)))
+    wait_until(lambda: not leftovers(server))
     with pytest.raises(ObjectMissing):
         get(server, key)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,6 @@ from raw_http import NDJSON, Said, ask, plain_socket
 from served import Served, served, serving
 
 PATH = "/v1/topics/default/orders/messages"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server that refuses everything it is asked for."""
-    with served(tmp_path_factory.mktemp("untouched")) as found:
-        yield found
 
 
 def post(server: Served, body: Any, query: str = "", path: str = PATH) -> Said:
