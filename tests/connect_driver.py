@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from forebay.errors import UsageError
-from forebay.pipeline.spread import spread
+from forebay.pipeline.execute import spread
 
 
 def main(remote: str, store: str, folder: Path) -> None:

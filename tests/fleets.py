@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from forebay.errors import ForebayError
-from forebay.pipeline.spread import Done
+from forebay.pipeline.execute import Done
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

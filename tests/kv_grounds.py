@@ -15,8 +15,7 @@ from typing import Final
 from disks import wait_until
 from etcd_server import EtcdServer
 from forebay.catalog.etcd import EtcdKv
-from forebay.catalog.kv import Change, Compare, Kv, Put, Watch
-from forebay.catalog.observed import ObservedKv
+from forebay.catalog.kv import Change, Compare, Kv, ObservedKv, Put, Watch
 from forebay.catalog.sqlite import SqliteKv
 from forebay.errors import ServiceUnavailable
 from forebay.testing.kv import FaultKv

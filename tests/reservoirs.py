@@ -15,9 +15,9 @@ from forebay.catalog.records import TopicRecord, skip_lost
 from forebay.catalog.sqlite import SqliteKv
 from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
 from forebay.format.frame import encode_frame, scan
+from forebay.format.index import ObjectIndex
 from forebay.format.layout import Buffer
 from forebay.format.names import ObjectName, TopicName, object_key, sidecar
-from forebay.format.object_index import ObjectIndex
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
 from forebay.settings import MetadataSettings

@@ -9,9 +9,9 @@ from typing import Any
 
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
-from forebay.pipeline.options import scan_options
-from forebay.pipeline.scan_batch import plan_scan, read_split
-from forebay.pipeline.scan_pieces import Split
+from forebay.pipeline.source.options import scan_options
+from forebay.pipeline.source.plan import Split
+from forebay.pipeline.source.scan import plan_scan, read_split
 from forebay.settings import (
     DeleterSettings,
     MetadataSettings,

@@ -13,7 +13,7 @@ from pathlib import Path
 from forebay.admin.app import build_app
 from forebay.admin.server import AdminServer
 from forebay.admin.site import Site
-from forebay.remote import ServerClient
+from forebay.client import ServerClient
 from forebay.service.directory import store_id
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.topic.store import Store

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from forebay.client import ServerClient
+from forebay.client.http import topic_path
 from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.format.names import parse_topic
-from forebay.remote import ServerClient
-from forebay.remote.client import topic_path
 from forebay.settings import ServerAddress
 from forebay.testing.spark_cluster import end_session
 

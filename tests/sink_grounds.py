@@ -21,13 +21,13 @@ import pyarrow as pa
 import forebay
 from forebay.format.message import StreamMessage
 from forebay.format.names import staged_file
-from forebay.pipeline.door import LocalDoor
-from forebay.pipeline.sink_columns import staged_batches
-from forebay.pipeline.sink_commit import Committed, commit_batch
-from forebay.pipeline.sink_notes import MARK, Run
-from forebay.pipeline.site import site_settings
-from forebay.pipeline.staging import Part, stage
-from forebay.pipeline.workbench import Workbench
+from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import Workbench
+from forebay.pipeline.sink.columns import staged_batches
+from forebay.pipeline.sink.commit import Committed, commit_batch
+from forebay.pipeline.sink.marks import MARK, Run
+from forebay.pipeline.sink.staging import Part, stage
+from forebay.pipeline.sink.topic_writer import LocalDoor
 from forebay.settings import StoreSettings
 
 TOPIC = "/default/orders"

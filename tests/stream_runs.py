@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from forebay.pipeline.options import scan_options
-from forebay.pipeline.source import scan_schema
-from forebay.pipeline.stream_source import ForebayStreamReader
+from forebay.pipeline.source.batch import scan_schema
+from forebay.pipeline.source.options import scan_options
+from forebay.pipeline.source.stream import ForebayStreamReader
 from forebay.settings import RemoteRetentionSettings
 from forebay.topic.store import Store
 from scan_stores import settings_of

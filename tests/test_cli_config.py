@@ -11,7 +11,7 @@ import pytest
 
 from cli_runs import done, make_tiered, refused, run
 from forebay.cli.options import chosen_settings
-from forebay.config_reference import render
+from forebay.config.reference import render
 from forebay.errors import UsageError
 
 COMMANDS = (

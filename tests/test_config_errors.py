@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.checks import is_secret
 from forebay.config import describe, load_config, parse_config
 from forebay.config.document import (
     DEPTH_MAX,
@@ -19,10 +18,10 @@ from forebay.config.document import (
     NODES_MAX,
     as_table,
     read_document,
+    substitute,
 )
-from forebay.config.environment import substitute
 from forebay.errors import InvalidSetting, UsageError
-from forebay.settings import StoreSettings
+from forebay.settings import StoreSettings, is_secret
 
 BASE: Final = Path("/etc/forebay")
 

@@ -11,10 +11,10 @@ import pytest
 
 from forebay.config import describe, parse_config
 from forebay.config.aliases import ALIASES
-from forebay.config.keys import LOOSE, SECTIONS, keys_of
-from forebay.config_reference import render, sample
+from forebay.config.load import LOOSE, SECTIONS, keys_of
+from forebay.config.reference import render, sample
 from forebay.errors import InvalidSetting
-from forebay.objects.options import place_of
+from forebay.objects.remote import place_of
 from forebay.settings import CloudSettings, StoreSettings
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "guide" / "configuration.md"

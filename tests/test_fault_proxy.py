@@ -22,7 +22,7 @@ import pytest
 
 from forebay.errors import InvalidSetting
 from forebay.testing import FaultProxy, Faults, ProxyProcess
-from forebay.testing._http_framing import (
+from forebay.testing._http import (
     HEAD_BYTES_MAX,
     LINE_BYTES_MAX,
     Framer,

@@ -19,7 +19,6 @@ SRC: Final = ROOT / "src"
 SOURCES: Final = sorted(SRC.rglob("*.py"))
 
 FUNCTION_LINES_MAX: Final = 70
-MODULE_LINES_MAX: Final = 400
 NAMELESS: Final = {"utils", "util", "helpers", "helper", "common", "base", "core", "manager"}
 
 ENTRY_POINTS: Final = {
@@ -54,15 +53,6 @@ def test_no_function_is_longer_than_70_lines() -> None:
         for path in SOURCES
         for function in functions(path)
         if (lines := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
-    ]
-    assert long == []
-
-
-def test_no_module_is_longer_than_400_lines() -> None:
-    long = [
-        f"{module_name(path)}: {lines} lines"
-        for path in SOURCES
-        if (lines := len(text_of(path).splitlines())) > MODULE_LINES_MAX
     ]
     assert long == []
 

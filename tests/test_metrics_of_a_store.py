@@ -10,7 +10,7 @@ import pytest
 
 from disks import wait_until
 from forebay import metrics
-from forebay.catalog.observed import ObservedKv
+from forebay.catalog.kv import ObservedKv
 from forebay.catalog.sqlite import SqliteKv
 from forebay.clock import SYSTEM_CLOCK
 from forebay.errors import CorruptFrame, CorruptLog, ServiceUnavailable, TopicFenced
@@ -19,8 +19,7 @@ from forebay.format.names import object_key
 from forebay.objects.memory import MemoryBackend
 from forebay.settings import CloudReaderSettings, RemoteRetentionSettings
 from forebay.testing import FaultBackend, FaultKv, ObjectFault
-from forebay.topic import gauges
-from forebay.topic.background import Background
+from forebay.topic.factory import Background
 from forebay.topic.store import Store, Topic
 from forebay.topic.tiers import Tiers
 from forebay.upload.sweep import sweep
@@ -348,7 +347,7 @@ def test_topics_over_the_bound_are_counted_and_not_shown(
 ) -> None:
     names = ("topics_not_shown", "topics_open", "wal_cache_size")
     before = [told(name)[()] for name in names]
-    monkeypatch.setattr(gauges, "TOPICS_MAX", 2)
+    monkeypatch.setattr("forebay.topic.metrics.TOPICS_MAX", 2)
     world.open()
     for number in range(5):
         world.store.topic(f"bounded-{number}").append(b"x")

@@ -31,7 +31,7 @@ from forebay.settings import (
     WalSettings,
 )
 from forebay.topic.store import Start, Store, Topic
-from forebay.wal.async_reader import AsyncLogReader
+from forebay.wal.reader import AsyncLogReader
 
 NAME: Final = "/default/scenario"
 BATCH: Final = 2_000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.catalog.catalog import Catalog
-    from forebay.catalog.etcd_metadata import EtcdMetadata
+    from forebay.catalog.connect import EtcdMetadata
     from forebay.errors import ForebayError
     from forebay.format.descriptor import ObjectDescriptor
     from forebay.format.message import MessageId, StreamMessage

@@ -21,16 +21,20 @@ from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import FILE_NAME
 from forebay.catalog.kv import Kv
 from forebay.catalog.sqlite import SqliteKv
+from forebay.client import is_id, read_note
 from forebay.errors import CheckpointError, DescriptorError, MessageError, UsageError
 from forebay.files.disk import Disk, read_file
 from forebay.files.local import LocalDisk
-from forebay.format.checkpoint import decode_any_checkpoint, is_checkpoint
-from forebay.format.danube import (
+from forebay.format.checkpoint import (
+    decode_any_checkpoint,
     decode_danube_uploader_checkpoint,
     decode_danube_wal_checkpoint,
+    decode_published,
+    is_checkpoint,
 )
 from forebay.format.descriptor import decode_descriptor
 from forebay.format.frame import End, Scan
+from forebay.format.index import SegmentIndex, decode_index, index_segment_bytes
 from forebay.format.message import decode_message
 from forebay.format.names import (
     FAILED_FILE,
@@ -43,12 +47,9 @@ from forebay.format.names import (
     UPLOADER_CHECKPOINT_FILE,
     after_prefix,
 )
-from forebay.format.published import decode_published
-from forebay.format.segment_index import SegmentIndex, decode_index, index_segment_bytes
 from forebay.limits import CHECKPOINT_BYTES_MAX, DESCRIPTOR_BYTES_MAX, KIB, MIB
-from forebay.remote import is_id, read_note
-from forebay.wal.chunks import ChunkReader, scan_segment
 from forebay.wal.identity import read_log_id
+from forebay.wal.segment import ChunkReader, scan_segment
 
 Facts = dict[str, Any]
 

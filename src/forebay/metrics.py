@@ -14,9 +14,9 @@ import os
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 BYTES: Final = tuple(float(4**power) for power in range(5, 17))
@@ -208,3 +208,55 @@ def _page(metric: Metric) -> str:
         for suffix, labels, number in metric.samples()
     ]
     return "\n".join(lines) + "\n"
+
+
+# ---- What other processes of a job counted, carried to the process whose page shows it.
+#
+# Requests to the object store are counted where they are made: in Spark's Python workers. What a
+# task counted travels with its results to the driver, and what the driver counted, with its
+# events, to the server that started it. Counters alone: gauges are of one process, histograms
+# stay where they are.
+
+
+Counts: TypeAlias = Mapping[str, Mapping[tuple[str, ...], float]]
+"""By the name of the counter, and by the values of its labels."""
+Growth: TypeAlias = Sequence[tuple[str, tuple[str, ...], float]]
+
+_LEFT_OUT: Final = {"forebay_errors_total"}
+"""Log lines travel themselves, and are counted where they are logged again."""
+
+
+def counter_values() -> Counts:
+    """All counters of this process as they are."""
+    return {metric.name: metric.values() for metric in _counters().values()}
+
+
+def counter_growth(before: Counts) -> Growth:
+    """What was counted since."""
+    found = []
+    for name, values in counter_values().items():
+        known = before.get(name, {})
+        for labels, number in values.items():
+            more = number - known.get(labels, 0.0)
+            if more > 0:
+                found.append((name, labels, more))
+    return found
+
+
+def add_growth(grown: Growth) -> None:
+    """Counts here what was counted elsewhere; a counter that this process lacks is left out."""
+    known = _counters()
+    for name, labels, more in grown:
+        counter = known.get(name)
+        if counter is not None and len(labels) == len(counter.labels):
+            counter.add(more, *labels)
+
+
+def _counters() -> dict[str, Counter]:
+    return {
+        metric.name: metric
+        for metric in catalogue()
+        if isinstance(metric, Counter)
+        and not isinstance(metric, Gauge)
+        and metric.name not in _LEFT_OUT
+    }

@@ -14,9 +14,9 @@ from starlette.types import Message, Scope
 
 from forebay.admin.guard import REQUESTS, Guard
 from forebay.admin.server import AdminServer, is_loopback
+from forebay.client import ServerClient
+from forebay.client.http import took_nothing
 from forebay.errors import ServiceRefused, ServiceUnavailable, UsageError
-from forebay.remote import ServerClient
-from forebay.remote.told import took_nothing
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from raw_http import Said, ask, plain_socket
 from served import Served, served

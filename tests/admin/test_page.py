@@ -27,7 +27,8 @@ from forebay.settings import (
     UploaderSettings,
     WalSettings,
 )
-from forebay.testing.proxy import FaultProxy, Faults
+from forebay.testing._relay import Faults
+from forebay.testing.proxy import FaultProxy
 from forebay.topic.store import Store, Topic
 from one_job import OneJob
 from served import Served, served

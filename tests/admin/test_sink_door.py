@@ -22,6 +22,7 @@ from disks import in_thread, wait_until
 from forebay.admin.room import PENDING
 from forebay.admin.sink_door import routes
 from forebay.admin.site import Site
+from forebay.client import ServerClient, find_server
 from forebay.errors import (
     MessageTooLarge,
     ObjectMissing,
@@ -33,16 +34,15 @@ from forebay.errors import (
 from forebay.limits import MIB
 from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
-from forebay.pipeline.server_commit import (
+from forebay.pipeline.sink.commit import Committed
+from forebay.pipeline.sink.marks import MARK, Run
+from forebay.pipeline.sink.server import (
     REQUEST_BYTES_MAX,
     commit_through,
     encode_request,
     forget_through,
 )
-from forebay.pipeline.sink_commit import Committed
-from forebay.pipeline.sink_notes import MARK, Run
-from forebay.pipeline.staging import Part
-from forebay.remote import ServerClient, find_server
+from forebay.pipeline.sink.staging import Part
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.testing.objects import FaultBackend
 from forebay.topic.store import Store

@@ -22,9 +22,9 @@ from forebay.admin.consume import STREAMS, Pace
 from forebay.admin.room import PENDING
 from forebay.admin.server import AdminServer
 from forebay.admin.site import Site
+from forebay.client import ServerClient
 from forebay.files.local import LocalDisk
 from forebay.limits import KIB, MIB
-from forebay.remote import ServerClient
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.topic.store import Store
 from raw_http import NDJSON, ask, plain_socket

@@ -13,9 +13,8 @@ import pytest
 
 from forebay.catalog.connect import connect_kv
 from forebay.catalog.kv import ABSENT, Change, Compare, Put, Remove
-from forebay.catalog.mounts import filesystem_type
 from forebay.catalog.sqlite import SqliteKv
-from forebay.catalog.sqlite_file import service_error
+from forebay.catalog.sqlite_file import filesystem_type, service_error
 from forebay.errors import (
     InvalidSetting,
     ServiceError,

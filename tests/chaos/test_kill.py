@@ -23,7 +23,7 @@ from etcd_server import EtcdServer
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
 from forebay.catalog.records import Life, State, decode_record
-from forebay.objects.connect import connect
+from forebay.objects.store import connect
 from forebay.settings import (
     DeleterSettings,
     MetadataSettings,

@@ -19,7 +19,7 @@ import pytest
 import killed_process
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.sqlite import SqliteKv
-from forebay.objects.connect import connect
+from forebay.objects.store import connect
 from forebay.topic.store import Store
 from killed_process import payload, settings
 from topic_evidence import (

@@ -22,7 +22,7 @@ from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
 from forebay.catalog.kv import Put
 from forebay.errors import ServiceUnavailable
-from forebay.objects.connect import connect
+from forebay.objects.store import connect
 from forebay.settings import MetadataSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.testing import FaultProxy, Faults
 from forebay.testing.s3 import S3Server

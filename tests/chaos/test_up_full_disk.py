@@ -15,9 +15,9 @@ from typing import Final
 
 import pytest
 
+from forebay.client.http import topic_path
 from forebay.errors import DiskError, ForebayError, LogStopped
 from forebay.format.names import parse_topic
-from forebay.remote.client import topic_path
 from server_fixtures import absent
 from server_processes import ServerProcess
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_runs import make_tiered, refused, run
-from forebay.remote import ServerNote, server_file
+from forebay.client import ServerNote, server_file
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from cli_runs import lose_local_log, make_tiered, run, small_segments
-from forebay.cli.receiving import Wanted, received
+from forebay.cli.remote_messages import Wanted, received
+from forebay.client import ServerNote, server_file
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import parse_topic
-from forebay.remote import ServerNote, server_file
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.topic.store import Store
 from served import Served, served

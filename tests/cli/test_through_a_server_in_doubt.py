@@ -15,17 +15,17 @@ import pytest
 
 from answering import RUN, STORE, Lines, answering, appended, interrupt, said
 from cli_runs import run
-from forebay.cli import sending
-from forebay.cli.sending import Durability, Sender, Sent
+from forebay.cli import remote_messages
+from forebay.cli.remote_messages import Durability, Sender, Sent
+from forebay.client import ServerClient
+from forebay.client.http import took_nothing
 from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.format.names import parse_topic
-from forebay.remote import ServerClient
-from forebay.remote.told import took_nothing
 from forebay.settings import ServerAddress, StoreSettings, UploaderSettings
 from served import Served, served
 
 TOPIC = parse_topic("t")
-UNKNOWN = "are stored is unknown: look at the end of the topic before sending them again"
+UNKNOWN = "are stored is unknown: look at the end of the topic before remote_messages them again"
 HTML = b"<html>504 Gateway Time-out</html>"
 
 
@@ -48,7 +48,7 @@ class Script:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a server that is busy."""
-    monkeypatch.setattr(sending, "_BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(remote_messages, "_BUSY_SECONDS", 0.0)
 
 
 def sent_through(url: str, monkeypatch: pytest.MonkeyPatch, lines: Lines, how: Durability) -> Sent:

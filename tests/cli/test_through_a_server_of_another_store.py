@@ -12,12 +12,11 @@ import pytest
 
 from answering import Address, Lines, answering
 from cli_runs import small_segments
-from forebay.cli.receiving import Wanted, received
-from forebay.cli.sending import Sender
-from forebay.cli.servers import connected
+from forebay.cli.options import connected
+from forebay.cli.remote_messages import Sender, Wanted, received
+from forebay.client import ServerNote, find_server, server_file
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import parse_topic
-from forebay.remote import ServerNote, find_server, server_file
 from forebay.settings import ServerAddress, StoreSettings
 from served import Served, served
 

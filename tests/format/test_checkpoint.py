@@ -24,12 +24,10 @@ from forebay.format.checkpoint import (
     WalCheckpoint,
     decode_any_checkpoint,
     decode_checkpoint,
-    encode_checkpoint,
-    is_checkpoint,
-)
-from forebay.format.danube import (
     decode_danube_uploader_checkpoint,
     decode_danube_wal_checkpoint,
+    encode_checkpoint,
+    is_checkpoint,
 )
 from forebay.limits import OFFSET_MAX
 

@@ -21,27 +21,27 @@ from forebay.catalog.records import (
 )
 from forebay.catalog.swap import Kept, decode_kept, encode_kept
 from forebay.format.checkpoint import (
+    DanubeRotatedFile,
+    DanubeUploaderCheckpoint,
+    DanubeWalCheckpoint,
+    Published,
     SegmentEntry,
     UploaderCheckpoint,
     WalCheckpoint,
     decode_any_checkpoint,
     decode_checkpoint,
-    encode_checkpoint,
-)
-from forebay.format.danube import (
-    DanubeRotatedFile,
-    DanubeUploaderCheckpoint,
-    DanubeWalCheckpoint,
     decode_danube_uploader_checkpoint,
     decode_danube_wal_checkpoint,
+    decode_published,
+    encode_checkpoint,
+    encode_published,
 )
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.frame import HEADER_BYTES, End, FrameDecoder, encode_frame, scan
+from forebay.format.index import SegmentIndex, decode_index, encode_index
 from forebay.format.layout import FIXED, VARINT, locate
 from forebay.format.message import MessageId, StreamMessage, decode_message, encode_message
 from forebay.format.names import TopicName, parse_topic
-from forebay.format.published import Published, decode_published, encode_published
-from forebay.format.segment_index import SegmentIndex, decode_index, encode_index
 from hexdumps import block
 
 # ---- messages ----

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import forebay.format.object_index as object_index
+import forebay.format.index as object_index
 from forebay.format.frame import HEADER_BYTES, encode_frame, scan
-from forebay.format.object_index import ObjectIndex
+from forebay.format.index import ObjectIndex
 from forebay.limits import OBJECT_INDEX_BYTES, OBJECT_INDEX_MESSAGES
 
 Frames = list[tuple[int, int]]

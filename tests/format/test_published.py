@@ -7,7 +7,7 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.format.published import RECORD_BYTES, Published, decode_published, encode_published
+from forebay.format.checkpoint import RECORD_BYTES, Published, decode_published, encode_published
 
 RECORD: Final = Published(seq=2, position=464, next_offset=9, start_offset=3, pid=4242)
 u64 = st.integers(0, 2**64 - 1)

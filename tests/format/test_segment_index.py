@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.format.segment_index import SegmentIndex, decode_index, encode_index
+from forebay.format.index import SegmentIndex, decode_index, encode_index
 from forebay.limits import SEGMENT_INDEX_BYTES, SEGMENT_INDEX_ENTRIES_MAX
 
 SEGMENT_BYTES = 1_000_000

@@ -24,10 +24,8 @@ from forebay.errors import (
     ServiceUnavailable,
 )
 from forebay.limits import PART_BYTES_MIN
-from forebay.objects.answers import translated
 from forebay.objects.backend import CopyUnsupported
-from forebay.objects.options import place_of
-from forebay.objects.remote import RemoteBackend
+from forebay.objects.remote import RemoteBackend, place_of, translated
 from forebay.settings import CloudSettings
 from forebay.testing.s3 import S3Server, free_ports
 from gcs_fake import GcsFake

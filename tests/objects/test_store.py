@@ -17,9 +17,8 @@ from forebay.errors import (
     ServiceUnavailable,
 )
 from forebay.objects.backend import CopyUnsupported
-from forebay.objects.connect import connect
 from forebay.objects.memory import MemoryBackend
-from forebay.objects.store import BYTES, REQUEST_SECONDS, REQUESTS, CloudStore
+from forebay.objects.store import BYTES, REQUEST_SECONDS, REQUESTS, CloudStore, connect
 from forebay.settings import CloudSettings
 from forebay.testing.objects import FaultBackend, ObjectFault
 
@@ -200,7 +199,7 @@ def test_stores_in_memory_of_one_root_share_their_objects() -> None:
 
 
 def test_the_client_of_remote_stores_is_not_imported_without_need() -> None:
-    program = "import forebay, forebay.objects.connect, sys; print('obstore' in sys.modules)"
+    program = "import forebay, forebay.objects.store, sys; print('obstore' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )

@@ -29,11 +29,11 @@ from pyarrow import parquet
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from exported_tables import offsets
-from forebay.pipeline.jobs.export import open_target, rejected_location
-from forebay.pipeline.jobs.export_iceberg import arrow_schema
-from forebay.pipeline.jobs.export_plan import Batch, Bounds
-from forebay.pipeline.jobs.export_run import Files, Run, Task
-from forebay.pipeline.jobs.export_tables import Staged, collect
+from forebay.pipeline.jobs.export.iceberg import arrow_schema
+from forebay.pipeline.jobs.export.job import Files, Run, Task
+from forebay.pipeline.jobs.export.plan import Batch, Bounds
+from forebay.pipeline.jobs.export.tables import Staged, collect
+from forebay.pipeline.jobs.export.write import open_target, rejected_location
 from forebay.settings import StoreSettings
 from forebay.topic.view import StoreView
 
@@ -182,7 +182,7 @@ def race(data: Path, folder: Path, kind: str) -> None:
 
 
 def on_spark(data: Path, table: Path, kind: Any) -> None:
-    from forebay.pipeline.jobs.export import export
+    from forebay.pipeline.jobs.export.write import export
     from forebay.pipeline.session import spark_session
     from forebay.settings import SparkSettings
 

@@ -18,10 +18,10 @@ from forebay.format.frame import encode_frame
 from forebay.format.names import TopicName, object_key, sidecar
 from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
+from forebay.pipeline.execute import Done
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
-from forebay.pipeline.spread import Done
-from forebay.pipeline.workbench import workbench
+from forebay.pipeline.resources import workbench
 from forebay.settings import StoreSettings
 from forebay.testing.objects import FaultBackend
 from stored_objects import message

@@ -19,8 +19,7 @@ from forebay.read.history import ObjectStream
 from forebay.read.joined import CatalogSource
 from forebay.settings import CloudReaderSettings
 from forebay.upload.restore import restore_topic
-from forebay.upload.sweep import Action
-from forebay.upload.verdict import Kind
+from forebay.upload.sweep import Action, Kind
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 from cli_runs import facts
 from compactions import TOPIC, Site
 from forebay.format.names import TopicName
+from forebay.pipeline.execute import spread
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
-from forebay.pipeline.spread import spread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

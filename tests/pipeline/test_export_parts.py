@@ -23,8 +23,7 @@ from pyspark.sql.types import (
 
 import exported_tables
 from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceUnavailable, UsageError
-from forebay.pipeline.jobs.export import export, open_target, table_location
-from forebay.pipeline.jobs.export_json import (
+from forebay.pipeline.jobs.export.json_columns import (
     COLUMNS_MAX,
     Fields,
     column_of,
@@ -35,7 +34,8 @@ from forebay.pipeline.jobs.export_json import (
     known_fields,
     merge,
 )
-from forebay.pipeline.jobs.export_plan import Batch, Bounds, Extent, Span, next_batch, only_gone
+from forebay.pipeline.jobs.export.plan import Batch, Bounds, Extent, Span, next_batch, only_gone
+from forebay.pipeline.jobs.export.write import export, open_target, table_location
 
 WIDE = Bounds(10**9, 10**12)
 

@@ -21,9 +21,16 @@ from forebay.errors import (
     ServiceUnavailable,
     UsageError,
 )
-from forebay.pipeline.jobs.export import Format, export, open_target, rejected_location
-from forebay.pipeline.jobs.export_parquet import NOTE, ParquetTable
-from forebay.pipeline.jobs.export_tables import Commit, Staged, Staging, collect, decode_commit
+from forebay.pipeline.jobs.export.tables import (
+    NOTE,
+    Commit,
+    ParquetTable,
+    Staged,
+    Staging,
+    collect,
+    decode_commit,
+)
+from forebay.pipeline.jobs.export.write import Format, export, open_target, rejected_location
 
 TOPIC = "/default/orders"
 SCHEMA = StructType([StructField("offset", LongType()), StructField("timestamp", TimestampType())])

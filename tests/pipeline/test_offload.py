@@ -19,8 +19,8 @@ from fleets import HereFleet
 from forebay.errors import MissingData, ServiceUnavailable, UsageError
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.offload_report import OffloadReport
-from forebay.pipeline.jobs.shipment import Inspection, Shipment
-from forebay.pipeline.site import site_settings
+from forebay.pipeline.jobs.offload_task import Inspection, Shipment
+from forebay.pipeline.location import site_settings
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.testing.clock import ManualClock
 from forebay.topic.store import Store

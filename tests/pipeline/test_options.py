@@ -10,10 +10,9 @@ import pytest
 from forebay.errors import InvalidTopicName, UsageError
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import MIB
-from forebay.pipeline.address import NO_DATA, store_settings
-from forebay.pipeline.offset_options import parse_offsets
-from forebay.pipeline.options import COLUMNS, ScanOptions, scan_options
-from forebay.pipeline.scan_plan import EARLIEST, LATEST
+from forebay.pipeline.location import NO_DATA, store_settings
+from forebay.pipeline.source.options import COLUMNS, ScanOptions, parse_offsets, scan_options
+from forebay.pipeline.source.plan import EARLIEST, LATEST
 
 ORDERS = TopicName("default", "orders")
 

@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 import forebay
-from forebay.cli.replay import replay as command
+from forebay.cli.export import replay as command
 from forebay.clock import SYSTEM_CLOCK
 from forebay.errors import ForebayError, OffsetOutOfRange, ServiceUnavailable, UsageError
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
+from forebay.pipeline.execute import Done
 from forebay.pipeline.jobs.replay import replay
-from forebay.pipeline.sink_notes import MARK
-from forebay.pipeline.spread import Done
-from forebay.pipeline.workbench import close_workbenches
+from forebay.pipeline.resources import close_workbenches
+from forebay.pipeline.sink.marks import MARK
 from forebay.settings import StoreSettings, WalSettings
 from forebay.topic.tiers import Tiers
 from forebay.upload.restore import restore_topic
@@ -156,7 +156,7 @@ def test_a_killed_replay_goes_on_where_it_was(settings: StoreSettings) -> None:
     """The driver dies while it appends; the next run may have another end, but not a lower one."""
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[1]);"
-        "from test_replay import *; from forebay.pipeline.door import LocalDoor;"
+        "from test_replay import *; from forebay.pipeline.sink.topic_writer import LocalDoor;"
         "calls = []; append = LocalDoor.append;"
         "LocalDoor.append = lambda self, *rows: (calls.append(1), append(self, *rows), "
         "len(calls) == 2 and (self.flush(), os.kill(os.getpid(), signal.SIGKILL)));"

@@ -13,7 +13,7 @@ import pytest
 
 from forebay.errors import UsageError
 from forebay.format.names import SIDECAR_ENDING
-from forebay.objects.connect import connect
+from forebay.objects.store import connect
 from forebay.pipeline.jobs.restore import restore
 from forebay.pipeline.jobs.verify import verify
 from forebay.settings import SparkSettings

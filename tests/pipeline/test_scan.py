@@ -18,9 +18,9 @@ from forebay.errors import (
     OffsetOutOfRange,
     UsageError,
 )
-from forebay.pipeline.options import scan_options
-from forebay.pipeline.scan_batch import plan_scan, read_split
-from forebay.pipeline.workbench import close_workbenches
+from forebay.pipeline.resources import close_workbenches
+from forebay.pipeline.source.options import scan_options
+from forebay.pipeline.source.scan import plan_scan, read_split
 from forebay.settings import WalSettings
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView

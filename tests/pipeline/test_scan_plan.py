@@ -14,18 +14,21 @@ from forebay.errors import OffsetOutOfRange
 from forebay.files.local import LocalDisk
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
-from forebay.pipeline.scan import first_frames, scan_pieces
-from forebay.pipeline.scan_pieces import Piece, joined, object_pieces, splits, thinned
-from forebay.pipeline.scan_plan import (
+from forebay.pipeline.resources import close_workbenches, workbench
+from forebay.pipeline.source.plan import (
     EARLIEST,
     LATEST,
     KnownPlaces,
     OffsetRange,
+    Piece,
+    joined,
+    object_pieces,
     plan_topic,
     resolve_range,
+    splits,
+    thinned,
 )
-from forebay.pipeline.scan_times import offset_at_time
-from forebay.pipeline.workbench import close_workbenches, workbench
+from forebay.pipeline.source.scan import first_frames, offset_at_time, scan_pieces
 from forebay.read.ranges import object_range
 from forebay.settings import WalSettings
 from forebay.testing.clock import ManualClock

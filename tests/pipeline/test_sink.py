@@ -15,9 +15,9 @@ import forebay
 from forebay.errors import TopicOwned, UsageError
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
-from forebay.pipeline.door import LocalDoor
-from forebay.pipeline.sink import sink_options
-from forebay.pipeline.sink_notes import MARK
+from forebay.pipeline.sink.marks import MARK
+from forebay.pipeline.sink.topic_writer import LocalDoor
+from forebay.pipeline.sink.writer import sink_options
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:

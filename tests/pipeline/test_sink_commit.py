@@ -14,10 +14,8 @@ import forebay
 from forebay.catalog.notes import read_note
 from forebay.errors import ForebayError, TopicOwned, UsageError
 from forebay.format.names import parse_topic
-from forebay.pipeline.door import Door, LocalDoor, connect_door
-from forebay.pipeline.sink import ForebayWriter, StagedPart
-from forebay.pipeline.sink_commit import Committed, commit_batch, note_name
-from forebay.pipeline.sink_notes import (
+from forebay.pipeline.sink.commit import Committed, commit_batch, note_name
+from forebay.pipeline.sink.marks import (
     MARK,
     Position,
     Run,
@@ -28,7 +26,9 @@ from forebay.pipeline.sink_notes import (
     mark_prefix,
     parse_mark,
 )
-from forebay.pipeline.staging import Part, discard
+from forebay.pipeline.sink.staging import Part, discard
+from forebay.pipeline.sink.topic_writer import Door, LocalDoor, connect_door
+from forebay.pipeline.sink.writer import ForebayWriter, StagedPart
 from forebay.topic.tiers import Tiers
 from forebay.upload.restore import restore_topic
 from sink_grounds import OTHER, TOPIC, SinkGround, marks, numbered

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sink_grounds
-from forebay.pipeline.sink_notes import Run
+from forebay.pipeline.sink.marks import Run
 from sink_grounds import OTHER, TOPIC, SinkGround, marks, numbered
 
 ROWS = 4000

@@ -84,7 +84,7 @@ def test_columns_are_chosen_by_an_option(spark: SparkSession, data: Path) -> Non
 
 
 def test_the_format_works_in_sql_and_by_registration(spark: SparkSession, data: Path) -> None:
-    from forebay.pipeline.source import register
+    from forebay.pipeline.source.batch import register
 
     register(spark)
     spark.sql(
@@ -198,5 +198,5 @@ def test_the_module_that_spark_looks_up_imports_little() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     loaded = set(done.stdout.split())
-    heavy = ("grpc", "obstore", "forebay.topic", "forebay.catalog", "forebay.pipeline.scan")
+    heavy = ("grpc", "obstore", "forebay.topic", "forebay.catalog", "forebay.pipeline.source.scan")
     assert [name for name in heavy if name in loaded] == []

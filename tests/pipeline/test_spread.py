@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay.errors import CorruptFrame, ServiceUnavailable, UsageError
-from forebay.pipeline.packing import pack
+from forebay.pipeline.execute import pack, spread
 from forebay.pipeline.session import attempts, slots
-from forebay.pipeline.spread import spread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +98,7 @@ def test_items_are_packed_into_tasks(sizes: list[int], target: int, least: int, 
 
 
 def test_java_that_is_not_there_is_said_with_the_remedy(tmp_path: Path) -> None:
-    from forebay.pipeline import java
+    from forebay.pipeline import session
 
     with pytest.raises(UsageError, match=r"forebay\[java\]"):
-        java.find_java({"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path)})
+        session.find_java({"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path)})

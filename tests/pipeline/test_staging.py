@@ -22,8 +22,8 @@ from forebay.format.names import STAGING_PREFIX, staged_file, topic_of_key, writ
 from forebay.limits import ATTRIBUTES_MAX, MESSAGE_BYTES_MAX, MIB
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
-from forebay.pipeline.sink_columns import check_columns, staged_batches
-from forebay.pipeline.staging import (
+from forebay.pipeline.sink.columns import check_columns, staged_batches
+from forebay.pipeline.sink.staging import (
     Part,
     discard,
     has_manifest,

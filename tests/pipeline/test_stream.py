@@ -14,7 +14,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from driver_processes import TESTS, DriverProcess
-from forebay.pipeline.stream_offsets import stream_lag
+from forebay.pipeline.source.stream_offsets import stream_lag
 from forebay.topic.store import Store
 from scan_stores import append, fill_both_tiers, settings_of
 from stream_runs import lose_the_start, require_exact

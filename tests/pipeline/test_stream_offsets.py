@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import UsageError
 from forebay.format.names import TopicName, parse_topic
-from forebay.pipeline.stream_offsets import (
+from forebay.pipeline.source.stream_offsets import (
+    Stretch,
     TopicEnds,
     decode_positions,
     encode_positions,
@@ -23,7 +24,6 @@ from forebay.pipeline.stream_offsets import (
     share,
     stream_lag,
 )
-from forebay.pipeline.stream_sizes import Stretch
 
 A, B, C = (parse_topic(name) for name in ("/default/a", "/default/b", "/default/c-part-3"))
 

@@ -19,9 +19,9 @@ import yaml
 from blind_driver import FILLER, BlindDriver
 from cluster_fixtures import BlindCluster
 from forebay.admin.transfers import TRANSFERS
+from forebay.client import ServerNote, server_file
 from forebay.config import load_config
 from forebay.limits import MIB
-from forebay.remote import ServerNote, server_file
 from forebay.testing.s3 import S3Server
 from served import Served, served
 

@@ -14,6 +14,9 @@ import pytest
 from fleets import HereFleet
 from forebay.admin.transfers import TRANSFERS
 from forebay.catalog.catalog import Catalog
+from forebay.client import ServerNote, server_file
+from forebay.client.disk import WINDOW_BYTES, ServerDisk
+from forebay.client.objects import ServerBackend, ServerWriter
 from forebay.errors import (
     CommitRefused,
     ObjectMissing,
@@ -24,19 +27,14 @@ from forebay.errors import (
 from forebay.files.local import LocalDisk
 from forebay.format.names import ObjectName, TopicName, object_key
 from forebay.limits import PART_BYTES_MIN
-from forebay.pipeline.address import NO_DATA
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.replay import replay
-from forebay.pipeline.scan_batch import read_split
-from forebay.pipeline.scan_pieces import Split
-from forebay.pipeline.scan_plan import plan_topic
-from forebay.pipeline.server_commit import serving
-from forebay.pipeline.server_objects import ServerBackend, ServerWriter
-from forebay.pipeline.sink import sink_options
-from forebay.pipeline.site import site_settings
-from forebay.pipeline.through_server import WINDOW_BYTES, ServerDisk
-from forebay.pipeline.workbench import Workbench, close_workbenches
-from forebay.remote import ServerNote, server_file
+from forebay.pipeline.location import NO_DATA, site_settings
+from forebay.pipeline.resources import Workbench, close_workbenches
+from forebay.pipeline.sink.server import serving
+from forebay.pipeline.sink.writer import sink_options
+from forebay.pipeline.source.plan import Split, plan_topic
+from forebay.pipeline.source.scan import read_split
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings, UploaderSettings
 from served import Served, served
 

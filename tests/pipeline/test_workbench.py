@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import forebay
-from forebay.pipeline.site import site_settings
-from forebay.pipeline.workbench import close_workbenches, workbench
+from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import close_workbenches, workbench
 from forebay.settings import StoreSettings
 
 

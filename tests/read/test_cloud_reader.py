@@ -10,7 +10,7 @@ from danube_messages import SAMPLE, encoded, fixed, varint, without
 from forebay.errors import LogClosed
 from forebay.format.descriptor import decode_descriptor
 from forebay.format.frame import encode_frame, scan
-from forebay.format.object_index import ObjectIndex
+from forebay.format.index import ObjectIndex
 from forebay.limits import OBJECT_INDEX_MESSAGES
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.fetch import FetchPool

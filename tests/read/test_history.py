@@ -15,15 +15,15 @@ from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceRefused, Servic
 from forebay.format.frame import HEADER_BYTES, End, encode_frame
 from forebay.format.layout import Buffer
 from forebay.read.ahead import DESCRIPTOR_PAGE
-from forebay.read.counters import (
+from forebay.read.fetch import FetchPool
+from forebay.read.history import ObjectStream
+from forebay.read.metrics import (
     BYTES_FETCHED,
     BYTES_USED,
     ERRORS,
     OBJECTS_READ,
     RANGE_REQUESTS,
 )
-from forebay.read.fetch import FetchPool
-from forebay.read.history import ObjectStream
 from stored_objects import (
     TOPIC,
     Gate,

@@ -16,9 +16,8 @@ from forebay.clock import SystemClock
 from forebay.errors import LostOffsets, OffsetOutOfRange
 from forebay.format.names import parse_topic, sidecar
 from forebay.limits import MIB
-from forebay.objects.connect import connect
 from forebay.objects.memory import MemoryBackend
-from forebay.objects.store import CloudStore
+from forebay.objects.store import CloudStore, connect
 from forebay.settings import RemoteRetentionSettings
 from forebay.testing.objects import FaultBackend
 from forebay.topic.factory import WalStorageFactory

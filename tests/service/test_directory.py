@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from forebay.client import ServerNote, is_id, read_note, server_file
 from forebay.errors import DiskError, FormatError, LogLocked
 from forebay.format.names import STORE_ID_FILE
-from forebay.remote import ServerNote, is_id, read_note, server_file
 from forebay.service.directory import DataDirectory
 
 NOTE = ServerNote("http://127.0.0.1:8650", "0" * 32, os.getpid())

@@ -18,8 +18,7 @@ import pytest
 from forebay.admin.jobs import JobRecord, JobsFull
 from forebay.format.names import JOBS_FILE
 from forebay.service.driver import LOG_BYTES_MAX, LOG_FILE, bound_log
-from forebay.service.jobs import WAITING_MAX, JobQueue, Patience
-from forebay.service.jobs_file import JOBS_KEPT, read_jobs, write_jobs
+from forebay.service.jobs import JOBS_KEPT, WAITING_MAX, JobQueue, Patience, read_jobs, write_jobs
 from forebay.settings import StoreSettings, UploaderSettings
 
 FAKE = Path(__file__).with_name("fake_driver.py")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.service.opening import TopicOpener
+from forebay.service.service import TopicOpener
 
 
 async def test_every_topic_with_a_local_log_is_opened(tmp_path: Path) -> None:

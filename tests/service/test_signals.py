@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import forebay
+from forebay.client.http import topic_path
 from forebay.format.names import parse_topic
-from forebay.remote.client import topic_path
 from server_processes import ServerProcess
 
 TOPIC = "/default/orders"

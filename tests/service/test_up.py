@@ -17,9 +17,9 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from forebay.client import read_note, server_file
 from forebay.config import load_config
 from forebay.errors import ForebayError, UnknownTopic, UsageError
-from forebay.remote import read_note, server_file
 from forebay.topic.view import StoreView
 from server_processes import ServerProcess, lives, session_of
 

@@ -16,7 +16,7 @@ import pytest
 from disks import wait_until
 from forebay.errors import LogClosed, ServiceUnavailable, TopicFenced
 from forebay.testing import ManualClock
-from forebay.topic.background import FAILURES, Background, Tended
+from forebay.topic.factory import FAILURES, Background, Tended
 from forebay.wal.pool import WriterPool
 
 EVERY: Final = 10.0

@@ -18,9 +18,9 @@ from forebay.format.names import parse_topic
 from forebay.objects.memory import MemoryBackend
 from forebay.settings import MetadataSettings, StoreSettings, UploaderSettings
 from forebay.testing import FaultBackend, ManualClock, ObjectFault
-from forebay.topic.background import FAILURES
+from forebay.topic.factory import FAILURES
 from forebay.topic.store import Store
-from forebay.upload import observe
+from forebay.upload import metrics
 from forebay.wal.pool import WriterPool
 from tiered_stores import TOPIC, Site, fill, payloads
 
@@ -53,7 +53,7 @@ def pass_time(site: Site, store: Store, seconds: float) -> None:
 
 
 def cycles() -> float:
-    return sum(observe.cycles.value(outcome) for outcome in ("done", "idle", "failed"))
+    return sum(metrics.cycles.value(outcome) for outcome in ("done", "idle", "failed"))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.upload.chain import choose_chain
+from forebay.upload.inventory import choose_chain
 
 
 def test_of_nothing_there_is_no_chain() -> None:

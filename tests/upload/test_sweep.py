@@ -12,9 +12,8 @@ from forebay.catalog.records import Life, State, TopicRecord, encode_record
 from forebay.catalog.swap import replaced_descriptors, swap
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import TopicName, object_key, pending_object, sidecar
-from forebay.upload.listing import topics_in_store
-from forebay.upload.sweep import ERRORS, Action, SweepItem, SweepReport, sweep
-from forebay.upload.verdict import Kind
+from forebay.upload.inventory import topics_in_store
+from forebay.upload.sweep import ERRORS, Action, Kind, SweepItem, SweepReport, sweep
 from reservoirs import GRACE_MINUTES, TOPIC, Reservoir, frames, with_ids
 
 

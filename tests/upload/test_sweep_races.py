@@ -13,8 +13,7 @@ from forebay.catalog.swap import swap, swap_back
 from forebay.errors import CommitRefused, ServiceUnavailable, TopicFenced
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, object_key, sidecar
-from forebay.upload.sweep import Action, SweepReport, sweep
-from forebay.upload.verdict import Kind
+from forebay.upload.sweep import Action, Kind, SweepReport, sweep
 from reservoirs import GRACE_MINUTES, PATIENCE, TOPIC, Reservoir, Stall, frames, running, with_ids
 
 NAME = "data-10-19.dnb1"

@@ -21,7 +21,7 @@ from forebay.objects.memory import MemoryBackend
 from forebay.settings import UploaderSettings, WalSettings
 from forebay.testing.objects import FaultBackend, ObjectFault
 from forebay.topic.store import Topic
-from forebay.upload import observe
+from forebay.upload import metrics
 from tiered_stores import TOPIC, Site, fill, offsets, payloads, require_chain
 
 
@@ -178,12 +178,12 @@ def test_a_damaged_frame_stops_the_upload_and_what_is_before_it_counts(site: Sit
         fill(topic, 100)
         middle = topic.segments()[1]
         corrupt(middle.path, middle.size // 2)
-        stopped = observe.corrupt_frames.value()
+        stopped = metrics.corrupt_frames.value()
         with pytest.raises(CorruptFrame) as caught:
             topic.upload()
         assert caught.value.offset is not None
         assert middle.first_offset < caught.value.offset < middle.end_offset
-        assert observe.corrupt_frames.value() > stopped
+        assert metrics.corrupt_frames.value() > stopped
         assert topic.watermarks().uploaded == caught.value.offset
         with pytest.raises(CorruptFrame):
             topic.upload()

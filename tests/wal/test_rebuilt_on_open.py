@@ -8,8 +8,7 @@ import pytest
 
 from closed_logs import EVERYTHING, SEGMENT_BYTES, fill, fill_segments
 from disks import Place, in_memory, payloads, texts
-from forebay.format.checkpoint import WalCheckpoint, decode_checkpoint
-from forebay.format.danube import decode_danube_wal_checkpoint
+from forebay.format.checkpoint import WalCheckpoint, decode_checkpoint, decode_danube_wal_checkpoint
 
 DANUBE_CHECKPOINT = bytes.fromhex(
     "00000000000000000500000000000000010000000000000017000000000000002f772f64656661756c742f74312f"

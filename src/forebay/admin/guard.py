@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.admin.problems import problem
 from forebay.admin.server import is_loopback
+from forebay.client.http import INSTANCE_HEADER, STORE_HEADER
 from forebay.metrics import SECONDS, Counter, Histogram
-from forebay.remote.told import INSTANCE_HEADER, STORE_HEADER
 from forebay.settings import AdminSettings
 
 REQUESTS: Final = Counter(

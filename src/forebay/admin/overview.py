@@ -34,7 +34,7 @@ from forebay.admin.alerts import Alert, alerts
 from forebay.admin.job_rows import job_rows
 from forebay.admin.site import Site
 from forebay.admin.topic_page import TopicPage, topic_page, window_spans
-from forebay.config.describe import describe as describe_settings
+from forebay.config.reference import describe as describe_settings
 from forebay.errors import UnknownTopic, UsageError
 from forebay.format.names import parse_topic
 from forebay.limits import OFFSET_MAX

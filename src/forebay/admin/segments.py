@@ -22,8 +22,8 @@ from forebay.admin.site import Site, topic_of
 from forebay.admin.transfers import Transfers
 from forebay.errors import CommitRefused, UnknownTopic, UsageError
 from forebay.files.local import LocalDisk
+from forebay.format.checkpoint import Published
 from forebay.format.names import SegmentNames, TopicName
-from forebay.format.published import Published
 from forebay.wal.identity import read_log_id
 from forebay.wal.publisher import read_published
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from forebay.objects.options import place_of
+from forebay.objects.remote import place_of
 from forebay.settings import CloudReaderSettings, CloudSettings, UploaderSettings
 
 KEY: Final = "bare"

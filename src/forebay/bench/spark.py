@@ -28,12 +28,11 @@ from forebay.bench.spark_scan import Table, measurements, write_table
 from forebay.format.codec import COMPILED
 from forebay.format.names import object_key
 from forebay.limits import MIB, TASK_BYTES
-from forebay.pipeline.fleet import SparkFleet
+from forebay.pipeline.execute import SparkFleet, pack
 from forebay.pipeline.jobs.verify import verify
-from forebay.pipeline.packing import pack
+from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import workbench
 from forebay.pipeline.session import spark_session
-from forebay.pipeline.site import site_settings
-from forebay.pipeline.workbench import workbench
 from forebay.settings import SparkSettings, StoreSettings
 from forebay.topic.view import StoreView
 

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from forebay.pipeline.spread import Done
+from forebay.pipeline.execute import Done
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

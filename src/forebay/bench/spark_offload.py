@@ -18,11 +18,10 @@ from forebay.bench.measure import rate_of
 from forebay.bench.spark_fleets import PoolFleet
 from forebay.format.names import ObjectName
 from forebay.limits import MIB, TASK_BYTES
-from forebay.pipeline.fleet import SparkFleet
+from forebay.pipeline.execute import SparkFleet, pack
 from forebay.pipeline.jobs.offload import Offload
-from forebay.pipeline.jobs.shipment import Errand, Shipment, run_errand
-from forebay.pipeline.packing import pack
-from forebay.pipeline.site import site_settings
+from forebay.pipeline.jobs.offload_task import Errand, Shipment, run_errand
+from forebay.pipeline.location import site_settings
 from forebay.settings import StoreSettings, UploaderSettings
 
 if TYPE_CHECKING:

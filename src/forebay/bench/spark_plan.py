@@ -67,8 +67,8 @@ def write_catalog(data: Path, objects: int) -> None:
 
 def plan_child(data: str) -> None:
     """Prints seconds, splits, and the peak in MiB before and after planning."""
-    from forebay.pipeline.options import scan_options
-    from forebay.pipeline.scan_batch import plan_scan
+    from forebay.pipeline.source.options import scan_options
+    from forebay.pipeline.source.scan import plan_scan
     from forebay.topic.view import StoreView
 
     options = scan_options({"path": data, "subscribe": str(TOPIC)})

@@ -16,9 +16,9 @@ import forebay
 from forebay.bench.measure import Measurement, rate_of
 from forebay.bench.spark_ceiling import CeilingSource
 from forebay.limits import MIB, TASK_BYTES
-from forebay.pipeline.fleet import SparkFleet
+from forebay.pipeline.execute import SparkFleet
 from forebay.pipeline.jobs.offload import Offload
-from forebay.pipeline.site import site_settings
+from forebay.pipeline.location import site_settings
 from forebay.settings import StoreSettings, UploaderSettings
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ from forebay.bench.tier_place import (
 )
 from forebay.format.codec import COMPILED
 from forebay.limits import MIB
-from forebay.objects.connect import connect
+from forebay.objects.store import connect
 from forebay.settings import CloudReaderSettings
 from forebay.topic.storage import StartPosition
 

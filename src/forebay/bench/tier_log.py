@@ -22,7 +22,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key, parse_topic
 from forebay.limits import MIB
-from forebay.objects.connect import connect
+from forebay.objects.store import connect
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.fetch import FetchPool
 from forebay.read.history import RangeStore

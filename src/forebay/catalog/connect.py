@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from forebay.catalog.kv import Kv
-from forebay.catalog.observed import ObservedKv
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.kv import Kv, ObservedKv
 from forebay.catalog.sqlite import SqliteKv
+from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.settings import MetadataSettings
 
 FILE_NAME = "catalog.db"
@@ -35,3 +38,25 @@ def connect_kv(settings: MetadataSettings, data: Path | None) -> Kv:
 
 def _path(setting: Path | str | None) -> Path | None:
     return None if setting is None else Path(setting)
+
+
+# ---- `EtcdMetadata`: the catalog in etcd, by the name that the design documents give it.
+
+
+class EtcdMetadata(Catalog):
+    """Like `Catalog`, on the etcd at `endpoints` (`host:port`); see `MetadataSettings`."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        root_prefix: str = "/forebay",
+        *,
+        settings: MetadataSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`settings` has the rest: user, certificates, timeouts."""
+        if settings is None:
+            settings = MetadataSettings(backend="etcd", endpoints=endpoints)
+        else:
+            settings = replace(settings, backend="etcd", endpoints=endpoints)
+        super().__init__(connect_kv(settings, None), root_prefix, clock)

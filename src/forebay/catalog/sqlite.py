@@ -34,8 +34,7 @@ from forebay.catalog.kv import (
     check_key,
     check_range,
 )
-from forebay.catalog.mounts import require_local
-from forebay.catalog.sqlite_file import SqliteFile
+from forebay.catalog.sqlite_file import SqliteFile, require_local
 from forebay.errors import (
     LogClosed,
     ServiceError,

@@ -15,21 +15,15 @@ from typing import Any
 import click
 
 from forebay.bench.commands import bench
-from forebay.cli.compact import compact
-from forebay.cli.completion import completion
-from forebay.cli.configuration import config
-from forebay.cli.export import export
-from forebay.cli.files import inspect
+from forebay.cli.configuration import completion, config
+from forebay.cli.export import export, replay
+from forebay.cli.inspect import inspect
 from forebay.cli.messages import consume, produce
-from forebay.cli.offload import offload, pipeline
+from forebay.cli.offload import compact, offload, pipeline
 from forebay.cli.options import log_to_stderr, plain_errors
-from forebay.cli.repair import repair
-from forebay.cli.replay import replay
-from forebay.cli.restore import restore
 from forebay.cli.topics import describe, explain, topics
 from forebay.cli.up import demo, serve, up
-from forebay.cli.upkeep import sweep
-from forebay.cli.verify import verify
+from forebay.cli.upkeep import repair, restore, sweep, verify
 
 __all__ = ["main"]
 

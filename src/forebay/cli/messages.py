@@ -6,6 +6,7 @@ what goes in and what comes out is the same.
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import time
@@ -15,18 +16,93 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from forebay.cli.lines import arriving_lines, facts_line, message_facts, payload_of, sound_lines
-from forebay.cli.options import json_option, open_view, store_options, viewed_topic
-from forebay.cli.servers import chosen_server, connected, refused_token, url_option
+from forebay.cli.options import (
+    chosen_server,
+    connected,
+    json_option,
+    open_view,
+    refused_token,
+    store_options,
+    url_option,
+    viewed_topic,
+)
 from forebay.errors import LostOffsets, ServiceRefused, UsageError
+from forebay.limits import KIB, MESSAGE_BYTES_MAX, MIB
 from forebay.settings import ServerAddress, StoreSettings
 
 if TYPE_CHECKING:
-    from forebay.cli.receiving import Wanted
-    from forebay.cli.sending import Durability
+    from forebay.cli.remote_messages import Durability, Wanted
     from forebay.format.message import StreamMessage
     from forebay.topic.store import Topic
     from forebay.topic.view import TopicView
+
+
+# ---- Lines of standard input as messages, and messages as lines of standard output.
+
+
+_READ_BYTES: Final = MIB
+LINE_BYTES_MAX: Final = MESSAGE_BYTES_MAX - KIB
+
+
+def arriving_lines() -> Iterator[list[bytes]]:
+    """The lines of standard input, as many at a time as have arrived."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("standard input is closed: pipe lines into this command")
+    rest = b""
+    while chunk := sys.stdin.buffer.read1(_READ_BYTES):  # type: ignore[union-attr]
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MESSAGE_BYTES_MAX:
+            lines.append(rest)
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def sound_lines(lines: list[bytes], done: int) -> tuple[list[bytes], UsageError | None]:
+    """The lines before the first that is too long, and what is to be said about that one."""
+    for at, line in enumerate(lines):
+        if len(line) > LINE_BYTES_MAX:
+            number = done + at + 1
+            return lines[:at], UsageError(
+                f"line {number} has {len(line)} bytes and a message at most {MESSAGE_BYTES_MAX}; "
+                f"the {number - 1} lines before it are stored"
+            )
+    return lines, None
+
+
+def message_facts(message: StreamMessage) -> dict[str, Any]:
+    """A message as JSON has it."""
+    return {
+        "offset": message.offset,
+        "publish_time": message.publish_time,
+        **payload_facts(message.payload),
+        "attributes": message.attributes,
+        "routing_key": message.routing_key,
+    }
+
+
+def payload_facts(payload: bytes) -> dict[str, str]:
+    """The payload as text where it is text, else in base64 under another name."""
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def payload_of(facts: dict[str, Any]) -> bytes:
+    """The way back."""
+    if "payload" in facts:
+        return str(facts["payload"]).encode()
+    return base64.b64decode(facts["payload_base64"])
+
+
+def facts_line(facts: dict[str, Any]) -> bytes:
+    return json.dumps(facts).encode() + b"\n"
+
+
+# ---- messages
+
 
 _POLL_SECONDS: Final = 0.1
 
@@ -69,7 +145,7 @@ def produce(
 def _produce_through(
     server: ServerAddress, topic: str, durability: Durability, *, as_json: bool
 ) -> None:
-    from forebay.cli.sending import Sender
+    from forebay.cli.remote_messages import Sender
     from forebay.format.names import parse_topic
 
     with connected(server) as client:
@@ -162,7 +238,7 @@ def consume(
       forebay consume numbers --start latest --follow
       forebay consume numbers --config forebay.yml --end 100000 --skip-lost
     """
-    from forebay.cli.receiving import Wanted
+    from forebay.cli.remote_messages import Wanted
 
     _require_start(start)
     if end is not None and start.isdecimal() and end < int(start):
@@ -206,9 +282,9 @@ def _through(
 ) -> Generator[dict[str, Any] | StreamMessage, None, None]:
     from dataclasses import replace
 
-    from forebay.cli.receiving import received
+    from forebay.cli.remote_messages import received
+    from forebay.client.http import topic_path
     from forebay.format.names import parse_topic
-    from forebay.remote.client import topic_path
 
     name = parse_topic(topic)
     if wanted.follow and wanted.start == "latest":
@@ -237,7 +313,7 @@ def _here(view: TopicView, wanted: Wanted) -> Generator[dict[str, Any] | StreamM
 def _messages(
     view: TopicView, offset: int, end: int | None, *, follow: bool, skip_lost: bool
 ) -> Iterator[StreamMessage]:
-    from forebay.cli.receiving import with_advice
+    from forebay.cli.remote_messages import with_advice
 
     while True:
         try:

@@ -9,14 +9,18 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
-from forebay.errors import ForebayError, UsageError
-from forebay.settings import StoreSettings
+from forebay.errors import ForebayError, ServiceRefused, UsageError
+from forebay.format.names import SERVER_FILE
+from forebay.settings import ServerAddress, StoreSettings
 
 if TYPE_CHECKING:
+    from forebay.client import ServerClient
     from forebay.topic.view import StoreView, TopicView
+
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -114,7 +118,7 @@ def viewed_topic(store: StoreView, name: str) -> TopicView:
         from contextlib import closing
 
         from forebay.format.names import objects_prefix, parse_topic
-        from forebay.objects.connect import connect
+        from forebay.objects.store import connect
 
         topic = parse_topic(name)
         with closing(connect(store.settings.cloud, Path(store.name))) as objects:
@@ -146,3 +150,56 @@ def log_to_stderr(level: str, log_format: str) -> None:
         logger.setLevel(before)
 
     click.get_current_context().call_on_close(end)
+
+
+# ---- Which server a command goes through: the one that is named, or the one that runs on its
+#
+# store.
+
+
+url_option = click.option(
+    "--url",
+    metavar="URL",
+    help="A running server, such as http://127.0.0.1:8650.  [default: the one that runs on the "
+    "data directory, if one does]",
+)
+
+
+def chosen_server(settings: StoreSettings, url: str | None) -> ServerAddress | None:
+    """The server to ask; None where the command works on the data directory itself."""
+    if url is None:
+        if settings.data is None or not (Path(settings.data) / SERVER_FILE).exists():
+            return None  # the client of a server takes a while to import
+        from forebay.client import find_server
+
+        return find_server(settings)
+    from forebay.client.address import known_token
+
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        right = False
+    if not right:
+        raise UsageError(f"--url is {url[:80]!r}; it must be like http://127.0.0.1:8650")
+    return ServerAddress(url, None, known_token(settings), settings.admin.ca_file)
+
+
+def connected(address: ServerAddress) -> ServerClient:
+    """A client of the store that is there now, and of no other that may come to be there."""
+    from forebay.client import ServerClient
+
+    client = ServerClient(address)
+    client.pin()
+    return client
+
+
+def refused_token(error: ServiceRefused, address: ServerAddress) -> ServiceRefused:
+    """Says what to do where the server did not take the token, or wants one."""
+    if vars(error).get("status") != 401:
+        return error
+    brought = "wants a token" if address.token is None else "does not take the token"
+    return ServiceRefused(
+        f"the server at {address.url} {brought}: set admin.token in the configuration, or "
+        "FOREBAY_TOKEN"
+    )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from forebay.cli.job_options import master_option
 from forebay.cli.options import chosen_settings, json_option, plain_errors, store_options
-from forebay.cli.spark_options import master_option
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:

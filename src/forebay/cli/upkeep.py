@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from forebay.cli.options import json_option, store_options
+from forebay.cli.job_options import (
+    job_options,
+    job_url_option,
+    lazy_session,
+    master_option,
+    progress_bar,
+    run_on_server,
+)
+from forebay.cli.options import json_option, open_view, store_options
 from forebay.errors import UsageError
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
     from forebay.format.names import TopicName
+    from forebay.pipeline.jobs.restore import RestoredTopic
+    from forebay.pipeline.jobs.verify_report import VerifyReport, VerifyRow
+    from forebay.repair.plan import Finding
+    from forebay.repair.repair import RepairReport
     from forebay.topic.tiers import Tiers
+    from forebay.upload.restore import RestoreReport
     from forebay.upload.sweep import SweepItem, SweepReport
 
 
@@ -126,3 +140,290 @@ def _sweep_line(report: SweepReport) -> str:
 def _sweep_facts(report: SweepReport) -> dict[str, Any]:
     items = [{**asdict(item), "topic": str(item.topic)} for item in report.items]
     return {**asdict(report), "items": items, "items_left_out": report.items_left_out}
+
+
+# ---- `forebay verify`: reads the objects again, on Spark.
+
+
+_LINES_MAX: Final = 100
+"""Findings that people are shown; --json and --report have more."""
+
+
+@click.command()
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option(
+    "--incremental", is_flag=True, help="Only what was committed or compacted since the last run."
+)
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    help="Read at most so much, such as 50GiB: the new first, then on from where the last run "
+    "stopped.",
+)
+@click.option("--no-orphans", is_flag=True, help="Do not list the object store.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the report, as JSON, to this file.",
+)
+@job_url_option
+@store_options
+@json_option
+@job_options
+def verify(
+    topics: tuple[str, ...],
+    incremental: bool,
+    budget: str | None,
+    no_orphans: bool,
+    report: Path | None,
+    url: str | None,
+    settings: StoreSettings,
+    as_json: bool,
+    master: str | None,
+    dry_run: bool,
+) -> None:
+    """Reads every byte of every object again.
+
+    Checksums, consecutive offsets, index entries, sizes, sidecars, the chain of the objects, and
+    what no descriptor names. Of all topics that the catalog knows, or of those that are named.
+    Exit code 1 if anything is wrong.
+
+    \b
+    Examples:
+      forebay verify --dry-run
+      forebay verify orders --report verified.json
+      forebay verify --budget 50GiB
+    """
+    if url is not None:
+        refused = {"--master": master, "--dry-run": dry_run, "--report": report}
+        options: dict[str, int | bool] = {"incremental": incremental, "orphans": not no_orphans}
+        if budget is not None:
+            options["budget_bytes"] = _bytes(budget)
+        run_on_server(settings, url, "verify", topics, options, refused=refused, as_json=as_json)
+        return
+    from forebay.pipeline.jobs.verify import verify as run
+
+    with lazy_session(settings, master) as chosen, progress_bar("verify") as progress:
+        done = run(
+            chosen,
+            topics or None,
+            incremental=incremental,
+            budget_bytes=None if budget is None else _bytes(budget),
+            orphans=not no_orphans,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    document = json.dumps(done.facts())
+    if report is not None:
+        _write(report, document)
+    click.echo(document if as_json else "\n".join(_verify_lines(done)))
+    if not done.ok:
+        sys.exit(1)
+
+
+def _bytes(text: str) -> int:
+    from forebay.config.quantities import BYTES, parse_quantity
+
+    size = parse_quantity(text, BYTES)
+    if size is None or size < 1:
+        raise UsageError(f"--budget is {text[:40]!r}; it must be a size such as 50GiB")
+    return int(size)
+
+
+def _write(path: Path, document: str) -> None:
+    """The whole report, or what was there before."""
+    from forebay.files.disk import replace_file
+    from forebay.files.local import LocalDisk
+
+    replace_file(LocalDisk(), path.absolute(), document.encode() + b"\n")
+
+
+def _verify_lines(done: VerifyReport) -> Iterator[str]:
+    findings = done.findings
+    for row in findings[:_LINES_MAX]:
+        yield _verify_line(row)
+    more = len(findings) - _LINES_MAX + done.rows_left_out
+    if more > 0:
+        yield f"and {more} more findings"
+    read = "would be read" if done.dry_run else "read and found right"
+    yield (
+        f"{done.topics} topics: {done.objects} objects {read} ({done.bytes} bytes, "
+        f"{done.messages} messages); {done.errors} errors, {done.warnings} warnings, "
+        f"{done.notes} notes"
+    )
+
+
+def _verify_line(row: VerifyRow) -> str:
+    what = row.topic if row.object_id is None else f"{row.topic}, {row.object_id}"
+    place = "" if row.position is None else f" at position {row.position}"
+    many = f" ({row.objects} objects, {row.bytes} bytes)" if row.objects > 1 else ""
+    return f"{row.severity}: {row.kind}: {what}{place}: {row.detail}{many}"
+
+
+# ---- `forebay restore`: the catalog from the objects alone.
+
+
+@click.command()
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--all", "everything", is_flag=True, help="Every topic that has objects.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
+@click.option("--verify", is_flag=True, help="Read every object in full.")
+@click.option(
+    "--assume-nothing-lost",
+    is_flag=True,
+    help="No message was appended after the last upload: go on right behind the last object.",
+)
+@click.option("--allow-gaps", is_flag=True, help="Record as lost what no object holds.")
+@store_options
+@json_option
+@master_option
+def restore(
+    topics: tuple[str, ...],
+    everything: bool,
+    settings: StoreSettings,
+    as_json: bool,
+    master: str | None,
+    **choices: bool,
+) -> None:
+    """Rebuilds the catalog from the objects alone.
+
+    Offsets that the lost owner may have handed out after its last upload are not used again: they
+    are recorded as lost, unless --assume-nothing-lost says otherwise. Objects without a usable
+    sidecar are read in full, by Spark if it is much. A restore that was interrupted goes on where
+    it stopped. Exit code 1 if a topic could not be restored, or an object is damaged.
+
+    \b
+    Examples:
+      forebay restore --all --dry-run
+      forebay restore orders --verify
+    """
+    from forebay.pipeline.jobs.restore import RestoreChoices, restoring
+
+    if bool(topics) == everything:
+        raise UsageError("name the topics to restore, or give --all, and not both")
+    bad = False
+    with (
+        lazy_session(settings, master) as chosen,
+        restoring(chosen, topics, RestoreChoices(**choices), everything=everything) as run,
+    ):
+        for done in run.topics(lambda topic: progress_bar(str(topic))):
+            _tell(done, as_json=as_json)
+            bad = bad or not done.ok
+    if bad:
+        sys.exit(1)
+
+
+def _tell(done: RestoredTopic, *, as_json: bool) -> None:
+    if done.report is None:
+        if as_json:
+            click.echo(json.dumps({"topic": str(done.topic), "error": str(done.error)}))
+        click.echo(f"forebay: {done.error}", err=True)
+    elif as_json:
+        more = {"topic": str(done.topic), "lost": done.report.lost, "error": None}
+        click.echo(json.dumps({**asdict(done.report), **more}))
+    else:
+        click.echo("\n".join(_restore_lines(done.report)))
+
+
+def _restore_lines(report: RestoreReport) -> Iterator[str]:
+    did = "would adopt" if report.dry_run else "adopted"
+    start, end = report.start_offset, report.tail
+    held = f"offsets {start} to {end - 1}" if start < end else "no offsets"
+    yield (
+        f"{report.topic}: {did} {report.adopted} objects with {report.messages} messages, "
+        f"{report.known} were known; {held}, the next one is {report.next_offset}"
+    )
+    if report.read_whole:
+        yield f"  {report.read_whole} objects read in full, {report.bytes_read} bytes"
+    for start, end in report.gaps:
+        yield f"  lost: offsets {start} to {end - 1}, which no object holds"
+    if report.lost is not None:
+        start, end = report.lost
+        yield (
+            f"  offsets {start} to {end - 1} may have been handed out: unless their log comes "
+            "back, they will be recorded as lost"
+        )
+    if report.assumed_in_vain:
+        yield (
+            "  --assume-nothing-lost had no effect: these offsets were reserved before, by an "
+            "earlier restore or by an owner, and nobody can tell that they were not handed out"
+        )
+    for object_id in report.damaged:
+        yield f"  damaged: {object_id}"
+    for object_id in report.superseded:
+        yield f"  not used: {object_id}"
+
+
+# ---- `forebay repair`: what is damaged, and what can be done about it.
+
+
+@click.command()
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--apply", is_flag=True, help="Do it. Without this nothing is changed.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="With --apply: messages that are damaged and nowhere else become a lost range.",
+)
+@store_options
+@json_option
+def repair(
+    topics: tuple[str, ...],
+    apply: bool,
+    accept_loss: bool,
+    settings: StoreSettings,
+    as_json: bool,
+) -> None:
+    """Says what is damaged, and with --apply puts right what can be.
+
+    Damaged segments are written again from objects, damaged objects from segments; checkpoints,
+    positions, indexes and sidecars from what they are made of; the id of a log from its copy, and
+    never from the catalog. Of all topics, or of those that are named; nobody else may have them
+    open. Copies of all that is changed are kept in the directory `repair` of the store. What no
+    descriptor names is left to `forebay sweep`, a lost catalog to `forebay restore`; objects that
+    no local segment could mend are not read: that is `forebay verify`. Exit code 1 if something is
+    wrong, or left.
+
+    \b
+    Examples:
+      forebay repair
+      forebay repair orders --apply
+      forebay repair orders --apply --accept-loss --json
+    """
+    from forebay.repair.repair import repair as run
+
+    if accept_loss and not apply:
+        raise UsageError("--accept-loss goes with --apply")
+    open_view(settings).close()
+    report = run(settings, topics, apply=apply, accept_loss=accept_loss)
+    click.echo(json.dumps(_facts(report)) if as_json else "\n".join(_repair_lines(report)))
+    if report.left:
+        sys.exit(1)
+
+
+def _facts(report: RepairReport) -> dict[str, object]:
+    return {**asdict(report), "left": len(report.left)}
+
+
+def _repair_lines(report: RepairReport) -> Iterator[str]:
+    for each in report.findings:
+        yield f"{each.topic}: {each.kind}: {each.where}"
+        yield f"  {each.what}"
+        yield f"  {_remedy(each)}"
+    if not report.findings:
+        yield f"{report.topics} topics: nothing is wrong"
+        return
+    left = len(report.left)
+    if not report.applied:
+        can = sum(each.fixable for each in report.findings)
+        yield f"{left} findings, of which --apply would repair {can}; nothing was changed"
+        return
+    yield f"{len(report.findings) - left} repaired, {left} left"
+    if report.copies is not None:
+        yield f"copies of what was changed: {report.copies}"
+
+
+def _remedy(each: Finding) -> str:
+    if each.repaired:
+        return f"repaired: {each.remedy}"
+    return each.remedy if each.fixable else f"left: {each.remedy}"

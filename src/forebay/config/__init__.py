@@ -9,7 +9,7 @@ What a caller gets wrong: relative paths in a file are relative to the file's di
 process's. The reference for users is docs/guide/configuration.md.
 """
 
-from forebay.config.describe import describe
 from forebay.config.load import load_config, parse_config, settings_from
+from forebay.config.reference import describe
 
 __all__ = ["describe", "load_config", "parse_config", "settings_from"]

@@ -10,13 +10,16 @@ Messages never quote the file: a line of it may hold a secret.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from forebay.config.quantities import Unit
 from forebay.errors import InvalidSetting
 from forebay.limits import MIB
+from forebay.settings import (
+    is_secret,
+)
 
 FILE_BYTES_MAX: Final = 1 * MIB
 NODES_MAX: Final = 10_000
@@ -216,3 +219,49 @@ def _moved(node: Node, where: Where) -> Node:
         )
     below = {name: _moved(each, where.below(name, where.line)) for name, each in node.items.items()}
     return Table(where, below)
+
+
+# ---- `${NAME}` and `${NAME:-default}` in the texts of a document; `$${` stands for `${`.
+#
+# A default counts where the variable is unset or empty, as in the shell, and has no braces in
+# it, so that nothing nests. What was put in is not looked at again.
+
+
+_USE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_]\w*)(?::-([^{}]*))?\})?", re.ASCII)
+
+
+def substitute(node: Node, env: Mapping[str, str]) -> None:
+    """Puts the variables in, all the way down, and marks what errors must not show."""
+    if isinstance(node, Text):
+        _substitute_text(node, env)
+        return
+    for below in node.values if isinstance(node, Items) else node.items.values():
+        substitute(below, env)
+
+
+def _substitute_text(node: Text, env: Mapping[str, str]) -> None:
+    written = node.text
+    if is_secret(node.where.path):
+        node.shown = "***"
+    elif any(is_secret(use[1]) for use in _USE.finditer(written) if use[1]):
+        node.shown = repr(written)
+    node.text = _USE.sub(lambda use: _value(use, node.where, env), written)
+
+
+def _value(use: re.Match[str], where: Where, env: Mapping[str, str]) -> str:
+    if use[0] == "$${":
+        return "${"
+    name, default = use[1], use[2]
+    if name is None:
+        raise InvalidSetting(
+            f"{where}: neither ${{NAME}} nor ${{NAME:-default}}; write $${{ for the characters ${{"
+        )
+    value = env.get(name)
+    if default is not None:
+        return value or default
+    if value is None:
+        raise InvalidSetting(
+            f"{where}: the environment variable {name} is not set; set it, or write "
+            f"${{{name}:-default}}"
+        )
+    return value

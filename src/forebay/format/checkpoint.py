@@ -13,12 +13,143 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, TypeGuard, TypeVar
+from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 from zlib import crc32
 
 from forebay.errors import CheckpointError
-from forebay.format.danube import decode_danube_uploader_checkpoint, decode_danube_wal_checkpoint
+from forebay.format.layout import (
+    FIXED,
+    VARINT,
+    Buffer,
+    MalformedError,
+    Reader,
+    Span,
+    option,
+    option_span,
+    readers,
+    span,
+)
 from forebay.limits import OFFSET_MAX
+
+# ---- Danube's own checkpoint files, read for inspection and migration; they are never written.
+#
+# Plain bincode of either flavour with no magic and no checksum, so a reading counts only when it
+# consumes every byte.
+#
+# What a caller gets wrong: these files are not to be trusted. Danube writes them without
+# syncing, names segments that hold other offsets than it says, and forgets what retention
+# removed; a log is rebuilt from its frames instead.
+
+
+@dataclass(frozen=True, slots=True)
+class DanubeRotatedFile:
+    seq: int
+    path: str
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DanubeWalCheckpoint:
+    start_offset: int
+    last_offset: int
+    file_seq: int
+    file_path: str
+    rotated_files: tuple[DanubeRotatedFile, ...]
+    active_file_name: str | None
+    last_rotation_at: int | None
+    active_file_first_offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DanubeUploaderCheckpoint:
+    last_committed_offset: int
+    last_read_file_seq: int
+    last_read_byte_position: int
+    last_object_id: str | None
+    updated_at: int
+
+
+def _text(data: Buffer, found: Span | None) -> str:
+    if found is None:
+        return ""
+    return str(data[found.position : found.position + found.length], "utf-8")
+
+
+def _rotated(data: bytes, at: int, u64: Reader) -> tuple[tuple[DanubeRotatedFile, ...], int]:
+    end = len(data)
+    count, at = u64(data, at, end)
+    if count > end - at:
+        raise MalformedError
+    files = []
+    for _ in range(count):
+        seq, at = u64(data, at, end)
+        path, at = span(data, at, end, u64)
+        first_offset, at = u64(data, at, end)
+        files.append(DanubeRotatedFile(seq, _text(data, path), first_offset))
+    return tuple(files), at
+
+
+def _read_wal(data: bytes, flavour: int) -> DanubeWalCheckpoint:
+    u64, _ = readers(flavour)
+    end = len(data)
+    start_offset, at = u64(data, 0, end)
+    last_offset, at = u64(data, at, end)
+    file_seq, at = u64(data, at, end)
+    file_path, at = span(data, at, end, u64)
+    rotated_files, at = _rotated(data, at, u64)
+    active_name, at = option_span(data, at, end, u64)
+    last_rotation_at, at = option(data, at, end, u64)
+    active_first, at = option(data, at, end, u64)
+    if at != end:
+        raise MalformedError
+    return DanubeWalCheckpoint(
+        start_offset,
+        last_offset,
+        file_seq,
+        _text(data, file_path),
+        rotated_files,
+        None if active_name is None else _text(data, active_name),
+        last_rotation_at,
+        active_first,
+    )
+
+
+def _read_uploader(data: bytes, flavour: int) -> DanubeUploaderCheckpoint:
+    u64, _ = readers(flavour)
+    end = len(data)
+    committed, at = u64(data, 0, end)
+    seq, at = u64(data, at, end)
+    position, at = u64(data, at, end)
+    object_id, at = option_span(data, at, end, u64)
+    updated_at, at = u64(data, at, end)
+    if at != end:
+        raise MalformedError
+    name = None if object_id is None else _text(data, object_id)
+    return DanubeUploaderCheckpoint(committed, seq, position, name, updated_at)
+
+
+def decode_danube_wal_checkpoint(data: bytes) -> DanubeWalCheckpoint:
+    """Danube's `wal.ckpt`, of any version, or CheckpointError."""
+    for flavour in (FIXED, VARINT):
+        try:
+            return _read_wal(data, flavour)
+        except (MalformedError, UnicodeDecodeError):
+            continue
+    raise CheckpointError(f"{len(data)} bytes are no Danube wal.ckpt")
+
+
+def decode_danube_uploader_checkpoint(data: bytes) -> DanubeUploaderCheckpoint:
+    """Danube's `uploader.ckpt`, of any version, or CheckpointError."""
+    for flavour in (FIXED, VARINT):
+        try:
+            return _read_uploader(data, flavour)
+        except (MalformedError, UnicodeDecodeError):
+            continue
+    raise CheckpointError(f"{len(data)} bytes are no Danube uploader.ckpt")
+
+
+# ---- checkpoint
+
 
 _HEADER: Final = struct.Struct("<4sHHI")
 _CRC: Final = struct.Struct("<I")
@@ -224,3 +355,44 @@ def _require_order(checkpoint: WalCheckpoint) -> None:
         seq, offset = entry.seq, end
     if any(entry.end_offset is None for entry in checkpoint.segments[:-1]):
         raise ValueError("a segment before the last is active")
+
+
+# ---- The published position: how far a log is synced, for readers in other processes (rule R7).
+#
+# One record of 48 bytes at the start of `wal.synced`, overwritten in place after every group
+# commit: magic, segment, position in it, next offset, start offset, writer's process, CRC-32.
+# Nobody syncs this file, and nobody needs to: what it says was true before it was written, so an
+# old record is behind, never wrong. A reader that meets a half-written one (the CRC tells) reads
+# again. The layout: `docs/formats/published.md`.
+
+
+_LAYOUT: Final = struct.Struct("<8sQQQQI")
+_PUBLISHED_MAGIC: Final = b"FBSYNC01"
+RECORD_BYTES: Final = _LAYOUT.size + _CRC.size
+
+
+class Published(NamedTuple):
+    """All bytes of older segments, and of segment `seq` up to `position`, are synced."""
+
+    seq: int
+    position: int
+    next_offset: int
+    """One more than the last synced offset."""
+    start_offset: int
+    pid: int
+
+
+def encode_published(record: Published) -> bytes:
+    raw = _LAYOUT.pack(_PUBLISHED_MAGIC, *record)
+    return raw + _CRC.pack(crc32(raw))
+
+
+def decode_published(data: bytes) -> Published | None:
+    """The record at the start of `data`, or None where it is missing, half-written or damaged."""
+    if len(data) < RECORD_BYTES:
+        return None
+    raw = data[: _LAYOUT.size]
+    if _CRC.unpack_from(data, _LAYOUT.size)[0] != crc32(raw):
+        return None
+    magic, *record = _LAYOUT.unpack(raw)
+    return Published(*record) if magic == _PUBLISHED_MAGIC else None

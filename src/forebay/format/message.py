@@ -18,12 +18,22 @@ from typing import Final, TypeVar
 from forebay.errors import MessageError, MessageTooLarge, UsageError
 from forebay.format import codec
 from forebay.format.frame import Scan
-from forebay.format.layout import FIXED, Buffer, Layout, Span, attribute_spans, locate
+from forebay.format.layout import (
+    _U32,
+    _U64,
+    FIXED,
+    Buffer,
+    Layout,
+    Span,
+    attribute_spans,
+    locate,
+)
 from forebay.format.pure import encode_attributes
 from forebay.limits import MESSAGE_BYTES_MAX
 
-_U32: Final = struct.Struct("<I")
-_U64: Final = struct.Struct("<Q")
+# ---- message
+
+
 _HEAD: Final = struct.Struct("<QQQ")
 _NO_SCHEMA: Final = b"\0\0"
 _PARTS_KNOWN_MAX: Final = 1024

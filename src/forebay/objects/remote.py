@@ -16,21 +16,31 @@ What a caller gets wrong:
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from forebay.clock import SYSTEM_CLOCK
-from forebay.errors import ObjectMissing, ServiceError, ServiceRefused, UsageError
+from forebay.errors import (
+    InvalidSetting,
+    ObjectMissing,
+    ServiceError,
+    ServiceRefused,
+    ServiceUnavailable,
+    UsageError,
+)
 from forebay.format.layout import Buffer
 from forebay.limits import OBJECT_KEY_BYTES_MAX, PART_BYTES_MIN
-from forebay.objects.answers import is_past_the_end, scrubbed, translated
 from forebay.objects.backend import (
+    CopyUnsupported,
     ObjectMeta,
     WriterScope,
     check_key,
@@ -38,12 +48,236 @@ from forebay.objects.backend import (
     check_range,
     ends_early,
 )
-from forebay.objects.options import place_of, secrets_of
 from forebay.settings import CloudSettings
 
 if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile
     from obstore.store import ClientConfig, RetryConfig
+
+
+# ---- The options of a remote store: known names, secrets, and what the client calls them.
+#
+# s3      endpoint region access_key secret_key session_token virtual_host_style anonymous
+# gcs     endpoint credentials_path (of a service account's file) anonymous (for reading only)
+# azure   endpoint account_name account_key sas_token anonymous
+#
+# What is not given is taken from the environment and the machine's identity, as the client does
+# it. Pure: nothing is opened here, and no client is imported.
+
+
+Kind = Literal["s3", "gcs", "azure"]
+
+_SCHEMES: Final[Mapping[Kind, str]] = {"s3": "s3", "gcs": "gs", "azure": "azure"}
+_NAMES: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "s3": {
+        "endpoint": "endpoint",
+        "region": "region",
+        "access_key": "access_key_id",
+        "secret_key": "secret_access_key",
+        "session_token": "session_token",
+        "virtual_host_style": "virtual_hosted_style_request",
+        "anonymous": "skip_signature",
+    },
+    "gcs": {
+        "endpoint": "base_url",
+        "credentials_path": "service_account",
+        "anonymous": "skip_signature",
+    },
+    "azure": {
+        "endpoint": "endpoint",
+        "account_name": "account_name",
+        "account_key": "account_key",
+        "sas_token": "sas_key",
+        "anonymous": "skip_signature",
+    },
+}
+_FLAGS: Final = {"virtual_host_style", "anonymous"}
+_SECRETS: Final = {"secret_key", "session_token", "account_key", "sas_token"}
+_SECRET_VARIABLES: Final = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_CLIENT_SECRET",
+)
+_SECRET_LENGTH_MIN: Final = 4  # shorter ones would blank out words by chance
+
+
+class Place(NamedTuple):
+    """Where a remote store is, and how the client is told."""
+
+    kind: Kind
+    bucket: str
+    prefix: str
+    config: Mapping[str, str | bool]
+    allow_http: bool
+
+    @property
+    def name(self) -> str:
+        root = f"{_SCHEMES[self.kind]}://{self.bucket}"
+        return f"{root}/{self.prefix}" if self.prefix else root
+
+
+def place_of(settings: CloudSettings) -> Place:
+    """InvalidSetting for a root or an option that cannot be right."""
+    kind = settings.backend
+    if kind not in ("s3", "gcs", "azure"):
+        raise InvalidSetting(f"the backend {kind!r} is no remote store")
+    bucket, prefix = _root(kind, settings.root)
+    for name in settings.options:
+        if name not in _NAMES[kind]:
+            raise InvalidSetting(_unknown(kind, name))
+    given = {name: str(value) for name, value in settings.options.items()}
+    config: dict[str, str | bool] = {
+        _NAMES[kind][name]: _flag(name, value) if name in _FLAGS else value
+        for name, value in given.items()
+    }
+    endpoint = given.get("endpoint", "")
+    if endpoint:
+        _check_endpoint(endpoint)
+    if kind == "s3":
+        # A server of one's own rarely has a host name for each bucket; Amazon prefers them.
+        config.setdefault("virtual_hosted_style_request", not endpoint)
+        # Over TLS the connection checks the bytes already, and the hash is half of the work.
+        config["unsigned_payload"] = not endpoint.startswith("http://")
+    return Place(kind, bucket, prefix, config, endpoint.startswith("http://"))
+
+
+def secrets_of(settings: CloudSettings) -> list[str]:
+    """Every text that must be in no message, longest first, also as a URL would carry it."""
+    plain = [str(value) for name, value in settings.options.items() if name in _SECRETS]
+    plain += [os.environ[name] for name in _SECRET_VARIABLES if name in os.environ]
+    plain += [value for token in plain for name, value in parse_qsl(token) if name == "sig"]
+    found = {form for value in plain for form in (value, quote(value), quote(value, safe=""))}
+    return sorted((text for text in found if len(text) >= _SECRET_LENGTH_MIN), key=len)[::-1]
+
+
+def _root(kind: Kind, root: str | None) -> tuple[str, str]:
+    scheme = _SCHEMES[kind]
+    parts = urlsplit(root or "")
+    if parts.scheme != scheme or not parts.netloc or "@" in parts.netloc or parts.query:
+        raise InvalidSetting(
+            f"the root of the backend {kind} must be like {scheme}://bucket/prefix"
+        )
+    return parts.netloc, parts.path.strip("/")
+
+
+def _check_endpoint(endpoint: str) -> None:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidSetting("the option endpoint must be like https://host:port")
+    if parts.username or parts.password or parts.query:
+        raise InvalidSetting("the option endpoint must not have credentials or a query in it")
+
+
+def _unknown(kind: Kind, name: str) -> str:
+    nearest = difflib.get_close_matches(name, _NAMES[kind], n=1, cutoff=0)
+    return (
+        f"the backend {kind} has no option {name!r}; the nearest is {nearest[0]!r}, "
+        f"of {', '.join(_NAMES[kind])}"
+    )
+
+
+def _flag(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise InvalidSetting(f"the option {name} must be true or false")
+    return value.lower() == "true"
+
+
+# ---- What the client's errors mean for the caller, in words without secrets.
+#
+# The client raises one kind of error for most things, with the whole answer of the server in its
+# text. The remedy is told from the HTTP status and from the server's code, such as
+# `NoSuchBucket`. Of the server's text only code and message are taken over: the rest may hold
+# what was signed, with tokens in it. Queries of URLs go, for they are signatures, and so does
+# every known secret.
+
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>\s*(\w{1,80})\s*</Code>")
+_MESSAGE: Final = re.compile(r"<Message>\s*([^<\r\n]{1,200})")
+_QUERY: Final = re.compile(r"\?[^\s\"'<>)]*")
+_USER_INFO: Final = re.compile(r"(?<=://)[^/\s@]*@")
+_REASON_LENGTH_MAX: Final = 300
+
+_PLACE_MISSING: Final = {"NoSuchBucket", "ContainerNotFound", "BucketNotFound", "AccountNotFound"}
+_COME_BACK_CODES: Final = {"RequestTimeout", "SlowDown", "ServerBusy", "OperationTimedOut"}
+_COME_BACK_STATUSES: Final = {408, 409, 423, 425, 429}
+_NO_COPY_CODES: Final = {"NotImplemented", "MethodNotAllowed", "InvalidRequest", "EntityTooLarge"}
+_NO_COPY_STATUSES: Final = {405, 501}
+_WRONG_CONFIGURATION: Final = (
+    "InvalidCertificate",
+    "UnknownConfigurationKey",
+    "MissingBucketName",
+    "UnableToParse",
+    "builder error",
+)
+_REFUSING: Final = {"PermissionDeniedError", "UnauthenticatedError", "UnknownConfigurationKeyError"}
+_MISSING: Final = ("head", "get_range", "copy", "delete")
+
+
+def translated(
+    error: Exception, *, operation: str, key: str, name: str, secrets: Sequence[str]
+) -> ServiceError:
+    """The error to raise instead; raise it outside of the `except`, so that it carries no other."""
+    text = str(error)
+    reason = f"{name}: {operation} of {key!r}: {scrubbed(_summary(text), secrets)}"
+    status = int(found[1]) if (found := _STATUS.search(text)) else None
+    code = found[1] if (found := _CODE.search(text)) else ""
+    if code in _PLACE_MISSING:
+        return ServiceRefused(reason)
+    if isinstance(error, FileNotFoundError) and operation in _MISSING:
+        return ObjectMissing(f"{name}: there is no object {key!r}")
+    if operation == "copy" and _no_copy(error, status, code):
+        return CopyUnsupported(reason)
+    if type(error).__name__ in _REFUSING or isinstance(error, ValueError):
+        return ServiceRefused(reason)
+    if any(mark in text for mark in _WRONG_CONFIGURATION):
+        return ServiceRefused(reason)
+    # 404 of a write is an upload that the server no longer knows: it was done, or given up.
+    passing = status is None or status >= 500 or status in _COME_BACK_STATUSES
+    if passing or code in _COME_BACK_CODES or isinstance(error, FileNotFoundError):
+        return ServiceUnavailable(reason)
+    return ServiceRefused(reason)
+
+
+def is_past_the_end(error: Exception) -> bool:
+    """Whether a ranged read failed because the object has no such bytes."""
+    text = str(error)
+    found = _STATUS.search(text)
+    return (found is not None and found[1] == "416") or "Wanted range starting at" in text
+
+
+def scrubbed(text: str, secrets: Sequence[str]) -> str:
+    """The text without queries, user names in URLs, and the secrets."""
+    text = _USER_INFO.sub("", _QUERY.sub("", text))
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _no_copy(error: Exception, status: int | None, code: str) -> bool:
+    unsupported = type(error).__name__ == "NotSupportedError"
+    unsupported = unsupported or isinstance(error, NotImplementedError)
+    return unsupported or status in _NO_COPY_STATUSES or code in _NO_COPY_CODES
+
+
+def _summary(text: str) -> str:
+    """The client's own sentence, and of the server's answer its code and message."""
+    sentence = text.split("\n\nDebug source", 1)[0].split("<", 1)[0]
+    sentence = " ".join(sentence.split())[:_REASON_LENGTH_MAX]
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    parts = [sentence.rstrip(": ")]
+    parts += [found[1].strip() for found in (code, message) if found is not None]
+    return ": ".join(parts)
+
+
+# ---- remote
+
 
 T = TypeVar("T")
 

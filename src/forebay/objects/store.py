@@ -8,6 +8,7 @@ one for every 1000 objects.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from forebay.errors import (
+    InvalidSetting,
     ObjectMissing,
     ServiceError,
     ServiceRefused,
@@ -26,6 +28,8 @@ from forebay.limits import MIB
 from forebay.metrics import SECONDS, Counter, Gauge, Histogram
 from forebay.objects.backend import Backend, CopyUnsupported, ObjectMeta, ObjectWriter, WriterScope
 from forebay.objects.local import LocalBackend
+from forebay.objects.memory import MemoryBackend
+from forebay.settings import CloudSettings
 
 T = TypeVar("T")
 
@@ -241,3 +245,37 @@ class CloudStore:
                 end = min(start + chunk_bytes, meta.size)
                 writer.write(self.get_range(source, start, end))
             return writer.close()
+
+
+# ---- From settings to a store.
+#
+# The client of remote stores is imported only when one is asked for: it is large, and most
+# commands need none.
+
+
+_lock: Final = threading.Lock()
+_in_memory: Final[dict[str, MemoryBackend]] = {}
+
+
+def connect(settings: CloudSettings, data: Path | None = None) -> CloudStore:
+    """The store that the settings name; below `data` if they name no directory.
+
+    Nothing is sent yet: wrong credentials are found by the first request.
+    """
+    return CloudStore(_backend(settings, data))
+
+
+def _backend(settings: CloudSettings, data: Path | None) -> Backend:
+    if settings.backend in ("fs", "memory") and settings.options:
+        raise InvalidSetting(f"the backend {settings.backend} has no options")
+    if settings.backend == "memory":
+        root = settings.root or ""
+        with _lock:
+            return _in_memory.setdefault(root, MemoryBackend(root))
+    if settings.backend == "fs":
+        if settings.root is None and data is None:
+            raise InvalidSetting("cloud.root is needed: there is no data directory to put it in")
+        return LocalBackend(settings.root or Path(data or "") / "objects")
+    from forebay.objects.remote import RemoteBackend
+
+    return RemoteBackend(settings)

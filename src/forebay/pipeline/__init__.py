@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forebay.pipeline.jobs.compact import compact as compact
     from forebay.pipeline.jobs.compact_undo import undo_compaction as undo_compaction
-    from forebay.pipeline.jobs.export import export as export
+    from forebay.pipeline.jobs.export.write import export as export
     from forebay.pipeline.jobs.offload import offload as offload
     from forebay.pipeline.jobs.replay import replay as replay
     from forebay.pipeline.jobs.restore import restore as restore
     from forebay.pipeline.jobs.verify import verify as verify
     from forebay.pipeline.session import spark_session as spark_session
-    from forebay.pipeline.source import register as register
-    from forebay.pipeline.stream_offsets import stream_lag as stream_lag
+    from forebay.pipeline.source.batch import register as register
+    from forebay.pipeline.source.stream_offsets import stream_lag as stream_lag
 
 _PLACES = {
     "compact": "jobs.compact",
-    "export": "jobs.export",
+    "export": "jobs.export.job",
     "offload": "jobs.offload",
-    "register": "source",
+    "register": "source.batch",
     "replay": "jobs.replay",
     "restore": "jobs.restore",
     "spark_session": "session",
-    "stream_lag": "stream_offsets",
+    "stream_lag": "source.stream_offsets",
     "undo_compaction": "jobs.compact_undo",
     "verify": "jobs.verify",
 }

@@ -32,35 +32,79 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from forebay import metrics
 from forebay.errors import ForebayError
 from forebay.logs import fields_of
-from forebay.pipeline import counting
-from forebay.pipeline.driver_wire import (
-    BEAT_SECONDS,
-    DETAILS_MAX,
-    GONE,
-    LENGTH_BYTES,
-    REFUSED,
-    TEXT_MAX,
-    WORK_FOLDER,
-    Order,
-    Orders,
-    Outcome,
-)
-from forebay.pipeline.fleet import SparkFleet
+from forebay.pipeline.execute import SparkFleet
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.verify import verify
+from forebay.pipeline.location import site_settings
 from forebay.pipeline.session import spark_session
-from forebay.pipeline.site import site_settings
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# ---- What a server and its Spark driver say to each other; `forebay.pipeline.driver` has the
+#
+# words.
+#
+# Apart from the driver itself, so that a server that starts none imports none of it.
+
+
+WORK_FOLDER: Final = "spark-work"
+"""In the data directory: what Spark writes while it works."""
+LENGTH_BYTES: Final = 8
+LINE_BYTES_MAX: Final = 1024 * 1024
+"""Of an event."""
+DETAILS_MAX: Final = 20
+TEXT_MAX: Final = 2000
+BEAT_SECONDS: Final = 2.0
+"""From one sign of life to the next."""
+REFUSED, GONE = 2, 3
+"""Exit codes: Spark did not start; Spark is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a driver is told first."""
+
+    settings: StoreSettings
+    log_level: int = logging.WARNING
+
+    def encode(self) -> bytes:
+        body = pickle.dumps(self)
+        return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One job to be done."""
+
+    id: str
+    kind: str
+    topics: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an order: `done`, `failed` or `cancelled`."""
+
+    state: str
+    summary: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+    details: tuple[str, ...] = ()
+
+
+# ---- driver
+
 
 _LOOK_SECONDS: Final = 2.0
 _END_SECONDS: Final = 3.0
@@ -153,9 +197,9 @@ class Driver:
                 continue
             if order is None:
                 return 0
-            before = counting.counts()
+            before = metrics.counter_values()
             outcome = self._carry_out(offload, order)
-            self._events.tell("counted", counts=counting.growth(before))
+            self._events.tell("counted", counts=metrics.counter_growth(before))
             alive = outcome.state != "failed" or fleet.alive()
             self._events.tell("ended", id=order.id, **_facts(outcome))
             if not alive:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from forebay.errors import LogClosed
+from forebay.forks import disown_after_fork
 from forebay.limits import FETCH_THREADS
-from forebay.wal.forks import disown_after_fork
 
 _Answer = TypeVar("_Answer")
 

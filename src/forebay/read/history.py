@@ -37,7 +37,8 @@ from forebay.format.names import TopicName, object_key
 from forebay.logs import event
 from forebay.read.ahead import DescriptorSource, ReadAhead, Taken
 from forebay.read.assemble import Damage, FrameAssembler
-from forebay.read.counters import (
+from forebay.read.fetch import FetchCancelled, FetchPool
+from forebay.read.metrics import (
     BYTES_FETCHED,
     BYTES_USED,
     OBJECTS_READ,
@@ -45,7 +46,6 @@ from forebay.read.counters import (
     count_error,
     counted_request,
 )
-from forebay.read.fetch import FetchCancelled, FetchPool
 from forebay.read.ranges import Chunk, ObjectRange, object_range
 from forebay.read.salvage import next_frame
 from forebay.settings import CloudReaderSettings

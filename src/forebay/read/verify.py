@@ -31,8 +31,8 @@ from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.objects.store import CloudStore
 from forebay.read.assemble import FrameAssembler
-from forebay.read.counters import BYTES_FETCHED, OBJECTS_READ, count_error, counted_request
 from forebay.read.fetch import Fetch, FetchCancelled, FetchPool
+from forebay.read.metrics import BYTES_FETCHED, OBJECTS_READ, count_error, counted_request
 from forebay.settings import CloudReaderSettings
 
 

@@ -1,7 +1,7 @@
 """A data directory as one server has it: locked, with an id, and a note that says where it is.
 
 The lock is the kernel's, on an open file, so that it ends with the process however that ends. The
-note (`forebay.remote`) is for others to find the server with, and proves nothing. The id is made by
+note (`forebay.client`) is for others to find the server with, and proves nothing. The id is made by
 the first server that has the directory, and stays: by it a client tells this store from another one
 whose server took over the address.
 """
@@ -15,9 +15,9 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from forebay.client import ServerNote, is_id, read_note, server_file
 from forebay.errors import DiskError, FormatError, LogLocked, remedy
 from forebay.format.names import SERVER_LOCK_FILE, STORE_ID_FILE
-from forebay.remote import ServerNote, is_id, read_note, server_file
 
 _MODE: Final = 0o600
 """The note is for its owner: whoever reads it is taken for somebody who sees the directory."""

@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from forebay import metrics
 from forebay.logs import event
-from forebay.pipeline import counting
-from forebay.pipeline.driver_wire import LINE_BYTES_MAX, REFUSED, Order, Orders, Outcome
+from forebay.pipeline.driver import LINE_BYTES_MAX, REFUSED, Order, Orders, Outcome
 from forebay.settings import StoreSettings
 
 _log: Final = logging.getLogger("forebay.service")
@@ -204,7 +204,9 @@ class DriverProcess:
             logger = logging.getLogger(str(told["logger"]))
             event(logger, int(told["level"]), str(told["text"]), **dict(told["fields"]))
         elif kind == "counted":
-            counting.add([(name, tuple(labels), more) for name, labels, more in told["counts"]])
+            metrics.add_growth(
+                [(name, tuple(labels), more) for name, labels, more in told["counts"]]
+            )
         elif kind == "ready":
             self._ready.set_result(str(told["master"]))
         elif kind == "refused":

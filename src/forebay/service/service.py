@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -29,15 +30,122 @@ import uvloop
 from forebay.admin.app import build_app
 from forebay.admin.server import AdminServer
 from forebay.admin.site import Site
-from forebay.errors import ServiceUnavailable, UsageError
+from forebay.client import ServerNote
+from forebay.errors import ForebayError, LogClosed, ServiceUnavailable, UsageError
+from forebay.format.names import parse_topic
 from forebay.logs import event
-from forebay.remote import ServerNote
-from forebay.service.descriptors import raise_descriptors
 from forebay.service.directory import DataDirectory
 from forebay.service.jobs import JobQueue
-from forebay.service.opening import TopicOpener
 from forebay.settings import ServerAddress, StoreSettings
 from forebay.topic.store import Store
+
+# ---- Opens the topics of a store behind a server that already listens.
+#
+# Every topic with a local log is opened: what was synced and not uploaded goes on its way, and
+# what a crash left is mended, without anybody asking for the topic. One that cannot be opened is
+# told and tried again; it does not keep the others, or the server, from their work.
+
+
+_AT_A_TIME: Final = 4
+_AGAIN_SECONDS: Final = 10.0
+
+
+class TopicOpener:
+    """`run` ends when all are open, or it is cancelled."""
+
+    def __init__(
+        self,
+        store: Store,
+        told: Callable[[str | None], None],
+        *,
+        again_seconds: float = _AGAIN_SECONDS,
+    ) -> None:
+        """`told` gets how far it is, in words, and None when every topic was tried once."""
+        self._store = store
+        self._told = told
+        self._again_seconds = again_seconds
+        self._told_of: dict[str, str] = {}
+        """Why each that cannot be opened cannot."""
+
+    async def run(self) -> None:
+        left = await asyncio.to_thread(self._with_local_log)
+        left = await self._pass(left, self._told)
+        self._told(None)
+        while left:
+            await asyncio.sleep(self._again_seconds)
+            left = await self._pass(left, lambda _words: None)
+
+    def _with_local_log(self) -> list[str]:
+        with self._store.view() as view:
+            return [name for name in view.topics() if view.directory(parse_topic(name)).is_dir()]
+
+    async def _pass(self, names: list[str], told: Callable[[str | None], None]) -> list[str]:
+        """Opens them, a few at a time; answers those that could not be opened."""
+        failed: list[str] = []
+        done = 0
+
+        async def work(todo: Iterator[str]) -> None:
+            nonlocal done
+            for name in todo:
+                if not await asyncio.to_thread(self._open, name):
+                    failed.append(name)
+                done += 1
+                told(f"opening topics: {done} of {len(names)} are open")
+
+        todo = iter(names)
+        await asyncio.gather(*(work(todo) for _ in range(_AT_A_TIME)))
+        return failed
+
+    def _open(self, name: str) -> bool:
+        try:
+            self._store.topic(name)
+        except LogClosed:  # the server stops
+            return True
+        except (ForebayError, OSError) as error:
+            if self._told_of.get(name) != str(error):  # once, not with each try
+                self._told_of[name] = str(error)
+                event(
+                    _log,
+                    logging.ERROR,
+                    "a topic cannot be opened; it is tried again",
+                    topic=name,
+                    error=error,
+                )
+            return False
+        return True
+
+
+# ---- How many files and connections the process may have open: as many as it is allowed to.
+#
+# A log has three files open, and the usual soft limit of 1,024 is for programs that cannot count
+# further. A process may raise its own soft limit up to the hard one.
+
+
+_FEW: Final = 4096
+
+
+def raise_descriptors() -> int:
+    """Raises the soft limit to the hard one, and answers it; where it is low, that is told."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError) as error:  # more than the kernel gives anybody
+            event(_log, logging.WARNING, "the limit of open files stays as it is", error=str(error))
+    if soft != resource.RLIM_INFINITY and soft < _FEW:
+        event(
+            _log,
+            logging.WARNING,
+            "few files may be open: a topic needs three, and a connection one; raise the hard "
+            "limit (ulimit -Hn, LimitNOFILE=)",
+            limit=soft,
+        )
+    return soft
+
+
+# ---- service
+
 
 _log: Final = logging.getLogger("forebay.service")
 _THREADS: Final = 32
@@ -274,8 +382,8 @@ def _any_done(tasks: Sequence[asyncio.Task[None]]) -> bool:
 
 def _for_spark(settings: StoreSettings) -> StoreSettings:
     """Refuses what cannot work, before anything is started."""
-    from forebay.pipeline.java import find_java
-    from forebay.pipeline.site import site_settings
+    from forebay.pipeline.location import site_settings
+    from forebay.pipeline.session import find_java
 
     settings = replace(settings, uploader=replace(settings.uploader, runner="spark"))
     settings = site_settings(settings)

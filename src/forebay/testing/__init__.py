@@ -17,7 +17,7 @@ from forebay.testing.kv import FaultKv
 from forebay.testing.objects import FaultBackend, ObjectFault
 
 if TYPE_CHECKING:
-    from forebay.testing.network_faults import Faults, ProxyStats
+    from forebay.testing._relay import Faults, ProxyStats
     from forebay.testing.proxy import FaultProxy, ProxyProcess
     from forebay.testing.spark_cluster import LocalCluster
 

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from forebay.errors import ServiceError
-from forebay.objects.connect import connect
+from forebay.objects.store import connect
 from forebay.settings import CloudSettings
 
 BUCKET: Final = "forebay"

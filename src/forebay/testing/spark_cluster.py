@@ -32,7 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from forebay.pipeline.java import find_java
+from forebay.pipeline.session import find_java
 from forebay.settings import SparkSettings
 from forebay.testing.s3 import free_ports
 

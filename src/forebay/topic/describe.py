@@ -21,9 +21,8 @@ from forebay.format.names import object_key
 from forebay.limits import MIB, OFFSET_MAX
 from forebay.settings import DeleterSettings
 from forebay.topic.view import TopicView
-from forebay.wal.chunks import ChunkReader, require_complete
 from forebay.wal.retention import Deleter
-from forebay.wal.segment import Segment
+from forebay.wal.segment import ChunkReader, Segment, require_complete
 
 Range = tuple[int, int]
 """Offsets, the end not included."""

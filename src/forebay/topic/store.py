@@ -33,9 +33,8 @@ from forebay.topic.factory import WalStorageFactory
 from forebay.topic.storage import StartPosition, WalStorage
 from forebay.topic.view import StoreView
 from forebay.wal.append import Durability
-from forebay.wal.async_reader import AsyncLogReader
 from forebay.wal.commit import Visibility
-from forebay.wal.reader import LogReader
+from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Watermarks
 

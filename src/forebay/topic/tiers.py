@@ -10,9 +10,8 @@ from forebay.catalog.ownership import Session
 from forebay.clock import Clock
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
-from forebay.objects.connect import connect
-from forebay.objects.large_blocks import return_large_blocks
-from forebay.objects.store import CloudStore
+from forebay.objects.buffers import return_large_blocks
+from forebay.objects.store import CloudStore, connect
 from forebay.read.fetch import FetchPool
 from forebay.read.joined import CatalogSource, LocalEnd, TieredLog
 from forebay.read.verify import looks_same, verify_object

@@ -33,10 +33,9 @@ from forebay.settings import StoreSettings
 from forebay.topic.tiers import Tiers
 from forebay.wal.commit import Visibility
 from forebay.wal.identity import read_log_id
-from forebay.wal.indexes import SegmentIndexes
 from forebay.wal.publisher import read_published
 from forebay.wal.reader import LogReader, Plan, ReadableLog
-from forebay.wal.segment import Segment
+from forebay.wal.segment import Segment, SegmentIndexes
 from forebay.wal.view import LogView
 from forebay.wal.waiters import Waiter
 

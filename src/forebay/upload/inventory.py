@@ -7,19 +7,166 @@ last that its name gives. Which message encoding is in the frames does not matte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from forebay.errors import CorruptLog, DescriptorError, ObjectMissing
+from forebay.errors import (
+    CorruptLog,
+    DescriptorError,
+    ObjectMissing,
+)
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
 from forebay.format.frame import FrameDecoder
-from forebay.format.names import ObjectName, TopicName, parse_object
-from forebay.format.object_index import ObjectIndex
-from forebay.limits import DESCRIPTOR_BYTES_MAX, MIB
+from forebay.format.index import ObjectIndex
+from forebay.format.names import (
+    SIDECAR_ENDING,
+    TOPICS_PREFIX,
+    ObjectName,
+    TopicName,
+    after_prefix,
+    objects_prefix,
+    parse_object,
+    parse_pending,
+    topic_of_key,
+)
+from forebay.limits import DESCRIPTOR_BYTES_MAX, MIB, OFFSET_MAX
 from forebay.objects.backend import Backend, ObjectMeta
-from forebay.upload.chain import Range
-from forebay.upload.listing import Stored, walk
+
+# ---- Which of the objects in a bucket make the chain: a pure decision, for restores.
+#
+# More objects may be there than count: what a compaction replaced, or has not yet replaced;
+# orphans of uploads that were planned anew; the same range under two names. The bytes of an
+# offset are the same in all of them, so any chain without a gap is right. The one with the
+# fewest objects is chosen, which is the compacted one.
+
+
+Range: TypeAlias = tuple[int, int]
+
+
+class Chain(NamedTuple):
+    ranges: tuple[Range, ...]
+    """Of the chosen objects, the ends included, ascending and without overlap."""
+    gaps: tuple[Range, ...]
+    """Offsets, the ends not included, that no chosen object holds."""
+
+
+def choose_chain(
+    ranges: Iterable[Range], start: int | None = None, until: int | None = None
+) -> Chain:
+    """The chain with the fewest offsets missing, and then with the fewest objects.
+
+    It runs from `start`, or else from the lowest offset there is, to the highest one, or to
+    `until` if that is beyond it. Ranges that begin before `start` are left out.
+    """
+    wanted = sorted({each for each in ranges if start is None or each[0] >= start})
+    first = start if start is not None else (wanted[0][0] if wanted else 0)
+    stop = max([first, until or 0, *(end + 1 for _, end in wanted)])
+    starts = sorted({first, *(begin for begin, _ in wanted)})
+    places = [*starts, stop]
+    best: list[tuple[int, int]] = [(0, 0)] * len(places)
+    """For each place: offsets missing and objects used from there to the end."""
+    picks: list[int | None] = [None] * len(starts)
+    ends: dict[int, list[int]] = {}
+    for begin, end in wanted:
+        ends.setdefault(begin, []).append(end)
+    for at in range(len(starts) - 1, -1, -1):
+        best[at] = (best[at + 1][0] + places[at + 1] - places[at], best[at + 1][1])
+        for end in ends.get(places[at], ()):
+            then = bisect_left(places, end + 1)
+            cost = (best[then][0] + places[then] - end - 1, best[then][1] + 1)
+            if cost <= best[at]:
+                best[at], picks[at] = cost, end
+    return _followed(places, picks)
+
+
+def _followed(places: list[int], picks: list[int | None]) -> Chain:
+    ranges: list[Range] = []
+    gaps: list[Range] = []
+    position = places[0]
+    at = 0
+    while at < len(picks):
+        end = picks[at]
+        if end is None:
+            at += 1
+            continue
+        if places[at] > position:
+            gaps.append((position, places[at]))
+        ranges.append((places[at], end))
+        position = end + 1
+        at = bisect_left(places, position)
+    if places[-1] > position:
+        gaps.append((position, places[-1]))
+    return Chain(tuple(ranges), tuple(gaps))
+
+
+# ---- What the object store's listing says of topics: which there are, and what lies in each.
+#
+# A listing is streamed, in the order of names. An object and its sidecar are neighbours in it,
+# so both come together, whichever of them is there.
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object as it is listed: itself, its sidecar, or both."""
+
+    object_id: str
+    object: ObjectMeta | None
+    sidecar: ObjectMeta | None
+
+
+def is_object_name(name: str) -> bool:
+    """Whether it is the name of a finished or of a pending object."""
+    finished = parse_object(name)
+    if finished is not None:
+        return finished.end < OFFSET_MAX
+    start = parse_pending(name)
+    return start is not None and start < OFFSET_MAX
+
+
+def walk(store: Backend, topic: TopicName) -> Iterator[Stored | ObjectMeta]:
+    """Everything below the topic's prefix, by name; a plain ObjectMeta is nobody's file."""
+    prefix = objects_prefix(topic)
+    waiting: ObjectMeta | None = None
+    for meta in store.list(prefix):
+        name = meta.key.removeprefix(prefix)
+        owner = name.removesuffix(SIDECAR_ENDING)
+        if not is_object_name(owner):
+            yield meta
+        elif owner == name:
+            if waiting is not None:
+                yield Stored(waiting.key.removeprefix(prefix), waiting, None)
+            waiting = meta
+        elif waiting is not None and waiting.key == prefix + owner:
+            yield Stored(owner, waiting, meta)
+            waiting = None
+        else:
+            if waiting is not None:
+                yield Stored(waiting.key.removeprefix(prefix), waiting, None)
+                waiting = None
+            yield Stored(owner, None, meta)
+    if waiting is not None:
+        yield Stored(waiting.key.removeprefix(prefix), waiting, None)
+
+
+def topics_in_store(store: Backend) -> Iterator[TopicName]:
+    """Every topic that has a key below its objects' prefix; one request or so for each."""
+    after: str | None = None
+    while (meta := next(store.list(TOPICS_PREFIX, after=after), None)) is not None:
+        parts = meta.key.removeprefix(TOPICS_PREFIX).split("/")
+        if len(parts) < 3:
+            after = meta.key
+            continue
+        own = TOPICS_PREFIX + "/".join(parts[:2]) + "/"
+        found = topic_of_key(f"{own}objects/any")
+        if found is not None and next(store.list(objects_prefix(found[0])), None) is not None:
+            yield found[0]
+        after = after_prefix(own)
+
+
+# ---- inventory
+
 
 CHUNK_BYTES: Final = 4 * MIB
 

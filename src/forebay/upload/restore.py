@@ -37,15 +37,20 @@ from forebay.format.names import TopicName, objects_prefix
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.objects.backend import Backend
-from forebay.upload.chain import Chain, Range, choose_chain
 from forebay.upload.inventory import (
     Candidate,
+    Chain,
     Describe,
     Inventory,
+    Range,
     Reading,
+    choose_chain,
     describe,
     take_stock,
 )
+
+# ---- restore
+
 
 _log: Final = logging.getLogger("forebay.upload")
 _RANGES_SHOWN: Final = 20

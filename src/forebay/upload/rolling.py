@@ -21,10 +21,10 @@ from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptFrame
 from forebay.format.checkpoint import UploaderCheckpoint
 from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.index import ObjectIndex
 from forebay.format.names import ObjectName, TopicName, object_key, pending_object
-from forebay.format.object_index import ObjectIndex
 from forebay.logs import event
-from forebay.upload import observe
+from forebay.upload import metrics
 from forebay.upload.plan import Place, PlannedObject, plan_object
 from forebay.upload.transfer import ObjectBuilder, Transferred, describe, require_size
 from forebay.upload.uploader import Uploader, UploadPorts
@@ -128,7 +128,7 @@ class RollingUploader(Uploader):
                     start = opened.place.position if opened.place.seq == extent.seq else 0
                     opened.place = Place(extent.seq, start + frames.safe_length, offset)
         except CorruptFrame:
-            observe.corrupt_frames.add()
+            metrics.corrupt_frames.add()
             if opened.builder.messages:
                 self._finish([])
             raise

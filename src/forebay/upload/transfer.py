@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from forebay.errors import CorruptLog
 from forebay.format.descriptor import Index, ObjectDescriptor, encode_descriptor
 from forebay.format.frame import Scan
+from forebay.format.index import ObjectIndex
 from forebay.format.names import TopicName, object_key, sidecar
-from forebay.format.object_index import ObjectIndex
 from forebay.objects.backend import ObjectMeta, ObjectWriter
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
-from forebay.upload import observe
-from forebay.upload.plan import PlannedObject
-from forebay.upload.source import SegmentSource
+from forebay.upload import metrics
+from forebay.upload.plan import PlannedObject, SegmentSource
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class ObjectBuilder:
         view = memoryview(frames.buffer)[start : frames.safe_length]
         self.index.add(frames, self.size)
         self.writer.write(view)
-        observe.stream_chunk_bytes.observe(len(view))
+        metrics.stream_chunk_bytes.observe(len(view))
         self.size += len(view)
         self.messages += len(frames)
 

@@ -32,6 +32,7 @@ from forebay.errors import (
     TopicFenced,
     UsageError,
 )
+from forebay.forks import disown_after_fork
 from forebay.format.checkpoint import UploaderCheckpoint
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import ObjectName, TopicName
@@ -39,12 +40,10 @@ from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.logs import event
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
-from forebay.upload import observe
-from forebay.upload.plan import Place, PlannedObject, plan_object
-from forebay.upload.source import SegmentSource
+from forebay.upload import metrics
+from forebay.upload.plan import Place, PlannedObject, SegmentSource, plan_object
 from forebay.upload.transfer import describe, put_sidecar, transfer
 from forebay.wal.checkpoints import CheckpointStore
-from forebay.wal.forks import disown_after_fork
 from forebay.wal.log import Wal
 from forebay.wal.segment import Segment
 
@@ -130,13 +129,13 @@ class Uploader:
                 raise
             except ForebayError as error:
                 self.last_error = error
-                observe.cycles.add(1, "failed")
-                observe.failures.add(1, type(error).__name__)
+                metrics.cycles.add(1, "failed")
+                metrics.failures.add(1, type(error).__name__)
                 event(_log, logging.ERROR, "upload failed", topic=self.topic, error=error)
                 raise
             self.last_error = None
-            observe.cycles.add(1, "done" if done else "idle")
-            observe.cycle_seconds.observe(self.ports.clock.monotonic() - started)
+            metrics.cycles.add(1, "done" if done else "idle")
+            metrics.cycle_seconds.observe(self.ports.clock.monotonic() - started)
             return done
 
     def _cycle(self, *, force: bool) -> list[ObjectDescriptor]:
@@ -251,7 +250,7 @@ class Uploader:
         try:
             return self._upload_whole(planned, done)
         except CorruptFrame as error:
-            observe.corrupt_frames.add()
+            metrics.corrupt_frames.add()
             sound = (
                 planned.cut_at(Path(error.file), error.position, error.offset)
                 if error.offset is not None
@@ -300,10 +299,10 @@ class Uploader:
         self.follow(record)
         done.append(descriptor)
         self.remember(descriptor.end_offset, end, descriptor.object_id)
-        observe.objects_created.add()
-        observe.bytes_uploaded.add(descriptor.size)
-        observe.bytes_per_object.observe(descriptor.size)
-        observe.msgs_per_object.observe(descriptor.count)
+        metrics.objects_created.add()
+        metrics.bytes_uploaded.add(descriptor.size)
+        metrics.bytes_per_object.observe(descriptor.size)
+        metrics.msgs_per_object.observe(descriptor.count)
         event(
             _log,
             logging.INFO,
@@ -352,8 +351,8 @@ class Uploader:
             try:
                 self.ports.verify(self.topic, descriptor)
             except ForebayError:
-                observe.verified.add(1, "failed")
+                metrics.verified.add(1, "failed")
                 raise
-            observe.verified.add(1, "good")
+            metrics.verified.add(1, "good")
             record = catalog.mark_verified(self.topic, descriptor)
             self.follow(record)

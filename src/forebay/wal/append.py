@@ -21,7 +21,7 @@ from forebay.format.message import StreamMessage, encode_head, encode_message, e
 from forebay.format.pure import add_frame
 from forebay.limits import ENCODE_BYTES_MAX
 from forebay.settings import WalSettings
-from forebay.wal import observe
+from forebay.wal import metrics
 from forebay.wal.claim import Claim
 from forebay.wal.commit import REFUSE, GroupCommit
 from forebay.wal.journal import AnyJournal
@@ -188,7 +188,7 @@ class Appender(GroupCommit):
             # event loop is made while this one is synced.
             began = time.monotonic()
             await self.await_watermark(offsets.stop, "synced")
-            observe.append_seconds.observe(time.monotonic() - began)
+            metrics.append_seconds.observe(time.monotonic() - began)
         return offsets
 
     def _enqueue_many(

@@ -20,14 +20,14 @@ from typing import Final, Literal, TypeAlias
 
 from forebay.clock import Clock
 from forebay.errors import LogClosed, TopicFenced, WaitTimeout
+from forebay.forks import disown_after_fork
 from forebay.limits import QUEUE_RUNS_MAX, RUN_BYTES_MAX
 from forebay.logs import event
 from forebay.settings import WalSettings
+from forebay.wal.cache import Run, RunCache
 from forebay.wal.claim import Claim, stopped
-from forebay.wal.forks import disown_after_fork
 from forebay.wal.gather import Gather
 from forebay.wal.journal import AnyJournal
-from forebay.wal.memory import Run, RunCache
 from forebay.wal.pool import WriterPool
 from forebay.wal.queue import Queue
 from forebay.wal.waiters import TaskWaiter, ThreadWaiter, Waiter, Waiters, wait_released, wake

@@ -26,19 +26,25 @@ from forebay.files.disk import (
     append_all_parts,
     replace_file,
 )
-from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
+from forebay.format.checkpoint import (
+    SegmentEntry,
+    WalCheckpoint,
+)
+from forebay.format.index import SegmentIndex, encode_index
 from forebay.format.names import FAILED_FILE, SegmentNames
-from forebay.format.segment_index import SegmentIndex, encode_index
 from forebay.logs import event
 from forebay.settings import WalSettings
-from forebay.wal import observe
+from forebay.wal import metrics
+from forebay.wal.cache import Run
 from forebay.wal.checkpoints import CheckpointStore
 from forebay.wal.claim import Claim
 from forebay.wal.identity import settle
-from forebay.wal.memory import Run
 from forebay.wal.publisher import Publisher, read_published
 from forebay.wal.recovery import Recovered, Recovery, remove_segment
 from forebay.wal.segment import Segment, SegmentSet
+
+# ---- journal
+
 
 _log: Final = logging.getLogger("forebay.wal")
 
@@ -96,7 +102,7 @@ class Journal:
         self._write(pending)
         self._sync()
         self._publish()
-        observe.flushed(runs, self._clock.monotonic() - started)
+        metrics.flushed(runs, self._clock.monotonic() - started)
 
     def rotate(self) -> None:
         """Seals the active segment, if it holds anything; the next commit begins a new one."""
@@ -191,7 +197,7 @@ class Journal:
             self._write_index(active)
             sealed = (*self.segments.sealed, replace(active, index=None))
             self.segments = SegmentSet(sealed, None)
-            observe.rotations.add()
+            metrics.rotations.add()
 
     def _rotate(self, first_offset: int) -> None:
         sealed_before = len(self.segments.sealed)

@@ -31,19 +31,17 @@ from forebay.format.message import StreamMessage, decode_messages
 from forebay.format.names import SegmentNames, parse_topic
 from forebay.limits import READER_PIN_SECONDS_MAX
 from forebay.settings import WalSettings
-from forebay.wal import observe
+from forebay.wal import metrics
 from forebay.wal.append import Appender
-from forebay.wal.async_reader import AsyncLogReader
+from forebay.wal.cache import Run, newest_since
 from forebay.wal.checkpoints import CheckpointStore
 from forebay.wal.claim import Claim, Unclaimed
 from forebay.wal.commit import REFUSE, Visibility
-from forebay.wal.indexes import SegmentIndexes
 from forebay.wal.journal import open_journal
-from forebay.wal.memory import Run, newest_since
 from forebay.wal.pool import WriterPool
-from forebay.wal.reader import LogReader, Plan, ReadableLog
+from forebay.wal.reader import AsyncLogReader, LogReader, Plan, ReadableLog
 from forebay.wal.retention import Deleter
-from forebay.wal.segment import Segment
+from forebay.wal.segment import Segment, SegmentIndexes
 
 
 class Wal(Appender):
@@ -195,7 +193,7 @@ class Wal(Appender):
         reader = LogReader(log, self._disk, self._indexes, start, end=end, visibility=visibility)
         with self._lock:
             self._readers.add(reader)
-        observe.readers.add()
+        metrics.readers.add()
         return reader
 
     def async_reader(

@@ -1,7 +1,7 @@
 """The lock on a topic's directory, and the synced position published to other processes.
 
-Whoever owns the topic holds the lock and overwrites the record in `wal.synced` after every group
-commit. A process that only reads needs no lock.
+Whoever owns the topic holds the lock and overwrites the record in `wal.synced` after every
+group commit. A process that only reads needs no lock.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ import os
 from pathlib import Path
 
 from forebay.errors import LogLocked
-from forebay.files.disk import AppendFile, Disk, append_all, read_file, write_all_at
-from forebay.format.names import PUBLISHED_FILE
-from forebay.format.published import (
+from forebay.files.disk import (
+    AppendFile,
+    Disk,
+    append_all,
+    read_file,
+    write_all_at,
+)
+from forebay.format.checkpoint import (
     RECORD_BYTES,
     Published,
     decode_published,
     encode_published,
 )
+from forebay.format.names import PUBLISHED_FILE
 
 
 def read_published(disk: Disk, directory: Path) -> Published | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from forebay.format.layout import Buffer
 from forebay.format.pure import RUN_PREFIX, new_run, run_count, run_frames
-from forebay.wal.memory import Run
+from forebay.wal.cache import Run
 
 
 class Queue:

@@ -7,12 +7,25 @@ whole segment.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import errno
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.format.segment_index import SegmentIndex
+from forebay.errors import CorruptFrame
+from forebay.files.disk import Disk, ReadFile, read_file
+from forebay.format.frame import HEADER_BYTES, End, Scan, frame_bytes, scan
+from forebay.format.index import SegmentIndex, decode_index
+from forebay.format.names import SegmentNames
+from forebay.limits import (
+    READ_CHUNK_BYTES,
+    SEGMENT_INDEX_BYTES,
+    SEGMENT_INDEX_ENTRIES_MAX,
+    SEGMENT_INDEXES_MAX,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +76,141 @@ class SegmentSet:
         if at >= 0 and offset < self.sealed[at].end_offset:
             return self.sealed[at]
         return None
+
+
+# ---- Reads frames out of a segment, a chunk at a time, in bounded memory.
+#
+# One buffer is used again for every chunk (fresh megabytes cost page faults), so the scan that a
+# read answers is valid until the next read. A frame larger than the buffer gets one of its own.
+
+
+class ChunkReader:
+    __slots__ = ("_buffer",)
+
+    def __init__(self, chunk_bytes: int = READ_CHUNK_BYTES) -> None:
+        self._buffer = bytearray(max(chunk_bytes, HEADER_BYTES))
+
+    def read(self, file: ReadFile, position: int, limit: int, expected: int | None) -> Scan:
+        """Scans whole frames from `position`; bytes from `limit` on do not exist.
+
+        Positions in the scan count from `position`. It ends TORN only where the frame reaches
+        beyond the limit, never because the chunk was too small for it.
+        """
+        chunk = self._fetch(file, position, min(limit - position, len(self._buffer)))
+        if not len(chunk) and position < limit:
+            raise OSError(errno.EIO, f"the file ends at {position}, before {limit}")
+        found = scan(chunk, expected=expected, consecutive=True)
+        if found.end is not End.TORN or position + len(chunk) >= limit:
+            return found
+        if len(found):
+            return replace(found, end=End.COMPLETE)
+        size = frame_bytes(chunk, 0)
+        if size is None or size > limit - position:
+            return found
+        whole = bytearray(size)
+        taken = file.read_into(memoryview(whole), position)
+        return scan(memoryview(whole)[:taken], expected=expected, consecutive=True)
+
+    def _fetch(self, file: ReadFile, position: int, size: int) -> memoryview:
+        window = memoryview(self._buffer)[: max(size, 0)]
+        return window[: file.read_into(window, position)]
+
+
+def index_frames(index: SegmentIndex, frames: Scan, base: int) -> None:
+    """Adds the scanned frames to the index, one in about SEGMENT_INDEX_BYTES; `base` is where
+    the scan began in the segment."""
+    at = 0
+    while at < len(frames):
+        position = frames.positions[at]
+        index.add(frames.offsets[at], base + position - HEADER_BYTES)
+        at = bisect_left(frames.positions, position + SEGMENT_INDEX_BYTES, at + 1)
+
+
+def scan_segment(
+    file: ReadFile, chunks: ChunkReader, limit: int, expected: int | None, index: SegmentIndex
+) -> Iterator[tuple[int, Scan]]:
+    """Every (position, scan) from the start of a segment; stops after one that is not COMPLETE."""
+    position = 0
+    while position < limit:
+        found = chunks.read(file, position, limit, expected)
+        index_frames(index, found, position)
+        yield position, found
+        if found.end is not End.COMPLETE:
+            return
+        position += found.safe_length
+        expected = found.offset
+
+
+def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> SegmentIndex:
+    """A sealed segment's index: from its file, or built by scanning the segment."""
+    size = disk.size(path)
+    try:
+        raw = read_file(disk, index_path, bytes_max=64 + 16 * SEGMENT_INDEX_ENTRIES_MAX)
+        index = decode_index(raw, size)
+        if index is not None and index.offsets[0] == first_offset:
+            return index
+    except (OSError, ValueError):
+        # It is a hint: whatever is wrong with it, the segment tells the same.
+        pass
+    return build_index(disk, path, first_offset)
+
+
+def build_index(disk: Disk, path: Path, first_offset: int) -> SegmentIndex:
+    """Scans a sealed segment from front to back; raises CorruptFrame for anything amiss."""
+    index = SegmentIndex()
+    file = disk.open_read(path)
+    try:
+        for position, found in scan_segment(file, ChunkReader(), file.size(), first_offset, index):
+            require_complete(found, path, position)
+    finally:
+        file.close()
+    return index
+
+
+def require_complete(found: Scan, path: Path, base: int) -> None:
+    """CorruptFrame unless the scan ended at a frame boundary: for files that must be whole."""
+    if found.end is not End.COMPLETE:
+        raise CorruptFrame(
+            found.end.describe(),
+            file=str(path),
+            position=base + found.safe_length,
+            offset=found.offset,
+        )
+
+
+# ---- Indexes of sealed segments, loaded when a reader starts in the middle of one.
+#
+# A bounded number of them is kept, most recently used first.
+
+
+class SegmentIndexes:
+    def __init__(self, disk: Disk, names: SegmentNames) -> None:
+        self._disk = disk
+        self._names = names
+        self._lock = threading.Lock()
+        self._known: OrderedDict[int, SegmentIndex] = OrderedDict()
+
+    def seek(self, segment: Segment, offset: int) -> tuple[int, int]:
+        """An (offset, position) at or before `offset`, close to it."""
+        if offset == segment.first_offset:
+            return offset, 0
+        return (segment.index or self._sealed(segment)).seek(offset)
+
+    def floor(self, segment: Segment, offset: int, position: int) -> tuple[int, int]:
+        """The last known (offset, position) that is at most at both."""
+        index = segment.index or self._sealed(segment)
+        return index.floor(offset, position)
+
+    def _sealed(self, segment: Segment) -> SegmentIndex:
+        with self._lock:
+            index = self._known.get(segment.seq)
+            if index is not None:
+                self._known.move_to_end(segment.seq)
+                return index
+        path = segment.path.with_name(self._names.index(segment.seq))
+        index = load_index(self._disk, segment.path, path, segment.first_offset)
+        with self._lock:
+            self._known[segment.seq] = index
+            while len(self._known) > SEGMENT_INDEXES_MAX:
+                self._known.popitem(last=False)
+        return index

@@ -15,15 +15,14 @@ from typing import Final
 from forebay.errors import ForebayError, MissingData, OffsetOutOfRange
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
+from forebay.format.checkpoint import Published
+from forebay.format.index import SegmentIndex
 from forebay.format.names import SEGMENT_FILE, SegmentNames
-from forebay.format.published import Published
-from forebay.format.segment_index import SegmentIndex
 from forebay.wal.commit import Visibility
-from forebay.wal.indexes import SegmentIndexes
 from forebay.wal.publisher import read_published
 from forebay.wal.reader import LogReader, Plan
 from forebay.wal.recovery import first_offset_of, join_segments
-from forebay.wal.segment import Segment, SegmentSet
+from forebay.wal.segment import Segment, SegmentIndexes, SegmentSet
 from forebay.wal.waiters import Waiter
 
 _PUBLISHED_READS_MAX: Final = 100

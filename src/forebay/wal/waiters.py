@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Final, Protocol
 
-from forebay.wal import observe
+from forebay.wal import metrics
 
 NEVER: Final = 2**64
 """A target that no watermark reaches."""
@@ -139,5 +139,5 @@ def wake(waiters: Iterable[Waiter]) -> int:
         if waiter.producer:
             producers, since = producers + 1, min(since, waiter.since)
     if producers:
-        observe.append_seconds.observe(time.monotonic() - since)
+        metrics.append_seconds.observe(time.monotonic() - since)
     return producers

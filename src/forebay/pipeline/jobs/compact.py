@@ -30,14 +30,13 @@ from forebay.errors import CommitRefused, CorruptLog, ForebayError, TopicFenced,
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.logs import event
+from forebay.pipeline.execute import Done, Progress, pack, spread
 from forebay.pipeline.jobs.compact_plan import Bounds, Group, plan_groups
 from forebay.pipeline.jobs.compact_report import BYTES, OBJECTS, REPLACED, CompactReport, CompactRow
 from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
-from forebay.pipeline.packing import pack
+from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import Workbench
 from forebay.pipeline.session import slots, spark_session
-from forebay.pipeline.site import site_settings
-from forebay.pipeline.spread import Done, Progress, spread
-from forebay.pipeline.workbench import Workbench
 from forebay.settings import StoreSettings
 from forebay.topic.view import catalog_file
 

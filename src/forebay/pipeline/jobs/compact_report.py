@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.metrics import Counter
-from forebay.pipeline.report import to_dataframe
+from forebay.pipeline.jobs.report import to_dataframe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,9 +17,9 @@ from hashlib import sha256
 from forebay.errors import CorruptLog, ForebayError, MissingData
 from forebay.format.descriptor import Index, ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES
+from forebay.format.index import ObjectIndex
 from forebay.format.names import TopicName, object_key
-from forebay.format.object_index import ObjectIndex
-from forebay.pipeline.workbench import Workbench, workbench
+from forebay.pipeline.resources import Workbench, workbench
 from forebay.read.history import ObjectStream
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings

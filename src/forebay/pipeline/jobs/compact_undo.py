@@ -20,8 +20,8 @@ from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.pipeline.jobs.compact import known_topics, open_site
 from forebay.pipeline.jobs.compact_report import OBJECTS, CompactReport, CompactRow
-from forebay.pipeline.site import site_settings
-from forebay.pipeline.workbench import Workbench
+from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import Workbench
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
 

@@ -34,16 +34,14 @@ from forebay.errors import (
 from forebay.format.names import ObjectName, TopicName, parse_topic
 from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.logs import event
-from forebay.pipeline.fleet import Fleet, SparkFleet
+from forebay.pipeline.execute import Done, Fleet, Progress, SparkFleet, pack
 from forebay.pipeline.jobs.offload_plan import TopicPlan, TopicPlanner
 from forebay.pipeline.jobs.offload_report import OffloadReport, OffloadRow, failed, made, would_be
-from forebay.pipeline.jobs.shipment import Errand, Inspection, Shipment, Shipped, run_errand
-from forebay.pipeline.packing import pack
-from forebay.pipeline.site import site_settings
-from forebay.pipeline.spread import Done, Progress
+from forebay.pipeline.jobs.offload_task import Errand, Inspection, Shipment, Shipped, run_errand
+from forebay.pipeline.location import site_settings
 from forebay.settings import StoreSettings
 from forebay.topic.view import StoreView
-from forebay.upload import observe
+from forebay.upload import metrics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,8 +107,8 @@ class Offload:
             raise none.reason from None
         if not dry_run:
             outcome = "failed" if not report.ok else "done" if report.rows else "idle"
-            observe.cycles.add(1, outcome)
-            observe.cycle_seconds.observe(self._clock.monotonic() - started)
+            metrics.cycles.add(1, outcome)
+            metrics.cycle_seconds.observe(self._clock.monotonic() - started)
         return report
 
     def planner(self, topic: TopicName) -> TopicPlanner:
@@ -248,7 +246,7 @@ class _Run:
 
     def _note(self, topic: TopicName, error: ForebayError) -> None:
         self._rows.append(failed(topic, error))
-        observe.failures.add(1, type(error).__name__)
+        metrics.failures.add(1, type(error).__name__)
         event(_log, logging.ERROR, "offload failed", topic=topic, error=error)
 
     # -- carrying out ---------------------------------------------------------------------------
@@ -297,7 +295,7 @@ class _Run:
             self._fail(topic, self._damage.pop(topic))
 
     def _settle_inspection(self, errand: Inspection, done: Done[Shipped]) -> None:
-        observe.verified.add(1, "good" if done.error is None else "failed")
+        metrics.verified.add(1, "good" if done.error is None else "failed")
         try:
             if done.error is not None:
                 raise done.error
@@ -315,11 +313,11 @@ class _Run:
             catalog.commit(topic, self._intended_anew(shipment), descriptor)
         self._offload.planner(topic).committed(shipment.planned)
         self._rows.append(made(topic, descriptor, shipped.seconds))
-        observe.objects_created.add()
-        observe.bytes_uploaded.add(descriptor.size)
-        observe.bytes_per_object.observe(descriptor.size)
-        observe.msgs_per_object.observe(descriptor.count)
-        observe.verified.add(1, "good")
+        metrics.objects_created.add()
+        metrics.bytes_uploaded.add(descriptor.size)
+        metrics.bytes_per_object.observe(descriptor.size)
+        metrics.msgs_per_object.observe(descriptor.count)
+        metrics.verified.add(1, "good")
         event(
             _log,
             logging.INFO,
@@ -357,7 +355,7 @@ class _Run:
         """One object was not made or not committed: plan again, or give the topic up."""
         local = isinstance(error, CorruptFrame) and Path(error.file).is_absolute()
         if isinstance(error, CorruptFrame) and local and topic not in self._damage:
-            observe.corrupt_frames.add()
+            metrics.corrupt_frames.add()
             self._damage[topic] = error
             self._todo[topic] = None
             return

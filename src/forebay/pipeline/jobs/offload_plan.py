@@ -21,8 +21,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName
 from forebay.settings import UploaderSettings
 from forebay.topic.view import TopicView
-from forebay.upload.plan import Place, PlannedObject, plan_object
-from forebay.upload.source import SegmentSource
+from forebay.upload.plan import Place, PlannedObject, SegmentSource, plan_object
 from forebay.wal.segment import Segment
 
 

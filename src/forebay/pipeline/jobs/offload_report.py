@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.errors import ForebayError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import ObjectName, TopicName
-from forebay.pipeline.report import to_dataframe
+from forebay.pipeline.jobs.report import to_dataframe
 from forebay.upload.plan import PlannedObject
 
 if TYPE_CHECKING:

@@ -29,26 +29,81 @@ from forebay.catalog.notes import HERE, origin
 from forebay.errors import ForebayError, UsageError
 from forebay.format.names import TopicName, parse_topic, staged_file
 from forebay.limits import MIB, TASK_BYTES, WAVE_TASKS_PER_SLOT
-from forebay.pipeline.door import Door, connect_door
-from forebay.pipeline.fleet import Fleet, SparkFleet
-from forebay.pipeline.jobs.replay_report import ReplayReport, ReplayRow
-from forebay.pipeline.scan_batch import open_view, read_split
-from forebay.pipeline.scan_pieces import Piece, Split
-from forebay.pipeline.scan_plan import EARLIEST, LATEST, OffsetRange, plan_topic, resolve_range
-from forebay.pipeline.scan_times import offset_at_time
-from forebay.pipeline.server_commit import commit_through, serving
-from forebay.pipeline.sink_columns import staged_batches
-from forebay.pipeline.sink_commit import Committed, commit_batch, read_sink_note
-from forebay.pipeline.sink_notes import Run, SinkNote, check_sink_id
-from forebay.pipeline.site import site_settings
-from forebay.pipeline.spread import Progress
-from forebay.pipeline.staging import Part, discard, stage
-from forebay.pipeline.workbench import Workbench, workbench
+from forebay.pipeline.execute import Fleet, Progress, SparkFleet
+from forebay.pipeline.jobs.report import to_dataframe
+from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import Workbench, workbench
+from forebay.pipeline.sink.columns import staged_batches
+from forebay.pipeline.sink.commit import Committed, commit_batch, read_sink_note
+from forebay.pipeline.sink.marks import Run, SinkNote, check_sink_id
+from forebay.pipeline.sink.server import commit_through, serving
+from forebay.pipeline.sink.staging import Part, discard, stage
+from forebay.pipeline.sink.topic_writer import Door, connect_door
+from forebay.pipeline.source.plan import (
+    EARLIEST,
+    LATEST,
+    OffsetRange,
+    Piece,
+    Split,
+    plan_topic,
+    resolve_range,
+)
+from forebay.pipeline.source.scan import offset_at_time, open_view, read_split
 from forebay.settings import StoreSettings
 from forebay.topic.view import TopicView
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# ---- What a run of `replay` did, batch by batch.
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRow:
+    """A range of the source, the end not included, and what became of it."""
+
+    start_offset: int
+    end_offset: int
+    appended: int
+    """Messages; of a dry run, those that would be."""
+    known: int
+    """Messages that were there from an earlier run."""
+    bytes: int
+    """About how many were read."""
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    dry_run: bool
+    topic: str
+    into: str
+    sink_id: str
+    """Which replay of this range it is: given again, a run goes on with this one."""
+    start_offset: int
+    end_offset: int
+    rows: tuple[ReplayRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(row.error is None for row in self.rows)
+
+    @property
+    def appended(self) -> int:
+        return sum(row.appended for row in self.rows)
+
+    @property
+    def known(self) -> int:
+        return sum(row.known for row in self.rows)
+
+    def dataframe(self, spark: SparkSession) -> DataFrame:
+        """The rows, one column for each of their fields."""
+        return to_dataframe(spark, ReplayRow, self.rows)
+
+
+# ---- replay
+
 
 _Commit: TypeAlias = Callable[[Run, Sequence[Part]], Committed]
 _PIECE_BYTES: Final = 32 * MIB

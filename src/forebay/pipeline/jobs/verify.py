@@ -28,6 +28,7 @@ from forebay.errors import CommitRefused, ForebayError, UsageError
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.logs import event
+from forebay.pipeline.execute import Done, Progress, pack, spread
 from forebay.pipeline.jobs.verify_check import Checked, Item, check
 from forebay.pipeline.jobs.verify_plan import (
     NOTE,
@@ -41,15 +42,13 @@ from forebay.pipeline.jobs.verify_plan import (
 from forebay.pipeline.jobs.verify_report import BYTES, ERROR, OBJECTS, Ledger, VerifyReport
 from forebay.pipeline.jobs.verify_report import NOTE as ASIDE
 from forebay.pipeline.jobs.verify_survey import link_of, named_instead, still_named, survey_topic
-from forebay.pipeline.packing import pack
+from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import Workbench
 from forebay.pipeline.session import slots, spark_session
-from forebay.pipeline.site import site_settings
-from forebay.pipeline.spread import Done, Progress, spread
-from forebay.pipeline.workbench import Workbench
 from forebay.read.verify import FaultKind
 from forebay.settings import StoreSettings
 from forebay.topic.view import catalog_file
-from forebay.upload.listing import topics_in_store
+from forebay.upload.inventory import topics_in_store
 from forebay.upload.sweep import sweep
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from forebay.format.names import TopicName, object_key, sidecar
 from forebay.limits import DESCRIPTOR_BYTES_MAX
 from forebay.objects.store import CloudStore
 from forebay.pipeline.jobs.verify_report import NOTE, WARNING
-from forebay.pipeline.workbench import workbench
+from forebay.pipeline.resources import workbench
 from forebay.read.verify import Examined, examine_object
 from forebay.settings import StoreSettings
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.format.names import TopicName
 from forebay.logs import event
 from forebay.metrics import Counter
-from forebay.pipeline.report import to_dataframe
-from forebay.upload.sweep import Action, SweepItem
-from forebay.upload.verdict import Kind
+from forebay.pipeline.jobs.report import to_dataframe
+from forebay.upload.sweep import Action, Kind, SweepItem
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

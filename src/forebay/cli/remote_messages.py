@@ -1,0 +1,433 @@
+"""Lines to a running server: `forebay produce` through HTTP.
+
+Lines go as they arrive, in requests of bounded size, one after the other. A request that broke off
+is not sent again: nobody knows whether its lines were stored, and sending them again might store
+them twice. What is certain is said. Lines were refused only where the server says so, by a status
+or by `"taken": false`; after any other error nobody knows.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import click
+
+from forebay.cli.messages import arriving_lines, payload_facts, sound_lines
+from forebay.cli.options import connected, refused_token
+from forebay.errors import (
+    ForebayError,
+    LogClosed,
+    LostOffsets,
+    ServiceError,
+    ServiceRefused,
+    ServiceUnavailable,
+    TopicFenced,
+    UsageError,
+    WaitTimeout,
+)
+from forebay.format.names import TopicName
+from forebay.limits import MIB
+from forebay.settings import ServerAddress
+
+if TYPE_CHECKING:
+    from forebay.client import ServerClient
+
+
+Durability = Literal["buffered", "synced", "uploaded"]
+
+_BATCH_BYTES: Final = 1 * MIB
+_BATCH_LINES: Final = 1000
+_IDLE_SECONDS: Final = 1.0
+"""A connection that was idle for longer is made anew: the server may be closing it."""
+_BUSY_TRIES: Final = 30
+_BUSY_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the server has confirmed."""
+
+    topic: str
+    first: int | None = None
+    next: int | None = None
+    count: int = 0
+    stage: str = "synced"
+    interrupted: bool = False
+    doubt: str | None = None
+    """What nobody knows, if an interrupt came while a request was under way."""
+
+
+class Sender:
+    """One run of `produce` through a server."""
+
+    def __init__(self, client: ServerClient, topic: TopicName, durability: Durability) -> None:
+        self._client = client
+        self._topic = topic
+        self._messages = _path(topic, "messages")
+        self._durability = durability
+        self._used = 0.0
+        self._held: list[bytes] = []
+        """With `uploaded`, the last lines wait for their successors: only the end is waited for."""
+        self._under_way: tuple[int, int] | None = None
+        self._run: str | None = None
+        """The run of the server that answered last."""
+        self.sent = Sent(str(topic))
+
+    def run(self) -> Sent:
+        """Everything that arrives; ends with the input, or when it is interrupted."""
+        problem: UsageError | None = None
+        try:
+            problem = self._send_arriving()
+        except KeyboardInterrupt:
+            self.sent.interrupted = True
+        if self._under_way is None:
+            try:
+                self._finish()
+            except KeyboardInterrupt:
+                self.sent.interrupted = True
+        if self._under_way is not None:
+            self.sent.doubt = f"interrupted; {self._doubt(*self._under_way)}"
+        elif self.sent.next is None:
+            self.sent.doubt = "interrupted; no line was sent"
+        elif problem is not None:
+            raise problem
+        return self.sent
+
+    def _send_arriving(self) -> UsageError | None:
+        """All lines, or those before one that cannot be sent, which is what it answers."""
+        plain: Durability = "buffered" if self._durability == "buffered" else "synced"
+        arrived = 0
+        for lines in arriving_lines():
+            sound, problem = sound_lines(lines, arrived)
+            arrived += len(lines)
+            for batch in _batches(sound):
+                self._send(self._held, plain)
+                self._held = []
+                if self._durability == "uploaded":
+                    self._held = batch
+                else:
+                    self._send(batch, plain)
+            if problem is not None:
+                return problem
+        return None
+
+    def _finish(self) -> None:
+        held, self._held = self._held, []
+        if held:
+            uploaded = not self.sent.interrupted
+            self._send(held, "uploaded" if uploaded else "synced")
+            self.sent.stage = "uploaded" if uploaded else "synced"
+        elif self._durability == "buffered" and self.sent.next is not None:
+            self._await_synced(self.sent.next - 1)
+        elif self.sent.next is None:
+            self._look()
+
+    def _look(self) -> None:
+        """Nothing was sent: the topic is made all the same, as it is without a server."""
+        path = _path(self._topic)
+        self._asked("PUT", path)
+        end = self._asked("GET", path, {"limit": 0}).get("appended") or 0
+        self.sent.first = self.sent.next = int(end)
+
+    def _asked(self, method: str, path: str, query: dict[str, str | int] | None = None) -> Any:
+        try:
+            return self._client.json(method, path, query=query)
+        except ServiceRefused as error:
+            raise refused_token(error, self._client.address) from error
+
+    def _await_synced(self, last: int) -> None:
+        """A reader of what is synced waits for the message, and has the log sync it."""
+        self._under_way = 1, self.sent.count
+        query: dict[str, str | int] = {"start": last, "limit": 1, "follow": "true"}
+        try:
+            self._require_message(next(self._client.lines(self._messages, query), b"null"))
+        except (ForebayError, ValueError) as error:
+            # Whatever it is, it says nothing about the lines, which were taken before.
+            raise ServiceUnavailable(f"{error}; {self._doubt(*self._under_way)}") from error
+        self._require_same_run()
+        self._under_way = None
+
+    def _require_message(self, line: bytes) -> None:
+        from forebay.client.http import told_error
+
+        told = json.loads(line)
+        told = told if isinstance(told, dict) else {}
+        if "offset" not in told:
+            error = told.get("error")
+            words = {"message": "the server ended before it confirmed that all is synced"}
+            raise told_error(error if isinstance(error, dict) else words)
+
+    def _send(self, lines: list[bytes], durability: Durability) -> None:
+        if not lines:
+            return
+        if time.monotonic() - self._used > _IDLE_SECONDS:
+            self._client.close()
+        first, last = self.sent.count + 1, self.sent.count + len(lines)
+        self._under_way = first, last
+        try:
+            offsets = self._post(lines, durability)
+        except ForebayError as error:
+            raise self._failed(error, first, last) from error
+        self._used = time.monotonic()
+        self._require_same_run(offsets.start)
+        self._under_way = None
+        self.sent.count += len(lines)
+        self.sent.next = offsets.stop
+        if self.sent.first is None:
+            self.sent.first = offsets.start
+
+    def _require_same_run(self, offset: int | None = None) -> None:
+        """Lines that are only buffered are gone with the server that took them.
+
+        `offset` is the first of the newest lines: one that others had before says the same.
+        """
+        before, self._run = self._run, self._client.instance
+        if self._durability != "buffered" or self.sent.next is None or self._under_way is None:
+            return
+        back = offset is not None and offset < self.sent.next
+        if back or (before is not None and self._run != before):
+            raise ServiceUnavailable(
+                "the server was started again while lines were only buffered; "
+                f"{self._doubt(*self._under_way)}"
+            )
+
+    # -- what is said when it goes wrong --------------------------------------------------------
+
+    def _failed(self, error: ForebayError, first: int, last: int) -> ForebayError:
+        """What is certain, and what nobody knows, after a request that was not answered well."""
+        from forebay.client.http import took_nothing
+
+        if isinstance(error, WaitTimeout) and "synced" in vars(error):
+            return ServiceUnavailable(f"{error}; {self._lines(1, last)} are stored")
+        if not took_nothing(error):
+            return ServiceUnavailable(f"{error}; {self._doubt(first, last)}")
+        if isinstance(error, ServiceRefused):
+            told = refused_token(error, self._client.address)
+            return ServiceRefused(f"{told}; {self._certain(first)}")
+        if "status" in vars(error):
+            refused = f"{self._lines(first, last)} were refused: {error}"
+            return UsageError(f"{refused}; {self._certain(first)}")
+        unsent = f"{self._lines(first, last)} were not sent: {error}"
+        return ServiceUnavailable(f"{unsent}; {self._certain(first)}")
+
+    def _doubt(self, first: int, last: int) -> str:
+        if self._durability == "buffered":
+            first = 1
+        return (
+            f"{self._certain(first)}; whether {self._lines(first, last)} are stored is unknown: "
+            "look at the end of the topic before sending them again"
+        )
+
+    def _certain(self, first: int) -> str:
+        if first == 1:
+            return "no line is confirmed"
+        if self._durability == "buffered":
+            return f"{self._lines(1, first - 1)} were taken, and are not confirmed as synced"
+        return f"{self._lines(1, first - 1)} are stored"
+
+    @staticmethod
+    def _lines(first: int, last: int) -> str:
+        return f"lines {first} to {last}"
+
+    def _post(self, lines: list[bytes], durability: Durability) -> range:
+        """The offsets. Tries again only where the server says that it took nothing, and is busy."""
+        from forebay.client.http import is_busy, untaken
+
+        body, kind = _body(lines)
+        for _ in range(_BUSY_TRIES):
+            try:
+                return self._post_once(body, kind, durability, len(lines))
+            except ForebayError as error:
+                if not is_busy(error):
+                    raise
+                time.sleep(_BUSY_SECONDS)
+        raise untaken(
+            UsageError(f"the server was too busy {_BUSY_TRIES} times in a row; try again later")
+        )
+
+    def _post_once(self, body: bytes, kind: str, durability: Durability, count: int) -> range:
+        from http.client import HTTPException
+
+        answer = self._client.request(
+            "POST",
+            self._messages,
+            query={"durability": durability},
+            body=body,
+            headers={"Content-Type": kind},
+        )
+        try:
+            told = json.loads(answer.read())
+            offsets = range(int(told["first_offset"]), int(told["next_offset"]))
+        except (OSError, ValueError, TypeError, KeyError, HTTPException) as error:
+            # The answer broke off: it was on its way, so the lines may well be stored.
+            raise ServiceUnavailable(f"the server's answer broke off: {error!r}") from error
+        if len(offsets) != count:
+            raise ServiceUnavailable(
+                f"the server speaks of {len(offsets)} lines; {count} were sent"
+            )
+        return offsets
+
+
+def _path(topic: TopicName, *rest: str) -> str:
+    from forebay.client.http import topic_path
+
+    return topic_path(topic, *rest)
+
+
+def _encoded(line: bytes) -> bytes:
+    return json.dumps(payload_facts(line), ensure_ascii=False).encode()
+
+
+def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for line in lines:
+        most = 2 * len(line)  # base64, quotes and escapes; control characters take more
+        if batch and (len(batch) >= _BATCH_LINES or size + most > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(line)
+        size += most
+    if batch:
+        yield batch
+
+
+def _body(lines: list[bytes]) -> tuple[bytes, str]:
+    """One line is sent as it is: in JSON a large one might be over the server's limit."""
+    if len(lines) == 1:
+        return lines[0], "application/octet-stream"
+    return b"\n".join(map(_encoded, lines)) + b"\n", "application/x-ndjson"
+
+
+# ---- Messages from a running server: `forebay consume` through HTTP.
+#
+# The stream goes on by offset: where the server goes away for a moment, it is asked again from
+# the next offset on, for a bounded time. So no message is printed twice, and none is left out.
+# What is at the address then has to be a server of the same store: offsets mean nothing in
+# another one.
+
+
+RECONNECT_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.25
+_STEADY_SECONDS: Final = 5.0
+"""A request that lasted so long was heard; one that did not may have been turned away."""
+_AWAY: Final = (ServiceUnavailable, LogClosed, TopicFenced)
+"""What a server says, or what is said of it, that is on its way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    start: str
+    """An offset, `earliest` or `latest`."""
+    end: int | None
+    follow: bool
+    limit: int | None
+    skip_lost: bool
+
+    def query(self) -> dict[str, str | int]:
+        found: dict[str, str | int] = {"start": self.start}
+        if self.end is not None:
+            found["end"] = self.end
+        if self.limit is not None:
+            found["limit"] = self.limit
+        for name in ("follow", "skip_lost"):
+            if getattr(self, name):
+                found[name] = "true"
+        return found
+
+
+def received(
+    address: ServerAddress,
+    topic: TopicName,
+    wanted: Wanted,
+    find_again: Callable[[], ServerAddress | None],
+    reconnect_seconds: float = RECONNECT_SECONDS,
+) -> Generator[dict[str, Any], None, None]:
+    """The messages as facts. `find_again` answers where the server is after it was away.
+
+    None where it can only be where it was.
+    """
+    seen = False
+    away: float | None = None
+    while True:
+        began = time.monotonic()
+        try:
+            with connected(address) as client:
+                address = client.address  # held to its store from the first time on
+                for facts in _once(client, topic, wanted):
+                    seen, away = True, None
+                    if "offset" in facts:
+                        wanted = _after(wanted, int(facts["offset"]) + 1, 1)
+                        yield facts
+                    elif "lost" in facts:
+                        _say_lost(facts["lost"])
+                        wanted = _after(wanted, int(facts["lost"][1]), 0)
+            if _is_all(wanted):
+                return
+        except _AWAY as error:
+            if not seen and not wanted.follow:
+                raise
+            now = time.monotonic()
+            if away is None or now - began > _STEADY_SECONDS:
+                away = now  # it was there until now, whether or not anything came
+            if now - away >= reconnect_seconds:
+                raise ServiceUnavailable(
+                    f"{error}; it was asked for {reconnect_seconds:.0f} seconds; go on with "
+                    f"--start {wanted.start}"
+                ) from error
+            seen = True
+        time.sleep(_PAUSE_SECONDS)
+        if (found := find_again()) is not None:
+            address = replace(found, store=address.store or found.store)
+
+
+def _once(
+    client: ServerClient, topic: TopicName, wanted: Wanted
+) -> Generator[dict[str, Any], None, None]:
+    """One request. A reader that follows is told at once where `latest` is, if nothing comes."""
+    from forebay.client.http import told_error, topic_path
+
+    try:
+        for line in client.lines(topic_path(topic, "messages"), wanted.query()):
+            facts = json.loads(line)
+            if "error" in facts:
+                raise told_error(facts["error"])
+            yield facts
+    except LostOffsets as lost:
+        raise with_advice(lost) from lost
+    except ServiceRefused as error:
+        raise refused_token(error, client.address) from error
+    except ValueError as error:
+        if isinstance(error, ForebayError):
+            raise
+        raise ServiceError(f"{client.address.url}: a line that is not JSON: {error}") from error
+
+
+def _after(wanted: Wanted, offset: int, taken: int) -> Wanted:
+    limit = None if wanted.limit is None else wanted.limit - taken
+    return replace(wanted, start=str(offset), limit=limit)
+
+
+def _is_all(wanted: Wanted) -> bool:
+    """Whether a stream that ended in order has ended for good."""
+    if not wanted.follow or wanted.limit == 0:
+        return True
+    if wanted.end is None or not wanted.start.isdecimal():
+        return False
+    return int(wanted.start) >= wanted.end
+
+
+def _say_lost(lost: list[int]) -> None:
+    start, end = lost
+    click.echo(f"forebay: skipped offsets {start} to {end - 1}: lost", err=True)
+
+
+def with_advice(lost: LostOffsets) -> LostOffsets:
+    """The same, with the options that lead over it."""
+    return LostOffsets(
+        f"{lost} (--start {lost.end}), or use --skip-lost", start=lost.start, end=lost.end
+    )

@@ -1,0 +1,463 @@
+"""`ServerClient`: one kept-alive connection to a server, and its errors as ours.
+
+An error that the server tells is raised as the class that the server raised. A server that does
+not answer, or breaks off, is ServiceUnavailable: what was asked may have happened. Nothing is
+asked again here; a request on a connection that the server had closed meanwhile is the exception.
+
+Whoever knows the store that it wants asks each new connection who is there before it sends
+anything, the token least of all: a port is anybody's once its server has ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import select
+import socket
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+from forebay import errors
+from forebay.errors import (
+    CommitRefused,
+    DiskError,
+    ForebayError,
+    ObjectMissing,
+    ServiceError,
+    ServiceRefused,
+    ServiceUnavailable,
+    UsageError,
+)
+from forebay.format.names import TopicName
+from forebay.limits import KIB, MIB
+from forebay.settings import ServerAddress
+
+# ---- What a server tells: errors as ours, whether it took what was sent, and who it is. Pure.
+#
+# An error that a server tells is the class that the server raised, with its fields. It has the
+# `status` of the answer; where it has `taken` as False, nothing of the request was taken for
+# sure.
+
+
+STORE_HEADER: Final = "Forebay-Store"
+"""Of a request: the store that it is meant for."""
+INSTANCE_HEADER: Final = "Forebay-Instance"
+"""Of an answer: the run of the server that gave it."""
+_SILENT: Final[Mapping[int, type[ForebayError]]] = {
+    401: ServiceRefused,
+    403: ServiceRefused,
+    404: ObjectMissing,
+    409: CommitRefused,
+    412: ServiceUnavailable,
+    503: ServiceUnavailable,
+}
+"""What the answer to a HEAD means, which has no words."""
+_REFUSED: Final = {400, 401, 403, 404, 413}
+"""With these, a request was looked at and not carried out."""
+_Error = TypeVar("_Error", bound=ForebayError)
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """A server, by what `/healthz` says."""
+
+    instance: str
+    store: str | None
+    """None of an older version."""
+
+
+def told_who(body: bytes) -> Who | None:
+    """None if it is no Forebay server's answer."""
+    try:
+        told: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(told, dict) or not isinstance(told.get("instance"), str):
+        return None
+    store = told.get("store")
+    return Who(told["instance"], store if isinstance(store, str) else None)
+
+
+def told_error(told: Mapping[str, Any]) -> ForebayError:
+    """The error that a server tells: `{"kind": ..., "message": ..., ...}`."""
+    message = str(told.get("message", "the server told an error without words"))
+    kind = getattr(errors, str(told.get("kind")), None)
+    if not (isinstance(kind, type) and issubclass(kind, ForebayError)):
+        kind = ServiceError
+    fields = {name: each for name, each in told.items() if name not in {"kind", "message"}}
+    if issubclass(kind, DiskError):
+        number = fields.pop("errno", None)
+        error: ForebayError = kind(number if isinstance(number, int) else errno.EIO, message)
+    else:
+        error = kind.__new__(kind, message)
+        error.args = (message,)
+    vars(error).update(fields)
+    return error
+
+
+def error_of(url: str, status: int, body: bytes) -> ForebayError:
+    """What an answer with a status of 400 or more says."""
+    error: ForebayError
+    if not body and status in _SILENT:
+        error = _SILENT[status](f"{url} answered with status {status}")
+    else:
+        try:
+            error = told_error(json.loads(body)["error"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            error = ServiceError(f"{url} answered with status {status}, and is no Forebay server")
+    vars(error)["status"] = status
+    return error
+
+
+def untaken(error: _Error) -> _Error:
+    """The error, of a request that never got to a server."""
+    vars(error)["taken"] = False
+    return error
+
+
+def took_nothing(error: ForebayError) -> bool:
+    """Whether nothing of the request was taken for sure. Without that, nobody knows."""
+    known = vars(error)
+    return known.get("taken") is False or known.get("status") in _REFUSED
+
+
+def is_busy(error: ForebayError) -> bool:
+    """Whether the server took nothing and may take it in a moment."""
+    known = vars(error)
+    return known.get("taken") is False and known.get("status") == 503
+
+
+# ---- client
+
+
+_ANSWER_BYTES_MAX: Final = 64 * MIB
+_ERROR_BYTES_MAX: Final = 1 * MIB
+_LINE_BYTES_MAX: Final = 256 * MIB
+_WHO_BYTES_MAX: Final = 64 * KIB
+_WHO_PATH: Final = "/healthz"
+_READ_BYTES: Final = 64 * KIB
+_GONE: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+
+
+def topic_path(topic: TopicName, *rest: str) -> str:
+    """`/v1/topics/<namespace>/<topic>/...`, each part quoted."""
+    parts = ("v1", "topics", topic.namespace, topic.topic, *rest)
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+@dataclass(slots=True)
+class Answer:
+    """A response whose body has not been read yet; read it, or close the client."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: http.client.HTTPResponse
+
+    def read(self, bytes_max: int = _ANSWER_BYTES_MAX) -> bytes:
+        """The whole body; HTTPException or OSError if it breaks off."""
+        data = self.body.read(bytes_max + 1)
+        if len(data) <= bytes_max and self.body.length:  # a read of so many bytes does not tell
+            raise http.client.IncompleteRead(data, self.body.length)
+        if len(data) > bytes_max:
+            self.body.close()
+            raise ServiceError(f"the server's answer is larger than {bytes_max} bytes")
+        return data
+
+
+class ServerClient:
+    """Not thread-safe, but for `interrupt`: one request at a time."""
+
+    def __init__(self, address: ServerAddress, *, timeout_seconds: float = 60) -> None:
+        self.address = address
+        self.instance: str | None = None
+        """The run of the server that gave the last answer, if it said so."""
+        self._connection, self._path = _connection(address, timeout_seconds)
+        self._socket: socket.socket | None = None
+        self._answer: http.client.HTTPResponse | None = None
+        self._interrupted = False
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int] | None = None,
+        body: bytes | Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """The answer if its status is below 400; else the error that it tells."""
+        target = self._path + path + (f"?{urlencode(query)}" if query else "")
+        sent = dict(headers or {})
+        if self.address.token is not None:
+            sent["Authorization"] = f"Bearer {self.address.token}"
+        if self.address.store is not None:
+            sent[STORE_HEADER] = self.address.store
+        response = self._send(method, target, body, sent)
+        if response.status >= 400:
+            raise self._told(response)
+        return Answer(response.status, response.headers, response)
+
+    def who(self) -> Who:
+        """Who is there, asked without the token; ServiceError if it is no Forebay server."""
+        response = self._send("GET", self._path + _WHO_PATH, None, {})
+        try:
+            found = _who_answers(response)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._unavailable(error) from error
+        if found is None:
+            self.close()
+            raise untaken(ServiceError(f"what answers at {self.address.url} is no Forebay server"))
+        return found
+
+    def pin(self) -> None:
+        """Holds the client to the store of the server that is there now, if nobody said which."""
+        if self.address.store is None:
+            self.address = replace(self.address, store=self.who().store)
+
+    def _told(self, response: http.client.HTTPResponse) -> ForebayError:
+        try:
+            told = response.read(_ERROR_BYTES_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            return self._unavailable(error)
+        return error_of(self.address.url, response.status, told)
+
+    def _send(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterable[bytes] | None,
+        headers: dict[str, str],
+    ) -> http.client.HTTPResponse:
+        if self._answer is not None and not self._answer.isclosed():
+            self.close()  # what is left of the last answer would be taken for the next one
+        elif self._connection.sock is not None and _was_closed(self._connection.sock):
+            self.close()
+        reused = self._connection.sock is not None
+        again = method != "POST" and (body is None or isinstance(body, bytes))
+        try:
+            return self._once(method, target, body, headers)
+        except _GONE as error:
+            # The server closes connections that were idle for long; that is not its end.
+            if self._interrupted or not reused or not again:
+                raise self._unavailable(error) from error
+        return self._once(method, target, body, headers, last=True)
+
+    def _once(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterable[bytes] | None,
+        headers: dict[str, str],
+        *,
+        last: bool = False,
+    ) -> http.client.HTTPResponse:
+        """One try; a connection that was closed meanwhile is for the caller, unless it is last."""
+        asked = False
+        try:
+            self._answer = None
+            self._open()
+            asked = True
+            self._ask(method, target, body, headers)
+            self._answer = self._connection.getresponse()
+            self.instance = self._answer.headers.get(INSTANCE_HEADER)
+        except ssl.SSLError as error:
+            self.close()
+            refused = ServiceRefused(f"{self.address.url}: {error}; check ca_file")
+            raise (refused if asked else untaken(refused)) from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            if asked and isinstance(error, _GONE) and not last:
+                raise
+            away = self._unavailable(error)
+            raise (away if asked else untaken(away)) from error
+        except BaseException:  # interrupted half-way: nobody can tell what comes next on it
+            self.close()
+            raise
+        return self._answer
+
+    def _open(self) -> None:
+        """Sees to a connection; on a new one it asks who is there, if it matters."""
+        if self._connection.sock is None:
+            self._connection.connect()
+            self._heed_interrupt()
+            if self.address.store is not None:
+                self._make_sure(self.address.store)
+        self._heed_interrupt()
+
+    def _make_sure(self, store: str) -> None:
+        url = self.address.url
+        self._connection.request("GET", self._path + _WHO_PATH)
+        found = _who_answers(self._connection.getresponse())
+        if found is None:
+            raise untaken(
+                ServiceUnavailable(
+                    f"what answers at {url} now is no Forebay server: nothing was sent to it"
+                )
+            )
+        if found.store != store:
+            raise untaken(
+                ServiceUnavailable(
+                    f"the server at {url} is of another store now ({found.store}, and not {store}):"
+                    " nothing was sent to it"
+                )
+            )
+        if self._connection.sock is None:
+            raise ConnectionAbortedError("it closes connections that something more is asked on")
+
+    def _heed_interrupt(self) -> None:
+        self._socket = self._connection.sock
+        if self._interrupted:
+            raise ConnectionAbortedError("interrupted")
+
+    def _ask(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterable[bytes] | None,
+        headers: dict[str, str],
+    ) -> None:
+        try:
+            self._connection.request(method, target, body=body, headers=headers)
+        except (ConnectionResetError, BrokenPipeError):
+            # A server that refuses a body says so before it has read all of it.
+            if body is None or not self._has_answered():
+                raise
+
+    def _has_answered(self) -> bool:
+        connected = self._connection.sock
+        if connected is None or isinstance(connected, ssl.SSLSocket):
+            return False
+        try:
+            return bool(connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def _unavailable(self, error: BaseException) -> ServiceUnavailable:
+        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
+        if self._interrupted:
+            why = "interrupted"
+        return ServiceUnavailable(f"the server at {self.address.url} does not answer: {why}")
+
+    def json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str | int] | None = None,
+        value: object = None,
+    ) -> Any:
+        """Sends a JSON value, or nothing, and answers the JSON value that comes back."""
+        body = None if value is None else json.dumps(value).encode()
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        answer = self.request(method, path, query=query, body=body, headers=headers)
+        try:
+            return json.loads(answer.read())
+        except ValueError as error:
+            raise ServiceError(f"{self.address.url}{path}: the answer is not JSON") from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._unavailable(error) from error
+
+    def lines(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[bytes]:
+        """The lines of an answer as they come, without their ends; blank ones are left out.
+
+        A last line that has no end is one too; an answer that breaks off is ServiceUnavailable,
+        and what came of its last line is dropped.
+        """
+        answer = self.request("GET", path, query=query)
+        parts: list[bytes] = []
+        held = 0
+        try:
+            while data := answer.body.read1(_READ_BYTES):
+                head, *lines = data.split(b"\n")
+                parts.append(head)
+                held += len(head)
+                if held > _LINE_BYTES_MAX:
+                    raise ServiceError(f"a line of the answer is over {_LINE_BYTES_MAX} bytes")
+                if lines:
+                    lines[:0], parts = [b"".join(parts)], [lines.pop()]
+                    held = len(parts[0])
+                    for line in lines:
+                        if line.strip():
+                            yield line.rstrip(b"\r")
+            if self._interrupted:
+                raise self._unavailable(ConnectionAbortedError())
+            if (line := b"".join(parts)).strip():
+                yield line.rstrip(b"\r")
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unavailable(error) from error
+        finally:
+            self.close()
+
+    def interrupt(self) -> None:
+        """From another thread: ends a request that waits, and all that come after it."""
+        self._interrupted = True
+        connected = self._socket
+        if connected is not None:
+            with suppress(OSError):  # it is closed already
+                # Of the socket alone: TLS keeps its own state, which the other thread is using.
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the connection; the next request makes a new one."""
+        self._connection.close()
+        self._socket = None
+
+    def __enter__(self) -> ServerClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _connection(
+    address: ServerAddress, timeout_seconds: float
+) -> tuple[http.client.HTTPConnection, str]:
+    """A connection that is not made yet, and what the server's paths begin with."""
+    try:
+        parts = urlsplit(address.url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise UsageError(f"{address.url!r} is no address of a server; it is http://host:port")
+    path = parts.path.rstrip("/")
+    if parts.scheme == "http":
+        plain = http.client.HTTPConnection(parts.hostname, port or 8650, timeout=timeout_seconds)
+        plain.auto_open = 0  # a new connection is asked who is there first
+        return plain, path
+    file = None if address.ca_file is None else str(address.ca_file)
+    try:
+        context = ssl.create_default_context(cafile=file)
+    except OSError as error:  # an SSLError is one
+        raise UsageError(f"ca_file {file} cannot be read: {error}") from error
+    secure = http.client.HTTPSConnection(
+        parts.hostname, port or 443, timeout=timeout_seconds, context=context
+    )
+    secure.auto_open = 0
+    return secure, path
+
+
+def _who_answers(response: http.client.HTTPResponse) -> Who | None:
+    """By an answer of `/healthz`, which is read to its end; None if it is no Forebay server's."""
+    body = response.read(_WHO_BYTES_MAX)
+    whole = response.status == 200 and not response.read(1)
+    return told_who(body) if whole else None
+
+
+def _was_closed(connected: socket.socket) -> bool:
+    """Whether the server ended a connection that nothing is asked on: the only thing to read."""
+    return bool(select.select([connected], [], [], 0)[0])

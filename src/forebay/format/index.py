@@ -1,0 +1,154 @@
+"""Where in a segment to start looking for an offset.
+
+A sparse list of (offset, position), at most one entry in `SEGMENT_INDEX_BYTES`. It is kept in
+memory while a segment grows and written beside it when it is sealed. It is a hint that is
+checked: frames are validated from the entry on, and an index that is missing, damaged or of
+another segment size is built again. The layout: `docs/formats/segment-index.md`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Final
+from zlib import crc32
+
+from forebay.format.descriptor import Index
+from forebay.format.frame import HEADER_BYTES, Scan
+from forebay.limits import (
+    OBJECT_INDEX_BYTES,
+    OBJECT_INDEX_ENTRIES_MAX,
+    OBJECT_INDEX_MESSAGES,
+    SEGMENT_INDEX_BYTES,
+    SEGMENT_INDEX_ENTRIES_MAX,
+)
+
+_HEADER: Final = struct.Struct("<8sQII")
+_MAGIC: Final = b"FBINDX01"
+
+
+class SegmentIndex:
+    __slots__ = ("offsets", "positions")
+
+    def __init__(self) -> None:
+        self.offsets = array("Q")
+        self.positions = array("Q")
+
+    def add(self, offset: int, position: int) -> None:
+        """Notes the frame at `position`; frames come in order, and most are left out."""
+        if not self.positions or position - self.positions[-1] >= SEGMENT_INDEX_BYTES:
+            # Readers look while the writer adds: an offset that is there has its position.
+            self.positions.append(position)
+            self.offsets.append(offset)
+
+    def seek(self, offset: int) -> tuple[int, int]:
+        """The last known (offset, position) at or before `offset`; there must be one."""
+        at = bisect_right(self.offsets, offset) - 1
+        if at < 0:
+            raise ValueError(f"offset {offset} is before the segment")
+        return self.offsets[at], self.positions[at]
+
+    def floor(self, offset: int, position: int) -> tuple[int, int]:
+        """The last known (offset, position) with neither beyond the given one."""
+        at = min(bisect_right(self.offsets, offset), bisect_right(self.positions, position)) - 1
+        return self.offsets[max(at, 0)], self.positions[max(at, 0)]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def _little(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values = array("Q", values)
+        values.byteswap()
+    return values.tobytes()
+
+
+def encode_index(index: SegmentIndex, segment_bytes: int) -> bytes:
+    body = _little(index.offsets) + _little(index.positions)
+    check = crc32(body, crc32(struct.pack("<QI", segment_bytes, len(index))))
+    return _HEADER.pack(_MAGIC, segment_bytes, len(index), check) + body
+
+
+def index_segment_bytes(data: bytes) -> int | None:
+    """The size of the segment that the index claims to be of; None if it is no index."""
+    if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
+        return None
+    return int(_HEADER.unpack_from(data)[1])
+
+
+def decode_index(data: bytes, segment_bytes: int) -> SegmentIndex | None:
+    """The index of a segment of that size, or None where the bytes are anything else."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, size, count, check = _HEADER.unpack_from(data)
+    body = data[_HEADER.size :]
+    if magic != _MAGIC or size != segment_bytes or not 0 < count <= SEGMENT_INDEX_ENTRIES_MAX:
+        return None
+    if len(body) != 16 * count or crc32(body, crc32(struct.pack("<QI", size, count))) != check:
+        return None
+    index = SegmentIndex()
+    index.offsets.frombytes(body[: 8 * count])
+    index.positions.frombytes(body[8 * count :])
+    if sys.byteorder == "big":
+        index.offsets.byteswap()
+        index.positions.byteswap()
+    return index
+
+
+# ---- The sparse index of an object while it is written: an entry every so often, never too many.
+#
+# An entry after every 1,000 messages or 1 MiB, whichever comes first. When there are too many,
+# every second one goes and both intervals double, so the index of any object fits its
+# descriptor.
+
+
+class ObjectIndex:
+    __slots__ = ("_bytes", "_messages", "_next_offset", "_next_position", "entries")
+
+    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+        self.entries: list[tuple[int, int]] = list(entries)
+        self._messages = OBJECT_INDEX_MESSAGES
+        self._bytes = OBJECT_INDEX_BYTES
+        self._expect()
+
+    def add(self, frames: Scan, position: int) -> None:
+        """Notes scanned frames that lie in the object from `position` on, in order."""
+        if not len(frames):
+            return
+        first = frames.offsets[0]
+        start = frames.positions[0] - HEADER_BYTES
+        at = 0
+        while True:
+            # The next entry is the first frame that is due by count or by bytes.
+            by_bytes = self._next_position - position + start + HEADER_BYTES
+            at = max(
+                at,
+                min(
+                    max(self._next_offset - first, 0),
+                    bisect_left(frames.positions, max(by_bytes, 0)),
+                ),
+            )
+            if at >= len(frames):
+                return
+            self._append(first + at, position + frames.positions[at] - HEADER_BYTES - start)
+            at += 1
+
+    def frozen(self) -> Index:
+        return tuple(self.entries)
+
+    def _append(self, offset: int, position: int) -> None:
+        self.entries.append((offset, position))
+        if len(self.entries) > OBJECT_INDEX_ENTRIES_MAX:
+            del self.entries[1::2]
+            self._messages *= 2
+            self._bytes *= 2
+        self._expect()
+
+    def _expect(self) -> None:
+        offset, position = self.entries[-1] if self.entries else (0, 0)
+        self._next_offset = offset + self._messages if self.entries else 0
+        self._next_position = position + self._bytes if self.entries else 0

@@ -1,0 +1,68 @@
+"""`Pipeline`: the offload driver that goes on and on, cycle after cycle.
+
+A cycle that failed is told, counted and tried again at the next turn: nothing is lost by it, and
+what it committed stays. It ends when it is told to stop, after the wave that is under way, or when
+Spark itself is gone, which only a new process can mend.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from forebay.errors import ForebayError, ServiceUnavailable
+from forebay.logs import event
+from forebay.metrics import Counter
+from forebay.pipeline.execute import Fleet
+from forebay.pipeline.jobs.offload import Offload
+from forebay.pipeline.jobs.offload_report import OffloadReport
+from forebay.settings import StoreSettings
+
+_log: Final = logging.getLogger("forebay.pipeline")
+FAILURES: Final = Counter(
+    "forebay_pipeline_failures_total", "Cycles of the pipeline that ended with an error.", ["kind"]
+)
+
+
+class Pipeline:
+    """One cycle each `uploader.interval_seconds`, the first at once."""
+
+    def __init__(self, settings: StoreSettings, fleet: Fleet) -> None:
+        self._interval = settings.uploader.interval_seconds
+        self._fleet = fleet
+        self._offload = Offload(settings, fleet)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Ends `run` after the cycle that is under way. From any thread, or a signal's handler."""
+        self._stopping.set()
+
+    def run(self, told: Callable[[OffloadReport], None] | None = None) -> None:
+        """Until `stop`; `told` gets the report of each cycle."""
+        try:
+            while not self._stopping.is_set():
+                report = self._cycle()
+                if report is not None and told is not None:
+                    told(report)
+                self._stopping.wait(self._interval)
+        finally:
+            self._offload.close()
+
+    def _cycle(self) -> OffloadReport | None:
+        try:
+            return self._offload.once(force=False)
+        except Exception as error:  # told, and tried again: it must not end
+            expected = isinstance(error, ForebayError)
+            FAILURES.add(1, type(error).__name__)
+            event(
+                _log,
+                logging.WARNING if expected else logging.ERROR,
+                "a cycle of the pipeline failed",
+                trace=None if expected else error,
+                error=error if expected else repr(error),
+            )
+            if not self._fleet.alive():
+                raise ServiceUnavailable("Spark has ended; start the pipeline again") from error
+            return None

@@ -1,0 +1,188 @@
+"""A Delta table that exports go into.
+
+How far the table has got is the version of its transaction identifier `forebay:<topic>`: Delta's
+own means for this, kept by checkpoints and by clean-ups of the log. Files and that version go into
+one commit, at the version of the table right after the one that was looked at. New columns are
+added by a commit of their own before it, which is harmless if nothing follows.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import CommitRefused, UsageError
+from forebay.pipeline.jobs.export.tables import (
+    COMMIT_TRIES,
+    Commit,
+    Staged,
+    StagedFile,
+    Staging,
+    TableState,
+    decode_commit,
+    encode_commit,
+    library_errors,
+    require_plain,
+    require_topic,
+    require_vacant,
+)
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+_TOPIC: Final = "forebay.topic"
+_COMMIT: Final = "forebay.commit"
+_HISTORY: Final = 100
+"""Commits that are looked through for the last one of an export."""
+
+
+class DeltaExport:
+    """Not thread-safe; processes may share the table."""
+
+    def __init__(self, location: Path, topic: str) -> None:
+        require_deltalake()
+        require_plain(location, "delta", "%#?")
+        self.location = location
+        self.topic = topic
+        self._application = f"forebay:{topic}"
+        self._staging = Staging(location)
+
+    def table(self) -> DeltaTable | None:
+        """The table as it is now."""
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(str(self.location)):
+            require_vacant(self.location, {"data", "_delta_log"})
+            return None
+        table = DeltaTable(str(self.location))
+        require_topic(self.location, table.metadata().configuration.get(_TOPIC), self.topic)
+        return table
+
+    def state(self) -> TableState:
+        with library_errors(self.location):
+            table = self.table()
+            if table is None:
+                return TableState()
+            reached = table.transaction_version(self._application)
+            return TableState(reached, table.schema().to_json())
+
+    def last(self) -> Commit | None:
+        with library_errors(self.location):
+            table = self.table()
+            entries = [] if table is None else table.history(_HISTORY)
+        for entry in entries:
+            if _COMMIT in entry:
+                return decode_commit(entry[_COMMIT], f"{self.location}, {entry['version']}")
+        return None
+
+    def commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
+        moved = self._staging.move_in(staged)
+        try:
+            with library_errors(self.location):
+                self._commit(moved, after, commit)
+        except CommitRefused:
+            self._staging.discard(moved.directory)
+            self._staging.moved(moved)
+            raise
+        self._staging.moved(moved)
+
+    def _commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        adds: list[Any] = [self._add(file) for file in staged.files]
+        for _ in range(COMMIT_TRIES):
+            try:
+                table = self._with_columns(commit.schema)
+            except CommitFailedError:
+                continue
+            reached = table.transaction_version(self._application)
+            if reached != after:
+                raise CommitRefused(f"{self.location} now ends at {reached}, and not at {after}")
+            properties = CommitProperties(
+                custom_metadata={_COMMIT: encode_commit(commit)},
+                # Only as the version after the one whose end was compared.
+                max_commit_retries=0,
+                app_transactions=[Transaction(self._application, commit.end, None)],
+            )
+            try:
+                table.create_write_transaction(
+                    adds, "append", table.schema(), commit_properties=properties
+                )
+            except CommitFailedError:
+                continue
+            return
+        raise CommitRefused(f"{self.location} is changed by others all the time: export later")
+
+    def _with_columns(self, schema: str) -> DeltaTable:
+        """The table, made if it is not there, with all columns that the files have."""
+        from deltalake import DeltaTable, Schema
+
+        wanted = Schema.from_json(schema)
+        table = self.table()
+        if table is None:
+            made = DeltaTable.create(
+                str(self.location),
+                wanted,
+                mode="ignore",
+                configuration={_TOPIC: self.topic},
+                raise_if_key_not_exists=False,
+            )
+            require_topic(self.location, made.metadata().configuration.get(_TOPIC), self.topic)
+            table = made
+        known = {field.name: field for field in table.schema().fields}
+        new = [field for field in wanted.fields if known.get(field.name) != field]
+        if new:
+            table.alter.add_columns(new)
+            table = DeltaTable(str(self.location))
+        return table
+
+    def _add(self, file: StagedFile) -> Any:
+        from deltalake.transaction import AddAction
+
+        return AddAction(
+            path=file.path.relative_to(self.location).as_posix(),
+            size=file.size,
+            partition_values={},
+            modification_time=int(time.time() * 1000),
+            data_change=True,
+            stats=json.dumps(statistics(file)),
+        )
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def references(self, directory: Path) -> bool:
+        with library_errors(self.location):
+            table = self.table()
+            names = () if table is None else table.file_uris()
+        return any(Path(name).parent.name == directory.name for name in names)
+
+
+def statistics(file: StagedFile) -> Mapping[str, Any]:
+    """What Delta's readers skip files by."""
+    least: dict[str, Any] = {"offset": file.offsets[0]}
+    most: dict[str, Any] = {"offset": file.offsets[1]}
+    if file.times is not None:
+        least["timestamp"] = _milliseconds(file.times[0])
+        # Rounded up: a bound that is too small would hide rows.
+        most["timestamp"] = _milliseconds(file.times[1] + timedelta(microseconds=999))
+    return {"numRecords": file.rows, "minValues": least, "maxValues": most, "nullCount": {}}
+
+
+def _milliseconds(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def require_deltalake() -> None:
+    try:
+        import deltalake  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "tables in Delta's format need deltalake: pip install 'forebay[delta]'"
+        ) from error

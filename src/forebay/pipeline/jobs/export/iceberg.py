@@ -1,0 +1,232 @@
+"""An Iceberg table that exports go into, in a catalog of pyiceberg's.
+
+How far the table has got is a property of the table, set by the transaction that adds the files
+(and the columns that they need). A snapshot's summary says it too, but snapshots expire. The
+transaction requires that the table's snapshot is the one that was looked at; pyiceberg's own
+retries are switched off for the table, as they would add the files to whatever is there by then.
+
+The default catalog is a SQLite file in the directory that the table is in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import CommitRefused, ForebayError, UsageError
+from forebay.pipeline.jobs.export.tables import (
+    COMMIT_TRIES,
+    Commit,
+    Staged,
+    Staging,
+    TableState,
+    decode_commit,
+    encode_commit,
+    library_errors,
+    locked_directory,
+    require_plain,
+    require_topic,
+    require_vacant,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+
+CATALOG_FILE: Final = "iceberg.db"
+NAMESPACE: Final = "forebay"
+_TOPIC: Final = "forebay.topic"
+_NEXT: Final = "forebay.next-offset"
+_COMMIT: Final = "forebay.commit"
+_RETRIES: Final = "commit.retry.num-retries"
+
+
+class IcebergExport:
+    """Not thread-safe; processes may share the table."""
+
+    def __init__(
+        self, location: Path, topic: str, catalog: str | Mapping[str, str] | None = None
+    ) -> None:
+        require_plain(location, "iceberg", "#?")
+        self.location = location
+        self.topic = topic
+        # Not as one string: a dot in it would be the end of a namespace.
+        self.identifier = (NAMESPACE, location.name)
+        self._place = catalog
+        self._staging = Staging(location)
+
+    @property
+    def _called(self) -> str:
+        return ".".join(self.identifier)
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return connect(self._place, self.location.parent)
+
+    def table(self) -> Table | None:
+        """The table as it is now."""
+        require_pyiceberg()
+        from pyiceberg.exceptions import NoSuchTableError
+
+        if self._place is None and not (self.location.parent / CATALOG_FILE).exists():
+            return None
+        try:
+            table = self._catalog.load_table(self.identifier)
+        except NoSuchTableError:
+            return None
+        require_topic(self.location, table.properties.get(_TOPIC), self.topic)
+        if table.location() != file_uri(self.location):
+            raise UsageError(
+                f"the catalog has {self._called} at {table.location()}, not at {self.location}"
+            )
+        return table
+
+    def state(self) -> TableState:
+        with library_errors(self.location):
+            table = self.table()
+            if table is None:
+                require_vacant(self.location, {"data", "metadata"})
+                return TableState()
+            return TableState(_next_of(table), self._schema(table))
+
+    def last(self) -> Commit | None:
+        with library_errors(self.location):
+            table = self.table()
+        told = None if table is None else table.properties.get(_COMMIT)
+        return None if told is None else decode_commit(told, self._called)
+
+    def _schema(self, table: Table) -> str:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(schema_to_pyarrow(table.schema(), include_field_ids=False)).json()
+
+    def commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
+        moved = self._staging.move_in(staged)
+        try:
+            with library_errors(self.location):
+                self._commit(moved, after, commit)
+        except CommitRefused:
+            self._staging.discard(moved.directory)
+            self._staging.moved(moved)
+            raise
+        self._staging.moved(moved)
+
+    def _commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        for _ in range(COMMIT_TRIES):
+            table = self.table() or self._create(commit.schema)
+            reached = _next_of(table)
+            if reached != after:
+                raise CommitRefused(f"{self.location} now ends at {reached}, and not at {after}")
+            try:
+                if table.properties.get(_RETRIES) != "0":
+                    table.transaction().set_properties({_RETRIES: "0"}).commit_transaction()
+                    continue
+                self._add(table, staged, commit)
+            except CommitFailedException:
+                continue
+            return
+        raise CommitRefused(f"{self.location} is changed by others all the time: export later")
+
+    def _add(self, table: Table, staged: Staged, commit: Commit) -> None:
+        note = {_NEXT: str(commit.end), _COMMIT: encode_commit(commit)}
+        with table.transaction() as transaction:
+            with transaction.update_schema() as update:
+                update.union_by_name(arrow_schema(commit.schema))
+            transaction.set_properties(note)
+            transaction.add_files(
+                [file_uri(file.path) for file in staged.files],
+                snapshot_properties={
+                    "forebay.topic": commit.topic,
+                    "forebay.start-offset": str(commit.start),
+                    "forebay.end-offset": str(commit.end),
+                },
+                check_duplicate_files=False,
+            )
+
+    def _create(self, schema: str) -> Table:
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
+        catalog = self._catalog  # opened before the lock, which opening it takes as well
+        # pyiceberg looks first and creates after, and fails if somebody was faster in between.
+        with locked_directory(self.location.parent):
+            catalog.create_namespace_if_not_exists(NAMESPACE)
+        try:
+            return catalog.create_table(
+                self.identifier,
+                arrow_schema(schema),
+                location=file_uri(self.location),
+                properties={_TOPIC: self.topic, _RETRIES: "0"},
+            )
+        except TableAlreadyExistsError as error:
+            raise CommitRefused(f"{self._called} was made by somebody else") from error
+
+    def close(self) -> None:
+        catalog = self.__dict__.pop("_catalog", None)
+        if catalog is not None:
+            catalog.close()
+
+    def references(self, directory: Path) -> bool:
+        with library_errors(self.location):
+            table = self.table()
+            if table is None or table.current_snapshot() is None:
+                return False
+            return any(
+                Path(task.file.file_path).parent.name == directory.name
+                for task in table.scan().plan_files()
+            )
+
+
+def _next_of(table: Table) -> int | None:
+    told = table.properties.get(_NEXT)
+    return None if told is None else int(told)
+
+
+def arrow_schema(schema: str) -> pa.Schema:
+    """From Spark's JSON, as Arrow's: all columns may be null."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    return to_arrow_schema(StructType.fromJson(json.loads(schema)), timezone="UTC")
+
+
+def file_uri(path: Path) -> str:
+    """Not percent-encoded: pyiceberg takes the characters of a path as they are."""
+    return f"file://{path}"
+
+
+def connect(catalog: str | Mapping[str, str] | None, warehouse: Path) -> Catalog:
+    """pyiceberg's catalog, from its properties, from a URI, or the file beside the table."""
+    from pyiceberg.catalog import load_catalog
+
+    if catalog is None:
+        warehouse.mkdir(parents=True, exist_ok=True)
+        catalog = f"sqlite:///{warehouse / CATALOG_FILE}"
+    properties: dict[str, Any] = {"uri": catalog} if isinstance(catalog, str) else dict(catalog)
+    if "type" not in properties and not str(properties.get("uri", "")).startswith("http"):
+        properties["type"] = "sql"
+    properties.setdefault("warehouse", file_uri(warehouse))
+    try:
+        # pyiceberg makes the tables of a new catalog without asking who else does.
+        with locked_directory(warehouse), library_errors("the Iceberg catalog cannot be opened"):
+            return load_catalog(NAMESPACE, **properties)
+    except ForebayError:
+        raise
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"the Iceberg catalog cannot be opened: {error}") from error
+
+
+def require_pyiceberg() -> None:
+    try:
+        import pyiceberg  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "tables in Iceberg's format need pyiceberg: pip install 'forebay[iceberg]'"
+        ) from error

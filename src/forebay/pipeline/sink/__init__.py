@@ -1,0 +1,1 @@
+"""The Spark sink: `df.write.format("forebay")` and `df.writeStream.format("forebay")`."""

@@ -1,0 +1,1 @@
+"""The Spark source: `spark.read.format("forebay")` and `spark.readStream.format("forebay")`."""

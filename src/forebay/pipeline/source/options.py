@@ -1,0 +1,399 @@
+"""The options of `spark.read.format("forebay")` and of `readStream`, checked when they are given.
+
+Names and meanings are those of Spark's Kafka source wherever it has the same thing, so that a
+query moves from one to the other by its format and its address. What the Kafka source has and this
+one has not is refused by name, with what to use instead; so is a name that nobody knows. Nothing
+that was asked for is left out in silence.
+
+What a caller gets wrong: option names are case-insensitive, and Spark hands them over in lower
+case.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from forebay.config.quantities import BYTES, parse_quantity
+from forebay.errors import InvalidTopicName, UsageError
+from forebay.format.names import TopicName, parse_topic
+from forebay.limits import GIB, KIB, OFFSET_MAX
+from forebay.logs import event
+from forebay.pipeline.location import ADDRESS_NAMES, is_address, store_settings
+from forebay.pipeline.source.plan import EARLIEST, LATEST, SPLIT_BYTES
+from forebay.settings import StoreSettings
+
+# ---- `startingOffsets` and `endingOffsets`: words, or Kafka's JSON.
+#
+# earliest latest or per topic: `{"orders": {"0": 23, "1": -2}, "/eu/returns": {"0": -1}}`
+#
+# In the JSON -2 is the earliest offset and -1 the latest, and a partition is the number behind
+# `-part-`; a topic without partitions has the number 0. Ends are not included.
+
+
+_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """One bound for every topic, or one for each partition that is named."""
+
+    every: int | None = None
+    """For all topics: EARLIEST or LATEST; None where partitions are named."""
+    named: tuple[tuple[str, int, int], ...] = ()
+    """Topic, partition, offset."""
+
+    def of(self, topic: TopicName) -> int | None:
+        """None if the topic is not named, and has to be."""
+        if self.every is not None:
+            return self.every
+        for base, partition, offset in self.named:
+            if (base, partition) == (topic.base, topic.partition):
+                return offset
+        return None
+
+    def has(self, bound: int) -> bool:
+        """Whether any of them is EARLIEST, or LATEST."""
+        return self.every == bound or any(offset == bound for _, _, offset in self.named)
+
+    def require_named(self, name: str, topics: list[TopicName]) -> None:
+        """UsageError unless exactly these topics are named, each once, as in Kafka."""
+        if self.every is not None:
+            return
+        there = [(topic.base, topic.partition) for topic in topics]
+        twice = {each for each in there if there.count(each) > 1}
+        if twice:
+            base, partition = min(twice)
+            raise UsageError(
+                f"{name}: {base} and {base}-part-{partition} are both partition {partition} of "
+                f"{base}: subscribe to one of them"
+            )
+        named = {(base, partition) for base, partition, _ in self.named}
+        missing = [f"{base} {number}" for base, number in there if (base, number) not in named]
+        unknown = [f"{base} {number}" for base, number in sorted(named - set(there))]
+        if missing or unknown:
+            said = [f"it leaves out {', '.join(missing)}"] if missing else []
+            said += [f"it names {', '.join(unknown)}, which is not subscribed"] if unknown else []
+            raise UsageError(
+                f"{name} has to name every partition that is read, and no other: {'; '.join(said)}"
+            )
+
+
+def parse_offsets(name: str, text: str) -> Offsets:
+    """UsageError, with the name of the option, for anything else."""
+    word = _WORDS.get(text.strip().lower())
+    if word is not None:
+        return Offsets(word)
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(name, text, str(error)) from error
+    if not isinstance(body, dict) or not body:
+        raise _wrong(name, text, "it is no object with topics in it")
+    named: dict[tuple[str, int], int] = {}
+    for topic, partitions in body.items():
+        try:
+            base = parse_topic(topic)
+        except InvalidTopicName as error:
+            raise _wrong(name, text, str(error)) from error
+        if not isinstance(partitions, dict) or not partitions:
+            raise _wrong(name, text, f"{topic} has no partitions in it")
+        for digits, offset in partitions.items():
+            number = _partition(name, text, digits)
+            # The whole name of a partition, as the checkpoint of a stream has it, is one too.
+            whole = base.base != str(base) and number == base.partition
+            named[base.base if whole else str(base), number] = _offset(name, text, offset)
+    return Offsets(None, tuple((base, number, offset) for (base, number), offset in named.items()))
+
+
+def _partition(name: str, text: str, number: str) -> int:
+    if not (number.isascii() and number.isdigit() and len(number) <= 9):
+        raise _wrong(name, text, f"{number!r} is no number of a partition")
+    return int(number)
+
+
+def _offset(name: str, text: str, offset: Any) -> int:
+    if type(offset) is not int or not EARLIEST <= offset <= OFFSET_MAX:
+        raise _wrong(name, text, f"{offset!r} is no offset, and neither -2 nor -1")
+    return offset
+
+
+def _wrong(name: str, text: str, why: str) -> UsageError:
+    return UsageError(
+        f"{name} is {text!r}; it must be earliest, latest, or JSON such as "
+        f'{{"orders": {{"0": 23}}}}: {why}'
+    )
+
+
+# ---- options
+
+
+_log: Final = logging.getLogger("forebay.pipeline")
+
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+"""In the order of the schema."""
+HEADERS: Final = "headers"
+
+_NAMES: Final = (
+    "subscribe",
+    "subscribePattern",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "includeHeaders",
+    "columns",
+    "splitBytes",
+)
+_PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_KAFKA_ALONE: Final = {
+    "assign": "name the partitions in subscribe, as in 'orders-part-0,orders-part-1'",
+    "startingOffsetsByTimestamp": "use startingTimestamp, which counts for all topics",
+    "endingOffsetsByTimestamp": "use endingTimestamp, which counts for all topics",
+    "startingOffsetsByTimestampStrategy": "a time after the last message means the end",
+    "minOffsetsPerTrigger": "use the query's trigger interval",
+    "maxTriggerDelay": "use the query's trigger interval",
+    "maxRecordsPerPartition": "use splitBytes, which bounds a task by its bytes",
+    "groupIdPrefix": "there are no consumer groups: the position is in the query's checkpoint",
+    "kafkaConsumer.pollTimeoutMs": "nothing is polled here",
+    "fetchOffset.numRetries": "Spark's own retries of a task serve",
+    "fetchOffset.retryIntervalMs": "Spark's own retries of a task serve",
+}
+_SINK: Final = ("topic", "sinkId", "batchId")
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOptions:
+    """What a scan is asked for, in plain values. It can be pickled."""
+
+    settings: StoreSettings = field(repr=False)
+    """Where the store is; every path in it is absolute."""
+    topics: tuple[TopicName, ...] = ()
+    """Subscribed by name."""
+    pattern: str | None = None
+    starting: Offsets = field(default_factory=lambda: Offsets(EARLIEST))
+    ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
+    starting_time: int | None = None
+    """Milliseconds; counts instead of `starting`."""
+    ending_time: int | None = None
+    fail_on_data_loss: bool = True
+    offsets_per_trigger: int | None = None
+    bytes_per_trigger: int | None = None
+    partitions_min: int = 1
+    columns: tuple[str, ...] = COLUMNS
+    split_bytes: int = SPLIT_BYTES
+
+    def chosen(self, names: list[str]) -> list[TopicName]:
+        """The topics among `names` that are asked for, partitions included, sorted.
+
+        UsageError for one that is asked for by its name and not there. A pattern may find none.
+        """
+        there = [parse_topic(name) for name in sorted(names)]
+        if self.pattern is not None:
+            return [topic for topic in there if _matches(self.pattern, topic)]
+        for wanted in self.topics:
+            if not any(str(wanted) in (str(topic), topic.base) for topic in there):
+                near = difflib.get_close_matches(str(wanted), names, n=1)
+                hint = f"; the nearest is {near[0]}" if near else ""
+                raise UsageError(f"there is no topic {wanted} in the store{hint}")
+        wanted_names = {str(wanted) for wanted in self.topics}
+        return [topic for topic in there if wanted_names & {str(topic), topic.base}]
+
+
+def scan_options(options: Mapping[str, str], *, streaming: bool = False) -> ScanOptions:
+    """UsageError, or InvalidTopicName, saying what to write instead."""
+    given = _Given(options)
+    _refuse_unknown(options)
+    topics, pattern = _subscription(given)
+    starting, starting_time = _start(given, streaming=streaming)
+    ending, ending_time = _end(given, streaming=streaming)
+    offsets = given.number("maxOffsetsPerTrigger", least=1)
+    size = given.size("maxBytesPerTrigger", least=1)
+    if not streaming:
+        for name in _PER_TRIGGER:
+            if given.text(name) is not None:
+                event(_log, logging.WARNING, "option ignored by a batch query", option=name)
+    return ScanOptions(
+        store_settings(options),
+        topics,
+        pattern,
+        starting,
+        ending,
+        starting_time,
+        ending_time,
+        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        offsets_per_trigger=offsets,
+        bytes_per_trigger=size,
+        partitions_min=given.number("minPartitions", least=1, most=1_000_000) or 1,
+        columns=_columns(given),
+        split_bytes=given.size("splitBytes", least=64 * KIB, most=1024 * GIB) or SPLIT_BYTES,
+    )
+
+
+# -- single values ------------------------------------------------------------------------------
+
+
+class _Given:
+    """The options by their names, whatever their case."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._values = {name.lower(): value for name, value in options.items()}
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name.lower())
+
+    def number(self, name: str, *, least: int = 0, most: int = OFFSET_MAX) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        if not re.fullmatch(r"\s*\d{1,19}\s*", text, re.ASCII) or not least <= int(text) <= most:
+            raise UsageError(f"{name} is {text!r}; it must be a whole number in {least}..{most}")
+        return int(text)
+
+    def size(self, name: str, *, least: int, most: int = OFFSET_MAX) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        size = parse_quantity(text.strip(), BYTES)
+        if size is None or size.denominator != 1 or not least <= size <= most:
+            raise UsageError(
+                f"{name} is {text!r}; it must be a size such as '64MiB', or a number of bytes, in "
+                f"{least}..{most}"
+            )
+        return int(size)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.strip().lower() not in ("true", "false"):
+            raise UsageError(f"{name} is {text!r}; it must be true or false")
+        return text.strip().lower() == "true"
+
+    def listed(self, name: str) -> list[str] | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise UsageError(f"{name} is {text!r}; it must be a list with commas, none empty")
+        return parts
+
+
+def _refuse_unknown(options: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in (*_NAMES, *ADDRESS_NAMES)}
+    kafka = {name.lower(): (name, instead) for name, instead in _KAFKA_ALONE.items()}
+    sink = {name.lower(): name for name in _SINK}
+    for given in options:
+        name = given.lower()
+        if name in known or is_address(name):
+            continue
+        if name in kafka:
+            raise UsageError(
+                f"{kafka[name][0]} is an option of Kafka's source alone: {kafka[name][1]}"
+            )
+        if name.startswith("kafka."):
+            raise UsageError(
+                f"{given} is a setting of Kafka's clients: say where the store is with path, or "
+                "with catalog and store"
+            )
+        if name in sink:
+            raise UsageError(f"{sink[name]} is an option of the sink; reading takes subscribe")
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+        raise UsageError(f"there is no option {given!r}; the nearest is {known[near]!r}")
+
+
+# -- what to read -------------------------------------------------------------------------------
+
+
+def _subscription(given: _Given) -> tuple[tuple[TopicName, ...], str | None]:
+    names, pattern = given.listed("subscribe"), given.text("subscribePattern")
+    if (names is None) == (pattern is None):
+        raise UsageError(
+            "give exactly one of subscribe (topics, with commas between them) and "
+            "subscribePattern (a regular expression)"
+        )
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(
+                f"subscribePattern is {pattern!r}; it is no regular expression: {error}"
+            ) from error
+    return tuple(parse_topic(name) for name in names or ()), pattern
+
+
+def _matches(pattern: str, topic: TopicName) -> bool:
+    """On the whole name; for the default namespace the short one serves as well."""
+    spelled = {str(topic), topic.base}
+    spelled |= {name.removeprefix("/default/") for name in spelled}
+    return any(re.fullmatch(pattern, name) for name in spelled)
+
+
+def _start(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
+    text, time = given.text("startingOffsets"), given.number("startingTimestamp")
+    if text is not None and time is not None:
+        raise UsageError("give startingOffsets or startingTimestamp, not both")
+    if text is None:
+        return Offsets(LATEST if streaming else EARLIEST), time
+    found = parse_offsets("startingOffsets", text)
+    if not streaming and found.has(LATEST):
+        raise UsageError(
+            f"startingOffsets is {text!r}; a batch query that starts at the latest offset reads "
+            "nothing: use earliest, or offsets"
+        )
+    return found, None
+
+
+def _end(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
+    text, time = given.text("endingOffsets"), given.number("endingTimestamp")
+    if streaming and (text is not None or time is not None):
+        name = "endingTimestamp" if text is None else "endingOffsets"
+        raise UsageError(
+            f"{name} is for batch queries; a stream ends with trigger(availableNow=True), or never"
+        )
+    if text is not None and time is not None:
+        raise UsageError("give endingOffsets or endingTimestamp, not both")
+    if text is None:
+        return Offsets(LATEST), time
+    found = parse_offsets("endingOffsets", text)
+    if found.has(EARLIEST):
+        raise UsageError(
+            f"endingOffsets is {text!r}; a query that ends at the earliest offset reads nothing: "
+            "use latest, or offsets"
+        )
+    return found, None
+
+
+def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that the options choose, in their order; for a writer's options the usual."""
+    return _columns(_Given(options))
+
+
+def _columns(given: _Given) -> tuple[str, ...]:
+    headers = given.flag("includeHeaders", default=False)
+    names = given.listed("columns")
+    if names is None:
+        return (*COLUMNS, HEADERS) if headers else COLUMNS
+    known = {name.lower(): name for name in (*COLUMNS, HEADERS)}
+    chosen = []
+    for name in names:
+        if name.lower() not in known:
+            raise UsageError(
+                f"there is no column {name!r}; columns are {', '.join(known.values())}"
+            )
+        chosen.append(known[name.lower()])
+    if len(set(chosen)) < len(chosen):
+        raise UsageError(f"columns is {given.text('columns')!r}; each can be there once")
+    if headers and HEADERS not in chosen:
+        raise UsageError("includeHeaders is true, and columns leaves headers out: add it there")
+    return tuple(chosen)

@@ -1,0 +1,492 @@
+"""From offsets of a topic to the pieces that hold them: objects first, then segments.
+
+Everything that is in a committed object is read from there, wherever the tasks run; only what was
+not uploaded yet is read from the segments, up to the synced end of the view and no further. The
+chain is checked on the way: a range that no tier holds is an error, and one that the catalog
+knows to be lost is an error unless the caller says that losses are to be stepped over.
+
+Descriptors are taken a page at a time, and their indexes only where a cut needs them, so that a
+plan over 100,000 objects stays small.
+
+What a caller gets wrong: a plan holds offsets first and places second. When a place is gone by
+the time it is read, the offsets are planned anew; their bytes never change.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.records import TopicRecord
+from forebay.errors import LostOffsets, MissingData, OffsetOutOfRange
+from forebay.format.descriptor import Index, ObjectDescriptor, decode_descriptor, decode_outline
+from forebay.format.names import TopicName
+from forebay.limits import MIB, SEGMENT_INDEX_BYTES
+from forebay.logs import event
+from forebay.pipeline.execute import pack
+from forebay.read.ranges import object_range
+from forebay.topic.view import TopicView
+from forebay.wal.segment import Segment
+
+# ---- Pieces of a topic, and splits of pieces: what a scan hands to its tasks. Pure.
+#
+# A piece is a range of offsets together with where its bytes were when the scan was planned: in
+# one object, or in one segment. It is small and can be pickled. Of an object's index it carries
+# the entries for its own two ends and no others, in a descriptor that is otherwise the object's.
+#
+# What a caller gets wrong: the first frame at `begin` is the one of `at`, which may be before
+# `first`: cuts are made where an index has an entry, and the ends of a range lie anywhere.
+
+
+SPLIT_BYTES: Final = 128 * MIB
+"""Of one task. Its fixed cost of some 20 ms is then a small part of it."""
+
+
+class Piece(NamedTuple):
+    """The offsets `first..next` of a topic, the latter not included, in one object or segment.
+
+    A tuple, because a plan may have hundreds of thousands of them.
+    """
+
+    topic: TopicName
+    first: int
+    next: int
+    at: int
+    """The offset of the frame at `begin`: `first`, or one before it."""
+    begin: int
+    end: int
+    """No frame of the piece ends beyond this position."""
+    size: int
+    """About how many bytes are read for it."""
+    descriptor: ObjectDescriptor | None = None
+    """Of the object that holds it, with the index entries that the piece needs."""
+    path: Path | None = None
+    """Of the segment that holds it."""
+
+    @property
+    def messages(self) -> int:
+        return self.next - self.first
+
+    @property
+    def place(self) -> str:
+        """The object or the file, for people."""
+        return str(self.path) if self.descriptor is None else self.descriptor.object_id
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What one task reads, in this order."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.pieces)
+
+    @property
+    def count(self) -> int:
+        return sum(piece.messages for piece in self.pieces)
+
+
+# -- objects ------------------------------------------------------------------------------------
+
+
+def object_pieces(
+    topic: TopicName, descriptor: ObjectDescriptor, start: int, end: int, split_bytes: int
+) -> list[Piece]:
+    """What the object holds of `start..end`, cut where its index has an entry."""
+    size = descriptor.size
+    if start <= descriptor.start_offset and descriptor.end_offset < end and size <= split_bytes:
+        slim = replace(descriptor, offset_index=None) if descriptor.offset_index else descriptor
+        first, stop = descriptor.start_offset, descriptor.end_offset + 1
+        return [Piece(topic, first, stop, first, 0, size, size, slim)]
+    first, stop = max(start, descriptor.start_offset), min(end, descriptor.next_offset)
+    wanted = object_range(descriptor, first, stop)
+    inside = [entry for entry in descriptor.offset_index or () if first < entry[0] < stop]
+    cuts = cut_places(inside, wanted.start, wanted.end, split_bytes)
+    bounds = [first, *(offset for offset, _ in cuts), stop]
+    return [
+        _object_piece(topic, descriptor, bounds[number], bounds[number + 1])
+        for number in range(len(bounds) - 1)
+    ]
+
+
+def _object_piece(topic: TopicName, descriptor: ObjectDescriptor, first: int, stop: int) -> Piece:
+    wanted = object_range(descriptor, first, stop)
+    slim = replace(descriptor, offset_index=_ends(descriptor, first, stop))
+    size = wanted.end - wanted.start
+    return Piece(topic, first, stop, wanted.offset, wanted.start, wanted.end, size, slim)
+
+
+def _ends(descriptor: ObjectDescriptor, first: int, stop: int) -> Index | None:
+    """The index entries that lead to the same bytes for `first..stop` as the whole index does."""
+    index = descriptor.offset_index
+    if not index or (first == descriptor.start_offset and stop == descriptor.next_offset):
+        return None
+    kept = {index[0], descriptor.seek(first)}
+    after = next((entry for entry in index if entry[0] >= stop), None)
+    if after is not None:
+        kept.add(after)
+    return tuple(sorted(kept))
+
+
+def thinned(
+    descriptor: ObjectDescriptor, start: int, end: int, split_bytes: int
+) -> ObjectDescriptor:
+    """The same for `object_pieces` with these arguments; it holds a few entries instead of all."""
+    pieces = object_pieces(TopicName("", ""), descriptor, start, end, split_bytes)
+    kept = {entry for piece in pieces if piece.descriptor for entry in _index(piece.descriptor)}
+    return replace(descriptor, offset_index=tuple(sorted(kept)) or None)
+
+
+def _index(descriptor: ObjectDescriptor) -> Index:
+    return descriptor.offset_index or ()
+
+
+def joined(pieces: Sequence[Piece]) -> list[ObjectDescriptor]:
+    """The descriptors of pieces that follow each other, one for each object."""
+    found: dict[str, ObjectDescriptor] = {}
+    for piece in pieces:
+        descriptor = piece.descriptor
+        assert descriptor is not None, "pieces of objects are joined"
+        before = found.get(descriptor.object_id)
+        if before is not None:
+            index = tuple(sorted({*_index(before), *_index(descriptor)})) or None
+            descriptor = replace(descriptor, offset_index=index)
+        found[descriptor.object_id] = descriptor
+    return list(found.values())
+
+
+# -- cutting and packing ------------------------------------------------------------------------
+
+
+def cut_places(
+    index: Sequence[tuple[int, int]], begin: int, end: int, split_bytes: int
+) -> list[tuple[int, int]]:
+    """The entries of `index` that cut `begin..end` into parts of about the same size.
+
+    As many parts as it takes for none to be larger than `split_bytes`, where the index has entries
+    for so many.
+    """
+    parts = -(-(end - begin) // max(split_bytes, 1))
+    cuts: list[tuple[int, int]] = []
+    last = begin
+    for number in range(1, parts):
+        wanted = begin + (end - begin) * number // parts
+        at = bisect_right(index, wanted, key=lambda entry: entry[1])
+        near = index[max(at - 1, 0) : at + 1]
+        if near:
+            entry = min(near, key=lambda each: abs(each[1] - wanted))
+            if entry[1] > last:
+                cuts.append(entry)
+                last = entry[1]
+    return cuts
+
+
+def splits(
+    pieces: Sequence[Piece],
+    split_bytes: int = SPLIT_BYTES,
+    least: int = 1,
+    recut: Callable[[Piece, int], Sequence[Piece]] | None = None,
+) -> list[Split]:
+    """Pieces into tasks of about `split_bytes`; at least `least` of them where that can be.
+
+    Neighbours in a topic stay together, so that one task reads them in one go; what is small
+    shares a task. For more tasks than the pieces allow, `recut` cuts a piece once more.
+    """
+    total = sum(piece.size for piece in pieces)
+    target = max(min(split_bytes, -(-total // max(least, 1))), 1)
+    if recut is not None and target < split_bytes and len(pieces) < least:
+        pieces = [
+            part
+            for piece in pieces
+            for part in (recut(piece, target) if piece.size > target else (piece,))
+        ]
+    runs: list[list[Piece]] = []
+    size = 0
+    for piece in pieces:
+        last = runs[-1][-1] if runs else None
+        if last is None or last.topic != piece.topic or size + piece.size > target:
+            runs.append([])
+            size = 0
+        runs[-1].append(piece)
+        size += piece.size
+    if len(runs) < least:
+        runs = [[piece] for piece in pieces]
+    groups = pack(runs, lambda run: sum(piece.size for piece in run), target, least=least)
+    return [Split(tuple(piece for run in group for piece in run)) for group in groups]
+
+
+# ---- scan_plan
+
+
+_log: Final = logging.getLogger("forebay.pipeline")
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""As in Kafka's JSON: the topic's oldest offset, and the one after its newest."""
+
+_ENTRIES_A_CUT: Final = 4
+"""Index entries that are looked at for each cut: one of them is near enough."""
+
+_PLACES_MAX: Final = 64
+"""Remembered for each segment, and segments remembered: some kilobytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The offsets `start..end` of a topic, the latter not included."""
+
+    topic: TopicName
+    start: int
+    end: int
+
+
+class KnownPlaces:
+    """Frame boundaries of growing segments that a long-lived planner has seen.
+
+    The index of the active segment is its owner's: another process knows no place inside it but
+    those where it once ended. A planner that comes back again and again notes them here, and its
+    tasks start there instead of at the segment's first frame.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[Path, int], list[tuple[int, int]]] = OrderedDict()
+
+    def note(self, view: TopicView) -> None:
+        """Remembers where the newest segment of the view ends."""
+        segments = view.segments()
+        if not segments:
+            return
+        newest = segments[-1]
+        places = self._known.setdefault((newest.path, newest.first_offset), [])
+        self._known.move_to_end((newest.path, newest.first_offset))
+        if not places or places[-1][0] < newest.end_offset:
+            places.append((newest.end_offset, newest.size))
+        if len(places) > _PLACES_MAX:
+            del places[: len(places) // 2 : 2]
+        while len(self._known) > _PLACES_MAX:
+            self._known.popitem(last=False)
+
+    def of(self, segment: Segment) -> Sequence[tuple[int, int]]:
+        """(offset, position) inside the segment, ascending."""
+        return self._known.get((segment.path, segment.first_offset), ())
+
+
+def resolve_range(
+    view: TopicView, start: int, end: int, *, fail_on_data_loss: bool = True
+) -> OffsetRange:
+    """EARLIEST and LATEST as they are now, and offsets that are in the topic.
+
+    An offset that is not in it raises OffsetOutOfRange, or is moved to the nearest one that is,
+    with a warning, where losses are to be stepped over.
+    """
+    oldest, newest = view.start_offset, view.end_offset
+    bounds = {EARLIEST: oldest, LATEST: newest}
+    found = []
+    for what, wanted in (("starting", start), ("ending", end)):
+        offset = bounds.get(wanted, wanted)
+        inside = min(max(offset, oldest), newest)
+        # Everything below the start that ends there is nothing: no message is missed.
+        harmless = what == "ending" and offset < oldest and (start == EARLIEST or start >= offset)
+        if inside != offset and not harmless:
+            said = f"the {what} offset {offset} is not in it: its oldest is {oldest}, its next "
+            if fail_on_data_loss:
+                raise OffsetOutOfRange(
+                    f"{view.topic}: {said}{newest}; with failOnDataLoss=false the scan takes what "
+                    "there is",
+                    start=oldest,
+                    end=newest,
+                )
+            event(
+                _log,
+                logging.WARNING,
+                "offset moved into the topic",
+                topic=view.topic,
+                which=what,
+                wanted=offset,
+                taken=inside,
+            )
+        found.append(inside)
+    return OffsetRange(view.topic, found[0], max(found))
+
+
+def plan_topic(
+    view: TopicView,
+    start: int,
+    end: int,
+    *,
+    split_bytes: int = SPLIT_BYTES,
+    fail_on_data_loss: bool = True,
+    places: KnownPlaces | None = None,
+) -> list[Piece]:
+    """The pieces that hold exactly `start..end`, in order, none much larger than `split_bytes`.
+
+    The range must lie inside the view. LostOffsets where it crosses a lost range, unless losses
+    are stepped over; MissingData where it should be somewhere and is not.
+    """
+    return _Walk(view, start, end, split_bytes, fail_on_data_loss, places).run()
+
+
+def recut(view: TopicView, piece: Piece, split_bytes: int) -> list[Piece]:
+    """The same offsets in smaller pieces: for `splits`, where more tasks are wanted."""
+    return plan_topic(view, piece.first, piece.next, split_bytes=split_bytes)
+
+
+def outlines(
+    catalog: Catalog, topic: TopicName, start: int, end: int, split_bytes: int
+) -> Iterator[ObjectDescriptor]:
+    """The descriptors of `start..end`, with as much of their indexes as cutting them needs."""
+
+    def decode(data: bytes) -> ObjectDescriptor:
+        found = decode_outline(data)
+        if start <= found.start_offset and found.next_offset <= end:
+            parts = -(-found.size // split_bytes)
+            return found if parts <= 1 else decode_outline(data, _ENTRIES_A_CUT * parts)
+        return thinned(decode_descriptor(data), start, end, split_bytes)
+
+    while start < end and (page := catalog.descriptors(topic, start, end, decoder=decode)):
+        yield from page
+        start = page[-1].next_offset
+
+
+class _Walk:
+    """One plan while it is made; `at` is the next offset without a piece."""
+
+    def __init__(
+        self,
+        view: TopicView,
+        start: int,
+        end: int,
+        split_bytes: int,
+        fail_on_data_loss: bool,
+        places: KnownPlaces | None,
+    ) -> None:
+        self._view = view
+        self._topic = view.topic
+        self._record = view.record
+        self._split_bytes = split_bytes
+        self._fail = fail_on_data_loss
+        self._places = places
+        self._pieces: list[Piece] = []
+        self.at = start
+        self.end = end
+
+    def run(self) -> list[Piece]:
+        while self.at < self.end:
+            before = self.at
+            self._take_objects()
+            self._take_segments()
+            if self.at == before and not self._look_again():
+                self._step_over_hole()
+        return self._pieces
+
+    def _catalog(self) -> Catalog | None:
+        tiers = self._view.store.tiers()
+        return None if tiers is None else tiers.catalog
+
+    def _take_objects(self) -> None:
+        """As far as objects follow each other from `at` on."""
+        catalog, record = self._catalog(), self._record
+        if catalog is None or record is None:
+            return
+        end = min(self.end, record.tail)
+        for descriptor in outlines(catalog, self._topic, self.at, end, self._split_bytes):
+            if descriptor.start_offset > self.at or descriptor.end_offset < self.at:
+                return
+            self._pieces += object_pieces(
+                self._topic, descriptor, self.at, self.end, self._split_bytes
+            )
+            self.at = min(descriptor.next_offset, self.end)
+
+    def _take_segments(self) -> None:
+        for segment in self._view.segments():
+            if segment.first_offset <= self.at < min(segment.end_offset, self.end):
+                stop = min(segment.end_offset, self.end)
+                self._pieces += self._segment_pieces(segment, self.at, stop)
+                self.at = stop
+
+    def _look_again(self) -> bool:
+        """Whether the catalog is further than it was: an upload was faster than this plan."""
+        catalog, known = self._catalog(), self._record
+        if catalog is None:
+            return False
+        self._record = catalog.record(self._topic)
+        return self._record is not None and (known is None or self._record.tail > known.tail)
+
+    def _step_over_hole(self) -> None:
+        """Moves on behind what is known to be gone; raises where that is an error."""
+        record = self._record or TopicRecord()
+        hole = record.lost_range(self.at)
+        if hole is None and self.at < record.start_offset:
+            hole = (self.at, record.start_offset)  # retention went on while this was planned
+        if hole is None:
+            raise MissingData(
+                f"{self._topic}: offset {self.at} is in no object and in no segment, and it should "
+                f"be: the objects go from {record.start_offset} to {record.tail}, the topic to "
+                f"{self._view.end_offset}"
+            )
+        if self._fail:
+            raise LostOffsets(
+                f"{self._topic}: offsets {hole[0]} to {hole[1] - 1} are gone: lost with the log of "
+                "an earlier owner, or removed by retention; start at offset "
+                f"{hole[1]}, or step over them with failOnDataLoss=false",
+                start=hole[0],
+                end=hole[1],
+            )
+        event(
+            _log,
+            logging.WARNING,
+            "lost offsets stepped over",
+            topic=self._topic,
+            first=self.at,
+            next=min(hole[1], self.end),
+        )
+        self.at = min(hole[1], self.end)
+
+    # -- segments -------------------------------------------------------------------------------
+
+    def _segment_pieces(self, segment: Segment, first: int, stop: int) -> list[Piece]:
+        """What the segment holds of `first..stop`, cut where a place is known."""
+        at, begin = self._seek(segment, first)
+        last, position = self._seek(segment, stop)
+        if last == stop:
+            end = near = position
+        else:
+            end = segment.size
+            # The active segment has no index here: about as far as its messages are long.
+            near = segment.size * (stop - segment.first_offset) // segment.count
+            near = max(near if segment.index else position + SEGMENT_INDEX_BYTES, position)
+        size = max(min(near, segment.size) - begin, 1)
+        whole = Piece(self._topic, first, stop, at, begin, end, size, path=segment.path)
+        return self._cut(segment, whole)
+
+    def _seek(self, segment: Segment, offset: int) -> tuple[int, int]:
+        """The last known (offset, position) at or before `offset`, which may be the end."""
+        if offset == segment.end_offset:
+            return offset, segment.size
+        found = self._view.indexes.seek(segment, offset)
+        known = () if self._places is None else self._places.of(segment)
+        return max([found, *(place for place in known if place[0] <= offset)])
+
+    def _cut(self, segment: Segment, whole: Piece) -> list[Piece]:
+        parts = -(-whole.size // max(self._split_bytes, 1))
+        done: list[Piece] = []
+        rest = whole
+        for number in range(1, parts):
+            wanted = whole.begin + whole.size * number // parts
+            offset, position = self._view.indexes.floor(
+                segment, whole.next - 1, wanted + SEGMENT_INDEX_BYTES // 2
+            )
+            if offset > rest.first and position > rest.begin:
+                size = position - rest.begin
+                done.append(rest._replace(next=offset, end=position, size=size))
+                left = max(whole.begin + whole.size - position, 1)
+                rest = rest._replace(first=offset, at=offset, begin=position, size=left)
+        return [*done, rest]

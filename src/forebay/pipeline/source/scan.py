@@ -1,0 +1,458 @@
+"""Reads a split: what a task of a scan does. Strict, in bounded memory, and never past its end.
+
+Pieces of objects that follow each other are read as one stream, fetched ahead; a segment is read
+through one buffer. Either way every checksum and every offset is checked, and what is wrong raises
+with the topic, the object or the file, and the position.
+
+What was gone by the time its turn came is planned anew, once, from what the catalog and the disk
+say now: a segment that retention removed is in an object, an object that a compaction replaced is
+in another.
+
+What a caller gets wrong: frames are valid until the next ones are asked for.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from socket import gethostname
+from typing import TYPE_CHECKING, Final
+
+from forebay.errors import CorruptFrame, ForebayError, MissingData, UsageError
+from forebay.files.disk import ReadFile
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.frame import Scan
+from forebay.format.names import TopicName, object_key
+from forebay.limits import KIB, MIB
+from forebay.logs import event
+from forebay.pipeline.location import NO_DATA
+from forebay.pipeline.resources import Workbench, workbench
+from forebay.pipeline.source.options import ScanOptions
+from forebay.pipeline.source.plan import (
+    OffsetRange,
+    Piece,
+    Split,
+    joined,
+    plan_topic,
+    recut,
+    resolve_range,
+    splits,
+)
+from forebay.read.history import ObjectStream
+from forebay.read.joined import CatalogSource
+from forebay.settings import StoreSettings
+from forebay.topic.view import StoreView, TopicView
+from forebay.wal.segment import ChunkReader, require_complete
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+from forebay.format.message import message_columns
+
+# ---- The first offset that was published at a time or later, found by looking at few messages.
+#
+# Times are taken to ascend with the offsets, which they do as far as producers' clocks do. First
+# the object or the segment is found that the time falls into, then the interval of its index,
+# each by the first message's time; only that interval is read through.
+
+
+_FINE_BYTES: Final = 64 * KIB
+"""Pieces of this size are as small as any index allows."""
+
+
+def offset_at_time(bench: Workbench, view: TopicView, time_ms: int) -> int:
+    """The first offset of the view with a publish time of `time_ms` or later, else its end.
+
+    Offsets that are lost have no time: the first one behind them counts.
+    """
+    pieces = plan_topic(view, view.start_offset, view.end_offset, fail_on_data_loss=False)
+    at = bisect_left(pieces, time_ms, key=lambda piece: _first_time(bench, piece))
+    after = pieces[at].first if at < len(pieces) else view.end_offset
+    if at == 0:
+        return after
+    before = pieces[at - 1]
+    fine = plan_topic(view, before.first, before.next, split_bytes=_FINE_BYTES)
+    at = bisect_left(fine, time_ms, key=lambda piece: _first_time(bench, piece))
+    inside = None if at == 0 else _offset_inside(bench, fine[at - 1], time_ms)
+    if inside is not None:
+        return inside
+    return fine[at].first if at < len(fine) else after
+
+
+def _first_time(bench: Workbench, piece: Piece) -> int:
+    return int(message_columns(first_frames(bench, piece)).publish_times[0])
+
+
+def _offset_inside(bench: Workbench, piece: Piece, time_ms: int) -> int | None:
+    for frames in scan_pieces(bench, [piece]):
+        times = message_columns(frames).publish_times
+        for row, time in enumerate(times):
+            if time >= time_ms:
+                return int(frames.offsets[row])
+    return None
+
+
+_log: Final = logging.getLogger("forebay.pipeline")
+
+CHUNK_BYTES: Final = 1 * MIB
+"""Of a file that is read: it stays in the processor's cache from the checksums to the batch."""
+PROBE_BYTES: Final = 64 * KIB
+"""Read at a time where one message is wanted."""
+
+
+def scan_split(bench: Workbench, split: Split) -> Iterator[tuple[TopicName, Scan]]:
+    """Every frame of the split's pieces, in their order, a chunk at a time."""
+    chunks = ChunkReader(CHUNK_BYTES)
+    for stretch in _stretches(split.pieces):
+        for frames in scan_pieces(bench, stretch, chunks):
+            yield stretch[0].topic, frames
+            del frames  # else its chunk stays while the next one is fetched
+
+
+def scan_pieces(
+    bench: Workbench, pieces: Sequence[Piece], chunks: ChunkReader | None = None
+) -> Iterator[Scan]:
+    """The frames of pieces that follow each other in one topic: all objects, or one segment."""
+    first = pieces[0]
+    if first.descriptor is not None:
+        if bench.objects_are_files:
+            yield from _local_frames(bench, pieces, chunks or ChunkReader(CHUNK_BYTES))
+        else:
+            yield from _object_frames(bench, pieces)
+        return
+    done = first.first
+    try:
+        for frames in _segment_frames(bench, first, chunks or ChunkReader(CHUNK_BYTES)):
+            done = frames.offsets[-1] + 1
+            yield frames
+            del frames
+    except FileNotFoundError:
+        event(
+            _log,
+            logging.INFO,
+            "segment gone, planned anew",
+            topic=first.topic,
+            file=first.path,
+            first=done,
+            next=first.next,
+        )
+        yield from _once_more(bench, _anew(bench, first, done))
+
+
+def _anew(bench: Workbench, piece: Piece, start: int) -> list[Piece]:
+    """Where the rest of a segment's piece is now that the segment is not there."""
+    gone = (
+        f"{piece.topic}: {piece.path} is not on {gethostname()}, and offsets {start} to "
+        f"{piece.next - 1} are in no object: upload them first, or let every executor see the "
+        "data directory"
+    )
+    if bench.server is not None:
+        _ = bench.catalog  # which says that nobody here can look into it, where that is so
+    with StoreView(bench.settings, disk=bench.disk, clock=bench.clock) as store:
+        view = store.topic(str(piece.topic))
+        if view.end_offset < piece.next:
+            raise MissingData(gone)
+        anew = plan_topic(view, start, piece.next)
+    if any(each.path == piece.path for each in anew):
+        raise MissingData(gone)
+    return anew
+
+
+def first_frames(bench: Workbench, piece: Piece) -> Scan:
+    """The piece's first frame, and maybe some that follow it, by a small read."""
+    one = piece._replace(next=piece.first + 1)
+    if one.descriptor is None:
+        return next(scan_pieces(bench, [one], ChunkReader(PROBE_BYTES)))
+    return next(_object_frames(bench, [one], probe=True))
+
+
+def _once_more(bench: Workbench, pieces: Sequence[Piece]) -> Iterator[Scan]:
+    """Pieces of a second plan, whose places must be there."""
+    for stretch in _stretches(pieces):
+        if stretch[0].descriptor is not None:
+            yield from _object_frames(bench, stretch)
+            continue
+        try:
+            yield from _segment_frames(bench, stretch[0], ChunkReader(CHUNK_BYTES))
+        except FileNotFoundError as error:
+            raise MissingData(
+                f"{stretch[0].topic}: {stretch[0].path} is gone, and was planned for offset "
+                f"{stretch[0].first} a moment ago"
+            ) from error
+
+
+def _stretches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Neighbours in objects together, each piece of a segment alone."""
+    listed = list(pieces)
+    stretch = listed[:1]
+    for before, piece in pairwise(listed):
+        follows = before.topic == piece.topic and before.next == piece.first
+        if follows and before.descriptor is not None and piece.descriptor is not None:
+            stretch.append(piece)
+        else:
+            yield stretch
+            stretch = [piece]
+    if stretch:
+        yield stretch
+
+
+# -- objects ------------------------------------------------------------------------------------
+
+
+class PlannedSource:
+    """The planned descriptors, the first time; whoever asks again gets the catalog's.
+
+    A stream asks again for what it was told already when an object was not there: then the plan
+    is old.
+    """
+
+    def __init__(
+        self, bench: Workbench, topic: TopicName, planned: Sequence[ObjectDescriptor]
+    ) -> None:
+        self._bench = bench
+        self._topic = topic
+        self._planned = planned
+        self._told = 0
+
+    @property
+    def _catalog(self) -> CatalogSource:
+        """Most tasks never need it, and never connect."""
+        return CatalogSource(self._bench.catalog, self._topic)
+
+    def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
+        if start < self._told:
+            self._planned = ()
+        found = [
+            each
+            for each in self._planned
+            if each.end_offset >= start and (end is None or each.start_offset < end)
+        ][:limit]
+        if not self._planned:
+            return self._catalog.descriptors(start, end, limit)
+        self._told = found[-1].next_offset if found else self._told
+        return found
+
+    def missing(self, offset: int) -> ForebayError:
+        return self._catalog.missing(offset)
+
+
+def _object_frames(
+    bench: Workbench, pieces: Sequence[Piece], *, probe: bool = False
+) -> Iterator[Scan]:
+    topic, first, stop = pieces[0].topic, pieces[0].first, pieces[-1].next
+    source = PlannedSource(bench, topic, joined(pieces))
+    settings = replace(bench.settings.cloud_reader, lenient=False)
+    if probe:
+        settings = replace(settings, fetch_chunk_size=PROBE_BYTES, read_ahead_chunks=0)
+    with ObjectStream(topic, bench.store, source, bench.pool, settings, first, stop) as stream:
+        while (frames := stream.next()) is not None:
+            yield frames
+            del frames
+        if stream.offset != stop:
+            raise MissingData(
+                f"{topic}: the objects end at offset {stream.offset}, and go on to {stop - 1} "
+                f"by the plan, the last one in {pieces[-1].place}"
+            )
+
+
+def _local_frames(bench: Workbench, pieces: Sequence[Piece], chunks: ChunkReader) -> Iterator[Scan]:
+    """Objects that are files here are read as segments are, which takes half the time.
+
+    One that is gone is left to `_object_frames`, which asks the catalog where its offsets are.
+    """
+    done = pieces[0].first
+    for number, piece in enumerate(pieces):
+        assert piece.descriptor is not None
+        path = bench.store.local_path(object_key(piece.topic, piece.descriptor.object_id))
+        assert path is not None, "the objects are files here"
+        try:
+            for frames in _file_frames(bench, path, piece, chunks):
+                done = frames.offsets[-1] + 1
+                yield frames
+                del frames
+        except FileNotFoundError:
+            yield from _object_frames(bench, [piece._replace(first=done), *pieces[number + 1 :]])
+            return
+
+
+# -- segments -----------------------------------------------------------------------------------
+
+
+def _segment_frames(bench: Workbench, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
+    assert piece.path is not None, "a piece is in an object or in a segment"
+    return _file_frames(bench, piece.path, piece, chunks)
+
+
+def _file_frames(bench: Workbench, path: Path, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
+    file = bench.disk.open_read(path)
+    try:
+        yield from _frames_of(file, path, piece, chunks)
+    finally:
+        file.close()
+
+
+def _frames_of(file: ReadFile, path: Path, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
+    position, offset = piece.begin, piece.at
+    while offset < piece.next:
+        if position >= piece.end or position >= file.size():
+            ends = f"the {_kind(piece)} ends at offset {offset}, not at {piece.next}"
+            raise _damaged(piece, ends, position, offset)
+        found = chunks.read(file, position, piece.end, offset)
+        if not len(found):
+            try:
+                require_complete(found, path, position)
+            except CorruptFrame as error:
+                raise _damaged(piece, error.reason, error.position, error.offset) from error
+        skip, take = max(piece.first - offset, 0), min(piece.next - offset, len(found))
+        position += found.safe_length
+        offset += len(found)
+        if skip < take:
+            yield found.part(skip, take)
+    whole = piece.descriptor is not None and piece.next == piece.descriptor.next_offset
+    if whole and position != piece.end:
+        raise _damaged(piece, "there are bytes behind the last frame", position, offset)
+
+
+def _kind(piece: Piece) -> str:
+    return "segment" if piece.descriptor is None else "object"
+
+
+def _damaged(piece: Piece, reason: str, position: int, offset: int | None) -> CorruptFrame:
+    place = (
+        f"{piece.topic}: {piece.path}"
+        if piece.descriptor is None
+        else object_key(piece.topic, piece.descriptor.object_id)
+    )
+    return CorruptFrame(reason, file=place, position=position, offset=offset)
+
+
+def in_parts(frames: Scan, part_bytes: int) -> Iterator[Scan]:
+    """The frames in order, in parts of about so many bytes; one larger frame is a part alone."""
+    at = 0
+    while at < len(frames):
+        stop = bisect_left(frames.positions, frames.positions[at] + part_bytes, at + 1)
+        yield frames.part(at, stop)
+        at = stop
+
+
+# ---- A scan from its options to its record batches: the snapshot is planned once, then read in
+#
+# parts.
+#
+# Nothing here knows Spark. `plan_scan` is for whoever hands out the work, `read_split` for
+# whoever does it; between the two a split travels as it is.
+
+
+BATCH_BYTES: Final = 1 * MIB
+"""Of one Arrow batch, about. Larger ones are not faster in Spark, and their memory is given back to
+the system each time, whose fresh pages cost more than the copying."""
+_TRIES: Final = 3
+"""Of a plan; retention removes a segment hours after its upload, not again and again."""
+
+
+def plan_scan(options: ScanOptions) -> list[Split]:
+    """What there is of the options' topics now, as far as it is synced, in tasks."""
+    for _ in range(_TRIES):
+        try:
+            with without_collections():
+                return _plan_once(options)
+        except FileNotFoundError as error:  # of a segment that was uploaded and removed meanwhile
+            gone = error
+    raise MissingData(f"segments vanish faster than they are planned: {gone}") from gone
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """A plan is up to some hundred thousand small values and no cycle: looking for cycles among
+    them again and again took a quarter of the time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _plan_once(options: ScanOptions) -> list[Split]:
+    with open_view(options.settings) as store:
+        topics = options.chosen(store.topics())
+        for name, offsets in (
+            ("startingOffsets", options.starting),
+            ("endingOffsets", options.ending),
+        ):
+            offsets.require_named(name, topics)
+        views = {topic: store.topic(str(topic)) for topic in topics}
+        pieces: list[Piece] = []
+        for view in views.values():
+            pieces += _plan_view(view, options)
+        planned = splits(
+            pieces,
+            options.split_bytes,
+            options.partitions_min,
+            lambda piece, size: recut(views[piece.topic], piece, size),
+        )
+    event(
+        _log,
+        logging.INFO,
+        "scan planned",
+        topics=len(topics),
+        pieces=len(pieces),
+        splits=len(planned),
+        messages=sum(split.count for split in planned),
+        bytes=sum(split.size for split in planned),
+    )
+    return planned
+
+
+def open_view(settings: StoreSettings) -> StoreView:
+    """UsageError where no store is."""
+    data = settings.data
+    if data is not None and Path(data) != NO_DATA and not Path(data).is_dir():
+        raise UsageError(f"there is no store at {data}: it is no directory")
+    return StoreView(settings)
+
+
+def range_of(bench: Workbench, view: TopicView, options: ScanOptions) -> OffsetRange:
+    """The offsets of the topic that the options ask for."""
+    start, end = options.starting.of(view.topic), options.ending.of(view.topic)
+    assert start is not None, "named partitions were checked"
+    assert end is not None
+    if options.starting_time is not None:
+        start = offset_at_time(bench, view, options.starting_time)
+    if options.ending_time is not None:
+        end = offset_at_time(bench, view, options.ending_time)
+    return resolve_range(view, start, end, fail_on_data_loss=options.fail_on_data_loss)
+
+
+def _plan_view(view: TopicView, options: ScanOptions) -> list[Piece]:
+    wanted = range_of(workbench(options.settings), view, options)
+    return plan_topic(
+        view,
+        wanted.start,
+        wanted.end,
+        split_bytes=options.split_bytes,
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
+
+
+def read_split(
+    settings: StoreSettings, split: Split, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the split, a part of a chunk at a time."""
+    from forebay.pipeline.source.columns import BatchMaker
+
+    make = BatchMaker(columns).batch
+    for topic, frames in scan_split(workbench(settings), split):
+        for part in in_parts(frames, BATCH_BYTES):
+            yield make(topic, part)
+            del part
+        del frames

@@ -1,0 +1,332 @@
+"""`spark.readStream.format("forebay")`: what Spark asks of a streaming source, and the answers.
+
+Spark keeps one of these in a process of its own for each query, and makes another one in every
+task, which only reads. Decisions are in `stream_offsets`, topics and plans in `stream_topics`.
+
+What a caller gets wrong: with failOnDataLoss=false a stream goes on where it can, and says so in
+the log alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from forebay.errors import OffsetOutOfRange, UsageError
+from forebay.format.names import TopicName, parse_topic
+from forebay.limits import MIB
+from forebay.logs import event
+from forebay.pipeline.resources import workbench
+from forebay.pipeline.source.options import ScanOptions
+from forebay.pipeline.source.plan import KnownPlaces, Piece, Split, plan_topic, recut, splits
+from forebay.pipeline.source.scan import open_view, range_of, read_split
+from forebay.pipeline.source.stream_offsets import (
+    Loss,
+    Positions,
+    TopicEnds,
+    TopicRuler,
+    decode_positions,
+    encode_positions,
+    limit_bytes,
+    limit_messages,
+    outlook,
+    ranges,
+)
+from forebay.topic.view import StoreView, TopicView
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+# ---- The topics of a streaming query, as its long-lived planner sees them.
+#
+# Views stay open from trigger to trigger and are moved forward, not made anew; a topic is
+# planned when there is something of it to read. One of these lives in the process that Spark
+# keeps for a query's source. It holds no bytes of messages.
+
+
+WORTH_A_TASK_BYTES: Final = 4 * MIB
+"""What is smaller shares a task: one costs Spark some 15 ms, in which so much is read."""
+
+
+class _Topic:
+    """One topic: a view of it, and what was learned about its bytes."""
+
+    def __init__(self, store: StoreView, topic: TopicName) -> None:
+        self.view = TopicView(store, topic)
+        self._note()
+
+    def refresh(self) -> None:
+        self.view.refresh()
+        segments = self.view.segments()
+        if segments and segments[-1].path != self._newest:
+            self._note()  # a sealed segment has an index of its own
+        else:
+            self.places.note(self.view)
+
+    def _note(self) -> None:
+        segments = self.view.segments()
+        self._newest = segments[-1].path if segments else None
+        self.places = KnownPlaces()
+        self.places.note(self.view)
+        self.ruler = TopicRuler(self.view, self.places)
+
+    @property
+    def ends(self) -> TopicEnds:
+        return TopicEnds(self.view.start_offset, max(self.view.end_offset, self.view.start_offset))
+
+
+class StreamTopics:
+    """Not thread-safe. `close` when the query stops."""
+
+    def __init__(self, options: ScanOptions) -> None:
+        self._options = options
+        self._store = open_view(options.settings)
+        self._topics: dict[TopicName, _Topic] = {}
+
+    def close(self) -> None:
+        self._topics.clear()
+        self._store.close()
+
+    def first(self) -> Positions:
+        """Where a new query begins, as the options say. UsageError for a topic that is not there.
+
+        A pattern may match no topic yet.
+        """
+        self._options.chosen(self._store.topics())
+        self.look()
+        self._options.starting.require_named("startingOffsets", list(self._topics))
+        bench = workbench(self._options.settings)
+        return {
+            topic: range_of(bench, each.view, self._options).start
+            for topic, each in self._topics.items()
+        }
+
+    def look(self) -> dict[TopicName, TopicEnds]:
+        """The topics of the subscription that are there now, as far as they are synced."""
+        found: dict[TopicName, _Topic] = {}
+        for topic in self._subscribed():
+            each = self._topics.get(topic)
+            try:
+                if each is None:
+                    each = _Topic(self._store, topic)
+                else:
+                    each.refresh()
+            except UsageError:  # a directory in which no log has begun, or a topic that has gone
+                continue
+            found[topic] = each
+        self._topics = found
+        return {topic: each.ends for topic, each in found.items()}
+
+    def _subscribed(self) -> list[TopicName]:
+        """Without an error for what is not there: a query that runs tells a loss by itself."""
+        names = self._store.topics()
+        there = {*names, *(parse_topic(name).base for name in names)}
+        topics = tuple(topic for topic in self._options.topics if str(topic) in there)
+        return replace(self._options, topics=topics).chosen(names)
+
+    def rulers(self) -> Mapping[TopicName, TopicRuler]:
+        return {topic: each.ruler for topic, each in self._topics.items()}
+
+    def ends(self) -> dict[TopicName, TopicEnds]:
+        """As of the last look."""
+        return {topic: each.ends for topic, each in self._topics.items()}
+
+    def plan(self, ranges: Mapping[TopicName, tuple[int, int]]) -> list[Split]:
+        """The tasks that read exactly these offsets, each of which is in its topic."""
+        options = self._options
+        pieces: list[Piece] = []
+        for topic, (start, end) in ranges.items():
+            each = self._topics[topic]
+            try:
+                pieces += self._pieces(each, start, end)
+            except FileNotFoundError:  # of a segment that was uploaded and removed meanwhile
+                each.refresh()
+                pieces += self._pieces(each, start, end)
+        size = sum(piece.size for piece in pieces)
+        least = max(options.partitions_min, min(_cores(), size // WORTH_A_TASK_BYTES), 1)
+        planned = splits(
+            pieces,
+            options.split_bytes,
+            least,
+            lambda piece, size: recut(self._topics[piece.topic].view, piece, size),
+        )
+        event(
+            _log,
+            logging.DEBUG,
+            "batch planned",
+            topics=len(ranges),
+            splits=len(planned),
+            messages=sum(split.count for split in planned),
+            bytes=size,
+        )
+        return planned
+
+    def _pieces(self, each: _Topic, start: int, end: int) -> list[Piece]:
+        return plan_topic(
+            each.view,
+            start,
+            end,
+            split_bytes=self._options.split_bytes,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            places=each.places,
+        )
+
+
+def _cores() -> int:
+    """Of this machine: the planner does not know the cluster, `minPartitions` does."""
+    return len(os.sched_getaffinity(0))
+
+
+# ---- stream_source
+
+
+_log: Final = logging.getLogger("forebay.pipeline")
+_LOSSES_SHOWN: Final = 5
+
+
+class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The source of one streaming query."""
+
+    def __init__(self, options: ScanOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._opened: StreamTopics | None = None
+        self._target: Mapping[TopicName, int] | None = None
+        """Where a query that reads what there is now ends."""
+        self._told: dict[TopicName, int] = {}
+        """Losses that were warned of: the topic, and where the stream was."""
+
+    @property
+    def _topics(self) -> StreamTopics:
+        if self._opened is None:
+            self._opened = StreamTopics(self._options)
+        return self._opened
+
+    # -- how far to go --------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return encode_positions(self._topics.first())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Spark has no limit of both; where both are given, the other one counts all the same."""
+        options = self._options
+        if options.offsets_per_trigger is not None:
+            return ReadMaxRows(options.offsets_per_trigger)
+        if options.bytes_per_trigger is not None:
+            return ReadMaxBytes(options.bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = {topic: ends.end for topic, ends in self._topics.look().items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        seen = outlook(decode_positions(start), self._until_target(self._topics.look()))
+        self._report(seen.losses)
+        end = self._admit(seen.start, seen.end, limit)
+        return encode_positions({**end, **seen.new})
+
+    def _until_target(self, now: Mapping[TopicName, TopicEnds]) -> Mapping[TopicName, TopicEnds]:
+        target = self._target
+        if target is None:
+            return now
+        return {
+            topic: TopicEnds(ends.start, max(min(ends.end, target[topic]), ends.start))
+            for topic, ends in now.items()
+            if topic in target
+        }
+
+    def _admit(self, start: Positions, end: Positions, limit: ReadLimit) -> Positions:
+        if isinstance(limit, ReadAllAvailable):
+            return end
+        if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
+            raise UsageError(f"a stream of the format forebay cannot be limited by {limit!r}")
+        messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = (
+            limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_per_trigger
+        )
+        if messages is not None:
+            end = limit_messages(start, end, messages)
+        if size is not None:
+            end = limit_bytes(start, end, size, self._topics.rulers())
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends of all topics: the query's progress shows how far it is behind."""
+        if self._opened is None:
+            return None
+        ends = self._opened.ends()
+        return encode_positions({topic: each.end for topic, each in ends.items()})
+
+    # -- what to read ---------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        wanted = ranges(decode_positions(start), decode_positions(end))
+        now = self._topics.ends()
+        if any(topic not in now or now[topic].end < stop for topic, (_, stop) in wanted.items()):
+            now = self._topics.look()  # a batch of an earlier run, to be read once more
+        self._report(_lost(wanted, now))
+        there = {
+            topic: (max(first, now[topic].start), min(stop, now[topic].end))
+            for topic, (first, stop) in wanted.items()
+            if topic in now
+        }
+        return [InputPartition(split) for split in self._topics.plan(there)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        yield from read_split(options.settings, partition.value, options.columns)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is kept for a query but its own checkpoint."""
+
+    def stop(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    # -- losses ---------------------------------------------------------------------------------
+
+    def _report(self, losses: Sequence[Loss]) -> None:
+        """Raises, or warns of each loss once."""
+        if losses and self._options.fail_on_data_loss:
+            said = "; ".join(str(loss) for loss in losses[:_LOSSES_SHOWN])
+            more = len(losses) - _LOSSES_SHOWN
+            first = losses[0]
+            raise OffsetOutOfRange(
+                f"{said}{f'; and {more} more topics' if more > 0 else ''}. Start the query with a "
+                "new checkpoint, or let it go on with what there is: failOnDataLoss=false",
+                start=first.position if first.now is None else first.now.start,
+                end=first.position if first.now is None else first.now.end,
+            )
+        for loss in losses:
+            if self._told.get(loss.topic) != loss.position:
+                self._told[loss.topic] = loss.position
+                event(_log, logging.WARNING, "stream goes on after a loss", loss=str(loss))
+
+
+def _lost(
+    wanted: Mapping[TopicName, tuple[int, int]], now: Mapping[TopicName, TopicEnds]
+) -> list[Loss]:
+    """Of a batch that was planned before, what is not there now."""
+    found = []
+    for topic, (first, stop) in wanted.items():
+        ends = now.get(topic)
+        if ends is None or first < ends.start:
+            found.append(Loss(topic, first, ends))
+        elif stop > ends.end:
+            found.append(Loss(topic, stop, ends))
+    return found

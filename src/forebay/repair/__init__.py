@@ -1,0 +1,1 @@
+"""What is damaged in a store and can be put right: survey, plan and apply."""

@@ -1,0 +1,274 @@
+"""Valid frames wherever they are: runs of them in damaged files and objects, and how runs cover
+a range of offsets.
+
+A run is frames one behind the other, each checked. `find_runs` looks for all runs of one file or
+object, stepping over damage as `forebay.read.salvage` does. `cover` is pure: which runs give which
+offsets, and which offsets nobody has.
+
+A run that begins where its file does, with the offset that belongs there, is sure. One that was
+found behind damage, or in a file where it should not be, may be part of a payload: it counts where
+no sure run does, and only if no other run says something else (`contested`).
+
+What a caller gets wrong: a run is a place, not a copy. Once its file was rewritten it may be
+elsewhere: look again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from forebay.errors import CorruptLog, MessageError
+from forebay.files.disk import Disk
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.frame import HEADER_BYTES
+from forebay.format.layout import Buffer
+from forebay.format.message import decode_message
+from forebay.limits import READ_CHUNK_BYTES
+from forebay.objects.store import CloudStore
+from forebay.read.salvage import FRAME_BYTES_MIN, next_frame
+from forebay.wal.segment import ChunkReader
+
+
+class FrameBytes(Protocol):
+    """A file or an object as bytes; also a `ReadFile`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read_into(self, buffer: memoryview, position: int) -> int: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class FileBytes:
+    """A local file, opened for each read: a survey of many holds none open."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk = disk
+        self.path = path
+        self._size = disk.size(path)
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        with closing(self._disk.open_read(self.path)) as file:
+            return file.read_into(buffer, position)
+
+    def size(self) -> int:
+        return self._size
+
+    def close(self) -> None: ...
+
+
+class ObjectBytes:
+    """A stored object, by ranged requests."""
+
+    def __init__(self, store: CloudStore, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._size = store.head(key).size
+
+    @property
+    def name(self) -> str:
+        return self._key
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        end = min(position + len(buffer), self._size)
+        if end <= position:
+            return 0
+        data = self._store.get_range(self._key, position, end)
+        buffer[: end - position] = memoryview(data).cast("B")
+        return end - position
+
+    def size(self) -> int:
+        return self._size
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Frames of offsets `first..end`, at the positions `start..stop` of their source."""
+
+    source: FrameBytes
+    first: int
+    end: int
+    start: int
+    stop: int
+    sure: bool = False
+
+
+class Piece(NamedTuple):
+    """Some offsets of a run."""
+
+    run: Run
+    first: int
+    end: int
+
+
+Hole = tuple[int, int]
+"""Offsets, the end not included."""
+
+
+def offsets_max(size: int) -> int:
+    """How many frames fit into so many bytes."""
+    return size // FRAME_BYTES_MIN + 1
+
+
+def find_runs(
+    source: FrameBytes, expected: int | None, bound: int, topic: str | None = None
+) -> tuple[Run, ...]:
+    """All runs, in order. The first frame should have the offset `expected`, if it is known; none
+    is of `bound` or later.
+
+    Behind damage only frames of `topic` count: a payload may hold frames of another one. It may
+    also hold some of this one, so the search goes on behind a run as if the run were not there.
+    """
+    runs: list[Run] = []
+    position, offset = 0, expected
+    run = _walk(source, 0, expected)
+    if run is not None and run.first < bound:
+        runs.append(replace(run, sure=expected is not None))
+        position, offset = run.stop, run.end
+    size = source.size()
+    while position < size:
+        found = _behind_damage(source, offset, position, bound)
+        while found is not None and not is_of(source, found[1], topic):
+            found = _behind_damage(source, offset, found[1] + 1, bound)
+        if found is None:
+            break
+        run = _walk(source, found[1], found[0])
+        assert run is not None, "its first frame was whole a moment ago"
+        runs.append(run)
+        position = run.stop
+    return tuple(runs)
+
+
+def is_of(source: FrameBytes, position: int, topic: str | None) -> bool:
+    """Whether the message of the valid frame at `position` says that it is of the topic."""
+    if topic is None:
+        return True
+    found = ChunkReader(1).read(source, position, source.size(), None)
+    try:
+        message = decode_message(
+            found.buffer, found.positions[0], found.lengths[0], offset=found.offsets[0]
+        )
+    except MessageError:
+        return False
+    return message.msg_id.topic_name == topic
+
+
+def _walk(source: FrameBytes, start: int, expected: int | None) -> Run | None:
+    """The run that begins at `start`, if one does."""
+    chunks = ChunkReader()
+    size, position = source.size(), start
+    first: int | None = None
+    while position < size:
+        found = chunks.read(source, position, size, expected)
+        if not len(found):
+            break
+        first = found.offsets[0] if first is None else first
+        expected = found.offsets[-1] + 1
+        position += found.safe_length
+        if found.end.corrupt:
+            break
+    if first is None or expected is None:
+        return None
+    return Run(source, first, expected, start, position)
+
+
+def _behind_damage(
+    source: FrameBytes, offset: int | None, position: int, bound: int
+) -> tuple[int, int] | None:
+    """(offset, position) of the next valid frame; looked for at every byte."""
+    before = -1 if offset is None else offset
+    if bound - 1 <= before:
+        return None
+    place = ObjectDescriptor(source.name, max(before, 0), bound - 1, source.size(), None, 0)
+    return next_frame(place, before, position, _reading(source), READ_CHUNK_BYTES)
+
+
+class _Read(Protocol):
+    def __call__(self, start: int, end: int, /) -> Buffer: ...
+
+
+def _reading(source: FrameBytes) -> _Read:
+    def read(start: int, end: int, /) -> Buffer:
+        buffer = bytearray(max(min(end, source.size()) - start, 0))
+        taken = source.read_into(memoryview(buffer), start)
+        return memoryview(buffer)[:taken]
+
+    return read
+
+
+def cover(first: int, end: int, runs: Iterable[Run]) -> tuple[list[Piece], list[Hole]]:
+    """Which runs give the offsets `first..end`, in order, and which offsets none gives."""
+    pieces: list[Piece] = []
+    holes: list[Hole] = []
+    known = sorted(runs, key=lambda run: run.first)
+    at = first
+    while at < end:
+        here = [run for run in known if run.first <= at < run.end]
+        best = max(here, key=lambda run: (run.sure, run.end), default=None)
+        stop = end if best is None else min(best.end, end)
+        if best is None or not best.sure:
+            better = (run.first for run in known if run.first > at and (run.sure or best is None))
+            stop = min(stop, min(better, default=stop))
+        if best is None:
+            holes.append((at, stop))
+        else:
+            pieces.append(Piece(best, at, stop))
+        at = stop
+    return pieces, holes
+
+
+def contested(pieces: Sequence[Piece], runs: Sequence[Run]) -> Hole | None:
+    """Offsets of which two runs have different frames, and neither is sure."""
+    for piece in pieces:
+        if piece.run.sure:
+            continue
+        for run in runs:
+            first, end = max(piece.first, run.first), min(piece.end, run.end)
+            if run is piece.run or first >= end:
+                continue
+            if _digest(Piece(run, first, end)) != _digest(Piece(piece.run, first, end)):
+                return first, end
+    return None
+
+
+def _digest(piece: Piece) -> bytes:
+    found = hashlib.blake2b()
+    for frames in frames_of([piece]):
+        found.update(frames)
+    return found.digest()
+
+
+def frames_of(pieces: Sequence[Piece]) -> Iterator[memoryview]:
+    """The raw frames of the pieces, checked again on the way; each is valid until the next."""
+    chunks = ChunkReader()
+    for piece in pieces:
+        position, expected = piece.run.start, piece.run.first
+        while expected < piece.end:
+            found = chunks.read(piece.run.source, position, piece.run.stop, expected)
+            if not len(found):
+                raise CorruptLog(
+                    f"{piece.run.source.name}: offset {expected} was readable a moment ago, and is "
+                    "not now"
+                )
+            low = max(piece.first - expected, 0)
+            high = min(piece.end - expected, len(found))
+            if low < high:
+                begin = found.positions[low] - HEADER_BYTES
+                stop = found.positions[high - 1] + found.lengths[high - 1]
+                yield memoryview(found.buffer)[begin:stop]
+            position += found.safe_length
+            expected += len(found)

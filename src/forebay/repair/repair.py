@@ -1,0 +1,454 @@
+"""`repair`: finds what is damaged in a store, and puts right what can be.
+
+A dry run unless told otherwise. It needs the topics for itself: the lock on each directory is
+held while it works, and a running server is refused. Of the objects, those that local segments
+could put right are read in full, the others are looked at: `forebay verify` reads everything.
+
+What a caller gets wrong: a repair that found nothing is no proof about objects that it did not
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from forebay.catalog.adopt import is_restoring
+from forebay.catalog.records import TopicRecord
+from forebay.client import find_server
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.errors import (
+    CheckpointError,
+    DescriptorError,
+    ObjectMissing,
+    ServiceError,
+    UnknownTopic,
+    UsageError,
+)
+from forebay.files.disk import Disk, read_file
+from forebay.format.checkpoint import UploaderCheckpoint, decode_checkpoint
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
+from forebay.format.names import (
+    PUBLISHED_FILE,
+    TOPICS_PREFIX,
+    UPLOADER_CHECKPOINT_FILE,
+    SegmentNames,
+    TopicName,
+    object_key,
+    objects_prefix,
+    parse_topic,
+    sidecar,
+    topic_of_key,
+)
+from forebay.limits import (
+    CHECKPOINT_BYTES_MAX,
+    DESCRIPTOR_BYTES_MAX,
+)
+from forebay.objects.store import connect
+from forebay.read.verify import FaultKind, examine_object
+from forebay.repair.apply import (
+    Copies,
+    LocalRepair,
+    drop_uploader_checkpoint,
+    put_log_id,
+    record_losses,
+    rewrite_object,
+    with_loss,
+)
+from forebay.repair.frames import ObjectBytes, Run, find_runs
+from forebay.repair.plan import (
+    Finding,
+    Kind,
+    LocalPlan,
+    ObjectRewrite,
+    judge_id,
+    plan_local,
+    plan_object,
+)
+from forebay.repair.survey import Survey, survey_log
+from forebay.settings import StoreSettings
+from forebay.topic.tiers import Tiers
+from forebay.topic.view import StoreView, catalog_file
+from forebay.upload.transfer import put_sidecar
+from forebay.wal.publisher import Publisher
+
+# ---- The objects of a topic as a repair sees them: what is wrong with them, and what of them
+#
+# can be read.
+#
+# An object that overlaps the local log is read in full, as segments could put it right. The
+# others are looked at: there, and of their size.
+
+
+_INDEX: Final = "none: its frames are right, and its descriptor's index is not; compact it"
+
+Repair: TypeAlias = tuple[Callable[[], None], Finding]
+"""What is wrong, and what would put it right if it is fixable."""
+
+
+class Objects:
+    def __init__(self, tiers: Tiers, topic: TopicName, copies: Copies) -> None:
+        self._tiers = tiers
+        self._store = tiers.store
+        self._topic = topic
+        self._copies = copies
+
+    def runs(self, start: int, end: int) -> list[Run]:
+        """Runs of the committed objects that overlap the range; of a missing one none."""
+        found: list[Run] = []
+        for each in self._tiers.catalog.descriptors(self._topic, start, end):
+            found += self._runs_of(each)
+        return found
+
+    def _runs_of(self, descriptor: ObjectDescriptor) -> list[Run]:
+        try:
+            source = ObjectBytes(self._store, self._key(descriptor))
+        except ObjectMissing:
+            return []
+        start, end = descriptor.start_offset, descriptor.next_offset
+        return list(find_runs(source, start, end, str(self._topic)))
+
+    def _key(self, descriptor: ObjectDescriptor) -> str:
+        return object_key(self._topic, descriptor.object_id)
+
+    def look(self, local: Sequence[Run]) -> Iterator[Repair]:
+        """Damaged and missing objects; `local` is what the log holds."""
+        for descriptor in self._tiers.catalog.all_descriptors(self._topic):
+            fault = self._fault(descriptor, local)
+            if fault is None:
+                continue
+            runs = [*local, *self._runs_of(descriptor)]
+            key = self._key(descriptor)
+            wanted, finding = plan_object(str(self._topic), key, descriptor, fault[1], runs)
+            if fault[0] is FaultKind.INDEX or wanted is None:
+                if wanted is not None:
+                    finding = replace(finding, fixable=False, remedy=_INDEX)
+                yield _nothing, finding
+            else:
+                yield partial(self._rewrite, wanted), finding
+
+    def _rewrite(self, wanted: ObjectRewrite) -> None:
+        rewrite_object(self._tiers, self._topic, wanted, self._copies)
+
+    def _fault(
+        self, descriptor: ObjectDescriptor, local: Sequence[Run]
+    ) -> tuple[FaultKind, str] | None:
+        start, end = descriptor.start_offset, descriptor.next_offset
+        if any(run.first < end and run.end > start for run in local):
+            reader = self._tiers.settings.cloud_reader
+            seen = examine_object(self._store, self._tiers.pool, reader, self._topic, descriptor)
+            return None if seen.fault is None else (seen.fault.kind, str(seen.fault.error))
+        try:
+            size = self._store.head(self._key(descriptor)).size
+        except ObjectMissing:
+            return FaultKind.MISSING, "it is missing, and the catalog counts on it"
+        if size == descriptor.size:
+            return None
+        return FaultKind.RESIZED, f"it has {size} bytes, its descriptor says {descriptor.size}"
+
+    # -- sidecars -------------------------------------------------------------------------------
+
+    def look_at_sidecars(self) -> Iterator[Repair]:
+        if not self._tiers.settings.uploader.sidecars:
+            return
+        for descriptor in self._tiers.catalog.all_descriptors(self._topic):
+            key = object_key(self._topic, sidecar(descriptor.object_id))
+            what = self._sidecar_fault(key, descriptor)
+            if what is not None:
+                remedy = "it is written again from the catalog"
+                finding = Finding(str(self._topic), Kind.SIDECAR, key, what, remedy)
+                yield partial(self._put_sidecar, descriptor, key), finding
+
+    def _sidecar_fault(self, key: str, descriptor: ObjectDescriptor) -> str | None:
+        try:
+            found = decode_descriptor(bytes(self._store.get(key, DESCRIPTOR_BYTES_MAX)))
+        except ObjectMissing:
+            return "it is missing"
+        except (DescriptorError, ServiceError) as error:
+            return f"it is damaged: {error}"
+        # A restore may have made the descriptor anew, with another time and etag.
+        same = replace(found, etag=descriptor.etag, created_at=descriptor.created_at)
+        return None if same == descriptor else "it says something else than the catalog"
+
+    def _put_sidecar(self, descriptor: ObjectDescriptor, key: str) -> None:
+        self._copies.keep_object(self._topic, self._store, key)
+        put_sidecar(self._store, self._topic, descriptor)
+
+
+def _nothing() -> None: ...
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """What was found in all topics; `left` is what is still wrong."""
+
+    applied: bool
+    topics: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    copies: str | None = None
+    """Where copies are of all that was changed."""
+
+    @property
+    def left(self) -> list[Finding]:
+        return [each for each in self.findings if not each.repaired]
+
+
+def repair(
+    settings: StoreSettings,
+    topics: Sequence[str] = (),
+    *,
+    apply: bool = False,
+    accept_loss: bool = False,
+    disk: Disk | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    tiers: Tiers | None = None,
+) -> RepairReport:
+    """Looks at the named topics, or at all; with `apply` it puts right what it can.
+
+    `accept_loss` lets offsets become lost whose messages are nowhere. UsageError while a server
+    runs on the store, LogLocked while another process owns a topic.
+    """
+    if settings.data is None:
+        raise UsageError("a store in memory has nothing to repair")
+    server = find_server(settings)
+    if server is not None:
+        raise UsageError(f"a server runs on {settings.data}, at {server.url}: stop it first")
+    names = [parse_topic(name) for name in topics]
+    report = RepairReport(apply)
+    with closing(StoreView(tiers or settings, disk=disk, clock=clock)) as view:
+        copies = Copies(view.disk, Path(view.name), clock.now_ms())
+        for topic in names or _all_topics(view):
+            _TopicRepair(view, topic, report, copies, accept_loss=accept_loss).run()
+            report.topics += 1
+        report.copies = str(copies.folder) if copies.count else None
+    return report
+
+
+def _all_topics(view: StoreView) -> list[TopicName]:
+    known = {parse_topic(name) for name in view.topics()}
+    if view.tiers() is None:
+        with closing(connect(view.settings.cloud, Path(view.name))) as store:
+            found = (topic_of_key(meta.key) for meta in store.list(TOPICS_PREFIX))
+            known |= {each[0] for each in found if each is not None}
+    return sorted(known)
+
+
+class _TopicRepair:
+    """One topic, from the look to the last repair."""
+
+    def __init__(
+        self,
+        view: StoreView,
+        topic: TopicName,
+        report: RepairReport,
+        copies: Copies,
+        *,
+        accept_loss: bool,
+    ) -> None:
+        self._view = view
+        self._disk = view.disk
+        self._topic = topic
+        self._report = report
+        self._copies = copies
+        self._accept_loss = accept_loss
+        self._directory = view.directory(topic)
+        self._names = SegmentNames(view.settings.wal.file_name)
+        self._tiers = view.tiers()
+        self._record = None if self._tiers is None else self._tiers.catalog.record(topic)
+        self._objects = (
+            None
+            if self._tiers is None or self._record is None
+            else Objects(self._tiers, topic, copies)
+        )
+        self._findings: list[Finding] = []
+
+    def run(self) -> None:
+        if not self._known():
+            return
+        with ExitStack() as stack:
+            publisher = None
+            if self._disk.exists(self._directory):
+                publisher = stack.enter_context(self._locked())
+            self._repair(publisher)
+        self._report.findings += self._findings
+
+    def _known(self) -> bool:
+        """False where another command has to come first; UnknownTopic where nobody knows it."""
+        if self._record is not None and is_restoring(self._record.log_id):
+            self._point_to_restore("a restore of it has begun and not ended")
+            return False
+        if self._record is not None:
+            return True
+        if self._has_objects():
+            self._point_to_restore("the catalog does not know it, and the store has objects of it")
+            return False
+        if not self._disk.exists(self._directory):
+            raise UnknownTopic(f"there is no topic {self._topic} in {self._view.name}")
+        return True
+
+    def _has_objects(self) -> bool:
+        prefix = objects_prefix(self._topic)
+        if self._tiers is not None:
+            return next(iter(self._tiers.store.list(prefix)), None) is not None
+        with closing(connect(self._view.settings.cloud, Path(self._view.name))) as store:
+            return next(iter(store.list(prefix)), None) is not None
+
+    def _point_to_restore(self, what: str) -> None:
+        path = catalog_file(self._view.settings)
+        where = str(path) if path is not None else "the catalog"
+        self._report.findings.append(
+            Finding(
+                str(self._topic),
+                Kind.CATALOG,
+                where,
+                what,
+                f"none here: run `forebay restore {self._topic}`",
+                fixable=False,
+            )
+        )
+
+    @contextmanager
+    def _locked(self) -> Iterator[Publisher]:
+        """The lock on the directory; a look alone leaves no file behind."""
+        path = self._directory / PUBLISHED_FILE
+        there = self._disk.exists(path)
+        publisher = Publisher(self._disk, self._directory)
+        try:
+            yield publisher
+        finally:
+            if not there and not self._disk.size(path):
+                self._disk.unlink(path)
+            publisher.close()
+
+    # -- the order of things --------------------------------------------------------------------
+
+    def _repair(self, publisher: Publisher | None) -> None:
+        """Objects first: the log may hold the last good copy of what is wrong in them, and is cut
+        where a loss is recorded."""
+        survey = None if publisher is None else self._survey()
+        whole = self._repair_objects(survey)
+        if publisher is not None and survey is not None:
+            self._repair_log(publisher, survey, objects_whole=whole)
+
+    def _repair_objects(self, survey: Survey | None) -> bool:
+        """Whether all of them are right, or would be."""
+        if self._objects is None:
+            return True
+        whole = True
+        for action, finding in self._objects.look(survey.runs if survey is not None else []):
+            self._settle(finding, action)
+            whole = whole and finding.fixable
+        for action, finding in self._objects.look_at_sidecars():
+            self._settle(finding, action)
+        return whole
+
+    def _settle(self, finding: Finding, action: Callable[[], None]) -> None:
+        """Does it, if it is to be done and can be; and notes what became of it."""
+        if self._report.applied and finding.fixable:
+            action()
+            finding = replace(finding, repaired=True)
+        self._findings.append(finding)
+
+    # -- the local log --------------------------------------------------------------------------
+
+    def _survey(self) -> Survey | None:
+        """The log, if there is one and it is the topic's; another one its owner sets aside."""
+        survey = survey_log(self._disk, self._directory, self._names, str(self._topic))
+        log_id, finding = judge_id(str(self._topic), survey, self._record)
+        if finding is not None:
+            self._settle(finding, partial(self._put_log_id, log_id))
+        known = self._record.log_id if self._record is not None else None
+        return survey if survey.begun and known in (None, log_id) else None
+
+    def _put_log_id(self, log_id: str | None) -> None:
+        assert log_id is not None, "a finding about an id that nobody knows is not fixable"
+        put_log_id(self._disk, self._topic, self._directory, log_id, self._copies)
+
+    def _repair_log(self, publisher: Publisher, survey: Survey, *, objects_whole: bool) -> None:
+        self._repair_uploader_checkpoint()
+        plan = self._plan(survey, self._record, objects_whole=objects_whole)
+        if not self._report.applied or not self._allowed(plan):
+            work = LocalRepair(self._disk, self._topic, plan, publisher, self._copies)
+            if plan.findings or self._would_open(plan, work):
+                self._findings += self._as_left(plan)
+            return
+        after = plan
+        if plan.losses:
+            assert self._record is not None, "otherwise no loss is allowed"
+            record = reduce(with_loss, sorted(plan.losses), self._record)
+            after = self._plan(survey, record, objects_whole=objects_whole)
+        work = LocalRepair(self._disk, self._topic, after, publisher, self._copies)
+        if not self._would_open(after, work):
+            self._findings += [replace(each, fixable=False) for each in plan.findings]
+            return
+        if plan.losses:
+            assert self._tiers is not None
+            record_losses(self._tiers, self._disk, self._topic, plan, plan.losses)
+        work.finish()
+        self._findings += [replace(each, repaired=True) for each in plan.findings]
+
+    def _would_open(self, plan: LocalPlan, work: LocalRepair) -> bool:
+        """Writes what is planned beside the log, and asks recovery.
+
+        What that says against it is told, and nothing is changed: such a plan is a mistake of
+        this program.
+        """
+        why = work.stage() if not (plan.losses or plan.obstacles) else "a plan with a hole in it"
+        if why is not None:
+            work.discard()
+            remedy = "none: nothing of the log is changed; please report this"
+            what = "what the log would become" if plan.changes else "the log"
+            what = f"{what} does not open: {why}"
+            where = str(self._directory)
+            self._findings.append(
+                Finding(str(self._topic), Kind.SEGMENT, where, what, remedy, fixable=False)
+            )
+        return why is None
+
+    def _plan(
+        self, survey: Survey, record: TopicRecord | None, *, objects_whole: bool
+    ) -> LocalPlan:
+        plan = plan_local(str(self._topic), survey, record, self._object_runs)
+        if (plan.losses or plan.removals) and not objects_whole:
+            why = "the log may hold what is damaged in an object"
+            plan.refuse(str(self._topic), str(self._directory), why)
+        return plan
+
+    def _allowed(self, plan: LocalPlan) -> bool:
+        if plan.obstacles:
+            return False
+        return not plan.losses or (self._accept_loss and self._record is not None)
+
+    def _as_left(self, plan: LocalPlan) -> list[Finding]:
+        """A log is repaired whole or left alone: one loss that may not be keeps all of it."""
+        fixable = self._allowed(plan)
+        return [replace(each, fixable=each.fixable and fixable) for each in plan.findings]
+
+    def _object_runs(self, start: int, end: int) -> list[Run]:
+        return [] if self._objects is None else self._objects.runs(start, end)
+
+    def _repair_uploader_checkpoint(self) -> None:
+        path = self._directory / UPLOADER_CHECKPOINT_FILE
+        if not self._disk.exists(path):
+            return
+        try:
+            data = read_file(self._disk, path, bytes_max=CHECKPOINT_BYTES_MAX)
+            decode_checkpoint(data, UploaderCheckpoint)
+        except (CheckpointError, ValueError):
+            finding = Finding(
+                str(self._topic),
+                Kind.CHECKPOINT,
+                str(path),
+                "it is damaged",
+                "it is removed: the next upload finds its place and writes it again",
+            )
+            self._settle(
+                finding,
+                lambda: drop_uploader_checkpoint(
+                    self._disk, self._topic, self._directory, self._copies
+                ),
+            )
