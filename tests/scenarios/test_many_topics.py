@@ -58,8 +58,8 @@ def test_hundreds_of_topics_are_uploaded_on_few_threads(
             assert read_all(topic, 0, MESSAGES) == MESSAGES
         most |= forebay_threads()
     assert not forebay_threads()
-    bounds = {"writer": WRITER_THREADS, "chores": 3, "fetch": 5, "lease": 1}
+    bounds = {"writer": WRITER_THREADS, "background": 3, "fetch": 5, "lease": 1}
     assert most.keys() <= bounds.keys()
     assert all(most[kind] <= bound for kind, bound in bounds.items()), most
     assert most["lease"] == 1
-    assert most["chores"] >= 1
+    assert most["background"] >= 1

@@ -16,7 +16,7 @@ import pytest
 from disks import wait_until
 from forebay.errors import LogClosed, ServiceUnavailable, TopicFenced
 from forebay.testing import ManualClock
-from forebay.topic.factory import FAILURES, Background, Tended
+from forebay.topic.factory import FAILURES, Background, Maintained
 from forebay.wal.pool import WriterPool
 
 EVERY: Final = 10.0
@@ -39,7 +39,7 @@ class Chore:
     plan: list[Exception] = field(default_factory=list)
     runs: int = 0
 
-    def __call__(self, owner: Tended) -> None:
+    def __call__(self, owner: Maintained) -> None:
         self.runs += 1
         if self.plan:
             raise self.plan.pop(0)
@@ -107,7 +107,7 @@ def test_the_interval_begins_when_the_chore_has_ended(ground: Ground) -> None:
     owner, entered, go_on = Owner(), threading.Event(), threading.Event()
     runs = []
 
-    def chore(_: Tended) -> None:
+    def chore(_: Maintained) -> None:
         runs.append(ground.clock.monotonic())
         entered.set()
         assert go_on.wait(60)
@@ -200,7 +200,7 @@ def test_a_chore_that_hangs_holds_up_nobody_else_while_a_thread_is_left() -> Non
     ground = Ground(threads=2)
     hanging, release = threading.Event(), threading.Event()
 
-    def hang(_: Tended) -> None:
+    def hang(_: Maintained) -> None:
         hanging.set()
         assert release.wait(60)
 

@@ -34,7 +34,7 @@ LATE: Final = 0.001
 
 def chores(store: Store) -> WriterPool:
     """The threads of the work behind the topics, which follow the clock from now on."""
-    pool = store._factory._chores
+    pool = store._factory._background_pool
     clock = store._factory._clock
     assert isinstance(clock, ManualClock)
     if pool.recheck not in clock.listeners:
@@ -225,7 +225,9 @@ def test_closing_waits_once_for_all_uploads_that_hang(
     wait_until(lambda: hanging.count == topics)
     in_thread(store.close).result(15)
     release.set()
-    wait_until(lambda: not [each for each in store._factory._chores._threads if each.is_alive()])
+    wait_until(
+        lambda: not [each for each in store._factory._background_pool._threads if each.is_alive()]
+    )
     require_reopened(site, names)
 
 

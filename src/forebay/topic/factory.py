@@ -1,8 +1,8 @@
-"""`WalStorageFactory`: where the storages of topics come from.
+"""`WalStorageFactory`: opens the storages of topics, keeps them, and closes them.
 
-It keeps one storage for each topic of a store: the log below the data directory, the objects, and
-the work behind them (writing, uploading, deleting), all on a bounded number of threads. A topic
-whose log stopped after an error, or that was fenced, is opened anew, with recovery, when it is
+There is one storage for each topic of a store: the log below the data directory, the objects, and
+the background work (writing, uploading, deleting), all on a bounded number of threads. A topic
+whose log stopped after an error, or that was fenced, is opened again, with recovery, when it is
 asked for again.
 """
 
@@ -38,13 +38,6 @@ from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
 from forebay.wal.retention import Deleter
 
-# ---- The work that goes on behind a store: upload and retention of every topic, on few threads.
-#
-# Each topic has two timers, not threads. A run that failed is logged, counted, and tried again
-# at the next turn, whatever failed: a bug must not end a topic's uploads in silence. A topic
-# that was closed or fenced stops for good.
-
-
 _log: Final = logging.getLogger("forebay.topic")
 FAILURES: Final = Counter(
     "forebay_background_failures_total",
@@ -53,8 +46,8 @@ FAILURES: Final = Counter(
 )
 
 
-class Tended(Protocol):
-    """What has work to be done behind it."""
+class Maintained(Protocol):
+    """A topic with periodic background work."""
 
     @property
     def name(self) -> str: ...
@@ -63,7 +56,11 @@ class Tended(Protocol):
 
 
 class Background:
-    """Runs chores on a pool, each again so many seconds after it ended."""
+    """Periodic work of topics (upload, retention) on a bounded pool: timers, not threads.
+
+    A run that failed is logged, counted, and tried again at the next turn, whatever failed: a bug
+    must not end a topic's uploads in silence. A topic that was closed or fenced stops for good.
+    """
 
     def __init__(self, pool: WriterPool, clock: Clock) -> None:
         self._pool = pool
@@ -72,14 +69,14 @@ class Background:
     def every(
         self,
         seconds: float,
-        owner: Tended,
-        chore: Callable[[Tended], None],
+        owner: Maintained,
+        task: Callable[[Maintained], None],
         *,
         first: float | None = None,
     ) -> None:
-        """Runs `chore(owner)` again and again, for as long as somebody else holds the owner.
+        """Runs `task(owner)` again `seconds` after it ended, while somebody else holds the owner.
 
-        It ends when the chore says LogClosed or TopicFenced.
+        It ends when the task raises LogClosed or TopicFenced.
         """
         reference = weakref.ref(owner)
         name = owner.name
@@ -89,13 +86,13 @@ class Background:
             if alive is None:
                 return
             try:
-                chore(alive)
+                task(alive)
             except LogClosed:
                 return
             except TopicFenced as error:
                 alive.fence(error)
                 return
-            except Exception as error:  # noqa: BLE001  # told, and tried again: it must not end
+            except Exception as error:  # noqa: BLE001  # reported, and tried again: it must not end
                 _report(name, error)
             self._pool.call_at(self._clock.monotonic() + seconds, run)
 
@@ -104,7 +101,7 @@ class Background:
 
 
 def _report(topic: str, error: Exception) -> None:
-    """What nobody raises on purpose is a bug, and told with its traceback."""
+    """Logs the error; one that nobody raises on purpose is a bug and comes with its traceback."""
     FAILURES.add(1, type(error).__name__)
     expected = isinstance(error, ForebayError | OSError)
     event(
@@ -115,9 +112,6 @@ def _report(topic: str, error: Exception) -> None:
         topic=topic,
         error=error if expected else repr(error),
     )
-
-
-# ---- factory
 
 
 class WalStorageFactory:
@@ -145,8 +139,10 @@ class WalStorageFactory:
             else None
         )
         self._pool = WriterPool(settings.writer_threads, clock)
-        self._chores = WriterPool(settings.uploader.concurrent_topics, clock, name="chores")
-        self._background = Background(self._chores, clock)
+        self._background_pool = WriterPool(
+            settings.uploader.concurrent_topics, clock, name="background"
+        )
+        self._background = Background(self._background_pool, clock)
         self._lock = threading.Lock()
         self._storages: dict[TopicName, WalStorage] = {}
         self._opening: dict[TopicName, threading.Lock] = {}
@@ -298,7 +294,7 @@ class WalStorageFactory:
         closers: list[Callable[[], None]] = [
             partial(_close_by, storage.close, deadline) for storage in storages
         ]
-        closers += [partial(_close_by, self._chores.close, deadline), self._pool.close]
+        closers += [partial(_close_by, self._background_pool.close, deadline), self._pool.close]
         if self.tiers is not None:
             closers.append(self.tiers.close)
         close_all([*closers, self._forget])
@@ -320,18 +316,18 @@ class WalStorageFactory:
             raise LogClosed("the store is closed")
 
 
-def _upload(storage: Tended) -> None:
+def _upload(storage: Maintained) -> None:
     assert isinstance(storage, WalStorage)
     storage.upload_due()
 
 
-def _follow(storage: Tended) -> None:
+def _follow(storage: Maintained) -> None:
     """Somebody else uploads: the watermarks are what the catalog says."""
     assert isinstance(storage, WalStorage)
     storage.follow_uploads()
 
 
-def _trim(storage: Tended) -> None:
+def _trim(storage: Maintained) -> None:
     assert isinstance(storage, WalStorage)
     try:
         storage.trim_remote()
