@@ -78,7 +78,7 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FrameLocation:
     """A frame: in a file of the local log, or in an object."""
 
     tier: Literal["segment", "object"]
@@ -92,7 +92,7 @@ class OffsetFacts:
     topic: str
     offset: int
     state: Literal["stored", "not yet synced", "not yet uploaded", "lost", "removed", "missing"]
-    places: list[Place] = field(default_factory=list)
+    places: list[FrameLocation] = field(default_factory=list)
     synced: bool = False
     uploaded: bool = False
     verified: bool = False
@@ -296,7 +296,7 @@ def _add_segment(view: TopicView, facts: OffsetFacts) -> None:
     except (CorruptLog, OSError) as error:
         facts.problems.append(str(error))
     else:
-        facts.places.append(Place("segment", str(segment.path), position, size))
+        facts.places.append(FrameLocation("segment", str(segment.path), position, size))
 
 
 def _in_segment(view: TopicView, segment: Segment, offset: int) -> tuple[int, int]:
@@ -332,7 +332,7 @@ def _add_object(view: TopicView, facts: OffsetFacts) -> None:
     except (CorruptLog, ServiceError) as error:
         facts.problems.append(str(error))
     else:
-        facts.places.append(Place("object", key, position, size))
+        facts.places.append(FrameLocation("object", key, position, size))
 
 
 def _in_object(
