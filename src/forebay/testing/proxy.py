@@ -10,7 +10,7 @@
 `python -m forebay.testing.proxy`, so that a benchmark does not share its interpreter with it. That
 program prints its port on the first line, then answers each line of JSON on its standard input with
 one: `{"set": {...}}` takes all fields of `Faults` that differ from the default, `{"stats": true}`
-answers `ProxyStats`. It ends when its input does.
+returns `ProxyStats`. It ends when its input does.
 
 What a caller gets wrong: `http=True` is needed to count requests and to answer them with errors,
 and it resets whatever is not HTTP/1.1, gRPC too. A fault is repeatable for a seed as far as the
@@ -41,101 +41,13 @@ from forebay.errors import InvalidSetting
 from forebay.testing._http import HttpConnection
 from forebay.testing._relay import Address, Connection, Faults, ProxyStats, Traffic, reset_socket
 
-# ---- The proxy inside its loop: accepts connections, hands them out to relays, and ends them all.
-
-
-CONNECTIONS_MAX: Final = 1024
-ACCEPT_RETRY_SECONDS: Final = 0.1
-
-
-class Listener:
-    """Called in the loop's thread only, but for its constructor."""
-
-    def __init__(
-        self, traffic: Traffic, listening: socket.socket, upstream: Address, *, http: bool
-    ) -> None:
-        self._traffic = traffic
-        self._loop: asyncio.AbstractEventLoop = traffic.loop
-        self._listening = listening
-        self._upstream = upstream
-        self._relay = HttpConnection if http else Connection
-        self._open: set[Connection] = set()
-        self._retry: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        self._retry = None
-        self._loop.add_reader(self._listening, self._accept)
-
-    def change(self, faults: Faults) -> None:
-        if faults.bytes_per_second != self._traffic.faults.bytes_per_second:
-            self._traffic.up.free_at = self._traffic.down.free_at = 0.0
-        self._traffic.faults = faults
-        for connection in list(self._open):
-            connection.faults_changed()
-
-    def close(self) -> None:
-        """Ends everything; the clients see a reset or an end."""
-        if self._retry is not None:
-            self._retry.cancel()
-        self._loop.remove_reader(self._listening)
-        self._listening.close()
-        for connection in list(self._open):
-            connection.reset()
-
-    def stats(self) -> ProxyStats:
-        traffic = self._traffic
-        return ProxyStats(
-            connections=traffic.connections,
-            connections_open=len(self._open),
-            bytes_up=traffic.bytes_up,
-            bytes_down=traffic.bytes_down,
-            requests=dict(traffic.methods),
-            faults=dict(traffic.injected),
-            failures=dict(traffic.failures),
-        )
-
-    def _accept(self) -> None:
-        try:
-            client, _ = self._listening.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError:
-            # No more descriptors: the connection waits in the backlog, and others may end.
-            self._traffic.failures["over_limit"] += 1
-            self._loop.remove_reader(self._listening)
-            self._retry = self._loop.call_later(ACCEPT_RETRY_SECONDS, self.start)
-            return
-        self._traffic.connections += 1
-        if self._traffic.faults.refuse:
-            self._traffic.injected["refused"] += 1
-            reset_socket(client)
-        elif len(self._open) >= CONNECTIONS_MAX:
-            self._traffic.failures["over_limit"] += 1
-            reset_socket(client)
-        else:
-            self._begin(client)
-
-    def _begin(self, client: socket.socket) -> None:
-        try:
-            connection = self._relay(self._traffic, client, self._upstream, self._open.discard)
-        except OSError:
-            self._traffic.failures["over_limit"] += 1
-            reset_socket(client)
-            return
-        self._open.add(connection)
-        connection.start()
-
-
-# ---- proxy
-
-
 __all__ = ["FaultProxy", "Faults", "ProxyProcess", "ProxyStats"]
 
-ANSWER_SECONDS_MAX: Final = 10.0
+_ANSWER_SECONDS_MAX: Final = 10.0
 """How long a change, a question, a start or an end may take before it is an error."""
-
-BACKLOG: Final = 1024
-
+_BACKLOG: Final = 1024
+_CONNECTIONS_MAX: Final = 1024
+_ACCEPT_RETRY_SECONDS: Final = 0.1
 _MODULE: Final = "forebay.testing.proxy"
 
 _T = TypeVar("_T")
@@ -158,7 +70,7 @@ class _Proxy(abc.ABC):
 
     @abc.abstractmethod
     def set(self, faults: Faults) -> None:
-        """Replaces all faults. When it returns, the new ones rule."""
+        """Replaces all faults. They are in effect when it returns."""
 
     @abc.abstractmethod
     def stats(self) -> ProxyStats: ...
@@ -212,14 +124,14 @@ class FaultProxy(_Proxy):
         self._faults = self._checked(faults or Faults())
         family, address = _resolved(listen)
         target = _resolved(upstream)
-        listening = socket.create_server(address, family=family, backlog=BACKLOG)
+        listening = socket.create_server(address, family=family, backlog=_BACKLOG)
         listening.settimeout(0)
         self.host, self.port = listening.getsockname()[:2]
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._failed)
         self._failure: BaseException | None = None
         traffic = Traffic(self._loop, self._faults, seed)
-        self._listener = Listener(traffic, listening, target, http=http)
+        self._listener = _Listener(traffic, listening, target, http=http)
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
         self._thread.start()
 
@@ -237,7 +149,7 @@ class FaultProxy(_Proxy):
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # it ended in between
                 self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(ANSWER_SECONDS_MAX)
+            self._thread.join(_ANSWER_SECONDS_MAX)
             if self._thread.is_alive():
                 raise TimeoutError("the proxy's thread does not end")
         failure, self._failure = self._failure, None
@@ -272,7 +184,7 @@ class FaultProxy(_Proxy):
                 raise
 
         self._loop.call_soon_threadsafe(run)
-        return done.result(ANSWER_SECONDS_MAX)
+        return done.result(_ANSWER_SECONDS_MAX)
 
 
 class ProxyProcess(_Proxy):
@@ -321,7 +233,7 @@ class ProxyProcess(_Proxy):
         return self._last_stats
 
     def close(self) -> None:
-        """Ends the process; `stats` then answers what was counted last."""
+        """Ends the process; `stats` then returns what was counted last."""
         if self._process.returncode is None:
             try:
                 self.stats()
@@ -334,7 +246,7 @@ class ProxyProcess(_Proxy):
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(ANSWER_SECONDS_MAX)
+            self._process.wait(_ANSWER_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -353,7 +265,7 @@ class ProxyProcess(_Proxy):
     def _line(self) -> bytes:
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
-        deadline = time.monotonic() + ANSWER_SECONDS_MAX
+        deadline = time.monotonic() + _ANSWER_SECONDS_MAX
         while b"\n" not in self._unread:
             ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
@@ -367,8 +279,89 @@ class ProxyProcess(_Proxy):
         return line
 
 
+class _Listener:
+    """Accepts connections, gives each to a relay, and ends them all.
+
+    Called in the loop's thread only, except for its constructor.
+    """
+
+    def __init__(
+        self, traffic: Traffic, listening: socket.socket, upstream: Address, *, http: bool
+    ) -> None:
+        self._traffic = traffic
+        self._loop: asyncio.AbstractEventLoop = traffic.loop
+        self._listening = listening
+        self._upstream = upstream
+        self._relay = HttpConnection if http else Connection
+        self._open: set[Connection] = set()
+        self._retry: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._listening, self._accept)
+
+    def change(self, faults: Faults) -> None:
+        if faults.bytes_per_second != self._traffic.faults.bytes_per_second:
+            self._traffic.up.free_at = self._traffic.down.free_at = 0.0
+        self._traffic.faults = faults
+        for connection in list(self._open):
+            connection.faults_changed()
+
+    def close(self) -> None:
+        """Ends everything; the clients see a reset or an end."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
+        for connection in list(self._open):
+            connection.reset()
+
+    def stats(self) -> ProxyStats:
+        traffic = self._traffic
+        return ProxyStats(
+            connections=traffic.connections,
+            connections_open=len(self._open),
+            bytes_up=traffic.bytes_up,
+            bytes_down=traffic.bytes_down,
+            requests=dict(traffic.methods),
+            faults=dict(traffic.injected),
+            failures=dict(traffic.failures),
+        )
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # No more descriptors: the connection waits in the backlog, and others may end.
+            self._traffic.failures["over_limit"] += 1
+            self._loop.remove_reader(self._listening)
+            self._retry = self._loop.call_later(_ACCEPT_RETRY_SECONDS, self.start)
+            return
+        self._traffic.connections += 1
+        if self._traffic.faults.refuse:
+            self._traffic.injected["refused"] += 1
+            reset_socket(client)
+        elif len(self._open) >= _CONNECTIONS_MAX:
+            self._traffic.failures["over_limit"] += 1
+            reset_socket(client)
+        else:
+            self._begin(client)
+
+    def _begin(self, client: socket.socket) -> None:
+        try:
+            connection = self._relay(self._traffic, client, self._upstream, self._open.discard)
+        except OSError:
+            self._traffic.failures["over_limit"] += 1
+            reset_socket(client)
+            return
+        self._open.add(connection)
+        connection.start()
+
+
 def _resolved(address: str) -> Address:
-    """The address to bind or connect to; IPv4 where a name has both."""
+    """The address to bind or connect to; IPv4 if a name has both."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         raise InvalidSetting(f"{address!r} is no host:port")
