@@ -18,10 +18,15 @@ _directory = click.option(
 )
 
 
+def _number(
+    option: str, default: int, least: int, most: int, about: str | None = None
+) -> Callable[[Any], Any]:
+    kind = click.IntRange(least, most)
+    return click.option(option, default=default, show_default=True, type=kind, help=about)
+
+
 def _rounds(default: int) -> Callable[[Any], Any]:
-    return click.option(
-        "--rounds", default=default, show_default=True, type=click.IntRange(1, 1000)
-    )
+    return _number("--rounds", default, 1, 1000)
 
 
 def _output(command: Any) -> Any:
@@ -56,13 +61,7 @@ def bench() -> None:
 @bench.command("wal")
 @_directory
 @_rounds(5)
-@click.option(
-    "--mib",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1, 65536),
-    help="How much each bulk measurement moves in a round.",
-)
+@_number("--mib", 64, 1, 65536, "How much each bulk measurement moves in a round.")
 @click.option(
     "--memory/--no-memory",
     default=False,
@@ -87,20 +86,8 @@ def bench_wal(**options: Any) -> None:
 @bench.command("tier")
 @_directory
 @_rounds(3)
-@click.option(
-    "--mib",
-    default=256,
-    show_default=True,
-    type=click.IntRange(1, 65536),
-    help="The size of the object that is uploaded and read.",
-)
-@click.option(
-    "--message-bytes",
-    default=1024,
-    show_default=True,
-    type=click.IntRange(1, MIB),
-    help="The payload of each message in it.",
-)
+@_number("--mib", 256, 1, 65536, "The size of the object that is uploaded and read.")
+@_number("--message-bytes", 1024, 1, MIB, "The payload of each message in it.")
 @click.option(
     "--s3-endpoint",
     metavar="URL",
@@ -135,20 +122,8 @@ def bench_tier(**options: Any) -> None:
 @bench.command("spark")
 @_directory
 @_rounds(5)
-@click.option(
-    "--mib",
-    default=1024,
-    show_default=True,
-    type=click.IntRange(16, 65536),
-    help="How much each size of message is read of in a round.",
-)
-@click.option(
-    "--topics",
-    default=100,
-    show_default=True,
-    type=click.IntRange(1, 10_000),
-    help="Of 20 MB each, that are offloaded in a round.",
-)
+@_number("--mib", 1024, 16, 65536, "How much each size of message is read of in a round.")
+@_number("--topics", 100, 1, 10_000, "Of 20 MB each, that are offloaded in a round.")
 @click.option(
     "--memory/--no-memory",
     default=False,
@@ -175,12 +150,12 @@ def bench_spark(**options: Any) -> None:
 @bench.command("http")
 @_directory
 @_rounds(5)
-@click.option(
+@_number(
     "--requests",
-    default=800,
-    show_default=True,
-    type=click.IntRange(4, 1_000_000),
-    help="To each of the two servers in a round; each has 256 messages of 1 KiB.",
+    800,
+    4,
+    1_000_000,
+    "To each of the two servers in a round; each has 256 messages of 1 KiB.",
 )
 @click.option(
     "--follow-seconds",
@@ -208,13 +183,7 @@ def bench_http(**options: Any) -> None:
 @bench.command("tuning")
 @_directory
 @_rounds(3)
-@click.option(
-    "--mib",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1, 65536),
-    help="How much a point of a sweep moves at most.",
-)
+@_number("--mib", 64, 1, 65536, "How much a point of a sweep moves at most.")
 @_output
 def bench_tuning(**options: Any) -> None:
     """What each knob does: producers, batches, sizes, syncs, objects, reading ahead.
