@@ -152,11 +152,19 @@ def test_figures_are_short() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("svg", [curves_of(), bars_of(row("n", 1))], ids=["curves", "bars"])
+@pytest.mark.parametrize("svg", [curves_of(), bars_of(row("n", 1, 0.9))], ids=["curves", "bars"])
 def test_a_picture_stands_alone_and_suits_light_and_dark_pages(svg: bytes) -> None:
     title = ET.fromstring(svg).find("svg:title", SPACE)
     assert title is not None
     assert title.text in {"By the batch", "forebay bench wal"}
+    described = ET.fromstring(svg).find("svg:desc", SPACE)
+    assert described is not None
+    bar = "n, 100 B, beside a <bare> loop & more: 1.00 (goal 0.9)"
+    curves = (
+        "MiB/s against fsync_max_batch_bytes; buffered: 10 at 64 KiB, 200 at 1 MiB, 410 at 10 MiB; "
+        "synced: 1 at 64 KiB, 2 at 1 MiB, 3 at 10 MiB"
+    )
+    assert described.text in {bar, curves}
     assert b"<image" not in svg
     assert b'href="http' not in svg
     for shade in (b"#ffffff", b"#000000", b"white", b"black"):

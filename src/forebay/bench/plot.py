@@ -2,8 +2,8 @@
 
 What `--json` printed can be drawn later (`forebay bench plot`), so the pictures of the documents
 and the figures in them come from one run. The background is transparent and the colours are of
-medium brightness: they have a contrast of more than 4 to a white page and to a black one. Text
-stays text, and the same result gives the same bytes.
+medium brightness: text has a contrast of about 4 to a white page and to a dark one. Text stays
+text, all figures are in the picture's description too, and the same result gives the same bytes.
 
 Rows are bars, each as long as its ratio to what it is held against: their units differ, so the
 ratio is the one axis that all of them have. A sweep is a picture of curves, with its points at
@@ -16,6 +16,7 @@ import importlib.util
 import io
 import json
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,12 +92,12 @@ def plots(found: dict[str, Any]) -> dict[str, bytes]:
     rows = [row for row in found.get("results", ()) if "skipped" not in row]
     with rc_context(_RC):  # type: ignore[arg-type]  # its keys are names that it knows
         drawn = {
-            f"{name}-{sweep.name}.svg": _svg(line_figure(sweep, caption))
+            f"{name}-{sweep.name}.svg": _svg(line_figure(sweep, caption), _sweep_text(sweep))
             for sweep in map(Sweep.of_json, found.get("sweeps", ()))
         }
         if rows:
             figure = bar_figure(f"forebay bench {name}", caption, rows)
-            drawn[f"bench-{name}.svg"] = _svg(figure)
+            drawn[f"bench-{name}.svg"] = _svg(figure, "; ".join(map(_row_text, rows)))
     return drawn
 
 
@@ -111,11 +112,27 @@ def _caption(found: dict[str, Any]) -> str:
     )
 
 
-def _svg(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    title = figure.get_suptitle()
-    figure.savefig(file, format="svg", metadata={"Title": title, "Date": None})
-    return file.getvalue()
+def _svg(figure: Figure, description: str) -> bytes:
+    file = io.StringIO()
+    about = {"Title": figure.get_suptitle(), "Creator": None, "Date": None}
+    figure.savefig(file, format="svg", metadata=about)
+    described = f"</title>\n <desc>{escape(description)}</desc>"
+    return file.getvalue().replace("</title>", described, 1).encode()
+
+
+def _row_text(row: dict[str, Any]) -> str:
+    goal = "" if row["goal"] is None else f" (goal {row['goal']:g})"
+    what = f"{row['name']}, {size(row['message_bytes'])}, beside {row['limit_name']}"
+    return f"{what}: {row['ratio']:.2f}{goal}"
+
+
+def _sweep_text(sweep: Sweep) -> str:
+    curves = []
+    for name, points in sweep.curves.items():
+        pairs = zip(sweep.values, points, strict=True)
+        figures = ", ".join(f"{amount(point)} at {sweep.shown(value)}" for value, point in pairs)
+        curves.append(f"{name}: {figures}")
+    return f"{sweep.unit} against {sweep.knob}; {'; '.join(curves)}"
 
 
 def _figure(title: str, caption: str, height: float) -> tuple[Figure, Axes]:
