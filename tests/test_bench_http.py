@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.bench.http_client import Connection, in_threads, lines_of, post, server
+from forebay.bench.http import Connection, lines_of, post, server
+from forebay.bench.measure import in_threads
 from forebay.errors import ServiceError
 
 SMALL = "bench http --rounds 1 --requests 8 --follow-seconds 0.1 --json"

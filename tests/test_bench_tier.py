@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from forebay.bench import bare
-from forebay.bench.tier_append import appending, reader_process, reader_thread
+from forebay.bench.tier import appending, reader_process, reader_thread
 from forebay.bench.tier_log import (
+    BARE_KEY,
     BenchLog,
     History,
+    bare_read,
+    bare_upload,
     read_through,
     reader,
     upload,
@@ -99,9 +101,9 @@ def test_it_measures_all_places_in_one_run_and_leaves_nothing(tmp_path: Path) ->
 def test_without_an_s3_server_it_says_what_it_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forebay.bench import report, tier, tier_place
+    from forebay.bench import measure, tier
 
-    monkeypatch.setattr(tier_place, "weed", lambda: None)
+    monkeypatch.setattr(tier, "weed", lambda: None)
     found = tier.run(
         tmp_path,
         rounds=1,
@@ -114,7 +116,7 @@ def test_without_an_s3_server_it_says_what_it_skipped(
     names = [row["name"] for row in found["results"]]
     assert names == [*LOCAL, *appends("local disk + 30 ms"), "S3", "S3 + 30 ms"]
     assert all("no S3 server" in row["skipped"] for row in found["results"][-2:])
-    report.show(found, as_json=False)
+    measure.show(found, as_json=False)
     assert capsys.readouterr().out.count("skipped: no S3 server") == 2
 
 
@@ -136,10 +138,10 @@ def test_the_upload_and_its_limit_store_the_same_bytes(tmp_path: Path, log: Benc
     done = upload(log, tmp_path / "data", CloudSettings(root=str(ours)))
     assert done.size == log.size == log.plain.stat().st_size
     assert done.verify_seconds > 0
-    move = bare.uploading(CloudSettings(root=str(other)), log.plain, UploaderSettings())
+    move = bare_upload(CloudSettings(root=str(other)), log.plain, UploaderSettings())
     assert move() == log.size
     stored = [path.read_bytes() for path in ours.rglob("*.dnb1")]
-    assert stored == [(other / bare.KEY).read_bytes()] == [log.plain.read_bytes()]
+    assert stored == [(other / BARE_KEY).read_bytes()] == [log.plain.read_bytes()]
 
 
 def test_the_read_and_its_limit_move_all_bytes(history: History, log: BenchLog) -> None:
@@ -147,7 +149,7 @@ def test_the_read_and_its_limit_move_all_bytes(history: History, log: BenchLog) 
     with reader(history, settings) as found:
         assert read_through(found) == log.size
         assert sum(len(frames) for frames in found.frames(0)) == log.messages
-    assert bare.reading(history.cloud, history.objects_by_key(), settings)() == log.size
+    assert bare_read(history.cloud, history.objects_by_key(), settings)() == log.size
 
 
 def test_a_read_is_beside_every_append_that_is_measured_so(

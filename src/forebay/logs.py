@@ -2,8 +2,8 @@
 
 The library logs through `logging`, below the logger `forebay`, and configures nothing. A line
 reads `object committed topic=/default/orders object=data-0-9.dnb1`; `JsonFormatter` writes the
-same as one JSON object. What is said at the level of a warning or above is counted by its kind,
-whoever listens: the class of the error, or the event itself where there is none.
+same as one JSON object. Warnings and errors are counted by their kind, whether or not a handler
+takes them: the class of the error, or the event itself if there is none.
 
 What a caller gets wrong: fields are for names, numbers and errors. Never a secret, a payload or
 an option of the store.
@@ -56,7 +56,7 @@ def _words(value: object) -> str:
 
 
 def _plain(value: object) -> str:
-    """On one line, whatever it is: who can name a topic or raise an error must not forge a line."""
+    """On one line: the name of a topic or the text of an error must not forge a second one."""
     text = f"{value:.3f}" if isinstance(value, float) else _words(value)
     plain = text.isprintable() and not set(text) & _QUOTED
     return text if text and plain else json.dumps(text, ensure_ascii=not text.isprintable())

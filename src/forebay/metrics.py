@@ -2,7 +2,11 @@
 
 Metrics are module-level objects, made once and named `forebay_...`. They are counted for each
 batch, request or object, never for each message. There is one registry, in this module. What is
-known somewhere anyway is not counted but asked for when the page is made: see `Collected`.
+known somewhere anyway is not counted but collected when the page is rendered: see `Collected`.
+
+What Spark's Python workers count (requests to the object store, above all) travels with the results
+of their tasks to the driver, and from there to the server that started it: `counter_growth` there,
+`add_growth` here. Counters alone do: a gauge is of one process, a histogram stays where it is.
 
 Why no client library: the one for Prometheus takes 150 ms to import, which every command would
 pay, and what is needed of it is this page.
@@ -22,12 +26,19 @@ SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.
 BYTES: Final = tuple(float(4**power) for power in range(5, 17))
 MESSAGES: Final = tuple(float(10**power) for power in range(1, 9))
 
+Counts: TypeAlias = Mapping[str, Mapping[tuple[str, ...], float]]
+"""By the name of the counter, and by the values of its labels."""
+Growth: TypeAlias = Sequence[tuple[str, tuple[str, ...], float]]
+
+_LEFT_OUT: Final = {"forebay_errors_total"}
+"""Log lines travel themselves, and are counted where they are logged again."""
+
 _lock = threading.Lock()
 _registry: Final[dict[str, Metric]] = {}
 
 
 class Collector(Protocol):
-    """Who knows numbers that nobody counts."""
+    """Knows numbers that nobody counts."""
 
     def collect(self) -> None:
         """Sets gauges of the kind `Collected`; may wait for a disk, and raises nothing."""
@@ -179,7 +190,7 @@ def catalogue() -> list[Metric]:
 
 
 def collect_from(collector: Collector) -> None:
-    """Asks it for every page from now on, for as long as somebody else holds it."""
+    """Collects from it for every page from now on; the reference is weak."""
     with _lock:
         _collectors.add(collector)
 
@@ -208,22 +219,6 @@ def _page(metric: Metric) -> str:
         for suffix, labels, number in metric.samples()
     ]
     return "\n".join(lines) + "\n"
-
-
-# ---- What other processes of a job counted, carried to the process whose page shows it.
-#
-# Requests to the object store are counted where they are made: in Spark's Python workers. What a
-# task counted travels with its results to the driver, and what the driver counted, with its
-# events, to the server that started it. Counters alone: gauges are of one process, histograms
-# stay where they are.
-
-
-Counts: TypeAlias = Mapping[str, Mapping[tuple[str, ...], float]]
-"""By the name of the counter, and by the values of its labels."""
-Growth: TypeAlias = Sequence[tuple[str, tuple[str, ...], float]]
-
-_LEFT_OUT: Final = {"forebay_errors_total"}
-"""Log lines travel themselves, and are counted where they are logged again."""
 
 
 def counter_values() -> Counts:

@@ -1,4 +1,4 @@
-"""Settings: frozen data, one class for each component, checked when they are made.
+"""Settings: frozen data, one class for each component, checked when they are created.
 
 Names and defaults are those of the configuration file; the text below each field is its meaning in
 docs/guide/configuration.md. Byte and time bounds are in the unit that the name ends with, and an
@@ -30,209 +30,6 @@ from forebay.limits import (
     WRITER_THREADS_MAX,
 )
 
-# ---- What settings are checked with: each takes the owner and the names of its fields.
-#
-# All raise InvalidSetting with a message that starts with the field's name, which is what the
-# configuration file's loader puts the file, the line and the section in front of.
-
-
-_SECRET: Final = re.compile(
-    r"secret|passw|passphrase|token|credential|signature|(access|account|private|shared)key"
-    r"|(?<![a-z])(key|sas|sig|pwd)(?![a-z])",
-    re.IGNORECASE,
-)
-
-
-def is_secret(name: str) -> bool:
-    """Whether the value of a setting of that name is kept from errors, logs and dumps.
-
-    Names of files are not secret, what is in them is: `key_file` is shown.
-    """
-    return _SECRET.search(name) is not None and not name.lower().endswith(("file", "path"))
-
-
-def _shown(name: str, value: object) -> str:
-    return "***" if is_secret(name) else repr(value)
-
-
-def require(
-    owner: object,
-    *names: str,
-    least: float,
-    most: float = OFFSET_MAX,
-    whole: bool = False,
-    optional: bool = False,
-) -> None:
-    """InvalidSetting unless each is a number in `least..most`, or None where that is allowed."""
-    kind = "whole number" if whole else "number"
-    for name in names:
-        value = getattr(owner, name)
-        if optional and value is None:
-            continue
-        right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not right or not least <= value <= most:  # which refuses nan too
-            raise InvalidSetting(
-                f"{name} is {value!r}; it must be a {kind} of at least {least} and at most {most}"
-            )
-
-
-def as_path(owner: object, name: str) -> None:
-    """Makes the setting a Path where it is a str; InvalidSetting where it is neither nor None."""
-    value = getattr(owner, name)
-    if isinstance(value, str) and value and "\0" not in value:
-        object.__setattr__(owner, name, Path(value))
-    elif value is not None and not isinstance(value, Path):
-        raise InvalidSetting(f"{name} is {value!r}; it must be a path, or None")
-
-
-def require_type(owner: object, name: str, kind: type, *, optional: bool = False) -> None:
-    value = getattr(owner, name)
-    if not isinstance(value, kind) and not (optional and value is None):
-        raise InvalidSetting(f"{name} is {_shown(name, value)}; it must be a {kind.__name__}")
-
-
-def require_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(owner, name)
-    if value not in choices:
-        raise InvalidSetting(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
-
-
-def as_options(owner: object, name: str) -> None:
-    """Makes the setting a dict of its own; InvalidSetting unless it maps text to text."""
-    value = getattr(owner, name)
-    if not isinstance(value, Mapping) or not all(
-        isinstance(key, str) and isinstance(each, str) for key, each in value.items()
-    ):
-        raise InvalidSetting(f"{name} is not a mapping of text to text")
-    object.__setattr__(owner, name, dict(value))
-
-
-def require_address(owner: object, name: str) -> None:
-    value = getattr(owner, name)
-    host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    digits = port.isascii() and port.isdigit() and len(port) <= 5
-    if not (host and colon and digits and int(port) < 65536):
-        raise InvalidSetting(f"{name} is {value!r}; it must be host:port, such as 127.0.0.1:8650")
-
-
-def holds_password(url: str) -> bool:
-    """Whether it is `scheme://user:password@...`."""
-    return re.search(r"://[^/@]*:[^/]*@", url) is not None
-
-
-# ---- Settings of what stands around a store: its servers, and Spark. Part of `forebay.settings`.
-
-
-_TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/=]{1,4096}")
-_MASTER: Final = re.compile(
-    r"local(\[[\w*, ]+\])?|local-cluster\[[\d, ]+\]|spark://\S+|yarn|k8s://\S+", re.ASCII
-)
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerSettings:
-    """The gRPC server, which is to come: nothing listens there yet."""
-
-    listen: str = "127.0.0.1:6650"
-    """The address that clients connect to; port 0 takes a free one."""
-    ack: Literal["buffered", "synced", "uploaded"] = "synced"
-    """How far a message has to get before its producer is told that it is stored."""
-
-    def __post_init__(self) -> None:
-        require_address(self, "listen")
-        require_choice(self, "ack", ("buffered", "synced", "uploaded"))
-
-
-@dataclass(frozen=True, slots=True)
-class AdminSettings:
-    """The HTTP server: REST, metrics, dashboard."""
-
-    listen: str = "127.0.0.1:8650"
-    """The address that browsers connect to; port 0 takes a free one. One that other machines
-    reach needs a `token`."""
-    url: str | None = None
-    """What other machines call it, such as `https://forebay.internal:8650`; None is made of
-    `listen`."""
-    token: str | None = field(default=None, repr=False)
-    """What requests have to bring as `Authorization: Bearer`; None asks for nothing."""
-    cert_file: Path | str | None = None
-    """The certificate chain of the server; giving one switches TLS on."""
-    key_file: Path | str | None = None
-    """The private key of that certificate."""
-    ca_file: Path | str | None = None
-    """Certificates that clients of this server check its own with; None is the system's."""
-    request_bytes_max: int = 16 * MIB
-    """Of one request's body."""
-    request_messages_max: int = 10_000
-    """Of one request."""
-    pending_bytes_max: int = 64 * MIB
-    """Bodies of all requests that are under way; what is over waits."""
-    streams_max: int = 64
-    """Readers of messages at a time; what is over is refused."""
-
-    def __post_init__(self) -> None:
-        require_address(self, "listen")
-        for name in ("url", "token"):
-            require_type(self, name, str, optional=True)
-        if self.token is not None and not _TOKEN.fullmatch(self.token):
-            raise InvalidSetting(
-                "token is empty, or has characters that no header can carry; it must be letters, "
-                "digits and -._~+/= (leave it out to ask for none)"
-            )
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise InvalidSetting(f"url is {self.url!r}; it must begin with http:// or https://")
-        if self.url is not None and holds_password(self.url):
-            raise InvalidSetting("url has a password in it; use token")
-        for name in ("cert_file", "key_file", "ca_file"):
-            as_path(self, name)
-        if (self.cert_file is None) != (self.key_file is None):
-            raise InvalidSetting("cert_file and key_file go together: give both, or neither")
-        require(self, "request_bytes_max", least=64 * KIB, most=GIB, whole=True)
-        require(self, "request_messages_max", least=1, most=1_000_000, whole=True)
-        require(self, "pending_bytes_max", least=64 * KIB, most=64 * GIB, whole=True)
-        require(self, "streams_max", least=1, most=100_000, whole=True)
-        if self.pending_bytes_max < self.request_bytes_max:
-            raise InvalidSetting(
-                f"pending_bytes_max is {self.pending_bytes_max}; it must be at least "
-                f"request_bytes_max, {self.request_bytes_max}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """A running server, as other processes of the same store reach it."""
-
-    url: str
-    instance: str | None = None
-    """Which run of the server it is; None where it was named by hand."""
-    token: str | None = field(default=None, repr=False)
-    ca_file: Path | str | None = None
-    store: str | None = None
-    """Which store it has to be of; None where nobody has asked yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class SparkSettings:
-    """The Spark session of the pipeline and the jobs."""
-
-    master: str = "local[*,4]"
-    """Where it runs; `local[*]` alone never tries a failed task again."""
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Spark's own settings, such as `spark.executor.memory: 4g`."""
-
-    def __post_init__(self) -> None:
-        require_type(self, "master", str)
-        if not _MASTER.fullmatch(self.master):
-            raise InvalidSetting(
-                f"master is {self.master!r}; it must be local[...], spark://host:port, yarn or "
-                "k8s://..."
-            )
-        as_options(self, "options")
-
-
-# ---- settings
-
-
 __all__ = [
     "AdminSettings",
     "BrokerSettings",
@@ -248,6 +45,15 @@ __all__ = [
     "WalSettings",
 ]
 
+_TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/=]{1,4096}")
+_MASTER: Final = re.compile(
+    r"local(\[[\w*, ]+\])?|local-cluster\[[\d, ]+\]|spark://\S+|yarn|k8s://\S+", re.ASCII
+)
+_SECRET: Final = re.compile(
+    r"secret|passw|passphrase|token|credential|signature|(access|account|private|shared)key"
+    r"|(?<![a-z])(key|sas|sig|pwd)(?![a-z])",
+    re.IGNORECASE,
+)
 _SCHEMES: Final = {
     "s3": ("s3", "s3a"),
     "gcs": ("gs", "gcs"),
@@ -502,6 +308,107 @@ class MetadataSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """The gRPC server, which is to come: nothing listens there yet."""
+
+    listen: str = "127.0.0.1:6650"
+    """The address that clients connect to; port 0 takes a free one."""
+    ack: Literal["buffered", "synced", "uploaded"] = "synced"
+    """How far a message has to get before its producer is told that it is stored."""
+
+    def __post_init__(self) -> None:
+        require_address(self, "listen")
+        require_choice(self, "ack", ("buffered", "synced", "uploaded"))
+
+
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """The HTTP server: REST, metrics, dashboard."""
+
+    listen: str = "127.0.0.1:8650"
+    """The address that browsers connect to; port 0 takes a free one. One that other machines
+    reach needs a `token`."""
+    url: str | None = None
+    """What other machines call it, such as `https://forebay.internal:8650`; None is made of
+    `listen`."""
+    token: str | None = field(default=None, repr=False)
+    """What requests have to bring as `Authorization: Bearer`; None asks for nothing."""
+    cert_file: Path | str | None = None
+    """The certificate chain of the server; giving one switches TLS on."""
+    key_file: Path | str | None = None
+    """The private key of that certificate."""
+    ca_file: Path | str | None = None
+    """Certificates that clients of this server check its own with; None is the system's."""
+    request_bytes_max: int = 16 * MIB
+    """Of one request's body."""
+    request_messages_max: int = 10_000
+    """Of one request."""
+    pending_bytes_max: int = 64 * MIB
+    """Bodies of all requests that are under way; what is over waits."""
+    streams_max: int = 64
+    """Readers of messages at a time; what is over is refused."""
+
+    def __post_init__(self) -> None:
+        require_address(self, "listen")
+        for name in ("url", "token"):
+            require_type(self, name, str, optional=True)
+        if self.token is not None and not _TOKEN.fullmatch(self.token):
+            raise InvalidSetting(
+                "token is empty, or has characters that no header can carry; it must be letters, "
+                "digits and -._~+/= (leave it out to ask for none)"
+            )
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise InvalidSetting(f"url is {self.url!r}; it must begin with http:// or https://")
+        if self.url is not None and holds_password(self.url):
+            raise InvalidSetting("url has a password in it; use token")
+        for name in ("cert_file", "key_file", "ca_file"):
+            as_path(self, name)
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidSetting("cert_file and key_file go together: give both, or neither")
+        require(self, "request_bytes_max", least=64 * KIB, most=GIB, whole=True)
+        require(self, "request_messages_max", least=1, most=1_000_000, whole=True)
+        require(self, "pending_bytes_max", least=64 * KIB, most=64 * GIB, whole=True)
+        require(self, "streams_max", least=1, most=100_000, whole=True)
+        if self.pending_bytes_max < self.request_bytes_max:
+            raise InvalidSetting(
+                f"pending_bytes_max is {self.pending_bytes_max}; it must be at least "
+                f"request_bytes_max, {self.request_bytes_max}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """A running server, as other processes of the same store reach it."""
+
+    url: str
+    instance: str | None = None
+    """Which run of the server it is; None where it was named by hand."""
+    token: str | None = field(default=None, repr=False)
+    ca_file: Path | str | None = None
+    store: str | None = None
+    """Which store it has to be of; None where nobody has asked yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """The Spark session of the pipeline and the jobs."""
+
+    master: str = "local[*,4]"
+    """Where it runs; `local[*]` alone never tries a failed task again."""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Spark's own settings, such as `spark.executor.memory: 4g`."""
+
+    def __post_init__(self) -> None:
+        require_type(self, "master", str)
+        if not _MASTER.fullmatch(self.master):
+            raise InvalidSetting(
+                f"master is {self.master!r}; it must be local[...], spark://host:port, yarn or "
+                "k8s://..."
+            )
+        as_options(self, "options")
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSettings:
     """A whole store: where it is, and how each part of it behaves."""
 
@@ -543,3 +450,87 @@ class StoreSettings:
         require_type(self, "admin", AdminSettings)
         require_type(self, "spark", SparkSettings)
         require(self, "writer_threads", least=1, most=WRITER_THREADS_MAX, whole=True)
+
+
+# ---- checks ----
+#
+# Each takes the owner and the names of its fields. All raise InvalidSetting with a message that
+# starts with the field's name: the loader of configuration files puts the file, the line and the
+# section before it.
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a setting of that name is kept from errors, logs and dumps.
+
+    Names of files are not secret, what is in them is: `key_file` is shown.
+    """
+    return _SECRET.search(name) is not None and not name.lower().endswith(("file", "path"))
+
+
+def _shown(name: str, value: object) -> str:
+    return "***" if is_secret(name) else repr(value)
+
+
+def require(
+    owner: object,
+    *names: str,
+    least: float,
+    most: float = OFFSET_MAX,
+    whole: bool = False,
+    optional: bool = False,
+) -> None:
+    """InvalidSetting unless each is a number in `least..most`, or None where that is allowed."""
+    kind = "whole number" if whole else "number"
+    for name in names:
+        value = getattr(owner, name)
+        if optional and value is None:
+            continue
+        right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not right or not least <= value <= most:  # which refuses nan too
+            raise InvalidSetting(
+                f"{name} is {value!r}; it must be a {kind} of at least {least} and at most {most}"
+            )
+
+
+def as_path(owner: object, name: str) -> None:
+    """Makes the setting a Path where it is a str; InvalidSetting where it is neither nor None."""
+    value = getattr(owner, name)
+    if isinstance(value, str) and value and "\0" not in value:
+        object.__setattr__(owner, name, Path(value))
+    elif value is not None and not isinstance(value, Path):
+        raise InvalidSetting(f"{name} is {value!r}; it must be a path, or None")
+
+
+def require_type(owner: object, name: str, kind: type, *, optional: bool = False) -> None:
+    value = getattr(owner, name)
+    if not isinstance(value, kind) and not (optional and value is None):
+        raise InvalidSetting(f"{name} is {_shown(name, value)}; it must be a {kind.__name__}")
+
+
+def require_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
+    value = getattr(owner, name)
+    if value not in choices:
+        raise InvalidSetting(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+
+
+def as_options(owner: object, name: str) -> None:
+    """Makes the setting a dict of its own; InvalidSetting unless it maps text to text."""
+    value = getattr(owner, name)
+    if not isinstance(value, Mapping) or not all(
+        isinstance(key, str) and isinstance(each, str) for key, each in value.items()
+    ):
+        raise InvalidSetting(f"{name} is not a mapping of text to text")
+    object.__setattr__(owner, name, dict(value))
+
+
+def require_address(owner: object, name: str) -> None:
+    value = getattr(owner, name)
+    host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not (host and colon and digits and int(port) < 65536):
+        raise InvalidSetting(f"{name} is {value!r}; it must be host:port, such as 127.0.0.1:8650")
+
+
+def holds_password(url: str) -> bool:
+    """Whether it is `scheme://user:password@...`."""
+    return re.search(r"://[^/@]*:[^/]*@", url) is not None

@@ -25,7 +25,7 @@ from forebay.settings import ServerAddress, StoreSettings, UploaderSettings
 from served import Served, served
 
 TOPIC = parse_topic("t")
-UNKNOWN = "are stored is unknown: look at the end of the topic before remote_messages them again"
+UNKNOWN = "are stored is unknown: look at the end of the topic before sending them again"
 HTML = b"<html>504 Gateway Time-out</html>"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,13 +16,41 @@ _directory = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Where to write; it must be on a real disk. Default: a temporary directory here.",
 )
-_as_json = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-_plot = click.option(
-    "--plot",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Also draw the figures, as SVG files in this directory.",
-)
+
+
+def _number(
+    option: str, default: int, least: int, most: int, about: str | None = None
+) -> Callable[[Any], Any]:
+    kind = click.IntRange(least, most)
+    return click.option(option, default=default, show_default=True, type=kind, help=about)
+
+
+def _rounds(default: int) -> Callable[[Any], Any]:
+    return _number("--rounds", default, 1, 1000)
+
+
+def _output(command: Any) -> Any:
+    """Adds --json and --plot."""
+    as_json = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+    plot = click.option(
+        "--plot",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Also draw the figures, as SVG files in this directory.",
+    )
+    return as_json(plot(command))
+
+
+def _report(
+    run: Callable[..., dict[str, Any]], *, as_json: bool, plot: Path | None, **options: Any
+) -> None:
+    """Runs a benchmark with the options of its command, and shows what it found."""
+    from forebay.bench.measure import show
+    from forebay.bench.plot import require_matplotlib
+
+    if plot is not None:
+        require_matplotlib()  # before minutes of measuring, not after
+    show(run(**options, progress=not as_json), as_json=as_json, plot=plot)
 
 
 @click.group()
@@ -30,25 +60,16 @@ def bench() -> None:
 
 @bench.command("wal")
 @_directory
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 1000))
-@click.option(
-    "--mib",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1, 65536),
-    help="How much each bulk measurement moves in a round.",
-)
+@_rounds(5)
+@_number("--mib", 64, 1, 65536, "How much each bulk measurement moves in a round.")
 @click.option(
     "--memory/--no-memory",
     default=False,
     show_default=True,
     help="Also measure memory at 1 and 10 million messages (about a minute).",
 )
-@_as_json
-@_plot
-def bench_wal(
-    directory: Path | None, rounds: int, mib: int, memory: bool, as_json: bool, plot: Path | None
-) -> None:
+@_output
+def bench_wal(**options: Any) -> None:
     """The write-ahead log, beside what this machine can do with the same bytes.
 
     \b
@@ -57,30 +78,16 @@ def bench_wal(
       forebay bench wal --dir /mnt/disk/tmp --rounds 9 --json > wal.json
       forebay bench wal --plot plots/
     """
-    from forebay.bench import report
     from forebay.bench.wal import run
 
-    results = run(directory, rounds=rounds, mib=mib, memory=memory, progress=not as_json)
-    report.show(results, as_json=as_json, plot=plot)
+    _report(run, **options)
 
 
 @bench.command("tier")
 @_directory
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 1000))
-@click.option(
-    "--mib",
-    default=256,
-    show_default=True,
-    type=click.IntRange(1, 65536),
-    help="The size of the object that is uploaded and read.",
-)
-@click.option(
-    "--message-bytes",
-    default=1024,
-    show_default=True,
-    type=click.IntRange(1, MIB),
-    help="The payload of each message in it.",
-)
+@_rounds(3)
+@_number("--mib", 256, 1, 65536, "The size of the object that is uploaded and read.")
+@_number("--message-bytes", 1024, 1, MIB, "The payload of each message in it.")
 @click.option(
     "--s3-endpoint",
     metavar="URL",
@@ -94,18 +101,8 @@ def bench_wal(
     metavar="s3://BUCKET/PREFIX",
     help="Where on that server to write; every run takes a prefix of its own below it.",
 )
-@_as_json
-@_plot
-def bench_tier(
-    directory: Path | None,
-    rounds: int,
-    mib: int,
-    message_bytes: int,
-    s3_endpoint: str | None,
-    s3_root: str,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+@_output
+def bench_tier(**options: Any) -> None:
     """Upload and cold reads, beside the same client doing the same with the same bytes.
 
     On local disk, on an S3 server, and on the same server 30 ms away. And how much of its speed a
@@ -117,55 +114,24 @@ def bench_tier(
       forebay bench tier --mib 64 --rounds 5 --json > tier.json
       forebay bench tier --s3-endpoint http://127.0.0.1:9000 --s3-root s3://test/bench
     """
-    from forebay.bench import report
     from forebay.bench.tier import run
 
-    results = run(
-        directory,
-        rounds=rounds,
-        mib=mib,
-        message_bytes=message_bytes,
-        s3_endpoint=s3_endpoint,
-        s3_root=s3_root,
-        progress=not as_json,
-    )
-    report.show(results, as_json=as_json, plot=plot)
+    _report(run, **options)
 
 
 @bench.command("spark")
 @_directory
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 1000))
-@click.option(
-    "--mib",
-    default=1024,
-    show_default=True,
-    type=click.IntRange(16, 65536),
-    help="How much each size of message is read of in a round.",
-)
-@click.option(
-    "--topics",
-    default=100,
-    show_default=True,
-    type=click.IntRange(1, 10_000),
-    help="Of 20 MB each, that are offloaded in a round.",
-)
+@_rounds(5)
+@_number("--mib", 1024, 16, 65536, "How much each size of message is read of in a round.")
+@_number("--topics", 100, 1, 10_000, "Of 20 MB each, that are offloaded in a round.")
 @click.option(
     "--memory/--no-memory",
     default=False,
     show_default=True,
     help="Also measure memory at 1 and 8 GiB (some minutes, 20 GiB of disk).",
 )
-@_as_json
-@_plot
-def bench_spark(
-    directory: Path | None,
-    rounds: int,
-    mib: int,
-    topics: int,
-    memory: bool,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+@_output
+def bench_spark(**options: Any) -> None:
     """The pipeline beside what the same Spark does without it.
 
     The batch source beside batches made in advance and beside Parquet, offload beside a pool of
@@ -176,24 +142,20 @@ def bench_spark(
       forebay bench spark
       forebay bench spark --mib 256 --topics 20 --rounds 3 --json > spark.json
     """
-    from forebay.bench import report
     from forebay.bench.spark import run
 
-    results = run(
-        directory, rounds=rounds, mib=mib, topics=topics, memory=memory, progress=not as_json
-    )
-    report.show(results, as_json=as_json, plot=plot)
+    _report(run, **options)
 
 
 @bench.command("http")
 @_directory
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 1000))
-@click.option(
+@_rounds(5)
+@_number(
     "--requests",
-    default=800,
-    show_default=True,
-    type=click.IntRange(4, 1_000_000),
-    help="To each of the two servers in a round; each has 256 messages of 1 KiB.",
+    800,
+    4,
+    1_000_000,
+    "To each of the two servers in a round; each has 256 messages of 1 KiB.",
 )
 @click.option(
     "--follow-seconds",
@@ -202,16 +164,8 @@ def bench_spark(
     type=click.FloatRange(0.1, 3600),
     help="How long a stream is followed in a round, at 1,000 messages a second.",
 )
-@_as_json
-@_plot
-def bench_http(
-    directory: Path | None,
-    rounds: int,
-    requests: int,
-    follow_seconds: float,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+@_output
+def bench_http(**options: Any) -> None:
     """The HTTP server, beside a bare one that only reads the same bodies.
 
     And how long a message takes from its producer to a reader that follows the topic.
@@ -221,34 +175,17 @@ def bench_http(
       forebay bench http
       forebay bench http --dir /mnt/disk/tmp --rounds 9 --json > http.json
     """
-    from forebay.bench import report
     from forebay.bench.http import run
 
-    results = run(
-        directory,
-        rounds=rounds,
-        requests=requests,
-        follow_seconds=follow_seconds,
-        progress=not as_json,
-    )
-    report.show(results, as_json=as_json, plot=plot)
+    _report(run, **options)
 
 
 @bench.command("tuning")
 @_directory
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 1000))
-@click.option(
-    "--mib",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1, 65536),
-    help="How much a point of a sweep moves at most.",
-)
-@_as_json
-@_plot
-def bench_tuning(
-    directory: Path | None, rounds: int, mib: int, as_json: bool, plot: Path | None
-) -> None:
+@_rounds(3)
+@_number("--mib", 64, 1, 65536, "How much a point of a sweep moves at most.")
+@_output
+def bench_tuning(**options: Any) -> None:
     """What each knob does: producers, batches, sizes, syncs, objects, reading ahead.
 
     One knob at a time is turned, and everything else is as it is by default. Less than a minute.
@@ -258,11 +195,9 @@ def bench_tuning(
       forebay bench tuning --plot plots/
       forebay bench tuning --rounds 5 --json > tuning.json
     """
-    from forebay.bench import report
     from forebay.bench.tuning import run
 
-    results = run(directory, rounds=rounds, mib=mib, progress=not as_json)
-    report.show(results, as_json=as_json, plot=plot)
+    _report(run, **options)
 
 
 @bench.command("plot")

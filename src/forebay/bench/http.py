@@ -1,50 +1,84 @@
 """`forebay bench http`: the HTTP server beside a bare one that only reads the same bodies.
 
-Both run in processes of their own, on the same HTTP server with the same settings, and are asked
-in turns by one client over 4 connections: 256 messages of 1 KiB a request, as lines of JSON. What
-ours does more is parse them, give them offsets, write them and, `synced`, wait for the disk.
+Both run in processes of their own (`http_server`), on the same HTTP server with the same settings,
+and are asked in turns by one client over 4 connections: 256 messages of 1 KiB a request, as lines
+of JSON. What ours does more is parse them, give them offsets, write them and, `synced`, wait for
+the disk. The client costs as little as it can, and the same for both: a request is one write of
+bytes made in advance, and an answer is read to the length that its header gives.
 
 `follow`: four producers send one message a request, synced, together so many a second; a reader
 that follows the topic takes the time at which each message arrives. Both are in the client's
-process, so one clock tells how long it took from before the request to after the line.
+process, so one clock measures the time from before the request to after the line.
 """
 
 from __future__ import annotations
 
+import json
+import socket
 import statistics
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.bench.http_client import (
-    TOPIC,
-    Connection,
+from forebay.bench.http_server import MODULE
+from forebay.bench.measure import (
+    Measurement,
+    Timed,
     in_threads,
-    lines_of,
-    post,
-    requests_a_second,
-    server,
+    progress_line,
+    rate_of,
+    result_of,
+    run_rounds,
+    scratch,
 )
-from forebay.bench.measure import Measurement, Timed, machine, run_rounds, scratch
 from forebay.errors import ServiceError
-from forebay.format.codec import COMPILED
 
 PRODUCE_GOAL: Final = 0.3
 CONNECTIONS: Final = 4
 MESSAGES: Final = 256
 MESSAGE_BYTES: Final = 1024
 FOLLOW_RATE: Final = 1000
+_TOPIC: Final = "/v1/topics/default/bench/messages"
 _FOLLOWED: Final = "/v1/topics/default/followed/messages"
 _MARK: Final = b'"payload":"'
+_READ_BYTES: Final = 64 * 1024
+_ANSWER_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 20.0
 _PATIENCE_SECONDS: Final = 30.0
 
 
+def run(
+    directory: Path | None, *, rounds: int, requests: int, follow_seconds: float, progress: bool
+) -> dict[str, Any]:
+    """All measurements, as data for `forebay.bench.measure.show`."""
+    started = time.time()
+    say = progress_line(progress=progress)
+    with scratch(directory) as home, server("ours", home / "data") as ours, server("bare") as bare:
+        results = run_rounds(_rows(ours, bare, requests), rounds, directory, say)
+        say(f"following {FOLLOW_RATE} messages a second")
+        followed = _follow(ours, rounds, follow_seconds)
+    say("")
+    return result_of(
+        "http",
+        rounds,
+        directory,
+        connections=CONNECTIONS,
+        requests=requests,
+        results=[result.as_json() for result in results],
+        follow=followed,
+        seconds=time.time() - started,
+    )
+
+
 def _produce(port: int, durability: str, requests: int) -> Timed:
-    target = f"{TOPIC}?durability={durability}"
+    target = f"{_TOPIC}?durability={durability}"
     request = post(lines_of(MESSAGES, MESSAGE_BYTES), target)
-    return lambda _: requests_a_second(port, request, CONNECTIONS, requests)
+    return lambda _: _requests_a_second(port, request, requests)
 
 
 def _rows(ours: int, bare: int, requests: int) -> list[Measurement]:
@@ -82,7 +116,7 @@ class Follower:
                 if len(self.delays) >= self._expected:
                     break
         except (ServiceError, OSError):
-            return  # whoever waits finds that messages are missing
+            return  # the caller finds that messages are missing
         finally:
             self.done.set()
 
@@ -91,7 +125,7 @@ class Follower:
 
 
 def _send_paced(connection: Connection, number: int, messages: int, rate: int) -> None:
-    """One message a request, at set times, whatever the answers take."""
+    """One message a request, at set times, however long the answers take."""
     step = CONNECTIONS / rate
     begin = time.perf_counter() + number / rate
     for index in range(messages):
@@ -142,32 +176,105 @@ def _follow(port: int, rounds: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def run(
-    directory: Path | None, *, rounds: int, requests: int, follow_seconds: float, progress: bool
-) -> dict[str, Any]:
-    """All measurements, as data for `forebay.bench.report`."""
-    started = time.time()
+# ---- the client ----
 
-    def say(text: str) -> None:
-        if progress and sys.stderr.isatty():
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
-    with scratch(directory) as home, server("ours", home / "data") as ours, server("bare") as bare:
-        results = run_rounds(_rows(ours, bare, requests), rounds, directory, say)
-        say(f"following {FOLLOW_RATE} messages a second")
-        followed = _follow(ours, rounds, follow_seconds)
-        about = machine(home, compiled=COMPILED)
-    say("")
-    found: dict[str, Any] = {
-        "benchmark": "http",
-        "machine": about,
-        "rounds": rounds,
-        "connections": CONNECTIONS,
-        "requests": requests,
-        "results": [result.as_json() for result in results],
-        "follow": followed,
-        "seconds": time.time() - started,
-    }
-    if about["filesystem"] in {"tmpfs", "ramfs"}:
-        found["warning"] = "the directory is in memory: name one on a disk with --dir"
-    return found
+def post(body: bytes, target: str = _TOPIC) -> bytes:
+    """A whole request for lines of messages."""
+    head = (
+        f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-ndjson\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def lines_of(messages: int, message_bytes: int) -> bytes:
+    """Lines of messages that are text of so many bytes, no two the same."""
+    texts = (f"{number:08d}".ljust(message_bytes, "x") for number in range(messages))
+    return b"".join(json.dumps({"payload": text}).encode() + b"\n" for text in texts)
+
+
+class Connection:
+    """One kept-alive connection; one request at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), _ANSWER_SECONDS)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, request: bytes) -> bytes:
+        """Sends a request and returns the body of the answer, which must have status 200."""
+        self._socket.sendall(request)
+        data = b""
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            data += self._more()
+        head, body = data[:end].lower(), data[end + 4 :]
+        if not head.startswith(b"http/1.1 200"):
+            raise ServiceError(f"the server answered {data[:300]!r}")
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        while len(body) < length:
+            body += self._more()
+        return body
+
+    def stream(self, target: str) -> Iterator[bytes]:
+        """The answer to a GET as it comes, the framing of HTTP included."""
+        self._socket.sendall(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        while True:
+            yield self._more()
+
+    def _more(self) -> bytes:
+        data = self._socket.recv(_READ_BYTES)
+        if not data:
+            raise ServiceError("the server closed the connection")
+        return data
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+@contextmanager
+def server(*arguments: str | Path) -> Iterator[int]:
+    """A server in a process of its own; yields its port."""
+    command = [sys.executable, "-m", MODULE, *map(str, arguments)]
+    process = subprocess.Popen(  # noqa: S603  # this interpreter, and a module of this package
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        if not said:
+            raise ServiceError(f"{' '.join(command)} ended before it listened")
+        port = int(said)
+        with closing(Connection(port)) as connection:
+            connection.ask(post(lines_of(1, 8)))  # and it answers
+        yield port
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def _requests_a_second(port: int, request: bytes, requests: int) -> float:
+    """So many requests over the connections, each of which waits for its answers."""
+    opened = [Connection(port) for _ in range(CONNECTIONS)]
+    share = max(requests // CONNECTIONS, 1)
+
+    def send(times: int) -> None:
+        def work(number: int) -> None:
+            for _ in range(times):
+                opened[number].ask(request)
+
+        in_threads(CONNECTIONS, work)
+
+    try:
+        send(1)  # and everything is warm
+        return rate_of(share * CONNECTIONS, lambda: send(share))
+    finally:
+        for connection in opened:
+            connection.close()

@@ -1,7 +1,11 @@
-"""What the measurements of `forebay bench tier` move: one log, sealed, and the same bytes bare.
+"""What `forebay bench tier` moves: one sealed log, with Forebay and with nothing of it in between.
 
 The log is written once. An upload takes it with a catalog and a root of objects of its own, so
 every round uploads the same segments again.
+
+The limits (`bare_upload`, `bare_read`) move the same bytes: for a remote store that is its client
+alone, set up as Forebay sets it up, with the same sizes and the same number of requests in flight;
+for local disk, plain system calls.
 """
 
 from __future__ import annotations
@@ -9,19 +13,22 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
+from forebay.bench.measure import in_threads
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key, parse_topic
 from forebay.limits import MIB
+from forebay.objects.remote import place_of
 from forebay.objects.store import connect
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.fetch import FetchPool
@@ -42,10 +49,11 @@ TOPIC: Final = parse_topic("/bench/tier")
 BATCH: Final = 1000
 IDLE: Final = UploaderSettings(enabled=False)
 """The defaults, but nothing is uploaded behind the measurement's back."""
+BARE_KEY: Final = "bare"
 
 
 def payloads(message_bytes: int) -> list[bytes]:
-    """What one `append_many` is given."""
+    """What one `append_many` gets."""
     source = random.Random(message_bytes)
     return [source.randbytes(message_bytes) for _ in range(BATCH)]
 
@@ -207,8 +215,154 @@ def reader(history: History, settings: CloudReaderSettings) -> Iterator[CloudRea
 
 
 def read_through(found: CloudReader) -> int:
-    """Reads all there is, frame by frame checked; answers its bytes."""
+    """Reads everything, with every frame checked, and returns the number of its bytes."""
     with found.stream(0) as stream:
         while stream.next() is not None:
             pass
         return stream.bytes_used
+
+
+# ---- the limits ----
+
+Move: TypeAlias = Callable[[], int]
+"""Moves all the bytes and returns their number."""
+
+GetRange: TypeAlias = Callable[[str, int, int], int]
+"""Reads an object from one position to another, drops the bytes and returns their number."""
+
+
+def bare_upload(cloud: CloudSettings, source: Path, settings: UploaderSettings) -> Move:
+    """Prepares to write one object with the file's bytes, and returns what is to be timed."""
+    if cloud.backend == "fs":
+        assert cloud.root is not None
+        folder = Path(cloud.root)
+        folder.mkdir(parents=True)
+        return lambda: _write_file(folder, source, settings.stream_chunk_size)
+    client = _client(cloud)
+    return lambda: _upload_parts(client, source, settings)
+
+
+def discard_bare(cloud: CloudSettings) -> None:
+    """Removes what was uploaded."""
+    if cloud.backend == "fs":
+        (Path(cloud.root or "") / BARE_KEY).unlink()
+        return
+    import obstore
+
+    obstore.delete(_client(cloud), BARE_KEY)
+
+
+def bare_read(
+    cloud: CloudSettings,
+    objects: Sequence[tuple[str, int]],
+    settings: CloudReaderSettings,
+    delay_seconds: float = 0,
+) -> Move:
+    """The same for reading objects (key and size) by ranges, as many at once as a reader has."""
+    get = _file_ranges(cloud) if cloud.backend == "fs" else _object_ranges(_client(cloud))
+    if not delay_seconds:
+        return lambda: _in_ranges(get, objects, settings)
+
+    def get_late(key: str, start: int, end: int) -> int:
+        time.sleep(delay_seconds)
+        return get(key, start, end)
+
+    return lambda: _in_ranges(get_late, objects, settings)
+
+
+def _object_ranges(client: Any) -> GetRange:
+    import obstore
+
+    return lambda key, start, end: len(obstore.get_range(client, key, start=start, end=end))
+
+
+def _file_ranges(cloud: CloudSettings) -> GetRange:
+    root = Path(cloud.root or "")
+
+    def get(key: str, start: int, end: int) -> int:
+        file = os.open(root / key, os.O_RDONLY)
+        try:
+            return len(os.pread(file, end - start, start))
+        finally:
+            os.close(file)
+
+    return get
+
+
+def _client(settings: CloudSettings) -> Any:
+    """With a connection, as Forebay has one once a topic is open."""
+    import obstore
+    from obstore.store import S3Store
+
+    place = place_of(settings)
+    config: Any = dict(place.config)  # its names are checked by `place_of`
+    client = S3Store(
+        place.bucket,
+        prefix=place.prefix,
+        config=config,
+        client_options={"allow_http": place.allow_http},
+    )
+    next(iter(obstore.list(client, chunk_size=1)), None)
+    return client
+
+
+def _upload_parts(client: Any, source: Path, settings: UploaderSettings) -> int:
+    import obstore
+
+    sent = 0
+    with (
+        source.open("rb", buffering=0) as file,
+        obstore.open_writer(
+            client,
+            BARE_KEY,
+            buffer_size=settings.stream_chunk_size,
+            max_concurrency=settings.concurrent_parts,
+        ) as writer,
+    ):
+        while piece := file.read(settings.stream_chunk_size):
+            writer.write(piece)
+            sent += len(piece)
+    return sent
+
+
+def _write_file(folder: Path, source: Path, piece_bytes: int) -> int:
+    """Written, synced, renamed, and the directory synced: what makes a file durable."""
+    sent = 0
+    temporary = folder / "temporary"
+    buffer = memoryview(bytearray(piece_bytes))
+    with source.open("rb", buffering=0) as file, temporary.open("wb", buffering=0) as target:
+        while taken := file.readinto(buffer):
+            sent += target.write(buffer[:taken])
+        os.fsync(target.fileno())
+    temporary.rename(folder / BARE_KEY)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return sent
+
+
+def _in_ranges(
+    get: GetRange, objects: Sequence[tuple[str, int]], settings: CloudReaderSettings
+) -> int:
+    """Calls `get` for every chunk, on a thread for each request that a reader has in flight."""
+    chunk_bytes = settings.fetch_chunk_size
+    ranges = (
+        (key, start, min(start + chunk_bytes, size))
+        for key, size in objects
+        for start in range(0, size, chunk_bytes)
+    )
+    turn = threading.Lock()
+    counts: list[int] = []
+
+    def work(_number: int) -> None:
+        while True:
+            with turn:
+                wanted = next(ranges, None)
+            if wanted is None:
+                return
+            counts.append(get(*wanted))
+
+    in_threads(1 + settings.read_ahead_chunks, work)
+    return sum(counts)

@@ -3,23 +3,39 @@
 The limits: for writing, the same bytes by plain `write` and `fdatasync`; for reading, a plain
 read and `zlib.crc32` over the same bytes; for a single buffered append, a bare Python loop that
 packs a header, computes the CRC and appends to a list.
+
+With `--memory`, also how much memory a growing log takes: a process of its own writes and replays
+a million messages, and then nine million more. What its peak grew by in between is what depends on
+the amount of data.
 """
 
 from __future__ import annotations
 
 import os
-import random
+import subprocess
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.bench.measure import Measurement, Result, filesystem_of, machine, rate_of, run_rounds
-from forebay.bench.memory import measure_memory
+from forebay.bench.measure import (
+    Measurement,
+    Timed,
+    in_threads,
+    payload_of,
+    peak_mib,
+    progress_line,
+    rate_of,
+    result_of,
+    run_rounds,
+    scratch,
+    write_and_sync,
+)
 from forebay.format import pure
 from forebay.format.codec import COMPILED
 from forebay.format.message import message_columns
@@ -35,30 +51,24 @@ _BUFFERED_BYTES: Final = 24 * MIB
 _BATCH_BYTES: Final = MIB
 
 
-def _payload(size: int) -> bytes:
-    return random.Random(size).randbytes(size)
-
-
 def _frame_bytes(size: int) -> int:
     """What a message of that payload takes in a segment."""
     wal = Wal(WalSettings())
     try:
-        wal.append(_payload(size), durability="synced")
+        wal.append(payload_of(size), durability="synced")
         return sum(len(run.data) for run in wal.cached_runs())
     finally:
         wal.shutdown()
 
 
-def _open(path: Path) -> Wal:
-    return Wal(WalSettings(dir=path / "wal"), "bench")
-
-
-def _in_threads(count: int, work: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+@contextmanager
+def opened(path: Path, **settings: Any) -> Iterator[Wal]:
+    """A log in an empty directory, with these settings and the defaults."""
+    wal = Wal(WalSettings(dir=path / "wal", **settings), "bench")
+    try:
+        yield wal
+    finally:
+        wal.shutdown()
 
 
 def _appends(
@@ -69,51 +79,48 @@ def _appends(
     *,
     worth: float = 1,
     flush: bool = False,
-) -> Callable[[Path], float]:
+) -> Timed:
     """`count` single appends by each thread, `worth` so much each, with their sync if `flush`."""
-    payload = _payload(size)
+    payload = payload_of(size)
 
     def ours(path: Path) -> float:
-        wal = _open(path)
+        with opened(path) as wal:
 
-        def produce() -> None:
-            plain = durability == "buffered"
-            append = wal.append if plain else partial(wal.append, durability=durability)
-            for _ in range(count):
-                append(payload)
+            def produce(_number: int) -> None:
+                plain = durability == "buffered"
+                append = wal.append if plain else partial(wal.append, durability=durability)
+                for _ in range(count):
+                    append(payload)
 
-        def race() -> None:
-            _in_threads(threads, produce)
-            if flush:
-                wal.flush()
+            def race() -> None:
+                in_threads(threads, produce)
+                if flush:
+                    wal.flush()
 
-        try:
             wal.append(payload, durability="synced")
             return rate_of(count * threads * worth, race)
-        finally:
-            wal.shutdown()
 
     return ours
 
 
-def _append_buffered(size: int, threads: int) -> Callable[[Path], float]:
+def _append_buffered(size: int, threads: int) -> Timed:
     count = max(_BUFFERED_BYTES // (size + 100) // threads, 100)
     return _appends(size, threads, count, "buffered")
 
 
-def _append_synced(size: int, threads: int) -> Callable[[Path], float]:
+def _append_synced(size: int, threads: int) -> Timed:
     return _appends(size, threads, _SYNCED_APPENDS, "synced")
 
 
-def _append_and_flush(size: int, mib: int, threads: int) -> Callable[[Path], float]:
+def _append_and_flush(size: int, mib: int, threads: int) -> Timed:
     frame = _frame_bytes(size)
     count = max(mib * MIB // frame // threads, 100)
     return _appends(size, threads, count, "buffered", worth=frame / MIB, flush=True)
 
 
-def _bare_loop(size: int) -> Callable[[Path], float]:
+def _bare_loop(size: int) -> Timed:
     count = max(_BUFFERED_BYTES // (size + 100), 100)
-    payload = _payload(size)
+    payload = payload_of(size)
 
     def limit(_: Path) -> float:
         def loop() -> None:
@@ -127,99 +134,75 @@ def _bare_loop(size: int) -> Callable[[Path], float]:
     return limit
 
 
-def _write_and_sync(piece: int, pieces: int, amount: float) -> Callable[[Path], float]:
-    data = _payload(piece)
-
-    def limit(path: Path) -> float:
-        file = os.open(path / "plain", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-
-        def write() -> None:
-            for _ in range(pieces):
-                os.write(file, data)
-                os.fdatasync(file)
-
-        try:
-            return rate_of(amount, write)
-        finally:
-            os.close(file)
-
-    return limit
+def _write_and_sync(piece: int, pieces: int, amount: float) -> Timed:
+    return lambda path: write_and_sync(path, piece, pieces, amount)
 
 
 def _batches(size: int, mib: int) -> tuple[list[bytes], int]:
     frame = _frame_bytes(size)
     per_batch = max(_BATCH_BYTES // frame, 1)
-    return [_payload(size)] * per_batch, max(mib * MIB // (per_batch * frame), 1)
+    return [payload_of(size)] * per_batch, max(mib * MIB // (per_batch * frame), 1)
 
 
-def _append_many(size: int, mib: int) -> Callable[[Path], float]:
+def _append_many(size: int, mib: int) -> Timed:
     batch, batches = _batches(size, mib)
     frame = _frame_bytes(size)
 
     def ours(path: Path) -> float:
-        wal = _open(path)
+        with opened(path) as wal:
 
-        def produce() -> None:
-            for _ in range(batches):
-                wal.append_many(batch, durability="synced")
+            def produce() -> None:
+                for _ in range(batches):
+                    wal.append_many(batch, durability="synced")
 
-        try:
             wal.append(batch[0], durability="synced")
             return rate_of(batches * len(batch) * frame / MIB, produce)
-        finally:
-            wal.shutdown()
 
     return ours
 
 
-def _tail(size: int, mib: int) -> Callable[[Path], float]:
+def _tail(size: int, mib: int) -> Timed:
     """A live reader's rate while a producer appends: from the first append to the last message."""
     batch, batches = _batches(size, mib)
     frame = _frame_bytes(size)
     total = batches * len(batch)
 
     def ours(path: Path) -> float:
-        wal = _open(path)
-        reader = wal.tail_reader(0, end=total)
+        with opened(path) as wal:
+            reader = wal.tail_reader(0, end=total)
 
-        def produce() -> None:
-            for _ in range(batches):
-                wal.append_many(batch)
+            def produce() -> None:
+                for _ in range(batches):
+                    wal.append_many(batch)
 
-        def race() -> None:
-            producer = threading.Thread(target=produce)
-            producer.start()
-            seen = sum(len(frames) for frames in reader.frames())
-            producer.join()
-            assert seen == total
+            def race() -> None:
+                producer = threading.Thread(target=produce)
+                producer.start()
+                seen = sum(len(frames) for frames in reader.frames())
+                producer.join()
+                assert seen == total
 
-        try:
             return rate_of(total * frame / MIB, race)
-        finally:
-            wal.shutdown()
 
     return ours
 
 
-def _replay(size: int, mib: int, read: Callable[[LogReader], int]) -> Callable[[Path], float]:
-    """How fast `read` gets through a log that is in the files only; it answers what it saw."""
+def _replay(size: int, mib: int, read: Callable[[LogReader], int]) -> Timed:
+    """How fast `read` gets through a log that is in the files only; it returns its messages."""
     batch, batches = _batches(size, mib)
 
     def ours(path: Path) -> float:
-        wal = Wal(WalSettings(dir=path / "wal", cache_capacity=0), "bench")
-
-        def replay() -> None:
-            assert read(wal.tail_reader(0, end=total)) == total
-
-        try:
+        with opened(path, cache_capacity=0) as wal:
             for _ in range(batches):
                 wal.append_many(batch)
             wal.flush()
             total = wal.current_offset()
             written = sum(segment.size for segment in wal.segments())
+
+            def replay() -> None:
+                assert read(wal.tail_reader(0, end=total)) == total
+
             return rate_of(written / MIB, replay)
-        finally:
-            wal.shutdown()
 
     return ours
 
@@ -237,10 +220,10 @@ def _to_messages(reader: LogReader) -> int:
     return sum(1 for _ in reader)
 
 
-def _read_and_check(mib: int) -> Callable[[Path], float]:
+def _read_and_check(mib: int) -> Timed:
     def limit(path: Path) -> float:
         plain = path / "plain"
-        plain.write_bytes(_payload(MIB) * mib)
+        plain.write_bytes(payload_of(MIB) * mib)
         buffer = memoryview(bytearray(READ_CHUNK_BYTES))
         file = os.open(plain, os.O_RDONLY)
 
@@ -321,30 +304,52 @@ def _measurements(mib: int) -> list[Measurement]:
     return found
 
 
+_MEMORY_MARKS: Final = (1_000_000, 10_000_000)
+
+
+def _measure_memory(parent: Path | None) -> dict[str, Any]:
+    """Peak memory of a process that writes and replays 1 and then 10 million messages."""
+    script = "import sys; from forebay.bench.wal import memory_child; memory_child(sys.argv[1])"
+    with scratch(parent) as path:
+        output = subprocess.run(  # noqa: S603  # this interpreter, our own script
+            [sys.executable, "-c", script, str(path)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+        ).stdout
+    first, second = map(float, output.split())
+    return {
+        "mib_at_1_million": first,
+        "mib_at_10_million": second,
+        "growth_mib": second - first,
+        "goal_mib": 32,
+    }
+
+
+def memory_child(path: str) -> None:
+    """Prints the process's peak memory in MiB when the log has grown to each mark."""
+    batch = [bytes(range(100))] * 5000
+    with opened(Path(path)) as wal:
+        for mark in _MEMORY_MARKS:
+            while wal.current_offset() < mark:
+                wal.append_many(batch[: mark - wal.current_offset()])
+            wal.flush()
+            for _ in wal.tail_reader(0, end=mark).frames():
+                pass
+            print(peak_mib())
+
+
 def run(
     directory: Path | None, *, rounds: int, mib: int, memory: bool, progress: bool
 ) -> dict[str, Any]:
-    """All measurements, as data for `forebay.bench.report`."""
+    """All measurements, as data for `forebay.bench.measure.show`."""
     started = time.time()
-
-    def say(text: str) -> None:
-        if progress and sys.stderr.isatty():
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-    target = directory or Path.cwd()
-    results: list[Result] = run_rounds(_measurements(mib), rounds, directory, say)
-    found: dict[str, Any] = {
-        "benchmark": "wal",
-        "machine": machine(target if target.exists() else Path.cwd(), compiled=COMPILED),
-        "rounds": rounds,
-        "mib": mib,
-        "results": [result.as_json() for result in results],
-    }
+    say = progress_line(progress=progress)
+    results = run_rounds(_measurements(mib), rounds, directory, say)
+    parts: dict[str, Any] = {"mib": mib, "results": [result.as_json() for result in results]}
     if memory:
         say("memory: 10 million messages")
-        found["memory"] = measure_memory(directory)
+        parts["memory"] = _measure_memory(directory)
     say("")
-    found["seconds"] = time.time() - started
-    if filesystem_of(target) in {"tmpfs", "ramfs"}:
-        found["warning"] = f"{target} is in memory: name a directory on a disk with --dir"
-    return found
+    return result_of("wal", rounds, directory, **parts, seconds=time.time() - started)

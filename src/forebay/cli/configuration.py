@@ -1,4 +1,4 @@
-"""`forebay config`: what counts, and what there is to configure."""
+"""`forebay config` and `forebay completion`: what is configured, and how a shell completes."""
 
 from __future__ import annotations
 
@@ -50,9 +50,6 @@ def reference() -> None:
     from forebay.config.reference import render
 
     click.echo(render(), nl=False)
-
-
-# ---- `forebay completion`: the script that makes a shell complete commands and options.
 
 
 @click.command()

@@ -1,9 +1,11 @@
-"""`forebay export`: a topic to a table of Parquet, Delta or Iceberg, on Spark."""
+"""`forebay export` and `forebay replay`: a topic into a table, or into another topic, on Spark.
+
+Both go on where an earlier run stopped: the table, or the messages in the other topic, say how far
+it has got.
+"""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -12,13 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from forebay.cli.job_options import job_options, lazy_session, progress_bar
-from forebay.cli.options import json_option, open_view, store_options
+from forebay.cli.options import json_option, open_view, print_report, size_of, store_options
 from forebay.errors import UsageError
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
     from forebay.pipeline.jobs.export.job import ExportReport, ExportRow
     from forebay.pipeline.jobs.replay import ReplayReport
+
+_DIGITS_MAX: Final = 15
+"""Of milliseconds since 1970: enough for 30,000 years."""
 
 
 @click.command()
@@ -80,7 +85,7 @@ def export(
     if max_batch_rows is not None:
         choices["max_batch_rows"] = max_batch_rows
     if max_batch_bytes is not None:
-        choices["max_batch_bytes"] = _bytes(max_batch_bytes)
+        choices["max_batch_bytes"] = size_of("--max-batch-bytes", max_batch_bytes)
     with progress_bar(f"export {topic}") as progress:
         report = run(
             settings,
@@ -92,24 +97,6 @@ def export(
             progress=progress,
             **choices,
         )
-    if as_json:
-        click.echo(json.dumps(_facts(report)))
-    else:
-        click.echo("\n".join(_lines(report)))
-    if not report.ok:
-        sys.exit(1)
-
-
-def _bytes(text: str) -> int:
-    from forebay.config.quantities import BYTES, parse_quantity
-
-    size = parse_quantity(text, BYTES)
-    if size is None or size < 1:
-        raise UsageError(f"--max-batch-bytes is {text[:40]!r}; it must be a size such as 256MiB")
-    return int(size)
-
-
-def _facts(report: ExportReport) -> dict[str, Any]:
     totals = {
         "ok": report.ok,
         "commits": report.commits,
@@ -117,12 +104,13 @@ def _facts(report: ExportReport) -> dict[str, Any]:
         "rejected": report.rejected,
         "skipped": report.skipped,
     }
-    return {**asdict(report), **totals}
+    lines = _export_lines(report)
+    print_report({**asdict(report), **totals}, lines, as_json=as_json, ok=report.ok)
 
 
-def _lines(report: ExportReport) -> Iterator[str]:
+def _export_lines(report: ExportReport) -> Iterator[str]:
     for row in report.rows:
-        yield f"  {_row_line(row)}"
+        yield f"  {_commit_line(row)}"
     did = "would be exported" if report.dry_run else "exported"
     side = f", {report.rejected} to {report.rejected_table}" if report.rejected else ""
     where = f"the next offset is {report.next_offset}"
@@ -134,7 +122,7 @@ def _lines(report: ExportReport) -> Iterator[str]:
     )
 
 
-def _row_line(row: ExportRow) -> str:
+def _commit_line(row: ExportRow) -> str:
     if row.error is not None or row.start_offset is None or row.end_offset is None:
         return f"stopped: {row.error}"
     skipped = f", after {row.skipped} that are gone" if row.skipped else ""
@@ -143,9 +131,6 @@ def _row_line(row: ExportRow) -> str:
         f"offsets {row.start_offset} to {row.end_offset - 1}{skipped}: {row.records} messages"
         f"{rejected}, {row.files} files, {row.bytes} bytes"
     )
-
-
-# ---- `forebay replay`: a range of one topic into another, on Spark.
 
 
 @click.command()
@@ -206,13 +191,9 @@ def replay(
             dry_run=dry_run,
             progress=progress,
         )
-    if as_json:
-        totals = {"appended": report.appended, "known": report.known, "ok": report.ok}
-        click.echo(json.dumps({**asdict(report), **totals}))
-    else:
-        click.echo("\n".join(_replay_lines(report)))
-    if not report.ok:
-        sys.exit(1)
+    totals = {"appended": report.appended, "known": report.known, "ok": report.ok}
+    lines = _replay_lines(report)
+    print_report({**asdict(report), **totals}, lines, as_json=as_json, ok=report.ok)
 
 
 def _replay_lines(report: ReplayReport) -> list[str]:
@@ -228,9 +209,6 @@ def _replay_lines(report: ReplayReport) -> list[str]:
         f"{report.appended} messages{there} (--sink-id {report.sink_id})"
     )
     return [*failed, summary]
-
-
-_DIGITS_MAX: Final = 15
 
 
 def _time(option: str, text: str | None) -> int | None:

@@ -1,8 +1,12 @@
-"""What the commands that run on Spark share: where it runs, and a bar that moves."""
+"""What the commands of jobs share: where Spark runs, a progress bar, and jobs of a server.
+
+A job runs in the command itself (`lazy_session`: no session is started for a job that turns out to
+need none), or on the Spark of a running server (`run_on_server`). The server goes on with a job
+if the command dies; an interrupt asks it to cancel the job.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from forebay.cli.options import chosen_server, connected, refused_token
+from forebay.cli.options import chosen_server, connected, print_report, refused_token
 from forebay.errors import ForebayError, ServiceRefused, ServiceUnavailable, UsageError
 from forebay.settings import StoreSettings
 
@@ -78,9 +82,7 @@ def progress_bar(title: str) -> Iterator[Progress | None]:
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
-# ---- Jobs that a running server does on its own Spark: asked for, followed to their end, told.
-#
-# The server goes on with a job whatever becomes of the command; an interrupt asks it to end it.
+# ---- jobs of a running server ----
 
 
 Facts = dict[str, Any]
@@ -105,7 +107,7 @@ def run_on_server(
     refused: Mapping[str, object],
     as_json: bool,
 ) -> None:
-    """Asks for the job, shows its progress, and ends the command as the job ended.
+    """Starts the job, shows its progress, and ends the command as the job ended.
 
     `refused` are options of the command that a server does not take: none may be given.
     """
@@ -114,19 +116,18 @@ def run_on_server(
             raise UsageError(f"{name} does not go with --url: the server decides that")
     server = chosen_server(settings, url)
     assert server is not None, "it was named"
-    asked = {"kind": kind, "topics": list(topics), **options}
+    request = {"kind": kind, "topics": list(topics), **options}
     with connected(server) as client:
         try:
-            job = client.json("POST", "/v1/jobs", value=asked)
+            job = client.json("POST", "/v1/jobs", value=request)
         except ServiceRefused as error:
             raise refused_token(error, server) from error
         job = _followed(client, job)
-    click.echo(json.dumps(job) if as_json else "\n".join(_lines(job)))
-    if job["state"] != "done":
-        sys.exit(1)
+    print_report(job, _lines(job), as_json=as_json, ok=job["state"] == "done")
 
 
 def _followed(client: ServerClient, job: Facts) -> Facts:
+    """The job when it has ended."""
     path = f"/v1/jobs/{job['id']}"
     try:
         with progress_bar(job["kind"]) as progress:

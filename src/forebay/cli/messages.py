@@ -1,7 +1,8 @@
 """`forebay produce` and `forebay consume`: lines into a topic, and out of it.
 
-Through a server where one is named or runs on the data directory, else on the directory itself;
-what goes in and what comes out is the same.
+Through a server if one is named or runs on the data directory (`remote_messages`), else on the
+directory itself; what goes in and what comes out is the same. `produce` appends lines as they
+arrive, so a slow source is not held back; a line that is too long stops it after the lines before.
 """
 
 from __future__ import annotations
@@ -37,73 +38,11 @@ if TYPE_CHECKING:
     from forebay.topic.view import TopicView
 
 
-# ---- Lines of standard input as messages, and messages as lines of standard output.
-
-
+Facts = dict[str, Any]
+"""A message as JSON has it."""
 _READ_BYTES: Final = MIB
-LINE_BYTES_MAX: Final = MESSAGE_BYTES_MAX - KIB
-
-
-def arriving_lines() -> Iterator[list[bytes]]:
-    """The lines of standard input, as many at a time as have arrived."""
-    if sys.stdin is None or sys.stdin.closed:
-        raise UsageError("standard input is closed: pipe lines into this command")
-    rest = b""
-    while chunk := sys.stdin.buffer.read1(_READ_BYTES):  # type: ignore[union-attr]
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > MESSAGE_BYTES_MAX:
-            lines.append(rest)
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
-
-
-def sound_lines(lines: list[bytes], done: int) -> tuple[list[bytes], UsageError | None]:
-    """The lines before the first that is too long, and what is to be said about that one."""
-    for at, line in enumerate(lines):
-        if len(line) > LINE_BYTES_MAX:
-            number = done + at + 1
-            return lines[:at], UsageError(
-                f"line {number} has {len(line)} bytes and a message at most {MESSAGE_BYTES_MAX}; "
-                f"the {number - 1} lines before it are stored"
-            )
-    return lines, None
-
-
-def message_facts(message: StreamMessage) -> dict[str, Any]:
-    """A message as JSON has it."""
-    return {
-        "offset": message.offset,
-        "publish_time": message.publish_time,
-        **payload_facts(message.payload),
-        "attributes": message.attributes,
-        "routing_key": message.routing_key,
-    }
-
-
-def payload_facts(payload: bytes) -> dict[str, str]:
-    """The payload as text where it is text, else in base64 under another name."""
-    try:
-        return {"payload": payload.decode()}
-    except UnicodeDecodeError:
-        return {"payload_base64": base64.b64encode(payload).decode()}
-
-
-def payload_of(facts: dict[str, Any]) -> bytes:
-    """The way back."""
-    if "payload" in facts:
-        return str(facts["payload"]).encode()
-    return base64.b64decode(facts["payload_base64"])
-
-
-def facts_line(facts: dict[str, Any]) -> bytes:
-    return json.dumps(facts).encode() + b"\n"
-
-
-# ---- messages
-
-
+_LINE_BYTES_MAX: Final = MESSAGE_BYTES_MAX - KIB
+"""Of a line: a message has a header, too."""
 _POLL_SECONDS: Final = 0.1
 
 
@@ -154,7 +93,7 @@ def _produce_through(
         click.echo(f"forebay: {sent.doubt}", err=True)
         sys.exit(130)
     first, end = sent.first or 0, sent.next or 0
-    _say_produced(sent.topic, first, end, sent.count, sent.stage, as_json=as_json)
+    _print_produced(sent.topic, first, end, sent.count, sent.stage, as_json=as_json)
     if sent.interrupted:
         sys.exit(130)
 
@@ -178,12 +117,12 @@ def _produce_here(
         if durability == "uploaded" and end > first and not interrupted:
             log.wait(end - 1, durability="uploaded")
             stage = "uploaded"
-    _say_produced(log.name, first, end, end - first, stage, as_json=as_json)
+    _print_produced(log.name, first, end, end - first, stage, as_json=as_json)
     if interrupted:
         sys.exit(130)
 
 
-def _say_produced(
+def _print_produced(
     topic: str, first: int, end: int, count: int, stage: str, *, as_json: bool
 ) -> None:
     if as_json:
@@ -194,7 +133,6 @@ def _say_produced(
 
 
 def _append_lines(log: Topic, *, synced: bool) -> None:
-    """Appends and syncs lines as they arrive, so that a slow source is not held back."""
     done = 0
     for lines in arriving_lines():
         sound, problem = sound_lines(lines, done)
@@ -240,7 +178,8 @@ def consume(
     """
     from forebay.cli.remote_messages import Wanted
 
-    _require_start(start)
+    if start not in {"earliest", "latest"} and (not start.isdecimal() or len(start) > 19):
+        raise UsageError(f"--start is {start[:40]!r}; it must be an offset, earliest or latest")
     if end is not None and start.isdecimal() and end < int(start):
         raise UsageError(f"--end {end} is before the start, offset {start}")
     wanted = Wanted(start, end, follow, limit, skip_lost)
@@ -253,17 +192,11 @@ def consume(
         _print_all(_here(view, wanted), wanted, as_json=as_json)
 
 
-def _print_all(
-    messages: Generator[dict[str, Any] | StreamMessage, None, None],
-    wanted: Wanted,
-    *,
-    as_json: bool,
-) -> None:
+def _print_all(messages: Generator[Facts, None, None], wanted: Wanted, *, as_json: bool) -> None:
     out = sys.stdout.buffer
     try:
-        for message in islice(messages, wanted.limit):
-            facts = message if isinstance(message, dict) else message_facts(message)
-            out.write(facts_line(facts) if as_json else payload_of(facts) + b"\n")
+        for facts in islice(messages, wanted.limit):
+            out.write((json.dumps(facts).encode() if as_json else _payload_of(facts)) + b"\n")
             if wanted.follow:
                 out.flush()
     except KeyboardInterrupt:
@@ -279,7 +212,7 @@ def _through(
     wanted: Wanted,
     settings: StoreSettings,
     url: str | None,
-) -> Generator[dict[str, Any] | StreamMessage, None, None]:
+) -> Generator[Facts, None, None]:
     from dataclasses import replace
 
     from forebay.cli.remote_messages import received
@@ -297,47 +230,37 @@ def _through(
                 raise refused_token(error, server) from error
         marks = [facts.get(stage) or 0 for stage in ("appended", "synced", "uploaded")]
         wanted = replace(wanted, start=str(max(marks)))
-    by_note = url is None  # the note says where the server is now; a URL says it for ever
+    # The server's file says where it is now; a URL says it for ever.
     yield from received(
-        server, name, wanted, lambda: chosen_server(settings, None) if by_note else None
+        server, name, wanted, lambda: chosen_server(settings, None) if url is None else None
     )
 
 
-def _here(view: TopicView, wanted: Wanted) -> Generator[dict[str, Any] | StreamMessage, None, None]:
+def _here(view: TopicView, wanted: Wanted) -> Generator[Facts, None, None]:
+    from forebay.cli.remote_messages import print_skipped, with_advice
+
     offset = _start_offset(view.start_offset, view.end_offset, wanted.start)
-    if wanted.end is not None and wanted.end < offset:
-        raise UsageError(f"--end {wanted.end} is before the start, offset {offset}")
-    yield from _messages(view, offset, wanted.end, follow=wanted.follow, skip_lost=wanted.skip_lost)
-
-
-def _messages(
-    view: TopicView, offset: int, end: int | None, *, follow: bool, skip_lost: bool
-) -> Iterator[StreamMessage]:
-    from forebay.cli.remote_messages import with_advice
-
+    end = wanted.end
+    if end is not None and end < offset:
+        raise UsageError(f"--end {end} is before the start, offset {offset}")
     while True:
         try:
             if offset < view.end_offset:
                 with view.reader(offset, end) as reader:
                     for message in reader:
                         offset = message.offset + 1
-                        yield message
+                        yield _message_facts(message)
         except LostOffsets as lost:
-            if not skip_lost:
+            if not wanted.skip_lost:
                 raise with_advice(lost) from lost
-            click.echo(f"forebay: skipped offsets {offset} to {lost.end - 1}: lost", err=True)
+            print_skipped(offset, lost.end)
             offset = lost.end
             if end is None or offset < end:
                 continue
-        if not follow or (end is not None and offset >= end):
+        if not wanted.follow or (end is not None and offset >= end):
             return
         time.sleep(_POLL_SECONDS)
         view.refresh()
-
-
-def _require_start(start: str) -> None:
-    if start not in {"earliest", "latest"} and (not start.isdecimal() or len(start) > 19):
-        raise UsageError(f"--start is {start[:40]!r}; it must be an offset, earliest or latest")
 
 
 def _start_offset(first: int, end: int, start: str) -> int:
@@ -348,3 +271,57 @@ def _start_offset(first: int, end: int, start: str) -> int:
             f"--start {start} is not in the log: its oldest offset is {first}, its next {end}"
         )
     return int(start)
+
+
+# ---- lines of standard input as messages, messages as lines of standard output ----
+
+
+def arriving_lines() -> Iterator[list[bytes]]:
+    """The lines of standard input, as many at a time as have arrived."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("standard input is closed: pipe lines into this command")
+    rest = b""
+    while chunk := sys.stdin.buffer.read1(_READ_BYTES):  # type: ignore[union-attr]
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MESSAGE_BYTES_MAX:
+            lines.append(rest)
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def sound_lines(lines: list[bytes], done: int) -> tuple[list[bytes], UsageError | None]:
+    """The lines before the first that is too long, and what is to be said about that one."""
+    for at, line in enumerate(lines):
+        if len(line) > _LINE_BYTES_MAX:
+            number = done + at + 1
+            return lines[:at], UsageError(
+                f"line {number} has {len(line)} bytes and a message at most {MESSAGE_BYTES_MAX}; "
+                f"the {number - 1} lines before it are stored"
+            )
+    return lines, None
+
+
+def payload_facts(payload: bytes) -> dict[str, str]:
+    """The payload as text where it is text, else in base64 under another name."""
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def _message_facts(message: StreamMessage) -> Facts:
+    return {
+        "offset": message.offset,
+        "publish_time": message.publish_time,
+        **payload_facts(message.payload),
+        "attributes": message.attributes,
+        "routing_key": message.routing_key,
+    }
+
+
+def _payload_of(facts: Facts) -> bytes:
+    if "payload" in facts:
+        return str(facts["payload"]).encode()
+    return base64.b64decode(facts["payload_base64"])

@@ -1,8 +1,11 @@
-"""`forebay offload` and `forebay pipeline`: from segments to objects, on Spark."""
+"""`forebay offload`, `pipeline` and `compact`: from segments to objects, and to larger objects.
+
+All three run on Spark, beside owners and readers of the topics. `offload` runs once, `pipeline`
+until it is stopped. `compact --undo` needs no Spark.
+"""
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +23,7 @@ from forebay.cli.job_options import (
     progress_bar,
     run_on_server,
 )
-from forebay.cli.options import json_option, open_view, store_options
+from forebay.cli.options import json_option, open_view, print_report, size_of, store_options
 from forebay.errors import UsageError
 from forebay.settings import StoreSettings
 
@@ -66,13 +69,7 @@ def offload(
     open_view(settings).close()
     with lazy_session(settings, master) as chosen, progress_bar("offload") as progress:
         report = run(chosen, topics or None, force=not due, dry_run=dry_run, progress=progress)
-    if as_json:
-        click.echo(json.dumps(_facts(report)))
-    else:
-        for line in _lines(report):
-            click.echo(line)
-    if not report.ok:
-        sys.exit(1)
+    print_report(_facts(report), _lines(report), as_json=as_json, ok=report.ok)
 
 
 @click.command()
@@ -106,15 +103,12 @@ def pipeline(master: str | None, settings: StoreSettings, as_json: bool) -> None
         if not as_json:
             click.echo(f"pipeline on {session.sparkContext.master}; stop it with Ctrl-C", err=True)
 
-        def told(report: OffloadReport) -> None:
-            if as_json:
-                click.echo(json.dumps(_facts(report)))
-            elif report.rows:
-                for line in _lines(report):
-                    click.echo(line)
+        def show(report: OffloadReport) -> None:
+            if as_json or report.rows:
+                print_report(_facts(report), _lines(report), as_json=as_json)
             sys.stdout.flush()
 
-        driver.run(told)
+        driver.run(show)
 
 
 def _facts(report: OffloadReport) -> dict[str, Any]:
@@ -138,9 +132,6 @@ def _lines(report: OffloadReport) -> list[str]:
         f"{report.bytes} bytes"
     )
     return lines
-
-
-# ---- `forebay compact`: small objects into large ones, on Spark; and back.
 
 
 _LINES_MAX: Final = 100
@@ -203,7 +194,7 @@ def compact(
             "--object": object_id,
         }
         options = {
-            name: _bytes(option, text)
+            name: size_of(option, text)
             for name, option, text in (
                 ("target_bytes", "--target", target),
                 ("budget_bytes", "--budget", budget),
@@ -220,9 +211,8 @@ def compact(
         raise UsageError("--object goes with --undo")
     else:
         report = _compacted(topics, target, budget, settings, master, dry_run=dry_run)
-    click.echo(json.dumps(report.facts()) if as_json else "\n".join(_compact_lines(report, undo)))
-    if not report.ok:
-        sys.exit(1)
+    lines = _compact_lines(report, undo)
+    print_report(report.facts(), lines, as_json=as_json, ok=report.ok)
 
 
 def _undone(
@@ -250,20 +240,11 @@ def _compacted(
         return run(
             chosen,
             topics or None,
-            target_bytes=None if target is None else _bytes("--target", target),
-            max_bytes=None if budget is None else _bytes("--budget", budget),
+            target_bytes=None if target is None else size_of("--target", target),
+            max_bytes=None if budget is None else size_of("--budget", budget),
             dry_run=dry_run,
             progress=progress,
         )
-
-
-def _bytes(option: str, text: str) -> int:
-    from forebay.config.quantities import BYTES, parse_quantity
-
-    size = parse_quantity(text, BYTES)
-    if size is None or size < 1:
-        raise UsageError(f"{option} is {text[:40]!r}; it must be a size such as 256MiB")
-    return int(size)
 
 
 def _compact_lines(report: CompactReport, undo: bool) -> Iterator[str]:

@@ -1,11 +1,19 @@
-"""What the commands share: where the store is, how errors are told, where log lines go."""
+"""What the commands share: their options, which store and which server they mean, how they print.
+
+A command works on a data directory itself, or goes through the server that is named or that runs
+on that directory (`chosen_server`). Errors are one line on stderr and exit code 2
+(`plain_errors`, which `store_options` includes); a report that is not good is exit code 1
+(`print_report`). Imports are made where they are needed: `--help` is quick.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
@@ -40,7 +48,7 @@ def plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return command(*args, **kwargs)
         except BrokenPipeError:
-            # Whoever read our output has had enough; that is not an error. What is still buffered
+            # The reader of our output has had enough; that is not an error. What is still buffered
             # goes nowhere, so that flushing it at exit is none either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
             sys.exit(0)
@@ -75,8 +83,7 @@ def store_options(command: Callable[..., _R]) -> Callable[..., _R]:
 def chosen_settings(
     config: Path | None, data: Path | None, env: Mapping[str, str]
 ) -> StoreSettings:
-    """The settings of a command: its options count before the environment, a file before a
-    directory, and `./data` else."""
+    """The settings of a command: by its options, else by the environment, else of `./data`."""
     if config is not None and data is not None:
         raise UsageError("--config and --data are given: choose one of them")
     if config is None and data is None:
@@ -109,14 +116,12 @@ def open_view(settings: StoreSettings) -> StoreView:
 
 
 def viewed_topic(store: StoreView, name: str) -> TopicView:
-    """The topic, which must be there; where only its objects are, says how to get it back."""
+    """The topic, which must be there; the error says what to do where only its objects are."""
     from forebay.errors import UnknownTopic
 
     try:
         return store.topic(name)
     except UnknownTopic as error:
-        from contextlib import closing
-
         from forebay.format.names import objects_prefix, parse_topic
         from forebay.objects.store import connect
 
@@ -129,6 +134,23 @@ def viewed_topic(store: StoreView, name: str) -> TopicView:
             f"the catalog does not know {topic}, and {objects.name} holds objects of it: "
             f"`forebay restore {topic}` rebuilds the catalog from them"
         ) from error
+
+
+def print_report(facts: Any, lines: Iterable[str], *, as_json: bool, ok: bool = True) -> None:
+    """Prints what a command found, and ends the command with exit code 1 if not all is well."""
+    click.echo(json.dumps(facts) if as_json else "\n".join(lines))
+    if not ok:
+        sys.exit(1)
+
+
+def size_of(option: str, text: str, example: str = "256MiB") -> int:
+    """The bytes that an option such as `--budget 10GiB` gives."""
+    from forebay.config.quantities import BYTES, parse_quantity
+
+    size = parse_quantity(text, BYTES)
+    if size is None or size < 1:
+        raise UsageError(f"{option} is {text[:40]!r}; it must be a size such as {example}")
+    return int(size)
 
 
 def log_to_stderr(level: str, log_format: str) -> None:
@@ -152,9 +174,7 @@ def log_to_stderr(level: str, log_format: str) -> None:
     click.get_current_context().call_on_close(end)
 
 
-# ---- Which server a command goes through: the one that is named, or the one that runs on its
-#
-# store.
+# ---- the server that a command goes through ----
 
 
 url_option = click.option(
@@ -166,7 +186,7 @@ url_option = click.option(
 
 
 def chosen_server(settings: StoreSettings, url: str | None) -> ServerAddress | None:
-    """The server to ask; None where the command works on the data directory itself."""
+    """The server to ask, or None if the command works on the data directory itself."""
     if url is None:
         if settings.data is None or not (Path(settings.data) / SERVER_FILE).exists():
             return None  # the client of a server takes a while to import
@@ -186,7 +206,7 @@ def chosen_server(settings: StoreSettings, url: str | None) -> ServerAddress | N
 
 
 def connected(address: ServerAddress) -> ServerClient:
-    """A client of the store that is there now, and of no other that may come to be there."""
+    """A client that is pinned to the store that is there now."""
     from forebay.client import ServerClient
 
     client = ServerClient(address)
@@ -195,7 +215,7 @@ def connected(address: ServerAddress) -> ServerClient:
 
 
 def refused_token(error: ServiceRefused, address: ServerAddress) -> ServiceRefused:
-    """Says what to do where the server did not take the token, or wants one."""
+    """The same error, with what to do if the server refused the token or wants one."""
     if vars(error).get("status") != 401:
         return error
     brought = "wants a token" if address.token is None else "does not take the token"

@@ -1,9 +1,13 @@
-"""Lines to a running server: `forebay produce` through HTTP.
+"""`forebay produce` and `forebay consume` through a running server, by HTTP.
 
-Lines go as they arrive, in requests of bounded size, one after the other. A request that broke off
-is not sent again: nobody knows whether its lines were stored, and sending them again might store
-them twice. What is certain is said. Lines were refused only where the server says so, by a status
-or by `"taken": false`; after any other error nobody knows.
+`Sender`: lines go as they arrive, in requests of bounded size, one after the other. A request that
+broke off is not sent again: nobody knows whether its lines were stored, and sending them again
+might store them twice. What is certain is said. Lines were refused only if the server says so, by a
+status or by `"taken": false`; after any other error nobody knows.
+
+`received`: where the server goes away for a moment, it is asked again from the next offset on, for
+a bounded time. So no message is printed twice, and none is left out. What is at the address then
+has to be a server of the same store: offsets mean nothing in another one.
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ class Sender:
         self.sent = Sent(str(topic))
 
     def run(self) -> Sent:
-        """Everything that arrives; ends with the input, or when it is interrupted."""
+        """Sends everything that arrives; ends with the input, or when it is interrupted."""
         problem: UsageError | None = None
         try:
             problem = self._send_arriving()
@@ -98,7 +102,7 @@ class Sender:
         return self.sent
 
     def _send_arriving(self) -> UsageError | None:
-        """All lines, or those before one that cannot be sent, which is what it answers."""
+        """Sends all lines, or those before one that is too long; returns its error."""
         plain: Durability = "buffered" if self._durability == "buffered" else "synced"
         arrived = 0
         for lines in arriving_lines():
@@ -124,23 +128,23 @@ class Sender:
         elif self._durability == "buffered" and self.sent.next is not None:
             self._await_synced(self.sent.next - 1)
         elif self.sent.next is None:
-            self._look()
+            self._create_topic()
 
-    def _look(self) -> None:
-        """Nothing was sent: the topic is made all the same, as it is without a server."""
+    def _create_topic(self) -> None:
+        """Nothing was sent: creates the topic all the same, as `produce` does without a server."""
         path = _path(self._topic)
-        self._asked("PUT", path)
-        end = self._asked("GET", path, {"limit": 0}).get("appended") or 0
+        self._request("PUT", path)
+        end = self._request("GET", path, {"limit": 0}).get("appended") or 0
         self.sent.first = self.sent.next = int(end)
 
-    def _asked(self, method: str, path: str, query: dict[str, str | int] | None = None) -> Any:
+    def _request(self, method: str, path: str, query: dict[str, str | int] | None = None) -> Any:
         try:
             return self._client.json(method, path, query=query)
         except ServiceRefused as error:
             raise refused_token(error, self._client.address) from error
 
     def _await_synced(self, last: int) -> None:
-        """A reader of what is synced waits for the message, and has the log sync it."""
+        """Reads the last message once it is synced, which also makes the log sync it."""
         self._under_way = 1, self.sent.count
         query: dict[str, str | int] = {"start": last, "limit": 1, "follow": "true"}
         try:
@@ -154,10 +158,10 @@ class Sender:
     def _require_message(self, line: bytes) -> None:
         from forebay.client.http import told_error
 
-        told = json.loads(line)
-        told = told if isinstance(told, dict) else {}
-        if "offset" not in told:
-            error = told.get("error")
+        answer = json.loads(line)
+        answer = answer if isinstance(answer, dict) else {}
+        if "offset" not in answer:
+            error = answer.get("error")
             words = {"message": "the server ended before it confirmed that all is synced"}
             raise told_error(error if isinstance(error, dict) else words)
 
@@ -195,10 +199,8 @@ class Sender:
                 f"{self._doubt(*self._under_way)}"
             )
 
-    # -- what is said when it goes wrong --------------------------------------------------------
-
     def _failed(self, error: ForebayError, first: int, last: int) -> ForebayError:
-        """What is certain, and what nobody knows, after a request that was not answered well."""
+        """The error to raise after a failed request: what is certain, and what nobody knows."""
         from forebay.client.http import took_nothing
 
         if isinstance(error, WaitTimeout) and "synced" in vars(error):
@@ -206,8 +208,8 @@ class Sender:
         if not took_nothing(error):
             return ServiceUnavailable(f"{error}; {self._doubt(first, last)}")
         if isinstance(error, ServiceRefused):
-            told = refused_token(error, self._client.address)
-            return ServiceRefused(f"{told}; {self._certain(first)}")
+            refusal = refused_token(error, self._client.address)
+            return ServiceRefused(f"{refusal}; {self._certain(first)}")
         if "status" in vars(error):
             refused = f"{self._lines(first, last)} were refused: {error}"
             return UsageError(f"{refused}; {self._certain(first)}")
@@ -234,7 +236,7 @@ class Sender:
         return f"lines {first} to {last}"
 
     def _post(self, lines: list[bytes], durability: Durability) -> range:
-        """The offsets. Tries again only where the server says that it took nothing, and is busy."""
+        """Returns the offsets. Retries only if the server says that it took nothing and is busy."""
         from forebay.client.http import is_busy, untaken
 
         body, kind = _body(lines)
@@ -260,8 +262,8 @@ class Sender:
             headers={"Content-Type": kind},
         )
         try:
-            told = json.loads(answer.read())
-            offsets = range(int(told["first_offset"]), int(told["next_offset"]))
+            stored = json.loads(answer.read())
+            offsets = range(int(stored["first_offset"]), int(stored["next_offset"]))
         except (OSError, ValueError, TypeError, KeyError, HTTPException) as error:
             # The answer broke off: it was on its way, so the lines may well be stored.
             raise ServiceUnavailable(f"the server's answer broke off: {error!r}") from error
@@ -276,10 +278,6 @@ def _path(topic: TopicName, *rest: str) -> str:
     from forebay.client.http import topic_path
 
     return topic_path(topic, *rest)
-
-
-def _encoded(line: bytes) -> bytes:
-    return json.dumps(payload_facts(line), ensure_ascii=False).encode()
 
 
 def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
@@ -300,27 +298,25 @@ def _body(lines: list[bytes]) -> tuple[bytes, str]:
     """One line is sent as it is: in JSON a large one might be over the server's limit."""
     if len(lines) == 1:
         return lines[0], "application/octet-stream"
-    return b"\n".join(map(_encoded, lines)) + b"\n", "application/x-ndjson"
+    encoded = (json.dumps(payload_facts(line), ensure_ascii=False) for line in lines)
+    return "".join(f"{each}\n" for each in encoded).encode(), "application/x-ndjson"
 
 
-# ---- Messages from a running server: `forebay consume` through HTTP.
-#
-# The stream goes on by offset: where the server goes away for a moment, it is asked again from
-# the next offset on, for a bounded time. So no message is printed twice, and none is left out.
-# What is at the address then has to be a server of the same store: offsets mean nothing in
-# another one.
+# ---- consume ----
 
 
 RECONNECT_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.25
 _STEADY_SECONDS: Final = 5.0
-"""A request that lasted so long was heard; one that did not may have been turned away."""
+"""A request that lasted so long was accepted; a shorter one may have been turned away."""
 _AWAY: Final = (ServiceUnavailable, LogClosed, TopicFenced)
-"""What a server says, or what is said of it, that is on its way out."""
+"""Errors of a server that is stopping or has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
+    """What `consume` is to print."""
+
     start: str
     """An offset, `earliest` or `latest`."""
     end: int | None
@@ -347,9 +343,10 @@ def received(
     find_again: Callable[[], ServerAddress | None],
     reconnect_seconds: float = RECONNECT_SECONDS,
 ) -> Generator[dict[str, Any], None, None]:
-    """The messages as facts. `find_again` answers where the server is after it was away.
+    """The messages as JSON has them.
 
-    None where it can only be where it was.
+    `find_again` returns where the server is after it was away, or None if it can only be where it
+    was.
     """
     seen = False
     away: float | None = None
@@ -364,7 +361,7 @@ def received(
                         wanted = _after(wanted, int(facts["offset"]) + 1, 1)
                         yield facts
                     elif "lost" in facts:
-                        _say_lost(facts["lost"])
+                        print_skipped(*facts["lost"])
                         wanted = _after(wanted, int(facts["lost"][1]), 0)
             if _is_all(wanted):
                 return
@@ -388,7 +385,7 @@ def received(
 def _once(
     client: ServerClient, topic: TopicName, wanted: Wanted
 ) -> Generator[dict[str, Any], None, None]:
-    """One request. A reader that follows is told at once where `latest` is, if nothing comes."""
+    """The lines that one request gets."""
     from forebay.client.http import told_error, topic_path
 
     try:
@@ -421,13 +418,12 @@ def _is_all(wanted: Wanted) -> bool:
     return int(wanted.start) >= wanted.end
 
 
-def _say_lost(lost: list[int]) -> None:
-    start, end = lost
+def print_skipped(start: int, end: int) -> None:
     click.echo(f"forebay: skipped offsets {start} to {end - 1}: lost", err=True)
 
 
 def with_advice(lost: LostOffsets) -> LostOffsets:
-    """The same, with the options that lead over it."""
+    """The same error, with the options that lead past it."""
     return LostOffsets(
         f"{lost} (--start {lost.end}), or use --skip-lost", start=lost.start, end=lost.end
     )

@@ -21,6 +21,7 @@ from forebay.cli.options import (
     connected,
     json_option,
     open_view,
+    print_report,
     refused_token,
     store_options,
     url_option,
@@ -34,130 +35,6 @@ if TYPE_CHECKING:
     from forebay.client import ServerClient
 
 
-# ---- What `forebay describe` shows of a topic: tables on a terminal, plain lines elsewhere.
-
-
-def show_topic(facts: Facts, limit: int) -> None:
-    if sys.stdout.isatty():
-        _show_tables(facts, limit)
-    else:
-        click.echo("\n".join(plain_lines(facts, limit)))
-
-
-def plain_lines(facts: Facts, limit: int) -> Iterator[str]:
-    yield from _head(facts)
-    yield _headed(facts, "segments", limit)
-    for segment in _newest(facts["segments"], limit):
-        yield (
-            f"  {_offsets(segment)}, {segment['bytes']} bytes, {_stage(segment)}, "
-            f"{_fate(segment)}: {segment['file']}"
-        )
-    yield _headed(facts, "objects", limit)
-    for each in _newest(facts["objects"], limit):
-        yield (
-            f"  {_offsets(each)}, {each['bytes']} bytes, {_read_back(each)}, {_made(each)}: "
-            f"{each['object_id']}"
-        )
-    for problem in facts["problems"]:
-        yield f"problem: {problem}"
-
-
-def _head(facts: Facts) -> Iterator[str]:
-    yield facts["topic"]
-    yield f"  start      {facts['start_offset']}"
-    if facts.get("appended") is not None:
-        yield f"  appended   {facts['appended']}"
-    synced = facts["synced"]
-    yield f"  synced     {'unknown: its log is not here' if synced is None else synced}"
-    for stage in ("uploaded", "verified"):
-        yield f"  {stage}   {facts[stage]}{_but_for(facts, facts[stage])}"
-    if facts["epoch"] is not None:
-        yield f"  reserved   {facts['reserved']}"
-        yield f"  owner      {facts['owner'] or 'none'}, epoch {facts['epoch']}"
-    memory = facts.get("memory")
-    if memory is not None:
-        first, end = memory
-        yield f"  in memory  {f'{first} to {end - 1}' if first < end else 'nothing'}"
-    for start, end in facts["lost"]:
-        yield f"  lost       {start} to {end - 1}"
-
-
-def _but_for(facts: Facts, stage: int) -> str:
-    """A stage counts over what is lost: nobody is to take that for stored."""
-    lost = sum(min(end, stage) - start for start, end in facts["lost"] if start < stage)
-    return f", but for {lost} offsets that are lost" if lost else ""
-
-
-def _headed(facts: Facts, what: str, limit: int) -> str:
-    total = facts[f"{what}_total"]
-    more = f", the newest {limit}" if total > limit else ""
-    return f"{total} {what}, {facts[f'{what}_bytes']} bytes{more}"
-
-
-def _newest(rows: Sequence[Facts], limit: int) -> Sequence[Facts]:
-    return rows[-limit:] if limit else ()
-
-
-def _offsets(row: Facts) -> str:
-    return f"{row['start_offset']} to {row['next_offset'] - 1}"
-
-
-def _stage(segment: Facts) -> str:
-    return "verified" if segment["verified"] else "uploaded" if segment["uploaded"] else "local"
-
-
-def _fate(segment: Facts) -> str:
-    return "deletable" if segment["deletable"] else f"kept: {segment['kept_because']}"
-
-
-def _read_back(each: Facts) -> str:
-    return "verified" if each["verified"] else "not verified"
-
-
-def _made(each: Facts) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(each["created_at"]))
-
-
-def _show_tables(facts: Facts, limit: int) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console()
-    for line in _head(facts):
-        console.print(escape(line), highlight=False)
-
-    def table(what: str, columns: Sequence[str], rows: list[Sequence[str]]) -> None:
-        shown = Table(title=_headed(facts, what, limit), title_justify="left", box=None)
-        for column in columns:
-            shown.add_column(column, justify="right" if column == "bytes" else "left")
-        for row in rows:
-            shown.add_row(*map(escape, row))
-        console.print(shown)
-
-    table(
-        "segments",
-        ("offsets", "bytes", "stage", "may be deleted", "file"),
-        [
-            (_offsets(each), str(each["bytes"]), _stage(each), _fate(each), each["file"])
-            for each in _newest(facts["segments"], limit)
-        ],
-    )
-    table(
-        "objects",
-        ("offsets", "bytes", "stage", "made", "object"),
-        [
-            (_offsets(each), str(each["bytes"]), _read_back(each), _made(each), each["object_id"])
-            for each in _newest(facts["objects"], limit)
-        ],
-    )
-    for problem in facts["problems"]:
-        console.print(f"[red]problem:[/red] {escape(problem)}", highlight=False)
-
-
-# ---- topics
-
-
 Facts = dict[str, Any]
 _PAGE: Final = 1000
 _PIECES_MAX: Final = 10_000
@@ -166,6 +43,7 @@ _PIECES_MAX: Final = 10_000
 
 @contextmanager
 def _asking(server: ServerAddress) -> Iterator[ServerClient]:
+    """A client whose error about the token says what to do."""
     with connected(server) as client:
         try:
             yield client
@@ -237,30 +115,15 @@ def describe(
       forebay describe orders --url http://127.0.0.1:8650
     """
     server = chosen_server(settings, url)
-    facts = _described(server, settings, topic, _PIECES_MAX if as_json else limit)
-    if as_json:
-        click.echo(json.dumps(facts))
-    else:
-        show_topic(facts, limit)
-    if facts["problems"]:
-        sys.exit(1)
-
-
-def _described(
-    server: ServerAddress | None, settings: StoreSettings, topic: str, limit: int
-) -> Facts:
-    if server is not None:
-        from forebay.client.http import topic_path
-        from forebay.format.names import parse_topic
-
-        with _asking(server) as client:
-            path = topic_path(parse_topic(topic))
-            found: Facts = client.json("GET", path, query={"limit": min(limit, _PIECES_MAX)})
-            return found
-    from forebay.topic.describe import describe as facts_of
-
-    with open_view(settings) as store:
-        return asdict(facts_of(viewed_topic(store, topic)))
+    wanted = _PIECES_MAX if as_json else min(limit, _PIECES_MAX)
+    facts = _facts(server, settings, topic, None, wanted)
+    if not as_json and sys.stdout.isatty():
+        _print_tables(facts, limit)
+        if facts["problems"]:
+            sys.exit(1)
+        return
+    lines = _plain_lines(facts, limit)
+    print_report(facts, lines, as_json=as_json, ok=not facts["problems"])
 
 
 @click.command()
@@ -285,30 +148,34 @@ def explain(
     """
     if not offset.isdecimal() or int(offset[:20]) > OFFSET_MAX:
         raise UsageError(f"OFFSET is {offset[:40]!r}; it must be a whole number")
-    facts = _explained(chosen_server(settings, url), settings, topic, int(offset))
-    if as_json:
-        click.echo(json.dumps(facts))
-    else:
-        click.echo("\n".join(_offset_lines(facts)))
-    if facts["problems"]:
-        sys.exit(1)
+    facts = _facts(chosen_server(settings, url), settings, topic, int(offset))
+    print_report(facts, _offset_lines(facts), as_json=as_json, ok=not facts["problems"])
 
 
-def _explained(
-    server: ServerAddress | None, settings: StoreSettings, topic: str, offset: int
+def _facts(
+    server: ServerAddress | None,
+    settings: StoreSettings,
+    topic: str,
+    offset: int | None,
+    limit: int | None = None,
 ) -> Facts:
+    """What is known of a topic, or of one offset in it, by the server or by the store itself."""
     if server is not None:
         from forebay.client.http import topic_path
         from forebay.format.names import parse_topic
 
+        rest = () if offset is None else ("explain", str(offset))
+        query: dict[str, str | int] = {} if limit is None else {"limit": limit}
         with _asking(server) as client:
-            path = topic_path(parse_topic(topic), "explain", str(offset))
-            found: Facts = client.json("GET", path)
+            path = topic_path(parse_topic(topic), *rest)
+            found: Facts = client.json("GET", path, query=query)
             return found
-    from forebay.topic.describe import explain as facts_of
+    from forebay.topic.describe import describe as describe_topic
+    from forebay.topic.describe import explain as explain_offset
 
     with open_view(settings) as store:
-        return asdict(facts_of(viewed_topic(store, topic), offset))
+        view = viewed_topic(store, topic)
+        return asdict(describe_topic(view) if offset is None else explain_offset(view, offset))
 
 
 def _offset_lines(facts: Facts) -> Iterator[str]:
@@ -330,3 +197,117 @@ def _offset_lines(facts: Facts) -> Iterator[str]:
         yield f"  its segment may be deleted: {why}"
     for problem in facts["problems"]:
         yield f"  problem: {problem}"
+
+
+# ---- what `describe` prints: tables on a terminal, plain lines elsewhere ----
+
+
+def _plain_lines(facts: Facts, limit: int) -> Iterator[str]:
+    yield from _head(facts)
+    yield _headed(facts, "segments", limit)
+    for segment in _newest(facts["segments"], limit):
+        yield (
+            f"  {_offsets(segment)}, {segment['bytes']} bytes, {_stage(segment)}, "
+            f"{_fate(segment)}: {segment['file']}"
+        )
+    yield _headed(facts, "objects", limit)
+    for each in _newest(facts["objects"], limit):
+        yield (
+            f"  {_offsets(each)}, {each['bytes']} bytes, {_read_back(each)}, {_made(each)}: "
+            f"{each['object_id']}"
+        )
+    for problem in facts["problems"]:
+        yield f"problem: {problem}"
+
+
+def _head(facts: Facts) -> Iterator[str]:
+    yield facts["topic"]
+    yield f"  start      {facts['start_offset']}"
+    if facts.get("appended") is not None:
+        yield f"  appended   {facts['appended']}"
+    synced = facts["synced"]
+    yield f"  synced     {'unknown: its log is not here' if synced is None else synced}"
+    for stage in ("uploaded", "verified"):
+        yield f"  {stage}   {facts[stage]}{_but_for(facts, facts[stage])}"
+    if facts["epoch"] is not None:
+        yield f"  reserved   {facts['reserved']}"
+        yield f"  owner      {facts['owner'] or 'none'}, epoch {facts['epoch']}"
+    memory = facts.get("memory")
+    if memory is not None:
+        first, end = memory
+        yield f"  in memory  {f'{first} to {end - 1}' if first < end else 'nothing'}"
+    for start, end in facts["lost"]:
+        yield f"  lost       {start} to {end - 1}"
+
+
+def _but_for(facts: Facts, stage: int) -> str:
+    """A stage counts lost offsets too: nobody should take those for stored."""
+    lost = sum(min(end, stage) - start for start, end in facts["lost"] if start < stage)
+    return f", but for {lost} offsets that are lost" if lost else ""
+
+
+def _headed(facts: Facts, what: str, limit: int) -> str:
+    total = facts[f"{what}_total"]
+    more = f", the newest {limit}" if total > limit else ""
+    return f"{total} {what}, {facts[f'{what}_bytes']} bytes{more}"
+
+
+def _newest(rows: Sequence[Facts], limit: int) -> Sequence[Facts]:
+    return rows[-limit:] if limit else ()
+
+
+def _offsets(row: Facts) -> str:
+    return f"{row['start_offset']} to {row['next_offset'] - 1}"
+
+
+def _stage(segment: Facts) -> str:
+    return "verified" if segment["verified"] else "uploaded" if segment["uploaded"] else "local"
+
+
+def _fate(segment: Facts) -> str:
+    return "deletable" if segment["deletable"] else f"kept: {segment['kept_because']}"
+
+
+def _read_back(each: Facts) -> str:
+    return "verified" if each["verified"] else "not verified"
+
+
+def _made(each: Facts) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(each["created_at"]))
+
+
+def _print_tables(facts: Facts, limit: int) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    for line in _head(facts):
+        console.print(escape(line), highlight=False)
+
+    def table(what: str, columns: Sequence[str], rows: list[Sequence[str]]) -> None:
+        shown = Table(title=_headed(facts, what, limit), title_justify="left", box=None)
+        for column in columns:
+            shown.add_column(column, justify="right" if column == "bytes" else "left")
+        for row in rows:
+            shown.add_row(*map(escape, row))
+        console.print(shown)
+
+    table(
+        "segments",
+        ("offsets", "bytes", "stage", "may be deleted", "file"),
+        [
+            (_offsets(each), str(each["bytes"]), _stage(each), _fate(each), each["file"])
+            for each in _newest(facts["segments"], limit)
+        ],
+    )
+    table(
+        "objects",
+        ("offsets", "bytes", "stage", "made", "object"),
+        [
+            (_offsets(each), str(each["bytes"]), _read_back(each), _made(each), each["object_id"])
+            for each in _newest(facts["objects"], limit)
+        ],
+    )
+    for problem in facts["problems"]:
+        console.print(f"[red]problem:[/red] {escape(problem)}", highlight=False)

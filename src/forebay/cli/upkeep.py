@@ -1,4 +1,9 @@
-"""`forebay sweep`: what keeps the object store and the catalog in step."""
+"""`forebay sweep`, `verify`, `restore` and `repair`: log, objects and catalog held in step.
+
+`sweep` removes what no descriptor names, `verify` reads every object again, `restore` makes a
+catalog from the objects alone, `repair` writes what is damaged again from what is sound. Each ends
+with exit code 1 if something is wrong, or was left so.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -20,7 +25,7 @@ from forebay.cli.job_options import (
     progress_bar,
     run_on_server,
 )
-from forebay.cli.options import json_option, open_view, store_options
+from forebay.cli.options import json_option, open_view, print_report, size_of, store_options
 from forebay.errors import UsageError
 from forebay.settings import StoreSettings
 
@@ -35,14 +40,8 @@ if TYPE_CHECKING:
     from forebay.upload.sweep import SweepItem, SweepReport
 
 
-def _missing_catalog(settings: StoreSettings) -> Path | None:
-    """Where the catalog's file would be, if it is not there."""
-    from forebay.topic.view import catalog_file
-
-    if settings.data is None:
-        raise UsageError("a store in memory has no objects")
-    path = catalog_file(settings)
-    return path if path is not None and not path.exists() else None
+_FINDINGS_MAX: Final = 100
+"""Findings of `verify` that people are shown; --json and --report have more."""
 
 
 @click.command()
@@ -77,13 +76,16 @@ def sweep(
     from forebay.clock import SYSTEM_CLOCK
     from forebay.format.names import parse_topic
     from forebay.topic.tiers import Tiers
+    from forebay.topic.view import catalog_file
     from forebay.upload.sweep import sweep as run
 
     minutes = settings.uploader.sweep_grace_minutes if grace is None else _minutes(grace)
     names = [parse_topic(name) for name in topics]
-    missing = _missing_catalog(settings)
-    if missing is not None:
-        raise UsageError(f"there is no catalog at {missing}: `forebay restore` makes one")
+    if settings.data is None:
+        raise UsageError("a store in memory has no objects")
+    path = catalog_file(settings)
+    if path is not None and not path.exists():
+        raise UsageError(f"there is no catalog at {path}: `forebay restore` makes one")
     with closing(Tiers(settings, SYSTEM_CLOCK)) as tiers:
         for topic in names:
             _require_known(tiers, topic)
@@ -95,12 +97,9 @@ def sweep(
             dry_run=dry_run,
             progress=None if as_json else lambda item: click.echo(_item_line(item)),
         )
-    if as_json:
-        click.echo(json.dumps(_sweep_facts(report)))
-    else:
-        click.echo(_sweep_line(report))
-    if report.errors:
-        sys.exit(1)
+    items = [{**asdict(item), "topic": str(item.topic)} for item in report.items]
+    facts = {**asdict(report), "items": items, "items_left_out": report.items_left_out}
+    print_report(facts, [_sweep_line(report)], as_json=as_json, ok=not report.errors)
 
 
 def _require_known(tiers: Tiers, topic: TopicName) -> None:
@@ -135,18 +134,6 @@ def _sweep_line(report: SweepReport) -> str:
         f"{report.topics} topics, {report.committed} objects that count "
         f"({report.committed_bytes} bytes); {counts or 'nothing to remove'}{errors}"
     )
-
-
-def _sweep_facts(report: SweepReport) -> dict[str, Any]:
-    items = [{**asdict(item), "topic": str(item.topic)} for item in report.items]
-    return {**asdict(report), "items": items, "items_left_out": report.items_left_out}
-
-
-# ---- `forebay verify`: reads the objects again, on Spark.
-
-
-_LINES_MAX: Final = 100
-"""Findings that people are shown; --json and --report have more."""
 
 
 @click.command()
@@ -198,7 +185,7 @@ def verify(
         refused = {"--master": master, "--dry-run": dry_run, "--report": report}
         options: dict[str, int | bool] = {"incremental": incremental, "orphans": not no_orphans}
         if budget is not None:
-            options["budget_bytes"] = _bytes(budget)
+            options["budget_bytes"] = size_of("--budget", budget, "50GiB")
         run_on_server(settings, url, "verify", topics, options, refused=refused, as_json=as_json)
         return
     from forebay.pipeline.jobs.verify import verify as run
@@ -208,41 +195,25 @@ def verify(
             chosen,
             topics or None,
             incremental=incremental,
-            budget_bytes=None if budget is None else _bytes(budget),
+            budget_bytes=None if budget is None else size_of("--budget", budget, "50GiB"),
             orphans=not no_orphans,
             dry_run=dry_run,
             progress=progress,
         )
-    document = json.dumps(done.facts())
+    facts = done.facts()
     if report is not None:
-        _write(report, document)
-    click.echo(document if as_json else "\n".join(_verify_lines(done)))
-    if not done.ok:
-        sys.exit(1)
+        from forebay.files.disk import replace_file
+        from forebay.files.local import LocalDisk
 
-
-def _bytes(text: str) -> int:
-    from forebay.config.quantities import BYTES, parse_quantity
-
-    size = parse_quantity(text, BYTES)
-    if size is None or size < 1:
-        raise UsageError(f"--budget is {text[:40]!r}; it must be a size such as 50GiB")
-    return int(size)
-
-
-def _write(path: Path, document: str) -> None:
-    """The whole report, or what was there before."""
-    from forebay.files.disk import replace_file
-    from forebay.files.local import LocalDisk
-
-    replace_file(LocalDisk(), path.absolute(), document.encode() + b"\n")
+        replace_file(LocalDisk(), report.absolute(), json.dumps(facts).encode() + b"\n")
+    print_report(facts, _verify_lines(done), as_json=as_json, ok=done.ok)
 
 
 def _verify_lines(done: VerifyReport) -> Iterator[str]:
     findings = done.findings
-    for row in findings[:_LINES_MAX]:
+    for row in findings[:_FINDINGS_MAX]:
         yield _verify_line(row)
-    more = len(findings) - _LINES_MAX + done.rows_left_out
+    more = len(findings) - _FINDINGS_MAX + done.rows_left_out
     if more > 0:
         yield f"and {more} more findings"
     read = "would be read" if done.dry_run else "read and found right"
@@ -258,9 +229,6 @@ def _verify_line(row: VerifyRow) -> str:
     place = "" if row.position is None else f" at position {row.position}"
     many = f" ({row.objects} objects, {row.bytes} bytes)" if row.objects > 1 else ""
     return f"{row.severity}: {row.kind}: {what}{place}: {row.detail}{many}"
-
-
-# ---- `forebay restore`: the catalog from the objects alone.
 
 
 @click.command()
@@ -307,13 +275,13 @@ def restore(
         restoring(chosen, topics, RestoreChoices(**choices), everything=everything) as run,
     ):
         for done in run.topics(lambda topic: progress_bar(str(topic))):
-            _tell(done, as_json=as_json)
+            _print_restored(done, as_json=as_json)
             bad = bad or not done.ok
     if bad:
         sys.exit(1)
 
 
-def _tell(done: RestoredTopic, *, as_json: bool) -> None:
+def _print_restored(done: RestoredTopic, *, as_json: bool) -> None:
     if done.report is None:
         if as_json:
             click.echo(json.dumps({"topic": str(done.topic), "error": str(done.error)}))
@@ -352,9 +320,6 @@ def _restore_lines(report: RestoreReport) -> Iterator[str]:
         yield f"  damaged: {object_id}"
     for object_id in report.superseded:
         yield f"  not used: {object_id}"
-
-
-# ---- `forebay repair`: what is damaged, and what can be done about it.
 
 
 @click.command()
@@ -396,13 +361,8 @@ def repair(
         raise UsageError("--accept-loss goes with --apply")
     open_view(settings).close()
     report = run(settings, topics, apply=apply, accept_loss=accept_loss)
-    click.echo(json.dumps(_facts(report)) if as_json else "\n".join(_repair_lines(report)))
-    if report.left:
-        sys.exit(1)
-
-
-def _facts(report: RepairReport) -> dict[str, object]:
-    return {**asdict(report), "left": len(report.left)}
+    facts = {**asdict(report), "left": len(report.left)}
+    print_report(facts, _repair_lines(report), as_json=as_json, ok=not report.left)
 
 
 def _repair_lines(report: RepairReport) -> Iterator[str]:

@@ -4,7 +4,10 @@ The parser's events are used and nothing above them, so that no tag makes an obj
 it was written (`password: 0123` is "0123"), and everything has a limit: bytes, nodes (an alias
 counts as often as it is used) and depth. A key that is given twice is refused.
 
-Messages never quote the file: a line of it may hold a secret.
+`substitute` replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`. A default counts if
+the variable is unset or empty, as in the shell, and has no braces in it, so that nothing nests.
+
+What a caller gets wrong: messages never quote the file. A line of it may hold a secret.
 """
 
 from __future__ import annotations
@@ -17,9 +20,7 @@ from typing import Any, Final, TypeAlias
 from forebay.config.quantities import Unit
 from forebay.errors import InvalidSetting
 from forebay.limits import MIB
-from forebay.settings import (
-    is_secret,
-)
+from forebay.settings import is_secret
 
 FILE_BYTES_MAX: Final = 1 * MIB
 NODES_MAX: Final = 10_000
@@ -29,6 +30,7 @@ _NULLS: Final = {"", "~", "null", "Null", "NULL"}
 _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 _TOKEN: Final = re.compile(r"'(.|<[a-z ]+>)'")
 _KEY: Final = re.compile(r"[\w.\-]{1,100}|<<", re.ASCII)
+_USE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_]\w*)(?::-([^{}]*))?\})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +223,8 @@ def _moved(node: Node, where: Where) -> Node:
     return Table(where, below)
 
 
-# ---- `${NAME}` and `${NAME:-default}` in the texts of a document; `$${` stands for `${`.
-#
-# A default counts where the variable is unset or empty, as in the shell, and has no braces in
-# it, so that nothing nests. What was put in is not looked at again.
-
-
-_USE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_]\w*)(?::-([^{}]*))?\})?", re.ASCII)
-
-
 def substitute(node: Node, env: Mapping[str, str]) -> None:
-    """Puts the variables in, all the way down, and marks what errors must not show."""
+    """Replaces variables in all texts below a node, and marks what errors must not show."""
     if isinstance(node, Text):
         _substitute_text(node, env)
         return

@@ -1,4 +1,9 @@
-"""Nodes to settings: every key known, every value of the right kind, every path in its place."""
+"""Nodes to settings: every key known, every value of the right kind, every path in its place.
+
+The keys of the file are the fields of the settings classes (`SECTIONS`, `keys_of`): their types say
+what a value may be, and the ends of their names in which unit a plain number is. What the classes
+refuse is raised again with the place in the file.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +42,6 @@ from forebay.settings import (
     WalSettings,
 )
 
-# ---- The keys of the file, as the settings classes declare them, and where each section goes.
-
-
 Kind: TypeAlias = Literal["flag", "choice", "number", "text", "path", "list", "options"]
 
 SECTIONS: Final[Mapping[tuple[str, ...], type[Any]]] = {
@@ -61,84 +63,6 @@ LOOSE: Final[Mapping[tuple[str, ...], str]] = {
     ("storage", "writer_threads"): "writer_threads",
 }
 """Keys that are fields of StoreSettings themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One key: what its value may be."""
-
-    name: str
-    kind: Kind
-    optional: bool
-    whole: bool
-    choices: tuple[str, ...]
-    unit: Unit | None
-    default: object
-
-    @property
-    def allowed(self) -> str:
-        """For messages: `a whole number, or null`."""
-        return f"{self._kind()}, or null" if self.optional else self._kind()
-
-    def _kind(self) -> str:
-        if self.unit is not None:
-            example = "8MiB" if self.unit.measures == "size" else "90s"
-            return f"a {self.unit.measures} such as {example}, or a number of {self.unit.name}"
-        return {
-            "flag": "true or false",
-            "choice": f"one of {', '.join(self.choices)}",
-            "number": "a whole number" if self.whole else "a number",
-            "text": "text",
-            "path": "a path",
-            "list": "a list of texts",
-            "options": "a mapping of names to texts",
-        }[self.kind]
-
-
-def keys_of(settings: type[Any]) -> Mapping[str, Key]:
-    """The keys of a settings class by name, in its order; what is a section is left out."""
-    hints = get_type_hints(settings)
-    keys = (_key(each, hints[each.name]) for each in fields(settings))
-    return {key.name: key for key in keys if key is not None}
-
-
-def _key(declared: Field[Any], hint: Any) -> Key | None:
-    kinds = set(get_args(hint)) if get_origin(hint) not in {Literal, Sequence, Mapping} else {hint}
-    kinds = kinds or {hint}
-    optional = NoneType in kinds
-    kinds.discard(NoneType)
-    first = next(iter(kinds))
-    kind = _kind_of(kinds, first)
-    if kind is None:
-        return None
-    default = declared.default
-    if declared.default_factory is not MISSING:
-        default = declared.default_factory()
-    return Key(
-        name=declared.name,
-        kind=kind,
-        optional=optional,
-        whole=float not in kinds,
-        choices=get_args(first) if kind == "choice" else (),
-        unit=unit_of(declared.name) if kind == "number" else None,
-        default=None if default is MISSING else default,
-    )
-
-
-def _kind_of(kinds: set[Any], first: Any) -> Kind | None:
-    by_origin: dict[Any, Kind] = {Literal: "choice", Sequence: "list", Mapping: "options"}
-    if get_origin(first) in by_origin:
-        return by_origin[get_origin(first)]
-    by_type: dict[Any, Kind] = {bool: "flag", Path: "path", str: "text", int: "number"}
-    by_type[float] = "number"
-    return next((kind for each, kind in by_type.items() if each in kinds), None)
-
-
-STORE_KEYS: Final = keys_of(StoreSettings)
-
-
-# ---- load
-
 
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _ENDINGS: Final = {".yml", ".yaml"}
@@ -169,7 +93,7 @@ def parse_config(
     """The settings of a configuration's text.
 
     Relative paths in it are relative to `base`; `name` is what errors call it; `env` is
-    `os.environ` where it is None.
+    `os.environ` if it is None.
     """
     root = read_document(text, name)
     substitute(root, os.environ if env is None else env)
@@ -178,7 +102,7 @@ def parse_config(
 
 
 def settings_from(source: str | Path | StoreSettings | None) -> StoreSettings:
-    """Settings from whatever a store is opened with.
+    """Settings from what a store is opened with.
 
     A path that ends with .yml or .yaml is a configuration; a directory, or a path where nothing is
     yet, is a data directory; None is memory.
@@ -250,7 +174,7 @@ class _Builder:
     def _made(
         self, kind: type[_S], values: Mapping[str, Any], nodes: Mapping[str, Node], section: str
     ) -> _S:
-        """The settings; what they refuse is told with its place in the file."""
+        """The settings; what they refuse is raised with its place in the file."""
         try:
             return kind(**values)
         except InvalidSetting as error:
@@ -334,3 +258,80 @@ def _wrong(node: Node, key: Key) -> InvalidSetting:
     if isinstance(node, Text) and node.unit is not None and key.unit is not None:
         allowed = allowed.replace(f"number of {key.unit.name}", f"number of {node.unit.name}")
     return InvalidSetting(f"{node.where} is {node}; it must be {allowed}")
+
+
+# ---- keys ----
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: what its value may be."""
+
+    name: str
+    kind: Kind
+    optional: bool
+    whole: bool
+    choices: tuple[str, ...]
+    unit: Unit | None
+    default: object
+
+    @property
+    def allowed(self) -> str:
+        """For messages: `a whole number, or null`."""
+        return f"{self._kind()}, or null" if self.optional else self._kind()
+
+    def _kind(self) -> str:
+        if self.unit is not None:
+            example = "8MiB" if self.unit.measures == "size" else "90s"
+            return f"a {self.unit.measures} such as {example}, or a number of {self.unit.name}"
+        return {
+            "flag": "true or false",
+            "choice": f"one of {', '.join(self.choices)}",
+            "number": "a whole number" if self.whole else "a number",
+            "text": "text",
+            "path": "a path",
+            "list": "a list of texts",
+            "options": "a mapping of names to texts",
+        }[self.kind]
+
+
+def keys_of(settings: type[Any]) -> Mapping[str, Key]:
+    """The keys of a settings class by name, in its order; what is a section is left out."""
+    hints = get_type_hints(settings)
+    keys = (_key(each, hints[each.name]) for each in fields(settings))
+    return {key.name: key for key in keys if key is not None}
+
+
+def _key(declared: Field[Any], hint: Any) -> Key | None:
+    kinds = set(get_args(hint)) if get_origin(hint) not in {Literal, Sequence, Mapping} else {hint}
+    kinds = kinds or {hint}
+    optional = NoneType in kinds
+    kinds.discard(NoneType)
+    first = next(iter(kinds))
+    kind = _kind_of(kinds, first)
+    if kind is None:
+        return None
+    default = declared.default
+    if declared.default_factory is not MISSING:
+        default = declared.default_factory()
+    return Key(
+        name=declared.name,
+        kind=kind,
+        optional=optional,
+        whole=float not in kinds,
+        choices=get_args(first) if kind == "choice" else (),
+        unit=unit_of(declared.name) if kind == "number" else None,
+        default=None if default is MISSING else default,
+    )
+
+
+def _kind_of(kinds: set[Any], first: Any) -> Kind | None:
+    by_origin: dict[Any, Kind] = {Literal: "choice", Sequence: "list", Mapping: "options"}
+    if get_origin(first) in by_origin:
+        return by_origin[get_origin(first)]
+    by_type: dict[Any, Kind] = {bool: "flag", Path: "path", str: "text", int: "number"}
+    by_type[float] = "number"
+    return next((kind for each, kind in by_type.items() if each in kinds), None)
+
+
+STORE_KEYS: Final = keys_of(StoreSettings)

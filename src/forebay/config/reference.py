@@ -1,7 +1,9 @@
-"""The page docs/guide/configuration.md, made from the settings classes themselves.
+"""Settings for people to read: the page docs/guide/configuration.md, and `forebay config show`.
 
-Names, kinds and defaults come from the classes, meanings from the texts below their fields. A test
-compares the page with `render()` and loads every file that it shows.
+The page is made from the settings classes themselves: names, kinds and defaults come from the
+classes, meanings from the texts below their fields. A test compares the page with `render()` and
+loads every file that it shows. `describe` puts settings back into the shape of the file; no secret
+is in what it returns.
 """
 
 from __future__ import annotations
@@ -260,10 +262,7 @@ def _aliases() -> str:
     return "\n".join(lines)
 
 
-# ---- Settings back to the shape of the file, for people to look at: no secret is in it.
-
-
-HIDDEN: Final = "***"
+_HIDDEN: Final = "***"
 _USER: Final = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 _QUERY: Final = re.compile(r"(://[^?\s]*\?)\S+")
 
@@ -296,11 +295,11 @@ def _plain(name: str, value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(key, each) for key, each in value.items()}
     if value is not None and is_secret(name):
-        return HIDDEN
+        return _HIDDEN
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, str):
-        return _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(HIDDEN, value))
+        return _QUERY.sub(rf"\1{_HIDDEN}", _USER.sub(_HIDDEN, value))
     if isinstance(value, list | tuple):
         return [_plain(name, each) for each in value]
     return value

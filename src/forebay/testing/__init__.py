@@ -1,11 +1,11 @@
 """Doubles of what Forebay stands on, for tests of Forebay and its users.
 
 `CrashDisk` forgets what was not synced; `FaultDisk`, `FaultBackend` and `FaultKv` make any disk,
-object store or catalog fail by plan; `ManualClock` moves when told. They pass the contract suites
-that the real ones pass (`tests/contract/`): they are fakes, not mocks. None of them is meant to
-hold data that anybody wants back. `FaultProxy` and `ProxyProcess` stand before a real server and
-do to its traffic what `Faults` says; `LocalCluster` is a cluster of Spark. They are loaded when
-they are first asked for.
+object store or catalog fail by plan; `ManualClock` moves when a test moves it. They pass the
+contract suites that the real ones pass (`tests/contract/`): they are fakes, not mocks. None of
+them is meant to hold data that anybody wants back. `FaultProxy` and `ProxyProcess` stand before a
+real server and do to its traffic what `Faults` says; `LocalCluster` is a Spark cluster. These are
+imported when they are first used.
 """
 
 from typing import TYPE_CHECKING

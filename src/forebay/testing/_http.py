@@ -22,20 +22,14 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from forebay.testing._relay import Address, Connection, End, Traffic
 
-# ---- Where the messages of an HTTP/1.1 stream begin and end.
-#
-# A `Framer` is fed bytes and cuts them into pieces, none changed and none missing: a head whole,
-# a body as it comes. It knows heads, lengths and chunks; trailers and chunk extensions are
-# passed over. What the body of a message is, its owner says (`Body`), because an answer's
-# depends on the request.
-#
-# What a caller gets wrong: pieces of a body are views of what was fed. Use them before the next
-# feed.
-
-
 HEAD_BYTES_MAX: Final = 64 * 1024
 LINE_BYTES_MAX: Final = 4096
 TRAILERS_MAX: Final = 128
+DRAIN_SECONDS_MAX: Final = 5.0
+"""How long a client may go on sending after the answer that was its connection's last."""
+REQUESTS_WAITING_MAX: Final = 1024
+_CODES: Final = {503: "SlowDown", 500: "InternalError", 429: "TooManyRequests"}
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _REQUEST_LINE: Final = re.compile(rb"([!-~]+) [^ \r\n]+ HTTP/1\.([01])")
@@ -136,7 +130,7 @@ class UntilClose:
 Body: TypeAlias = Chunked | Sized | UntilClose
 
 
-class Piece(NamedTuple):
+class MessagePart(NamedTuple):
     """A part of a message as it was on the wire: the whole head if there is one, or body."""
 
     data: bytes | memoryview
@@ -145,7 +139,12 @@ class Piece(NamedTuple):
 
 
 class Framer:
-    """Cuts a stream into pieces. `parse` reads a head, `body_of` says what follows it."""
+    """Cuts a stream into parts, none changed and none missing: a head whole, a body as it comes.
+
+    `parse` reads a head, `body_of` says what follows it: an answer's body depends on its request.
+    Trailers and chunk extensions are passed over. Parts of a body are views of what was fed: use
+    them before the next feed.
+    """
 
     def __init__(self, parse: Callable[[bytes], Head], body_of: Callable[[Head], Body]) -> None:
         self._parse = parse
@@ -157,7 +156,7 @@ class Framer:
     def until_close(self) -> bool:
         return isinstance(self._body, UntilClose)
 
-    def feed(self, data: memoryview) -> Iterator[Piece]:
+    def feed(self, data: memoryview) -> Iterator[MessagePart]:
         while data:
             if self._body is None:
                 known = len(self._head)
@@ -174,18 +173,18 @@ class Framer:
                 yield self._begin(raw)
             else:
                 taken, last = self._body.take(data)
-                piece = Piece(data[:taken], None, last)
+                part = MessagePart(data[:taken], None, last)
                 data = data[taken:]
                 if last:
                     self._body = None
-                yield piece
+                yield part
 
-    def _begin(self, raw: bytes) -> Piece:
+    def _begin(self, raw: bytes) -> MessagePart:
         head = self._parse(raw)
         body = self._body_of(head)
         _, empty = body.take(memoryview(b""))
         self._body = None if empty else body
-        return Piece(raw, head, empty)
+        return MessagePart(raw, head, empty)
 
 
 def request_head(raw: bytes) -> Head:
@@ -243,18 +242,6 @@ def _lines(raw: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     return first, fields
 
 
-# ---- _http_relay
-
-
-DRAIN_SECONDS_MAX: Final = 5.0
-"""How long a client may go on sending after the answer that was its connection's last."""
-
-REQUESTS_WAITING_MAX: Final = 1024
-
-_CODES: Final = {503: "SlowDown", 500: "InternalError", 429: "TooManyRequests"}
-_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
-
-
 @dataclass(slots=True)
 class _Exchange:
     """A request whose answer has not been delivered, or dropped, whole."""
@@ -288,15 +275,15 @@ class HttpConnection(Connection):
         self._guarded(self._feed_requests, data, due)
 
     def _feed_requests(self, data: memoryview, due: float) -> None:
-        for piece in self._requests.feed(data):
-            if self.closed or self._last_sent or (self.dropping and piece.head is not None):
+        for part in self._requests.feed(data):
+            if self.closed or self._last_sent or (self.dropping and part.head is not None):
                 return
-            if piece.head is not None:
-                self._reading = self._begin(piece.head)
+            if part.head is not None:
+                self._reading = self._begin(part.head)
             assert self._reading is not None, "a body without a head"
             if self._reading.fate != "error":
-                self.up.push(piece.data, due)
-            if piece.last:
+                self.up.push(part.data, due)
+            if part.last:
                 self._reading.read = True
                 self._answer_errors()
 
@@ -339,15 +326,15 @@ class HttpConnection(Connection):
         self._guarded(self._feed_answers, data, due)
 
     def _feed_answers(self, data: memoryview, due: float) -> None:
-        for piece in self._answers.feed(data):
+        for part in self._answers.feed(data):
             if self.closed or self.dropping or self._last_sent:
                 return
-            if piece.head is not None:
-                self._interim = piece.head.status < 200
+            if part.head is not None:
+                self._interim = part.head.status < 200
             dropped = self._is_dropped() and not self._interim
             if not dropped:
-                self.down.push(piece.data, due)
-            if piece.last and not self._interim:
+                self.down.push(part.data, due)
+            if part.last and not self._interim:
                 self._answered(dropped=dropped)
 
     def _answer_body(self, head: Head) -> Body:

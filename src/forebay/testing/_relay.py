@@ -1,12 +1,14 @@
-"""One direction of a relayed connection: bytes that wait for their time, then go into a socket.
+"""What a `FaultProxy` does to a connection that passes through it, and what it counts.
 
-A `Lane` delays and never limits: whatever comes in is due after its own delay, so that any number
-of requests in flight are each late by the latency. A lane that holds `full` bytes asks its owner to
-stop reading; a lane whose socket failed drops what it is given, because the other direction may
-still carry an answer. All of it is called in the proxy's loop only.
+`Faults` are data: the proxy reads the newest ones at every event, so that a change takes effect at
+once, on open connections too; bytes that already wait in a delay keep their time. A `Connection`
+joins a client's socket to one of the upstream: bytes are read, counted, perhaps lost or cut short,
+and given to the `Lane` of their direction. It knows no protocol; `forebay.testing._http` has the
+one that does. There are no tasks: everything is a callback of a socket or a timer in the proxy's
+loop, and closing removes them all.
 
-What a caller gets wrong: `push` copies what it cannot send at once, so that the buffer it was given
-may be used again as soon as it returns.
+What a caller gets wrong: `Lane.push` copies what it cannot send at once, so that the buffer it was
+given may be used again as soon as it returns.
 """
 
 from __future__ import annotations
@@ -24,13 +26,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from forebay.errors import InvalidSetting
 from forebay.limits import GIB, KIB, MIB
-
-# ---- What a `FaultProxy` does to the traffic that passes it, and what it has counted.
-#
-# `Faults()` is a network without faults. All of it is data: the proxy reads the newest `Faults`
-# at every event, so that a swap takes effect at once, on the connections that are open too.
-# Bytes that already wait in a delay keep the time they were given.
-
 
 _RATES: Final = ("reset_rate", "http_error_rate", "timeout_after_success_rate")
 _AMOUNTS: Final = ("latency_ms", "jitter_ms", "bytes_per_second", "hang_seconds")
@@ -151,7 +146,9 @@ class Traffic:
         self.failures: Counter[str] = Counter()
 
 
-class _Parcel(NamedTuple):
+class _Waiting(NamedTuple):
+    """Bytes, or the end of the stream, and when they are due."""
+
     due: float
     data: memoryview
     end: End | None
@@ -161,6 +158,14 @@ _NOTHING: Final = memoryview(b"")
 
 
 class Lane:
+    """One direction of a connection: bytes that wait for their time, then go into a socket.
+
+    It delays and never limits: whatever comes in is due after its own delay, so that any number of
+    requests in flight are each late by the latency. A lane that is `full` asks its owner to stop
+    reading; one whose socket failed drops what it gets, because the other direction may still
+    carry an answer.
+    """
+
     def __init__(
         self,
         traffic: Traffic,
@@ -176,8 +181,8 @@ class Lane:
         self._sink = sink
         self._on_room = on_room
         self._on_end = on_end
-        self._parcels: deque[_Parcel] = deque()
-        self._waiting = 0
+        self._queue: deque[_Waiting] = deque()
+        self._bytes = 0
         self._jitter = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._blocked = True
@@ -194,7 +199,7 @@ class Lane:
         faults = self._traffic.faults
         if not faults.latency_ms and not faults.jitter_ms:
             return 0.0
-        if not self._parcels:
+        if not self._queue:
             self._jitter = self._traffic.jitters.uniform(0, faults.jitter_ms)
         return now + (faults.latency_ms + self._jitter) / 2000
 
@@ -203,7 +208,7 @@ class Lane:
         faults = self._traffic.faults
         delay = (faults.latency_ms + faults.jitter_ms) / 2000
         room = min(LANE_BYTES_MAX, LANE_BYTES_MIN + delay * DELAYED_BYTES_PER_SECOND)
-        self._was_full = self._waiting >= room
+        self._was_full = self._bytes >= room
         return self._was_full
 
     def push(self, data: bytes | memoryview, due: float) -> None:
@@ -211,29 +216,29 @@ class Lane:
         if self.ended or not data:
             return
         view = memoryview(data)
-        if not self._parcels and not self._blocked and due <= self._loop.time():
+        if not self._queue and not self._blocked and due <= self._loop.time():
             view = view[self._send(view) :]
             if not view:
                 return
-        self._put(_Parcel(due, memoryview(bytes(view)), None))
+        self._put(_Waiting(due, memoryview(bytes(view)), None))
 
     def end(self, end: End, due: float) -> None:
-        """After all that was pushed: the sink is told that no more comes, or is reset."""
-        self._put(_Parcel(due, _NOTHING, end))
+        """Ends or resets the sink, after all that was pushed."""
+        self._put(_Waiting(due, _NOTHING, end))
 
-    def _put(self, parcel: _Parcel) -> None:
+    def _put(self, waiting: _Waiting) -> None:
         if self.ended:
             return
-        self._parcels.append(parcel)
-        self._waiting += len(parcel.data)
-        if len(self._parcels) == 1:
+        self._queue.append(waiting)
+        self._bytes += len(waiting.data)
+        if len(self._queue) == 1:
             self._pump()
 
     def drop(self) -> bool:
-        """Forgets what waits; whether there was anything."""
-        lost = bool(self._parcels)
-        self._parcels.clear()
-        self._waiting = 0
+        """Forgets what waits; returns whether there was anything."""
+        lost = bool(self._queue)
+        self._queue.clear()
+        self._bytes = 0
         self._cancel_timer()
         return lost
 
@@ -250,23 +255,23 @@ class Lane:
 
     def _pump(self) -> None:
         self._cancel_timer()
-        while self._parcels and not self._blocked:
-            parcel = self._parcels[0]
-            if parcel.due > self._loop.time():
-                self._timer = self._loop.call_at(parcel.due, self._pump)
+        while self._queue and not self._blocked:
+            waiting = self._queue[0]
+            if waiting.due > self._loop.time():
+                self._timer = self._loop.call_at(waiting.due, self._pump)
                 break
-            if parcel.end is not None:
+            if waiting.end is not None:
                 self.close()
-                self._on_end(parcel.end)
+                self._on_end(waiting.end)
                 return
-            sent = self._send(parcel.data)
+            sent = self._send(waiting.data)
             if self.ended:
                 return
-            self._waiting -= sent
-            if sent == len(parcel.data):
-                self._parcels.popleft()
+            self._bytes -= sent
+            if sent == len(waiting.data):
+                self._queue.popleft()
             else:
-                self._parcels[0] = parcel._replace(data=parcel.data[sent:])
+                self._queue[0] = waiting._replace(data=waiting.data[sent:])
         if self._was_full and not self.full:
             self._on_room()
 
@@ -290,15 +295,8 @@ class Lane:
         self.open()
 
 
-# ---- A client's connection and the one to the upstream that belongs to it.
-#
-# Bytes are read, counted, perhaps lost or cut short by a fault, and given to the lane of their
-# direction. This class knows no protocol; `forebay.testing._http` has the one that does. There
-# are no tasks: everything is a callback of a socket or a timer, and `close` removes them all.
-
-
 Address: TypeAlias = tuple[socket.AddressFamily, Any]
-"""A family and what its `connect` takes, as `socket.getaddrinfo` answers them."""
+"""A family and what its `connect` takes, as `socket.getaddrinfo` returns them."""
 
 _LINGER_ZERO: Final = struct.pack("ii", 1, 0)
 
@@ -311,7 +309,7 @@ def reset_socket(sock: socket.socket) -> None:
 
 
 class _Side:
-    """One end of the connection: its socket, and what stands against reading from it."""
+    """One end of the connection: its socket, and whether it may be read now."""
 
     def __init__(
         self,
@@ -329,7 +327,7 @@ class _Side:
         self.lane: Lane  # where the bytes read here go
 
     def update(self) -> None:
-        """Reads if nothing stands against it."""
+        """Starts or stops reading, as the state of this side and of its lane allows."""
         wanted = self.ready and not self.ended and self._turn is None and not self.lane.full
         if wanted and not self._reading:
             self._loop.add_reader(self.sock, self._on_readable)
@@ -343,7 +341,7 @@ class _Side:
         self.update()
 
     def refresh(self) -> None:
-        """Looks again at what stands against reading, after a change of the faults."""
+        """Decides again whether to read, after a change of the faults."""
         if self._turn is not None:
             self._turn.cancel()
         self._take_turn()

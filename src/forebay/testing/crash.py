@@ -1,9 +1,9 @@
 """A disk in memory that forgets, at a power loss, what was never synced.
 
-Bytes and names each have a live state, which reads answer, and a durable one. `AppendFile.sync`
+Bytes and names each have a live state, which reads return, and a durable one. `AppendFile.sync`
 makes the bytes of that file durable, `sync_dir` the names of that directory; a file that was synced
 in a directory that was not is lost with its name. `crash` is the power loss, `kill` is kill -9:
-after either the old handles answer EBADF, the locks are free and the same disk is used for the
+after either the old handles raise EBADF, the locks are free and the same disk is used for the
 next boot. The working directory of relative paths is the root.
 
 What a crash may leave is decided by its `random.Random`; without one it leaves the durable state
@@ -33,17 +33,6 @@ from typing import NamedTuple, TypeAlias
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.files.disk import Buffer
 
-# ---- The bytes of one file of a `CrashDisk`: as they are read, and as the device has them.
-#
-# `content` is what reads answer. Of it the device has the first `_device_size` bytes, except for
-#
-# changes   made since the last sync: overwritten ranges and truncations, each with what it took
-# away, so that it can be undone; appended bytes need no entry, they lie past the end
-# lost      ranges whose sync failed: clean to the operating system, never on the device
-#
-# so that a sync of a file that was only appended to moves one number. An inode has no lock of
-# its own; the disk's is held around every call.
-
 
 class _Patch(NamedTuple):
     """What the device holds at a range where `content` says something else."""
@@ -72,6 +61,18 @@ class _Cut(NamedTuple):
 
 
 class Inode:
+    """The bytes of one file: as they are read, and as the device has them.
+
+    Reads return `content`. Of it the device has the first `_device_size` bytes, except for
+
+    changes   made since the last sync: overwritten ranges and truncations, each with what it took
+              away, so that it can be undone; appended bytes need no entry, they lie past the end
+    lost      ranges whose sync failed: clean to the operating system, never on the device
+
+    so that a sync of a file that was only appended to moves one number. The disk's lock is held
+    around every call.
+    """
+
     __slots__ = ("_changes", "_device_size", "_lost", "content", "locked_at_boot", "modified_ms")
 
     def __init__(self, now_ms: int) -> None:
@@ -206,9 +207,6 @@ def _boundary(rng: random.Random, start: int, end: int, *, torn: bool) -> int:
     return rng.choice((start, end, rng.randint(start, end)) if torn else (start, end))
 
 
-# ---- crash
-
-
 class _Directory:
     """Names, and the changes to them that no `sync_dir` has seen.
 
@@ -259,7 +257,8 @@ def _apply(change: dict[str, _Node | None], names: dict[str, _Node]) -> None:
             names[name] = node
 
 
-def _error(code: int, path: Path) -> OSError:
+def os_error(code: int, path: Path) -> OSError:
+    """As the operating system raises it."""
     return OSError(code, os.strerror(code), str(path))
 
 
@@ -285,7 +284,7 @@ class _Handle:
 
     def _live(self) -> Inode:
         if self._boot != self._machine.boot:
-            raise _error(EBADF, self._path)
+            raise os_error(EBADF, self._path)
         return self._inode
 
     def size(self) -> int:
@@ -318,7 +317,7 @@ class CrashAppendFile(_Handle):
         with self._machine.lock:
             inode = self._live()
             if not 0 <= position <= len(inode.content):
-                raise _error(EINVAL, self._path)
+                raise os_error(EINVAL, self._path)
             inode.write(data, position)
             inode.modified_ms = self._machine.clock.now_ms()
         return len(data)
@@ -327,7 +326,7 @@ class CrashAppendFile(_Handle):
         with self._machine.lock:
             inode = self._live()
             if size < 0:
-                raise _error(EINVAL, self._path)
+                raise os_error(EINVAL, self._path)
             inode.truncate(size)
             inode.modified_ms = self._machine.clock.now_ms()
 
@@ -338,7 +337,7 @@ class CrashAppendFile(_Handle):
     def lose_unsynced(self) -> None:
         """What Linux does when fdatasync fails: the pages are clean now, and not on the device.
 
-        Reads go on to answer the bytes and a later sync succeeds; a crash loses them all the same,
+        Reads still return the bytes and a later sync succeeds; a crash loses them all the same,
         unless they were written once more in between.
         """
         with self._machine.lock:
@@ -358,7 +357,7 @@ class CrashReadFile(_Handle):
         with self._machine.lock:
             content = self._live().content
             if position < 0:
-                raise _error(EINVAL, self._path)
+                raise os_error(EINVAL, self._path)
             taken = max(0, min(len(buffer), len(content) - position))
             with memoryview(content) as view:
                 buffer[:taken] = view[position : position + taken]
@@ -397,7 +396,7 @@ class CrashDisk:
                     directory.change({name: node}, node.modified_ms)
                     directory.sync()
                 elif isinstance(node, Inode):
-                    raise _error(EEXIST, path)
+                    raise os_error(EEXIST, path)
                 above, directory = directory, node
             above.sync()
 
@@ -424,7 +423,7 @@ class CrashDisk:
     def create(self, path: Path) -> CrashAppendFile:
         with self._machine.lock:
             if path.name in self._directory(path.parent).names:
-                raise _error(EEXIST, path)
+                raise os_error(EEXIST, path)
             return CrashAppendFile(self._machine, self._new_inode(path), path, locked=False)
 
     def open_append(self, path: Path) -> CrashAppendFile:
@@ -438,7 +437,7 @@ class CrashDisk:
     def replace(self, source: Path, target: Path) -> None:
         with self._machine.lock:
             if source.parent != target.parent:
-                raise _error(EXDEV, source)
+                raise os_error(EXDEV, source)
             moved = self._node(source)
             directory = self._directory(source.parent)
             _check_replaceable(moved, directory.names.get(target.name, moved), target)
@@ -461,7 +460,7 @@ class CrashDisk:
             missing = path.name not in self._directory(path.parent).names
             inode = self._new_inode(path) if missing else self._inode(path)
             if inode.locked_at_boot == self._machine.boot:
-                raise _error(EWOULDBLOCK, path)
+                raise os_error(EWOULDBLOCK, path)
             inode.locked_at_boot = self._machine.boot
             return CrashAppendFile(self._machine, inode, path, locked=True)
 
@@ -475,22 +474,22 @@ class CrashDisk:
         node: _Node = self._root
         for name in _names(path):
             if isinstance(node, Inode):
-                raise _error(ENOTDIR, path)
+                raise os_error(ENOTDIR, path)
             if name not in node.names:
-                raise _error(ENOENT, path)
+                raise os_error(ENOENT, path)
             node = node.names[name]
         return node
 
     def _directory(self, path: Path) -> _Directory:
         node = self._node(path)
         if isinstance(node, Inode):
-            raise _error(ENOTDIR, path)
+            raise os_error(ENOTDIR, path)
         return node
 
     def _inode(self, path: Path) -> Inode:
         node = self._node(path)
         if isinstance(node, _Directory):
-            raise _error(EISDIR, path)
+            raise os_error(EISDIR, path)
         return node
 
 
@@ -502,8 +501,8 @@ def _check_replaceable(moved: _Node, replaced: _Node, target: Path) -> None:
     """What rename(2) refuses: to put a file over a directory or the reverse, or over a full one."""
     if isinstance(replaced, Inode):
         if isinstance(moved, _Directory):
-            raise _error(ENOTDIR, target)
+            raise os_error(ENOTDIR, target)
     elif isinstance(moved, Inode):
-        raise _error(EISDIR, target)
+        raise os_error(EISDIR, target)
     elif moved is not replaced and replaced.names:
-        raise _error(ENOTEMPTY, target)
+        raise os_error(ENOTEMPTY, target)

@@ -11,7 +11,6 @@ whole machine that stops, and with `times=None` the way to crash at the n-th cal
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from forebay.files.disk import AppendFile, Buffer, Disk, ReadFile
-from forebay.testing.crash import CrashAppendFile
+from forebay.testing.crash import CrashAppendFile, os_error
 
 Operation: TypeAlias = Literal[
     "any",
@@ -97,7 +96,7 @@ class _Planned:
             return False
         return self._left != 0
 
-    def bytes_before_error(self) -> int | None:
+    def bytes_beforeos_error(self) -> int | None:
         """For a call that was struck: how much it may take, or None when it raises."""
         if self.fault.partial is not None and not self._partly_done:
             self._partly_done = True
@@ -135,14 +134,14 @@ class _Script:
     def enter(self, operation: Operation, *paths: Path) -> None:
         fault = self.strike(operation, *paths)
         if fault is not None:
-            raise _error(fault.errno, paths[0])
+            raise os_error(fault.errno, paths[0])
 
     def enter_write(self, operation: Operation, path: Path, size: int) -> int:
         """How many of `size` bytes this call may take."""
         with self._lock:
             fault, partial = self._strike(operation, (path,))
             if fault is not None:
-                raise _error(fault.errno, path)
+                raise os_error(fault.errno, path)
             allowed = size if partial is None else min(size, partial)
             if self._short_writes is not None and allowed:
                 allowed = self._short_writes.randint(1, allowed)
@@ -167,16 +166,12 @@ class _Script:
     ) -> tuple[Fault | None, int | None]:
         for planned in self._planned:
             if planned.fault.matches(operation, paths) and planned.strikes():
-                partial = planned.bytes_before_error()
+                partial = planned.bytes_beforeos_error()
                 if partial is not None:
                     return None, partial
                 self.fired += 1
                 return planned.fault, None
         return None, None
-
-
-def _error(code: int, path: Path) -> OSError:
-    return OSError(code, os.strerror(code), str(path))
 
 
 class FaultAppendFile:
@@ -207,7 +202,7 @@ class FaultAppendFile:
         """Writes `allowed` bytes, of which all but `overwritten` need space."""
         reserved = self._script.reserve(allowed - overwritten)
         if allowed and overwritten + reserved == 0:
-            raise _error(ENOSPC, self._path)
+            raise os_error(ENOSPC, self._path)
         taken = 0
         try:
             with memoryview(data) as view, view[: overwritten + reserved] as part:
@@ -232,7 +227,7 @@ class FaultAppendFile:
             return
         if fault.operation == "sync" and isinstance(self._inner, CrashAppendFile):
             self._inner.lose_unsynced()
-        raise _error(fault.errno, self._path)
+        raise os_error(fault.errno, self._path)
 
     def close(self) -> None:
         self._inner.close()

@@ -1,4 +1,4 @@
-"""A catalog that fails when told to, in front of one that works.
+"""A catalog that fails by plan, in front of one that works.
 
 `fail("commit", at=2)` makes the second commit from now raise ServiceUnavailable and not happen;
 with `applied=True` it happens first, as when the answer is lost. `before` is called with each
@@ -45,7 +45,7 @@ class FaultKv:
             self.fail(operation, times=times)
 
     def heal(self) -> None:
-        """Takes back all faults that have not happened yet."""
+        """Cancels all faults that have not happened yet."""
         with self._lock:
             self._faults.clear()
 

@@ -10,7 +10,7 @@
 `python -m forebay.testing.proxy`, so that a benchmark does not share its interpreter with it. That
 program prints its port on the first line, then answers each line of JSON on its standard input with
 one: `{"set": {...}}` takes all fields of `Faults` that differ from the default, `{"stats": true}`
-answers `ProxyStats`. It ends when its input does.
+returns `ProxyStats`. It ends when its input does.
 
 What a caller gets wrong: `http=True` is needed to count requests and to answer them with errors,
 and it resets whatever is not HTTP/1.1, gRPC too. A fault is repeatable for a seed as far as the
@@ -34,22 +34,250 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from forebay.errors import InvalidSetting
 from forebay.testing._http import HttpConnection
 from forebay.testing._relay import Address, Connection, Faults, ProxyStats, Traffic, reset_socket
 
-# ---- The proxy inside its loop: accepts connections, hands them out to relays, and ends them all.
+__all__ = ["FaultProxy", "Faults", "ProxyProcess", "ProxyStats"]
+
+_ANSWER_SECONDS_MAX: Final = 10.0
+"""How long a change, a question, a start or an end may take before it is an error."""
+_BACKLOG: Final = 1024
+_CONNECTIONS_MAX: Final = 1024
+_ACCEPT_RETRY_SECONDS: Final = 0.1
+_MODULE: Final = "forebay.testing.proxy"
+
+_T = TypeVar("_T")
 
 
-CONNECTIONS_MAX: Final = 1024
-ACCEPT_RETRY_SECONDS: Final = 0.1
+class _Proxy(abc.ABC):
+    """What both kinds of proxy can do."""
+
+    host: str
+    port: int
+    _faults: Faults
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    @abc.abstractmethod
+    def set(self, faults: Faults) -> None:
+        """Replaces all faults. They are in effect when it returns."""
+
+    @abc.abstractmethod
+    def stats(self) -> ProxyStats: ...
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends all connections and the proxy, within a bounded time. May be called again."""
+
+    @contextlib.contextmanager
+    def faults(self, faults: Faults) -> Iterator[None]:
+        """These faults for a while, then those from before."""
+        before = self._faults
+        self.set(faults)
+        try:
+            yield
+        finally:
+            self.set(before)
+
+    def requests_by_method(self) -> dict[str, int]:
+        return self.stats().requests
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
 
-class Listener:
-    """Called in the loop's thread only, but for its constructor."""
+class FaultProxy(_Proxy):
+    """A proxy in a thread of its own. It listens when the constructor returns.
+
+    `upstream` and `listen` are "host:port"; port 0 takes a free one. Raises `InvalidSetting` for
+    an address that is none and for faults that the proxy cannot make.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        *,
+        http: bool = False,
+        faults: Faults | None = None,
+        seed: int = 0,
+        listen: str = "127.0.0.1:0",
+    ) -> None:
+        self._http = http
+        self._faults = self._checked(faults or Faults())
+        family, address = _resolved(listen)
+        target = _resolved(upstream)
+        listening = socket.create_server(address, family=family, backlog=_BACKLOG)
+        listening.settimeout(0)
+        self.host, self.port = listening.getsockname()[:2]
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(self._failed)
+        self._failure: BaseException | None = None
+        traffic = Traffic(self._loop, self._faults, seed)
+        self._listener = _Listener(traffic, listening, target, http=http)
+        self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
+        self._thread.start()
+
+    def set(self, faults: Faults) -> None:
+        self._checked(faults)
+        self._call(lambda: self._listener.change(faults))
+        self._faults = faults
+
+    def stats(self) -> ProxyStats:
+        if not self._thread.is_alive():
+            return self._listener.stats()
+        return self._call(self._listener.stats)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it ended in between
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_ANSWER_SECONDS_MAX)
+            if self._thread.is_alive():
+                raise TimeoutError("the proxy's thread does not end")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise RuntimeError("the proxy failed by an error of its own") from failure
+
+    def _checked(self, faults: Faults) -> Faults:
+        if faults.http_error_rate and not self._http:
+            raise InvalidSetting("http_error_rate needs a proxy with http=True")
+        return faults
+
+    def _run(self) -> None:
+        try:
+            self._loop.call_soon(self._listener.start)
+            self._loop.run_forever()
+        finally:
+            self._listener.close()
+            self._loop.close()
+
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._failure = context.get("exception") or RuntimeError(context["message"])
+
+    def _call(self, function: Callable[[], _T]) -> _T:
+        """Calls it in the loop's thread."""
+        done: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+                raise
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result(_ANSWER_SECONDS_MAX)
+
+
+class ProxyProcess(_Proxy):
+    """A proxy in a process of its own, with the arguments of `FaultProxy`."""
+
+    def __init__(
+        self,
+        upstream: str,
+        *,
+        http: bool = False,
+        faults: Faults | None = None,
+        seed: int = 0,
+        listen: str = "127.0.0.1:0",
+    ) -> None:
+        self._faults = Faults()
+        self.host = listen.rpartition(":")[0]
+        command = [sys.executable, "-m", _MODULE]
+        command += ["--listen", listen, "--upstream", upstream, "--seed", str(seed)]
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter and this module
+            [*command, *(["--http"] if http else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._lock = threading.Lock()
+        self._unread = bytearray()
+        self._last_stats = ProxyStats()
+        try:
+            self.port = int(self._line())
+            if faults is not None:
+                self.set(faults)
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def set(self, faults: Faults) -> None:
+        self._ask({"set": dataclasses.asdict(faults)})
+        self._faults = faults
+
+    def stats(self) -> ProxyStats:
+        if self._process.returncode is None:
+            self._last_stats = ProxyStats(**self._ask({"stats": True})["stats"])
+        return self._last_stats
+
+    def close(self) -> None:
+        """Ends the process; `stats` then returns what was counted last."""
+        if self._process.returncode is None:
+            try:
+                self.stats()
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_ANSWER_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _ask(self, question: dict[str, object]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._line())
+        if "error" in answer:
+            raise InvalidSetting(answer["error"])
+        return answer
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        deadline = time.monotonic() + _ANSWER_SECONDS_MAX
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError("the proxy's process does not answer")
+            part = os.read(pipe, 65536)
+            if not part:
+                raise ConnectionError("the proxy's process ended")
+            self._unread += part
+        line, _, rest = bytes(self._unread).partition(b"\n")
+        self._unread[:] = rest
+        return line
+
+
+class _Listener:
+    """Accepts connections, gives each to a relay, and ends them all.
+
+    Called in the loop's thread only, except for its constructor.
+    """
 
     def __init__(
         self, traffic: Traffic, listening: socket.socket, upstream: Address, *, http: bool
@@ -103,13 +331,13 @@ class Listener:
             # No more descriptors: the connection waits in the backlog, and others may end.
             self._traffic.failures["over_limit"] += 1
             self._loop.remove_reader(self._listening)
-            self._retry = self._loop.call_later(ACCEPT_RETRY_SECONDS, self.start)
+            self._retry = self._loop.call_later(_ACCEPT_RETRY_SECONDS, self.start)
             return
         self._traffic.connections += 1
         if self._traffic.faults.refuse:
             self._traffic.injected["refused"] += 1
             reset_socket(client)
-        elif len(self._open) >= CONNECTIONS_MAX:
+        elif len(self._open) >= _CONNECTIONS_MAX:
             self._traffic.failures["over_limit"] += 1
             reset_socket(client)
         else:
@@ -126,249 +354,8 @@ class Listener:
         connection.start()
 
 
-# ---- proxy
-
-
-__all__ = ["FaultProxy", "Faults", "ProxyProcess", "ProxyStats"]
-
-ANSWER_SECONDS_MAX: Final = 10.0
-"""How long a change, a question, a start or an end may take before it is an error."""
-
-BACKLOG: Final = 1024
-
-_MODULE: Final = "forebay.testing.proxy"
-
-_T = TypeVar("_T")
-
-
-class _Proxy(abc.ABC):
-    """What both kinds of proxy can do."""
-
-    host: str
-    port: int
-    _faults: Faults
-
-    @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.address}"
-
-    @abc.abstractmethod
-    def set(self, faults: Faults) -> None:
-        """Replaces all faults. When it returns, the new ones rule."""
-
-    @abc.abstractmethod
-    def stats(self) -> ProxyStats: ...
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Ends all connections and the proxy, within a bounded time. May be called again."""
-
-    @contextlib.contextmanager
-    def faults(self, faults: Faults) -> Iterator[None]:
-        """These faults for a while, then those from before."""
-        before = self._faults
-        self.set(faults)
-        try:
-            yield
-        finally:
-            self.set(before)
-
-    def requests_by_method(self) -> dict[str, int]:
-        return self.stats().requests
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class FaultProxy(_Proxy):
-    """A proxy in a thread of its own. It listens when the constructor returns.
-
-    `upstream` and `listen` are "host:port"; port 0 takes a free one. Raises `InvalidSetting` for
-    an address that is none and for faults that the proxy cannot make.
-    """
-
-    def __init__(
-        self,
-        upstream: str,
-        *,
-        http: bool = False,
-        faults: Faults | None = None,
-        seed: int = 0,
-        listen: str = "127.0.0.1:0",
-    ) -> None:
-        self._http = http
-        self._faults = self._checked(faults or Faults())
-        family, address = _resolved(listen)
-        target = _resolved(upstream)
-        listening = socket.create_server(address, family=family, backlog=BACKLOG)
-        listening.settimeout(0)
-        self.host, self.port = listening.getsockname()[:2]
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(self._failed)
-        self._failure: BaseException | None = None
-        traffic = Traffic(self._loop, self._faults, seed)
-        self._listener = Listener(traffic, listening, target, http=http)
-        self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
-        self._thread.start()
-
-    def set(self, faults: Faults) -> None:
-        self._checked(faults)
-        self._call(lambda: self._listener.change(faults))
-        self._faults = faults
-
-    def stats(self) -> ProxyStats:
-        if not self._thread.is_alive():
-            return self._listener.stats()
-        return self._call(self._listener.stats)
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it ended in between
-                self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(ANSWER_SECONDS_MAX)
-            if self._thread.is_alive():
-                raise TimeoutError("the proxy's thread does not end")
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise RuntimeError("the proxy failed by an error of its own") from failure
-
-    def _checked(self, faults: Faults) -> Faults:
-        if faults.http_error_rate and not self._http:
-            raise InvalidSetting("http_error_rate needs a proxy with http=True")
-        return faults
-
-    def _run(self) -> None:
-        try:
-            self._loop.call_soon(self._listener.start)
-            self._loop.run_forever()
-        finally:
-            self._listener.close()
-            self._loop.close()
-
-    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self._failure = context.get("exception") or RuntimeError(context["message"])
-
-    def _call(self, function: Callable[[], _T]) -> _T:
-        """Calls it in the loop's thread."""
-        done: concurrent.futures.Future[_T] = concurrent.futures.Future()
-
-        def run() -> None:
-            try:
-                done.set_result(function())
-            except BaseException as error:
-                done.set_exception(error)
-                raise
-
-        self._loop.call_soon_threadsafe(run)
-        return done.result(ANSWER_SECONDS_MAX)
-
-
-class ProxyProcess(_Proxy):
-    """A proxy in a process of its own, with the arguments of `FaultProxy`."""
-
-    def __init__(
-        self,
-        upstream: str,
-        *,
-        http: bool = False,
-        faults: Faults | None = None,
-        seed: int = 0,
-        listen: str = "127.0.0.1:0",
-    ) -> None:
-        self._faults = Faults()
-        self.host = listen.rpartition(":")[0]
-        command = [sys.executable, "-m", _MODULE]
-        command += ["--listen", listen, "--upstream", upstream, "--seed", str(seed)]
-        self._process = subprocess.Popen(  # noqa: S603 - this interpreter and this module
-            [*command, *(["--http"] if http else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self._lock = threading.Lock()
-        self._unread = bytearray()
-        self._last_stats = ProxyStats()
-        try:
-            self.port = int(self._line())
-            if faults is not None:
-                self.set(faults)
-        except BaseException:
-            self._end()
-            raise
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def set(self, faults: Faults) -> None:
-        self._ask({"set": dataclasses.asdict(faults)})
-        self._faults = faults
-
-    def stats(self) -> ProxyStats:
-        if self._process.returncode is None:
-            self._last_stats = ProxyStats(**self._ask({"stats": True})["stats"])
-        return self._last_stats
-
-    def close(self) -> None:
-        """Ends the process; `stats` then answers what was counted last."""
-        if self._process.returncode is None:
-            try:
-                self.stats()
-            finally:
-                self._end()
-
-    def _end(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(ANSWER_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-
-    def _ask(self, question: dict[str, object]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        with self._lock:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-            answer: dict[str, Any] = json.loads(self._line())
-        if "error" in answer:
-            raise InvalidSetting(answer["error"])
-        return answer
-
-    def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
-        deadline = time.monotonic() + ANSWER_SECONDS_MAX
-        while b"\n" not in self._unread:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise TimeoutError("the proxy's process does not answer")
-            part = os.read(pipe, 65536)
-            if not part:
-                raise ConnectionError("the proxy's process ended")
-            self._unread += part
-        line, _, rest = bytes(self._unread).partition(b"\n")
-        self._unread[:] = rest
-        return line
-
-
 def _resolved(address: str) -> Address:
-    """The address to bind or connect to; IPv4 where a name has both."""
+    """The address to bind or connect to; IPv4 if a name has both."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         raise InvalidSetting(f"{address!r} is no host:port")

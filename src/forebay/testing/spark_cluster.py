@@ -29,7 +29,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from forebay.pipeline.session import find_java
@@ -70,7 +69,7 @@ class ExecutorProcess:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One process that lives, as /proc tells of it."""
+    """One process that lives, as /proc has it."""
 
     pid: int
     session: int
@@ -101,8 +100,6 @@ class LocalCluster:
         self._ports: dict[int, int] = {}
         self._next = 0
 
-    # -- what a driver needs --------------------------------------------------------------------
-
     def settings(self, options: Mapping[str, str] | None = None) -> SparkSettings:
         """For `spark_session`; `options` are Spark's own, and count before those from here."""
         return SparkSettings(self.master_url, {**_OPTIONS, **(options or {})})
@@ -110,8 +107,6 @@ class LocalCluster:
     def environment(self) -> dict[str, str]:
         """That of a driver in another process."""
         return {**os.environ, **spark_environment()}
-
-    # -- its life -------------------------------------------------------------------------------
 
     def start(self) -> None:
         for attempt in range(STARTS_MAX):
@@ -132,7 +127,7 @@ class LocalCluster:
         self._master = self._run(
             "master", "master.Master", "--port", str(port), "--webui-port", str(ui)
         )
-        # A worker that registers before the master leads is not heard, and not told.
+        # A worker that registers before the master is alive is ignored, and does not learn it.
         self._wait(lambda: self._page()["status"] == "ALIVE", START_SECONDS_MAX, "the master")
         for _ in range(self._count):
             self._launch()
@@ -184,8 +179,6 @@ class LocalCluster:
         """Until so many are there."""
         self._wait(lambda: len(self.executors()) >= count, seconds, f"{count} executors")
 
-    # -- processes ------------------------------------------------------------------------------
-
     def _launch(self) -> int:
         assert self._folder is not None, "the cluster is not running"
         number = self._next
@@ -224,7 +217,7 @@ class LocalCluster:
             )
 
     def _wait_for_workers(self) -> None:
-        """Until the master hears of all that were started and not killed."""
+        """Until the master has all that were started and not killed."""
         wanted = {self._ports[number] for number in self._workers}
         self._wait(lambda: wanted <= self._alive(), START_SECONDS_MAX, "workers")
 
@@ -248,12 +241,12 @@ class LocalCluster:
         return f"{name}: {output[-_OUTPUT_CHARS_SHOWN:]}\n"
 
     def _alive(self) -> set[int]:
-        """The ports of the workers that the master hears of."""
+        """The ports of the workers that the master has."""
         workers = self._page()["workers"]
         return {worker["port"] for worker in workers if worker["state"] == "ALIVE"}
 
     def _page(self) -> dict[str, Any]:
-        """What the master tells of itself; that it is not there, if somebody else answers."""
+        """The master's own page, or `_NO_MASTER` if another server is at its port."""
         try:
             with urllib.request.urlopen(self._ui, timeout=5) as answer:  # noqa: S310 - the loopback
                 found: dict[str, Any] = json.load(answer)
@@ -265,12 +258,7 @@ class LocalCluster:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
 
