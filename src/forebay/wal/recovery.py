@@ -1,9 +1,16 @@
 """What a log is after a crash or a clean stop, read from its files.
 
-The newest segment is scanned whole and repaired (`repair`); the others are complete because each
-was synced before the next one was begun, and are checked where they meet. Checkpoint and
-published position are memories: where they are behind the frames, the frames win; where they are
-ahead, acknowledged data is missing, which raises and changes nothing.
+The newest segment is scanned whole; the others are complete because each was synced before the
+next one was begun, and are checked where they meet. Where checkpoint and published position are
+behind the frames, the frames win; where they are ahead, acknowledged data is missing, which raises
+and changes nothing.
+
+Torn is not corrupt (rule R2). A damaged end of the newest segment is a torn tail only if nothing
+says that it was ever synced: it starts at or after the last known synced position, and no valid
+frame comes after it. Then it is copied aside and cut. Anything else raises CorruptFrame, and the
+file stays as it is. What remains is made durable before it counts: bytes after the synced position
+are written again, because after a failed sync the kernel may take unwritten pages for clean; and
+if the last owner left a mark of such a failure, all of it goes to a new file (rule R3).
 """
 
 from __future__ import annotations
@@ -36,18 +43,6 @@ from forebay.wal.segment import (
     require_complete,
     scan_segment,
 )
-
-# ---- The newest segment after a crash: what of it is valid, and how it becomes durable again.
-#
-# Torn is not corrupt (rule R2). A damaged end is a torn tail only if nothing says that it was
-# ever synced: it starts at or after the last known synced position, and no valid frame comes
-# after it. Then it is copied aside and cut. Anything else raises CorruptFrame, and the file
-# stays as it is.
-#
-# What remains is made durable before it counts. Bytes after the synced position are written
-# again, because after a failed sync the kernel may take unwritten pages for clean; and if the
-# last owner noted such a failure, all of it goes to a new file (rule R3).
-
 
 _log: Final = logging.getLogger("forebay.wal")
 _HASHED_BYTES_MIN: Final = 64 * MIB
@@ -275,9 +270,6 @@ def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
         target.sync()
 
 
-# ---- recovery
-
-
 @dataclass(frozen=True, slots=True)
 class Recovered:
     segments: SegmentSet
@@ -287,7 +279,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One recovery: the directory, and what the owner left said about it."""
+    """One recovery: the directory, and what its last owner left there about it."""
 
     disk: Disk
     directory: Path
@@ -392,7 +384,7 @@ class Recovery:
             )
 
     def _require_all_known(self, start_offset: int, next_offset: int) -> None:
-        """Raises when somebody was told of more than the files hold."""
+        """Raises when more was acknowledged than the files hold."""
         known = self._known_offset()
         if known > next_offset:
             raise MissingData(
