@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -215,11 +216,8 @@ class Journal:
         try:
             if self._disk.exists(path):
                 self._disk.unlink(path)
-            file = self._disk.create(path)
-            try:
+            with closing(self._disk.create(path)) as file:
                 append_all(file, encode_index(segment.index, segment.size))
-            finally:
-                file.close()
         except OSError as error:
             text = "no index was written; readers will scan the segment instead"
             event(_log, logging.WARNING, text, file=path, error=error)

@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Protocol, TypeAlias
 
 from forebay.errors import CorruptFrame, ForebayError, UsageError
 from forebay.files.disk import Buffer, Disk
-from forebay.format.frame import End, Scan, scan
+from forebay.format.frame import Scan, scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import READ_CHUNK_BYTES
 from forebay.wal import metrics
@@ -48,7 +49,8 @@ Plan: TypeAlias = list[FrameBatch] | Segment | Past | None
 class ReadableLog(Protocol):
     """What a reader asks of its log."""
 
-    def plan(self, reader: LogReader) -> Plan: ...
+    def plan(self, reader: LogReader) -> Plan:
+        """Where the reader's next offset is now."""
 
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:
         """What to raise when the planned segment is no longer there; None: plan again."""
@@ -253,9 +255,18 @@ class LogReader:
             return None
 
     def accept(self, chunk: Chunk) -> Scan:
-        """Makes fetched frames the current ones."""
+        """Makes fetched frames the current ones, from the next offset on and up to the end."""
         self._next = chunk.next
-        frames = _until(_since(chunk.frames, self._fetched), self._end)
+        frames, first = chunk.frames, chunk.frames.offsets[0]
+        start = self._fetched - first
+        stop = len(frames) if self._end is None else min(len(frames), self._end - first)
+        if start or stop < len(frames):
+            frames = replace(
+                frames,
+                offsets=frames.offsets[start:stop],
+                positions=frames.positions[start:stop],
+                lengths=frames.lengths[start:stop],
+            )
         self._fetched += len(frames)
         metrics.fetched(frames)
         return frames
@@ -270,13 +281,7 @@ class LogReader:
                 break
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         found = scan(data, expected=batches[0].first_offset, consecutive=True)
-        if found.end is not End.COMPLETE:
-            raise CorruptFrame(
-                found.end.describe(),
-                file="memory",
-                position=found.safe_length,
-                offset=found.offset,
-            )
+        require_complete(found, "memory", 0)
         return found
 
     def _from_segment(self, segment: Segment, chunks: ChunkReader) -> Chunk:
@@ -285,8 +290,7 @@ class LogReader:
             offset, position = known.offset, known.position
         else:
             offset, position = self._indexes.seek(segment, self._fetched)
-        file = self._disk.open_read(segment.path)
-        try:
+        with closing(self._disk.open_read(segment.path)) as file:
             while True:
                 found = chunks.read(file, position, segment.size, offset)
                 if not len(found):
@@ -301,33 +305,11 @@ class LogReader:
                 offset += len(found)
                 if offset > self._fetched:
                     return Chunk(found, SegmentPosition(segment.seq, offset, position))
-        finally:
-            file.close()
 
     def abandon_buffer(self) -> None:
         """For a fetch that goes on in another thread after its task was cancelled."""
         self._chunks = None
         self.leave_past()
-
-
-def _since(frames: Scan, offset: int) -> Scan:
-    skip = offset - frames.offsets[0]
-    return _slice(frames, skip, len(frames)) if skip else frames
-
-
-def _until(frames: Scan, end: int | None) -> Scan:
-    if end is None or frames.offsets[-1] < end:
-        return frames
-    return _slice(frames, 0, end - frames.offsets[0])
-
-
-def _slice(frames: Scan, start: int, stop: int) -> Scan:
-    return replace(
-        frames,
-        offsets=frames.offsets[start:stop],
-        positions=frames.positions[start:stop],
-        lengths=frames.lengths[start:stop],
-    )
 
 
 class AsyncLogReader:

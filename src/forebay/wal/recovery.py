@@ -26,7 +26,7 @@ from typing import Final
 
 from forebay.clock import Clock
 from forebay.errors import CorruptFrame, MissingData
-from forebay.files.disk import AppendFile, Disk, ReadFile, append_all, write_all_at
+from forebay.files.disk import Disk, ReadFile, append_all, write_all_at
 from forebay.format.checkpoint import Published, SegmentEntry, WalCheckpoint
 from forebay.format.frame import HEADER_BYTES, End, Scan, frame_bytes, frame_candidates, scan
 from forebay.format.index import SegmentIndex
@@ -72,43 +72,33 @@ def survey_newest(
     Everything before position `synced` was durable once, and so was everything before offset
     `known`.
     """
-    file = disk.open_read(path)
-    try:
+    index = SegmentIndex()
+    valid = count = 0
+    last: Scan | None = None
+    with closing(disk.open_read(path)) as file:
         size = file.size()
-        newest, last = _survey(file, size, expected)
+        for position, found in scan_segment(file, ChunkReader(), size, expected, index):
+            valid = position + found.safe_length
+            count += len(found)
+            last = found
+        first = index.offsets[0] if len(index) else None
+        newest = Newest(first, count, valid, size - valid, index)
         if last is not None and last.end is not End.COMPLETE:
             _require_torn(file, path, newest, last, size=size, synced=synced, known=known)
-        return newest
-    finally:
-        file.close()
+    return newest
 
 
 def repair_newest(
     disk: Disk, path: Path, newest: Newest, *, synced: int, sync_failed: bool
 ) -> None:
     """Cuts what is torn, and makes the rest durable before it counts."""
-    file = disk.open_read(path)
-    try:
+    with closing(disk.open_read(path)) as file:
         if newest.torn_bytes:
             _keep_aside(disk, file, path, newest.size, newest.size + newest.torn_bytes)
         if sync_failed:
             _rewrite(disk, file, path, newest.size)
-    finally:
-        file.close()
     if not sync_failed and (newest.torn_bytes or newest.size != synced):
         _resync(disk, path, newest.size, min(synced, newest.size))
-
-
-def _survey(file: ReadFile, size: int, expected: int | None) -> tuple[Newest, Scan | None]:
-    index = SegmentIndex()
-    valid = count = 0
-    last: Scan | None = None
-    for position, found in scan_segment(file, ChunkReader(), size, expected, index):
-        valid = position + found.safe_length
-        count += len(found)
-        last = found
-    first = index.offsets[0] if len(index) else None
-    return Newest(first, count, valid, size - valid, index), last
 
 
 def _require_torn(
@@ -201,22 +191,15 @@ def _some(taken: int) -> int:
     return taken
 
 
-def _copy(source: ReadFile, start: int, end: int, target: AppendFile) -> None:
-    buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, max(end - start, 1))))
-    while start < end:
-        taken = _some(source.read_into(buffer[: end - start], start))
-        append_all(target, buffer[:taken])
-        start += taken
-
-
 def _copy_to_new(disk: Disk, source: ReadFile, start: int, end: int, path: Path) -> None:
     """A new file with those bytes, synced; the caller syncs the directory."""
-    target = disk.create(path)
-    try:
-        _copy(source, start, end, target)
+    buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, max(end - start, 1))))
+    with closing(disk.create(path)) as target:
+        while start < end:
+            taken = _some(source.read_into(buffer[: end - start], start))
+            append_all(target, buffer[:taken])
+            start += taken
         target.sync()
-    finally:
-        target.close()
 
 
 def _keep_aside(disk: Disk, file: ReadFile, path: Path, start: int, end: int) -> None:
@@ -228,7 +211,7 @@ def _keep_aside(disk: Disk, file: ReadFile, path: Path, start: int, end: int) ->
     try:
         _copy_to_new(disk, file, start, end, kept)
     except OSError:
-        # On a full disk every attempt to open the log would leave one more piece.
+        # On a full disk every attempt to open the log would leave one more file.
         if disk.exists(kept):
             disk.unlink(kept)
         raise
@@ -412,16 +395,13 @@ class Recovery:
         index_path = segment.path.with_name(self.names.index(segment.seq))
         index = load_index(self.disk, segment.path, index_path, segment.first_offset)
         expected, position = index.offsets[-1], index.positions[-1]
-        file = self.disk.open_read(segment.path)
         chunks = ChunkReader()
-        try:
+        with closing(self.disk.open_read(segment.path)) as file:
             while position < segment.size:
                 found = chunks.read(file, position, segment.size, expected)
                 require_complete(found, segment.path, position)
                 position += found.safe_length
                 expected += len(found)
-        finally:
-            file.close()
         return expected
 
     def _active(
@@ -458,11 +438,8 @@ class Recovery:
 
 def first_offset_of(disk: Disk, path: Path) -> int | None:
     """The offset of a segment's first frame; None if it has no whole one."""
-    file = disk.open_read(path)
-    try:
+    with closing(disk.open_read(path)) as file:
         found = ChunkReader(HEADER_BYTES).read(file, 0, file.size(), None)
-    finally:
-        file.close()
     found.raise_if_corrupt(str(path))
     return found.offsets[0] if len(found) else None
 

@@ -16,6 +16,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,16 +163,13 @@ def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> S
 def build_index(disk: Disk, path: Path, first_offset: int) -> SegmentIndex:
     """Scans a sealed segment from front to back; raises CorruptFrame for anything amiss."""
     index = SegmentIndex()
-    file = disk.open_read(path)
-    try:
+    with closing(disk.open_read(path)) as file:
         for position, found in scan_segment(file, ChunkReader(), file.size(), first_offset, index):
             require_complete(found, path, position)
-    finally:
-        file.close()
     return index
 
 
-def require_complete(found: Scan, path: Path, base: int) -> None:
+def require_complete(found: Scan, path: Path | str, base: int) -> None:
     """CorruptFrame unless the scan ended at a frame boundary: for files that must be whole."""
     if found.end is not End.COMPLETE:
         raise CorruptFrame(
