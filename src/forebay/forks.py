@@ -1,7 +1,11 @@
-"""Has connections let go of before a fork, and taken up again on both sides of it.
+"""What a fork does to things that do not survive one.
 
-Neither SQLite nor gRPC survives one: their locks and threads are the parent's, and the child's
-copy of the memory says otherwise.
+Connections are closed before a fork and made anew on both sides of it (`registering`): neither
+SQLite nor gRPC survives one, as their locks and threads are the parent's and the child's copy of
+the memory says otherwise.
+
+Open logs and uploads stay the parent's (`disown_after_fork`): the child has neither the parent's
+threads nor a right to its files. Were it to write what the parent had queued, both would write it.
 """
 
 from __future__ import annotations
@@ -24,22 +28,33 @@ class Forkable(Protocol):
         """Locks are as they were in the parent, whose other threads are not here."""
 
 
+class Disownable(Protocol):
+    def disown(self) -> None:
+        """Called once, in the child, before it runs anything else."""
+
+
 _lock: Final = threading.Lock()
-_known: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
+_registered: Final[weakref.WeakSet[Forkable]] = weakref.WeakSet()
 _forking: Final[list[Forkable]] = []
+_owned: Final[weakref.WeakSet[Disownable]] = weakref.WeakSet()
 
 
 @contextmanager
 def registering(each: Forkable) -> Iterator[None]:
-    """No fork happens inside; after it, `each` hears of every fork as long as it exists."""
+    """No fork happens inside; after it, the methods of `each` are called at every fork."""
     with _lock:
         yield
-        _known.add(each)
+        _registered.add(each)
+
+
+def disown_after_fork(owned: Disownable) -> None:
+    """Has `owned.disown` called in every child that is forked while it exists."""
+    _owned.add(owned)
 
 
 def _before() -> None:
     _lock.acquire()
-    for each in list(_known):
+    for each in list(_registered):
         each.before_fork()
         _forking.append(each)
 
@@ -54,35 +69,10 @@ def _after_in_child() -> None:
     while _forking:
         _forking.pop().after_fork_in_child()
     _lock.release()
+    for owned in list(_owned):
+        owned.disown()
 
 
 os.register_at_fork(
     before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
 )
-
-
-# ---- What becomes of open logs in a forked child: they belong to the parent.
-#
-# The child has neither the parent's writer threads nor a right to its files. Were it to write
-# what the parent had queued, both would write it.
-
-
-class Disownable(Protocol):
-    def disown(self) -> None:
-        """Called once, in the child, before it runs anything else."""
-
-
-_open: weakref.WeakSet[Disownable] = weakref.WeakSet()
-
-
-def disown_after_fork(owned: Disownable) -> None:
-    """Has `owned.disown` called in every child that is forked while it exists."""
-    _open.add(owned)
-
-
-def _in_child() -> None:
-    for owned in list(_open):
-        owned.disown()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -31,11 +31,11 @@ TOPIC_NAME_BYTES_MAX: Final = 255
 FILE_NAME_BYTES_MAX: Final = 128
 """Of `file_name`. A number and an ending are added to it, and file systems stop at 255 bytes."""
 
-RUN_BYTES_MAX: Final = 256 * KIB
-"""The largest piece in which frames are cached: what one eviction frees."""
+FRAME_BATCH_BYTES_MAX: Final = 256 * KIB
+"""The largest batch in which frames are cached: what one eviction frees."""
 
-QUEUE_RUNS_MAX: Final = 256
-"""So many pieces in the queue are committed, however small: each new one costs a look at all."""
+QUEUE_BATCHES_MAX: Final = 256
+"""So many batches in the queue are committed, however small: each new one costs a look at all."""
 
 ENCODE_BYTES_MAX: Final = 1 * MIB
 """The largest piece that one call of the batch encoder makes; frames are never split."""
@@ -109,7 +109,7 @@ PART_BYTES_MIN: Final = 5 * MIB
 """S3 takes no smaller part of a multipart upload, but for the last."""
 
 assert FRAME_PAYLOAD_BYTES_MIN < MESSAGE_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX < 2**32
-assert RUN_BYTES_MAX <= ENCODE_BYTES_MAX <= READ_CHUNK_BYTES
+assert FRAME_BATCH_BYTES_MAX <= ENCODE_BYTES_MAX <= READ_CHUNK_BYTES
 assert SEGMENT_INDEX_BYTES <= ENCODE_BYTES_MAX
 assert 48 * OBJECT_INDEX_ENTRIES_MAX + 4 * KIB <= DESCRIPTOR_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX
 

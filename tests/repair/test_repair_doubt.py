@@ -36,7 +36,7 @@ from forebay.settings import (
 from forebay.testing import CrashDisk, Fault, FaultDisk, ManualClock
 from forebay.topic.store import Store
 from forebay.topic.tiers import Tiers
-from forebay.wal.publisher import Publisher
+from forebay.wal.checkpoints import Publisher
 
 COUNT = 100
 LOG = Path("wal/default/orders")

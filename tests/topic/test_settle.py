@@ -15,7 +15,7 @@ from forebay.catalog.records import TopicRecord, decode_record, encode_record
 from forebay.errors import DescriptorError, MissingData
 from forebay.limits import LOST_RANGES_MAX
 from forebay.topic.opening import settle
-from forebay.wal.claim import LocalLog
+from forebay.wal.identity import LocalLog
 
 RECORD: Final = TopicRecord(3, "mine", start_offset=10, tail=60, verified=40, reserved=1000)
 

@@ -33,7 +33,7 @@ from forebay.topic.opening import TopicClaim
 from forebay.topic.storage import StartPosition
 from forebay.topic.store import Store
 from forebay.upload.restore import restore_topic
-from forebay.wal.claim import LocalLog
+from forebay.wal.identity import LocalLog
 from tiered_stores import TOPIC, Site, fill, offsets, payloads, require_chain
 
 
@@ -302,7 +302,7 @@ def test_a_topic_has_one_owner(site: Site, tmp_path: Path) -> None:
         other = Session(site.catalog, MetadataSettings(), site.clock)
         claim = TopicClaim(other, site.objects, TOPIC, LocalDisk(), tmp_path, wait_seconds=0)
         with pytest.raises(TopicOwned, match="whose lease is alive"):
-            claim.settle(LocalLog("0" * 32, 0, 0))
+            claim.acquire(LocalLog("0" * 32, 0, 0))
         other.close()
         topic.append(b"still ours", durability="synced")
 

@@ -22,7 +22,7 @@ from forebay.format.frame import encode_frame
 from forebay.format.names import object_key, pending_object, sidecar
 from forebay.topic.opening import settle
 from forebay.upload.inventory import CHUNK_BYTES
-from forebay.wal.claim import LocalLog
+from forebay.wal.identity import LocalLog
 from reservoirs import BLOCK, TOPIC, Reservoir, frames, lay, plain, record_of, restored
 
 

@@ -241,7 +241,7 @@ def test_the_collector_may_meet_an_abandoned_stream_while_the_log_is_locked() ->
 
     def collect() -> None:
         # Inside the lock is where the collector runs when an append allocates at the wrong moment.
-        with wal._lock:
+        with wal._committer.lock:
             gc.collect()
 
     gc.collect()

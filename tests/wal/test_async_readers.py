@@ -15,7 +15,7 @@ import forebay
 from disks import PATIENCE_SECONDS, Place, WatchedDisk, texts
 from forebay.settings import StoreSettings
 from forebay.testing import CrashDisk
-from forebay.wal.commit import Visibility
+from forebay.wal.watermarks import Visibility
 from log_steps import fill
 
 
@@ -61,7 +61,7 @@ async def test_closing_a_stream_from_another_task_or_thread_ends_it(
             return [message.offset async for message in stream]
 
         task = asyncio.create_task(consume())
-        await until(lambda: len(wal._waiters[visibility]) > 0)
+        await until(lambda: len(wal._committer._waiters[visibility]) > 0)
         if from_thread:
             await asyncio.to_thread(stream._reader.close)
         else:
@@ -75,12 +75,12 @@ async def test_cancelling_a_wait_for_the_next_message_loses_nothing(place: Place
     got: list[int] = []
     for turn in range(50):
         waiting = asyncio.create_task(stream.__anext__())
-        await until(lambda: len(wal._waiters["synced"]) > 0, waiting)
+        await until(lambda: len(wal._committer._waiters["synced"]) > 0, waiting)
         await asyncio.to_thread(wal.append, f"{turn}".encode())
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             got.append((await waiting).offset)
-    assert wal._gather.waiting == 0
+    assert wal._committer._gather.waiting == 0
     while len(got) < 50:
         got.append((await asyncio.wait_for(stream.__anext__(), 60)).offset)
     assert got == list(range(50))
@@ -134,7 +134,7 @@ async def test_many_streams_wait_without_a_thread_each(place: Place) -> None:
     wal = place.open()
     streams = [wal.async_reader("latest") for _ in range(300)]
     tasks = [asyncio.create_task(stream.__anext__()) for stream in streams]
-    await until(lambda: len(wal._waiters["synced"]) == 300)
+    await until(lambda: len(wal._committer._waiters["synced"]) == 300)
     before = threading.active_count()
     await wal.append_async(b"for all", durability="synced")
     messages = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_SECONDS)

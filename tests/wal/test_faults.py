@@ -93,7 +93,7 @@ def test_a_stopped_log_refuses_everything_and_says_why(broken: tuple[FaultyPlace
     place, wal = broken
     live = wal.tail_reader("latest")
     waiting = in_thread(lambda: next(live))
-    wait_until(lambda: len(wal._waiters["synced"]) == 1)
+    wait_until(lambda: len(wal._committer._waiters["synced"]) == 1)
     with pytest.raises(LogStopped):
         wal.append(b"x", durability="synced")
     with pytest.raises(LogStopped):
@@ -302,7 +302,7 @@ def test_a_failure_in_the_middle_of_a_rotation_stops_the_log_and_loses_nothing(
             wal.rotate()
         elif how == "old":
             clock.advance(61)
-            wait_until(lambda: wal.stopped or not wal._rotation_armed)
+            wait_until(lambda: wal.stopped or not wal._committer._rotation_armed)
         append_until_told(wal, texts(5, 40, 1000))
 
     with pytest.raises(LogStopped):

@@ -16,8 +16,14 @@ from forebay.errors import CorruptLog, ForebayError, MissingData, TopicOwned
 from forebay.files.disk import read_file
 from forebay.format.checkpoint import UploaderCheckpoint
 from forebay.format.names import LOG_ID_COPY_FILE, LOG_ID_FILE, SegmentNames
-from forebay.wal.claim import LocalLog, Settled
-from forebay.wal.identity import aside_log, read_id_copy, read_log_id, write_log_id
+from forebay.wal.identity import (
+    LocalLog,
+    LogIdentity,
+    read_id_copy,
+    read_log_id,
+    set_aside_name,
+    write_log_id,
+)
 from forebay.wal.log import Wal
 from forebay.wal.view import LogView
 
@@ -34,12 +40,12 @@ class Replaced:
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(0xF00))
     asked: list[LocalLog] = field(default_factory=list)
 
-    def settle(self, local: LocalLog) -> Settled:
+    def acquire(self, local: LocalLog) -> LogIdentity:
         self.asked.append(local)
         if local.log_id == self.owned_id and local.next_offset >= self.begin:
-            return Settled(local.log_id, local.next_offset)
+            return LogIdentity(local.log_id, local.next_offset)
         self.owned_id = f"{next(self.ids):032x}"
-        return Settled(self.owned_id, self.begin)
+        return LogIdentity(self.owned_id, self.begin)
 
     def admit(self, end_offset: int) -> None: ...
 
@@ -47,7 +53,7 @@ class Replaced:
 
 
 class Refused:
-    def settle(self, local: LocalLog) -> Settled:
+    def acquire(self, local: LocalLog) -> LogIdentity:
         raise TopicOwned("another process holds the topic")
 
     def admit(self, end_offset: int) -> None: ...
@@ -75,7 +81,7 @@ def write_old_log(place: Place, count: int = 12) -> None:
 
 def aside_payloads(place: Place, log_id: str = OLD_ID) -> list[bytes]:
     """The messages that the files set aside hold, oldest segment first."""
-    names = SegmentNames(aside_log(log_id, "wal.log"))
+    names = SegmentNames(set_aside_name(log_id, "wal.log"))
     found = sorted((seq, name) for name in place.names() if (seq := names.parse(name)) is not None)
     return [text for _, name in found for text in payloads_of(place.frames(name))]
 
@@ -249,7 +255,7 @@ def test_a_log_that_is_no_longer_the_topics_is_kept_whole_under_other_names(plac
     after = place.contents()
     ids = {LOG_ID_FILE, LOG_ID_COPY_FILE}
     kept = [name for name in before if name not in {*ids, "wal.synced"}]
-    assert {aside_log(OLD_ID, name): before[name] for name in kept}.items() <= after.items()
+    assert {set_aside_name(OLD_ID, name): before[name] for name in kept}.items() <= after.items()
     assert aside_payloads(place) == texts(0, 12)
     assert after[LOG_ID_FILE].decode() == claim.owned_id
     assert wal.append(b"new", durability="synced") == 5000
@@ -260,7 +266,7 @@ def test_a_log_that_is_no_longer_the_topics_is_kept_whole_under_other_names(plac
 def test_a_log_set_aside_is_a_log_of_another_file_name(crashing: Place) -> None:
     write_old_log(crashing)
     open_with(crashing, Replaced(5000, OLD_ID)).shutdown()
-    names = SegmentNames(aside_log(OLD_ID, "wal.log"))
+    names = SegmentNames(set_aside_name(OLD_ID, "wal.log"))
     for name in crashing.names():
         if name.startswith("aside-") and name.endswith(".log"):
             assert names.parse(name) is not None
@@ -283,7 +289,7 @@ def test_a_log_set_aside_twice_overwrites_nothing(crashing: Place) -> None:
     assert first.items() <= after.items()
     for name, data in first.items():
         original = name.removeprefix(f"aside-{OLD_ID}-")
-        assert after[aside_log(OLD_ID, original, 1)] == data
+        assert after[set_aside_name(OLD_ID, original, 1)] == data
 
 
 def test_an_empty_log_leaves_nothing_aside(crashing: Place) -> None:

@@ -10,7 +10,7 @@ from disks import PATIENCE_SECONDS, Place, in_thread, payloads, texts, wait_unti
 from forebay.errors import LogClosed, MessageError
 from forebay.format.frame import encode_frame
 from forebay.format.message import StreamMessage, decode_messages
-from forebay.wal.commit import Visibility
+from forebay.wal.watermarks import Visibility
 from log_steps import fill, take
 
 # -- closing ------------------------------------------------------------------------------------
@@ -24,10 +24,10 @@ def test_closing_from_another_thread_ends_a_reader_that_waits(
     fill(wal, 3)
     reader = wal.tail_reader(0, visibility=visibility)
     waiting = in_thread(lambda: [message.offset for message in reader])
-    wait_until(lambda: len(wal._waiters[visibility]) == 1)
+    wait_until(lambda: len(wal._committer._waiters[visibility]) == 1)
     reader.close()
     assert waiting.result(PATIENCE_SECONDS) == [0, 1, 2]
-    assert len(wal._waiters[visibility]) == 0
+    assert len(wal._committer._waiters[visibility]) == 0
     assert list(reader) == []
     reader.close()
 
@@ -67,7 +67,7 @@ def test_shutting_the_log_down_ends_a_live_reader_loudly_after_the_last_message(
             got.append(message.offset)
 
     consumer = in_thread(consume)
-    wait_until(lambda: len(wal._waiters["synced"]) == 1)
+    wait_until(lambda: len(wal._committer._waiters["synced"]) == 1)
     wal.append(b"last")
     wal.shutdown()
     with pytest.raises(LogClosed):
@@ -136,11 +136,11 @@ def test_an_interrupted_wait_leaves_nobody_behind_and_the_reader_goes_on(
 
     reader = wal.tail_reader(0)
     with monkeypatch.context() as patch:
-        patch.setattr("forebay.wal.waiters.ThreadWaiter.wait", interrupt)
+        patch.setattr("forebay.wal.watermarks.ThreadWaiter.wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(reader)
         with pytest.raises(KeyboardInterrupt):
             wal.append(b"x", durability="synced")
-    assert len(wal._waiters["synced"]) == 0
+    assert len(wal._committer._waiters["synced"]) == 0
     assert next(reader).payload == b"x"
     reader.close()

@@ -94,7 +94,7 @@ def kill_and_check(killer: Killer, kills: int) -> None:
             wal.shutdown()
         else:
             wal._journal.close(clean=False)
-            wal._pool.close()
+            wal._committer._pool.close()
     wal = killer.open()
     killer.check(wal)
     wal.shutdown()

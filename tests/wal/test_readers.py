@@ -20,9 +20,9 @@ from disks import (
 )
 from forebay.errors import OffsetOutOfRange, UsageError
 from forebay.format.message import StreamMessage, decode_messages
-from forebay.limits import QUEUE_RUNS_MAX, READ_CHUNK_BYTES
+from forebay.limits import QUEUE_BATCHES_MAX, READ_CHUNK_BYTES
 from forebay.testing import CrashDisk, ManualClock
-from forebay.wal.commit import Visibility
+from forebay.wal.watermarks import Visibility
 from log_steps import fill, take
 
 # -- where a reader starts and ends -------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_a_live_reader_gets_each_message_at_once_whatever_the_interval(
 
     consumer = in_thread(consume)
     for turn in range(20):
-        wait_until(lambda: len(wal._waiters[visibility]) == 1)
+        wait_until(lambda: len(wal._committer._waiters[visibility]) == 1)
         if how == "many":
             wal.append_many([b"x"])
         elif how == "message":
@@ -166,10 +166,10 @@ def test_a_slow_reader_falls_back_to_the_files_and_catches_up_again(place: Place
 def test_a_reader_of_each_unsynced_message_does_not_let_the_pieces_pile_up(place: Place) -> None:
     wal = place.open(clock=ManualClock())
     reader = wal.tail_reader(0, visibility="buffered")
-    for number in range(5 * QUEUE_RUNS_MAX):
+    for number in range(5 * QUEUE_BATCHES_MAX):
         wal.append(b"x")
         assert next(reader).offset == number
-    wait_until(lambda: wal.watermarks().synced >= 4 * QUEUE_RUNS_MAX)
+    wait_until(lambda: wal.watermarks().synced >= 4 * QUEUE_BATCHES_MAX)
     reader.close()
 
 

@@ -44,14 +44,14 @@ def test_a_reader_that_waits_at_the_end_keeps_no_segment(place: Place) -> None:
     reader = wal.tail_reader(0)
     assert take(reader, 40) == list(range(40))
     waiting = in_thread(lambda: next(reader).offset)
-    wait_until(lambda: len(wal._waiters["synced"]) == 1)
+    wait_until(lambda: len(wal._committer._waiters["synced"]) == 1)
     for payload in texts(40, 60):
         wal.append(payload)
     wal.flush()
     assert waiting.result(PATIENCE_SECONDS) == 40
     assert take(reader, 19)[-1] == 59
     waiting = in_thread(lambda: next(reader).offset)
-    wait_until(lambda: len(wal._waiters["synced"]) == 1)
+    wait_until(lambda: len(wal._committer._waiters["synced"]) == 1)
     wal.retain(EVERYTHING, 60)
     assert len(wal.segments()) == 1
     reader.close()

@@ -29,11 +29,11 @@ from forebay.errors import ForebayError, LogStopped, OffsetOutOfRange
 from forebay.format.message import decode_messages
 from forebay.settings import DeleterSettings, WalSettings
 from forebay.testing import CrashDisk, Fault, FaultDisk, ManualClock
-from forebay.wal.commit import Visibility
 from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
 from forebay.wal.retention import Deleter
 from forebay.wal.view import LogView
+from forebay.wal.watermarks import Visibility
 
 DIRECTORY = Path("/data/log")
 EVERYTHING = Deleter(DeleterSettings(retention_time_minutes=0))
@@ -103,7 +103,7 @@ class LogMachine(RuleBasedStateMachine):
         """Nothing that the log does from now on reaches the disk."""
         assert self.wal is not None
         self.note_acknowledged()
-        with self.wal._files:  # nobody is in the middle of a call
+        with self.wal._committer._files:  # nobody is in the middle of a call
             self.note_acknowledged()
             self.disk.inject(Fault("any", errno.EIO, times=None))
         with contextlib.suppress(ForebayError, OSError):

@@ -42,7 +42,7 @@ from forebay.format.frame import Scan
 from forebay.format.names import TopicName
 from forebay.logs import event
 from forebay.metrics import Counter, Gauge
-from forebay.wal.commit import Visibility
+from forebay.wal.watermarks import Visibility
 
 _log: Final = logging.getLogger("forebay.admin")
 BEAT_SECONDS: Final = 15.0

@@ -24,8 +24,8 @@ from forebay.errors import CommitRefused, UnknownTopic, UsageError
 from forebay.files.local import LocalDisk
 from forebay.format.checkpoint import Published
 from forebay.format.names import SegmentNames, TopicName
+from forebay.wal.checkpoints import read_published
 from forebay.wal.identity import read_log_id
-from forebay.wal.publisher import read_published
 
 _PUBLISHED_READS_MAX: Final = 100
 

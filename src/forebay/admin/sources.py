@@ -17,8 +17,8 @@ from forebay.format.frame import Scan
 from forebay.format.names import TopicName
 from forebay.topic.store import Topic
 from forebay.topic.view import TopicView
-from forebay.wal.commit import Visibility
 from forebay.wal.reader import LogReader
+from forebay.wal.watermarks import Visibility
 
 
 class Frames(Protocol):

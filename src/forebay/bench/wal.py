@@ -41,8 +41,7 @@ from forebay.format.codec import COMPILED
 from forebay.format.message import message_columns
 from forebay.limits import MIB, READ_CHUNK_BYTES
 from forebay.settings import WalSettings
-from forebay.wal.append import Durability
-from forebay.wal.log import Wal
+from forebay.wal.log import Durability, Wal
 from forebay.wal.reader import LogReader
 
 SIZES: Final = (100, 1024, 16 * 1024)
@@ -56,7 +55,7 @@ def _frame_bytes(size: int) -> int:
     wal = Wal(WalSettings())
     try:
         wal.append(payload_of(size), durability="synced")
-        return sum(len(run.data) for run in wal.cached_runs())
+        return sum(len(batch.data) for batch in wal.cached_batches())
     finally:
         wal.shutdown()
 

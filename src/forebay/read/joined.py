@@ -19,10 +19,9 @@ from forebay.metrics import Counter
 from forebay.read.fetch import FetchPool
 from forebay.read.history import ObjectStream, RangeStore
 from forebay.settings import CloudReaderSettings
-from forebay.wal.commit import Visibility
 from forebay.wal.reader import LogReader, Plan
 from forebay.wal.segment import Segment
-from forebay.wal.waiters import Waiter
+from forebay.wal.watermarks import Visibility, Waiter
 
 HAND_OVERS: Final = Counter(
     "forebay_handoff_cloud_to_wal_total", "Readers that went from objects over to the log."

@@ -34,8 +34,8 @@ from forebay.limits import (
     SEGMENT_INDEX_ENTRIES_MAX,
 )
 from forebay.repair.frames import FileBytes, Run, find_runs, is_of, offsets_max
+from forebay.wal.checkpoints import read_published
 from forebay.wal.identity import read_id_copy, read_log_id
-from forebay.wal.publisher import read_published
 from forebay.wal.recovery import survey_newest
 from forebay.wal.segment import ChunkReader
 

@@ -34,8 +34,7 @@ from forebay.files.local import LocalDisk
 from forebay.format.names import TopicName, objects_prefix, parse_object
 from forebay.logs import event
 from forebay.objects.store import CloudStore
-from forebay.wal.claim import LocalLog, Settled
-from forebay.wal.identity import new_log_id
+from forebay.wal.identity import LocalLog, LogIdentity, new_log_id
 
 _log: Final = logging.getLogger("forebay.topic")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -93,7 +92,7 @@ def lock_name(disk: Disk, directory: Path) -> str:
 
 
 class TopicClaim:
-    """A store's right to write a topic. The log asks it; see `forebay.wal.claim`."""
+    """A store's right to write a topic. The log asks it; see `forebay.wal.identity`."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class TopicClaim:
             raise TopicFenced(f"{self._topic}: the topic was never taken")
         return self._ownership
 
-    def settle(self, local: LocalLog) -> Settled:
+    def acquire(self, local: LocalLog) -> LogIdentity:
         fresh_id = new_log_id()
         lock = lock_name(self._disk, self._directory)
 
@@ -135,8 +134,8 @@ class TopicClaim:
         self._ownership, self.record = self._acquire(lock, decide)
         if self.record.log_id == fresh_id:
             self._say_what_is_lost(self.record)
-            return Settled(fresh_id, self.record.tail)
-        return Settled(local.log_id, local.next_offset)
+            return LogIdentity(fresh_id, self.record.tail)
+        return LogIdentity(local.log_id, local.next_offset)
 
     def _say_what_is_lost(self, record: TopicRecord) -> None:
         """A hole that this opening has made ends where the new log begins."""

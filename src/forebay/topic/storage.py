@@ -18,13 +18,11 @@ from forebay.topic.tiers import Tiers
 from forebay.topic.trimming import Trimmer
 from forebay.upload.rolling import RollingUploader
 from forebay.upload.uploader import Uploader
-from forebay.wal.append import Durability
-from forebay.wal.commit import Visibility
-from forebay.wal.log import Wal
+from forebay.wal.log import Durability, Wal
 from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import Segment
-from forebay.wal.watermarks import Watermarks
+from forebay.wal.watermarks import Visibility, Watermarks
 
 _Answer = TypeVar("_Answer")
 

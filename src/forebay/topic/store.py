@@ -32,11 +32,10 @@ from forebay.settings import StoreSettings
 from forebay.topic.factory import WalStorageFactory
 from forebay.topic.storage import StartPosition, WalStorage
 from forebay.topic.view import StoreView
-from forebay.wal.append import Durability
-from forebay.wal.commit import Visibility
+from forebay.wal.log import Durability
 from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.segment import Segment
-from forebay.wal.watermarks import Watermarks
+from forebay.wal.watermarks import Visibility, Watermarks
 
 Start: TypeAlias = int | Literal["earliest", "latest"]
 AnyDurability: TypeAlias = Durability | Literal["uploaded"]

@@ -31,13 +31,12 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName, is_topic, parse_topic
 from forebay.settings import StoreSettings
 from forebay.topic.tiers import Tiers
-from forebay.wal.commit import Visibility
+from forebay.wal.checkpoints import read_published
 from forebay.wal.identity import read_log_id
-from forebay.wal.publisher import read_published
 from forebay.wal.reader import LogReader, Plan, ReadableLog
 from forebay.wal.segment import Segment, SegmentIndexes
 from forebay.wal.view import LogView
-from forebay.wal.waiters import Waiter
+from forebay.wal.watermarks import Visibility, Waiter
 
 
 def catalog_file(settings: StoreSettings) -> Path | None:

@@ -1,24 +1,41 @@
-"""`CheckpointStore`: a topic's two checkpoint files, each replaced atomically and kept in memory.
+"""Where a log has got to, in small files beside its segments.
 
-What a caller gets wrong: `read_wal` answers None both for a missing and for an unusable file (the
-latter is logged and kept aside). Neither is an error, because the segments tell the same story.
+Two checkpoints, of the log and of its uploader, are replaced atomically and kept in memory by the
+`CheckpointStore`. The `Publisher` overwrites the synced position in `wal.synced` after every group
+commit, for processes that only read; that file is also the lock of the directory, which the owner
+of the topic holds and a reader does not need.
+
+What a caller gets wrong: a missing checkpoint and an unusable one (which is logged and kept aside)
+are both None. Neither is an error, because the segments tell the same story.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Final, TypeVar
 
-from forebay.errors import CheckpointError
-from forebay.files.disk import Disk, read_file, replace_file
+from forebay.errors import CheckpointError, LogLocked
+from forebay.files.disk import (
+    AppendFile,
+    Disk,
+    append_all,
+    read_file,
+    replace_file,
+    write_all_at,
+)
 from forebay.format.checkpoint import (
+    RECORD_BYTES,
+    Published,
     UploaderCheckpoint,
     WalCheckpoint,
     decode_checkpoint,
+    decode_published,
     encode_checkpoint,
+    encode_published,
 )
-from forebay.format.names import CHECKPOINT_FILE, UPLOADER_CHECKPOINT_FILE
+from forebay.format.names import CHECKPOINT_FILE, PUBLISHED_FILE, UPLOADER_CHECKPOINT_FILE
 from forebay.limits import CHECKPOINT_BYTES_MAX
 from forebay.logs import event
 
@@ -62,3 +79,51 @@ class CheckpointStore:
             event(_log, logging.WARNING, text, file=path, kept=kept.name, error=error)
             self._disk.replace(path, kept)
             return None
+
+
+def read_published(disk: Disk, directory: Path) -> Published | None:
+    """What the owner last published, or None where there is nothing whole to read."""
+    try:
+        return decode_published(read_file(disk, directory / PUBLISHED_FILE, bytes_max=4096))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+class Publisher:
+    """Holds the lock from construction to `close`."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._pid = os.getpid()
+        try:
+            self._file: AppendFile = disk.open_locked(directory / PUBLISHED_FILE)
+        except BlockingIOError as error:
+            raise LogLocked(_who_holds(directory, read_published(disk, directory))) from error
+
+    def publish(self, *, seq: int, position: int, next_offset: int, start_offset: int) -> None:
+        data = encode_published(Published(seq, position, next_offset, start_offset, self._pid))
+        if self._file.size() < RECORD_BYTES:
+            self._file.truncate(0)
+            append_all(self._file, data)
+        else:
+            write_all_at(self._file, data, 0)
+
+    def withdraw(self) -> None:
+        """Publishes nothing, until the next `publish`."""
+        self._file.truncate(0)
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _who_holds(directory: Path, holder: Published | None) -> str:
+    if holder is not None and holder.pid == os.getpid():
+        return (
+            f"{directory} is in use by process {holder.pid}, which is this one: "
+            "use the store that is open, or close it first"
+        )
+    who = "another process" if holder is None else f"process {holder.pid}"
+    return (
+        f"{directory} is in use by {who}: a topic has one owner at a time; close it there, "
+        "or read it from here with `forebay consume` or forebay.wal.view.LogView"
+    )

@@ -1,114 +1,138 @@
 """Group commit: the queue in front of a log's files, its one writer, and who waits for it.
 
-Whatever is queued is written and synced together: at once while somebody waits for it, else after
-`fsync_interval_ms` or `fsync_max_batch_bytes`. The writer runs on threads that all logs share.
+What is queued is written and synced together: at once while somebody waits for it, else after
+`fsync_interval_ms` or `fsync_max_batch_bytes`. The writer runs on threads that all logs share. An
+append that finds the queue full waits until a commit makes room.
 
-Two locks: `_lock` guards queue, cache, watermarks and waiters, and is held for microseconds;
-`_files` is held by whoever writes, rotates or removes files, and is taken first.
+Two locks: `lock` guards queue, cache, watermarks and waiters, and is held for microseconds;
+`_files` is held by whatever writes, rotates or removes files, and is taken first.
 
 What a reader of this code gets wrong: after an error of the disk nothing is tried again here. The
-log stops, everybody who waits is told, and only opening it anew finds out what the device holds.
+log stops, all who wait get the error, and only opening it anew finds out what the device holds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 from forebay.clock import Clock
-from forebay.errors import LogClosed, TopicFenced, WaitTimeout
+from forebay.errors import (
+    ForebayError,
+    LogClosed,
+    LogStopped,
+    ServiceError,
+    TopicFenced,
+    WaitTimeout,
+    remedy,
+)
 from forebay.forks import disown_after_fork
-from forebay.limits import QUEUE_RUNS_MAX, RUN_BYTES_MAX
+from forebay.format.layout import Buffer
+from forebay.limits import (
+    ENCODE_BYTES_MAX,
+    FRAME_BATCH_BYTES_MAX,
+    GATHER_SECONDS_MAX,
+    QUEUE_BATCHES_MAX,
+)
 from forebay.logs import event
 from forebay.settings import WalSettings
-from forebay.wal.cache import Run, RunCache
-from forebay.wal.claim import Claim, stopped
-from forebay.wal.gather import Gather
+from forebay.wal.identity import Claim
 from forebay.wal.journal import AnyJournal
+from forebay.wal.memory import FrameBatch, FrameCache, Queue, batches_since
 from forebay.wal.pool import WriterPool
-from forebay.wal.queue import Queue
-from forebay.wal.waiters import TaskWaiter, ThreadWaiter, Waiter, Waiters, wait_released, wake
-from forebay.wal.watermarks import Watermarks
+from forebay.wal.segment import Segment
+from forebay.wal.watermarks import (
+    TaskWaiter,
+    ThreadWaiter,
+    Visibility,
+    Waiter,
+    Waiters,
+    Watermarks,
+    wait_unlocked,
+    wake,
+)
 
 _log: Final = logging.getLogger("forebay.wal")
 
-Visibility: TypeAlias = Literal["synced", "buffered"]
-REFUSE: Final = -1
+Encode: TypeAlias = Callable[[int, int, int], tuple[Buffer, int]]
+"""(offset, index, bytes_max) to the frames from message `index` on, and the index after them."""
+_REFUSE: Final = -1
 """A queue bound that no queue is under: every append takes the slow way in."""
 
 
 class GroupCommit:
+    """What a log has between its appends and its journal. Thread-safe.
+
+    A single append is made by the log itself, under `lock`, because one more call would make it 5 %
+    slower: it calls `wait_for_room` if `queued_bytes` is not below `queued_max`, adds a frame to
+    `queue.tail`, and calls `after_append`, or `join` to wait for the commit.
+    """
+
     def __init__(
         self,
         topic: str,
         settings: WalSettings,
         clock: Clock,
         journal: AnyJournal,
-        pool: WriterPool,
         claim: Claim,
+        pool: WriterPool | None,
     ) -> None:
-        self.topic = topic
-        self.settings = settings
+        self._topic = topic
+        self._settings = settings
         self._clock = clock
         self._journal = journal
-        self._pool = pool
         self._claim = claim
+        self._own_pool = pool is None
+        self._pool = pool or WriterPool(1, clock)
         self._files = threading.Lock()
-        self._lock = threading.Lock()
-        self._queue = Queue(journal.next_offset)
-        self._flight = Queue(journal.next_offset)
-        self._queued_bytes = 0
-        """In flight and in closed runs of the queue; the growing tail is not counted."""
-        self._run_bytes = min(
-            RUN_BYTES_MAX,
+        self.lock = threading.Lock()
+        self.queue = Queue(journal.next_offset)
+        self._in_flight = Queue(journal.next_offset)
+        self.queued_bytes = 0
+        """In flight and in closed batches of the queue; the growing tail is not counted."""
+        self.queued_max = settings.queue_max_bytes
+        self.notice_bytes = 0
+        """An append that makes the tail so long calls `after_append`."""
+        self._batch_bytes = min(
+            FRAME_BATCH_BYTES_MAX,
             settings.fsync_max_batch_bytes,
             settings.queue_max_bytes,
-            settings.rotate_max_bytes or RUN_BYTES_MAX,
+            settings.rotate_max_bytes or FRAME_BATCH_BYTES_MAX,
         )
-        self._queued_max = settings.queue_max_bytes
-        self._notice_bytes = 0
-        self._cache = RunCache(settings.cache_capacity, settings.cache_max_bytes)
-        self._synced = journal.next_offset
+        self.cache = FrameCache(settings.cache_capacity, settings.cache_max_bytes)
+        self.synced = journal.next_offset
         self._waiters: dict[Visibility, Waiters] = {"synced": Waiters(), "buffered": Waiters()}
-        self._sync_waiters, self._peekers = self._waiters["synced"], self._waiters["buffered"]
-        self._gather = Gather()
+        self._sync_waiters = self._waiters["synced"]
+        self._buffered_waiters = self._waiters["buffered"]
+        self._gather = _Gather()
+        self._room_waiters: list[Waiter] = []
+        self._exclusive = False
         self._scheduled = False
         self._timer_set = False
         self._rotation_armed = False
-        self._exclusive = False
-        self._room_waiters: list[Waiter] = []
-        self._closed = self._released = False
-        self._forked = False
+        self._closed = self._released = self._forked = False
         self._error: BaseException | None = None
         disown_after_fork(self)
-        with self._lock:
+        with self.lock:
             self._arm_rotation()
 
-    def disown(self) -> None:
-        """In a forked child: the log belongs to the parent, whose threads are not here.
-
-        Whatever the parent had queued is the parent's to write; here the log is closed.
-        """
-        self._files = threading.Lock()
-        self._lock = threading.Lock()
-        self._closed = self._released = self._forked = True
-        self._queued_max = REFUSE
-        self._journal.close(clean=False)  # lest a child that lives longer keeps the lock
-
-    def current_offset(self) -> int:
-        """The offset that the next append will get."""
-        return self._queue.next_offset
+    # -- state ----------------------------------------------------------------------------------
 
     def watermarks(self) -> Watermarks:
-        with self._lock:
-            return Watermarks(self._queue.next_offset, self._synced)
+        with self.lock:
+            return Watermarks(self.queue.next_offset, self.synced)
+
+    def watermark(self, visibility: Visibility) -> int:
+        """The next offset that becomes visible (with `lock` held)."""
+        return self.synced if visibility == "synced" else self.queue.next_offset
 
     @property
     def stopped(self) -> bool:
-        """Whether an error of the disk ended this log; opening it anew recovers."""
+        """Whether an error ended this log; opening it anew recovers."""
         return self._error is not None
 
     @property
@@ -116,73 +140,176 @@ class GroupCommit:
         """Whether nothing can be appended any more, for whatever reason."""
         return self._error is not None or self._closed
 
-    # -- the queue (callers hold _lock) ---------------------------------------------------------
+    @property
+    def released(self) -> bool:
+        """Whether `close` came to its end: nothing is written any more."""
+        return self._released
 
     def _require_open(self) -> None:
         if self._error is not None:
-            raise stopped(self.topic, self._error, self._synced) from self._error
+            raise _stopped(self._topic, self._error, self.synced) from self._error
         if self._forked:
             raise LogClosed(
-                f"{self.topic}: the log was opened before this process was forked and belongs to "
+                f"{self._topic}: the log was opened before this process was forked and belongs to "
                 "its parent; open stores after forking"
             )
         if self._closed:
-            raise LogClosed(f"{self.topic}: the log is closed")
+            raise LogClosed(f"{self._topic}: the log is closed")
 
-    def _wait_for_room(self) -> None:
+    # -- appending (with `lock` held, but for batches) ------------------------------------------
+
+    def wait_for_room(self) -> None:
         """Blocks until an append may enter; raises when it never will."""
         while not self._has_room():
-            self._step_out()
+            self._wait_in_line()
 
-    def _step_out(self) -> None:
-        """Waits for room without the lock (with _lock held, and held again when it ends)."""
-        self._room_waiters.append(waiter := ThreadWaiter())
-        wait_released(self._lock, waiter)
+    def room_waiter(self) -> TaskWaiter | None:
+        """None if an append may enter now, else what to await before asking again."""
+        if self._has_room():
+            return None
+        waiter = TaskWaiter()
+        self._room_waiters.append(waiter)
+        return waiter
 
-    def _has_room(self) -> bool:
-        """Whether an append may enter; if not, a commit is under way to make room."""
-        self._require_open()
-        if not self._exclusive and self._queued_bytes < self.settings.queue_max_bytes:
-            return True
-        self._schedule()
-        return False
-
-    def _let_in(self) -> None:
-        """Has all who wait for room look again."""
-        waiters, self._room_waiters = self._room_waiters, []
-        wake(waiters)
-
-    def _close_tail(self) -> None:
-        """Makes the growing tail a run like the others, and counts it."""
-        tail_bytes = self._queue.tail_bytes
-        self._queue = self._queue.closed()
-        self._queued_bytes += tail_bytes - self._queue.tail_bytes
-
-    def _notice(self) -> None:
-        """After an append: starts a commit if one is due, else sees to it that one will be."""
-        if self._queue.tail_bytes >= self._run_bytes:
+    def after_append(self) -> None:
+        """Starts a commit if one is due, else sees to it that one will be."""
+        if self.queue.tail_bytes >= self._batch_bytes:
             self._close_tail()
         if self._commit_due():
             self._schedule()
         elif not self._timer_set:
-            self._call_in(self.settings.fsync_interval_ms / 1000, self._tick)
+            self._call_in(self._settings.fsync_interval_ms / 1000, self._sync_interval_passed)
             self._timer_set = True
-        peekers = self._peekers
-        if len(peekers):
-            wake(peekers.reached(self._queue.next_offset))
-        # While somebody waits, every append comes here; else only the one that fills a run.
-        idle = not len(peekers) and not len(self._sync_waiters)
-        self._notice_bytes = self._run_bytes if idle else 0
+        if len(self._buffered_waiters):
+            wake(self._buffered_waiters.reached(self.queue.next_offset))
+        # While somebody waits, every append comes here; else only the one that fills a batch.
+        idle = not len(self._buffered_waiters) and not len(self._sync_waiters)
+        self.notice_bytes = self._batch_bytes if idle else 0
+
+    def join(self, target: int) -> ThreadWaiter:
+        """Makes the calling producer part of the next commit; `await_commit` then waits for it."""
+        waiter = ThreadWaiter(producer=True)
+        self._sync_waiters.add(target, waiter)
+        self.notice_bytes = 0
+        if self.queue.tail_bytes >= self._batch_bytes:
+            self._close_tail()
+        self._schedule()
+        self._gather.arrived()
+        if len(self._buffered_waiters):
+            wake(self._buffered_waiters.reached(self.queue.next_offset))
+        return waiter
+
+    def append_batch(self, count: int, encode: Encode) -> range:
+        """Appends `count` messages with consecutive offsets; other appends wait meanwhile.
+
+        A batch larger than the queue's bound is taken in parts, as the writer makes room. If it
+        raises, none of the batch was appended, unless it had to wait for room: then the messages
+        before the one at fault were.
+        """
+        with self.lock:
+            self.wait_for_room()
+            try:
+                self._exclusive, self.queued_max = True, _REFUSE
+                return self._enqueue(count, encode, patient=True)
+            finally:
+                self._exclusive = False
+                if not self._closed and self._error is None:
+                    self.queued_max = self._settings.queue_max_bytes
+                self._wake_room_waiters()
+
+    async def append_batch_async(self, count: int, encode: Encode) -> range:
+        """`append_batch` for asyncio; a batch larger than the queue is taken on a thread."""
+        while True:
+            with self.lock:
+                waiter = self.room_waiter()
+                if waiter is None:
+                    try:
+                        return self._enqueue(count, encode, patient=False)
+                    except _NoRoomError:
+                        break
+            await waiter.future
+        return await asyncio.to_thread(self.append_batch, count, encode)
+
+    def _enqueue(self, count: int, encode: Encode, *, patient: bool) -> range:
+        self._close_tail()
+        before, before_bytes, waited = self.queue, self.queued_bytes, False
+        first, index = before.next_offset, 0
+        queue_max = self._settings.queue_max_bytes
+        rotate_max = self._settings.rotate_max_bytes or ENCODE_BYTES_MAX
+        bytes_max = min(ENCODE_BYTES_MAX, rotate_max, queue_max)
+        try:
+            while index < count:
+                while self.queued_bytes >= queue_max:
+                    if not patient:
+                        raise _NoRoomError  # noqa: TRY301  # undone below, as any error is
+                    waited = True
+                    self._schedule()
+                    self._wait_in_line()
+                    self._require_open()
+                data, after = encode(first + index, index, bytes_max)
+                self.queue = self.queue.with_batch(data, after - index)
+                self.queued_bytes += len(data)
+                index = after
+                self.after_append()
+        except BaseException:
+            if not waited:
+                self.queue, self.queued_bytes = before, before_bytes
+            raise
+        return range(first, first + index)
+
+    def _has_room(self) -> bool:
+        """Whether an append may enter; if not, a commit is under way to make room."""
+        self._require_open()
+        if not self._exclusive and self.queued_bytes < self._settings.queue_max_bytes:
+            return True
+        self._schedule()
+        return False
+
+    def _wait_in_line(self) -> None:
+        """Waits, without the lock, until there may be room."""
+        self._room_waiters.append(waiter := ThreadWaiter())
+        wait_unlocked(self.lock, waiter)
+
+    def _wake_room_waiters(self) -> None:
+        waiters, self._room_waiters = self._room_waiters, []
+        wake(waiters)
+
+    def _close_tail(self) -> None:
+        """Makes the growing tail a batch like the others, and counts it."""
+        tail_bytes = self.queue.tail_bytes
+        self.queue = self.queue.closed()
+        self.queued_bytes += tail_bytes - self.queue.tail_bytes
+
+    # -- reading (with `lock` held) -------------------------------------------------------------
+
+    def batches_from(self, offset: int) -> list[FrameBatch]:
+        """The batches in memory that hold `offset` and what follows; none if it is in the files."""
+        cached = self.cache.since(offset)
+        if cached is not None or offset < self.synced:
+            return cached or []
+        self._close_tail()
+        if self._commit_due():
+            self._schedule()
+        self._in_flight = self._in_flight.closed()
+        return batches_since([*self._in_flight.batches, *self.queue.batches], offset)
+
+    # -- the writer -----------------------------------------------------------------------------
 
     def _commit_due(self) -> bool:
         return (
-            self._queued_bytes >= self.settings.fsync_max_batch_bytes
-            or self._sync_waiters.nearest <= self._queue.next_offset
-            or len(self._queue.runs) >= QUEUE_RUNS_MAX
+            self.queued_bytes >= self._settings.fsync_max_batch_bytes
+            or self._sync_waiters.nearest <= self.queue.next_offset
+            or len(self.queue.batches) >= QUEUE_BATCHES_MAX
         )
 
+    def _schedule(self) -> None:
+        if not self._scheduled and self._error is None:
+            # In this order: an interrupt in between has it run twice, which does no harm.
+            self._pool.submit(self._run)
+            self._scheduled = True
+
     def _call_in(self, seconds: float, method: Callable[[], bool | None]) -> None:
-        """Runs a method of this log on the pool later, if the log still exists by then."""
+        """Runs a method of this object on the pool later, if the object still exists by then."""
         reference = weakref.WeakMethod(method)
 
         def call() -> bool | None:
@@ -191,24 +318,16 @@ class GroupCommit:
 
         self._pool.call_at(self._clock.monotonic() + seconds, call)
 
-    def _tick(self) -> None:
-        with self._lock:
+    def _sync_interval_passed(self) -> None:
+        with self.lock:
             self._timer_set = False
-            self._notice_bytes = 0
-            if self._queue.next_offset > self._synced:
+            self.notice_bytes = 0
+            if self.queue.next_offset > self.synced:
                 self._schedule()
-
-    # -- the writer -----------------------------------------------------------------------------
-
-    def _schedule(self) -> None:
-        if not self._scheduled and self._error is None:
-            # In this order: an interrupt in between has it run twice, which does no harm.
-            self._pool.submit(self._run)
-            self._scheduled = True
 
     def _run(self) -> bool:
         """One group commit, on a thread of the pool; True if the next one is due already."""
-        with self._lock:
+        with self.lock:
             gate = self._gather.begin()
         if gate is not None:
             self._gather.hold(gate)
@@ -216,72 +335,82 @@ class GroupCommit:
             return self._commit()
 
     def _commit(self) -> bool:
-        with self._lock:
+        with self.lock:
             self._gather.end()
             if self._error is not None:
                 return False
-            self._flight, self._queue = self._queue, Queue(self._queue.next_offset)
-            self._queued_bytes += self._flight.tail_bytes
+            self._in_flight, self.queue = self.queue, Queue(self.queue.next_offset)
+            self.queued_bytes += self._in_flight.tail_bytes
         started = self._clock.monotonic()
         try:
-            runs = self._flight.closed().runs
-            if runs:
-                self._claim.admit(runs[-1].end)
-                self._journal.commit(runs)
+            batches = self._in_flight.closed().batches
+            if batches:
+                self._claim.admit(batches[-1].end_offset)
+                self._journal.commit(batches)
                 self._claim.confirm()
-            return self._committed(runs, self._clock.monotonic() - started)
+            return self._committed(batches, self._clock.monotonic() - started)
         except BaseException as error:
             self._stop(error)
             if not isinstance(error, Exception):
                 raise
             return False
 
-    def _committed(self, runs: list[Run], seconds: float) -> bool:
-        with self._lock:
-            self._flight = Queue(self._queue.tail_first)
-            if runs:
-                self._synced = runs[-1].end
-                self._cache.extend(runs)
-            self._queued_bytes = self._queue.closed_bytes
-            woken = self._sync_waiters.reached(self._synced)
-            released = wake(woken)
-            stay = self._gather.committed(released, seconds if runs else None)
-            pending = self._queue.next_offset > self._synced
+    def _committed(self, batches: list[FrameBatch], seconds: float) -> bool:
+        with self.lock:
+            self._in_flight = Queue(self.queue.tail_first)
+            if batches:
+                self.synced = batches[-1].end_offset
+                self.cache.extend(batches)
+            self.queued_bytes = self.queue.closed_bytes
+            released = wake(self._sync_waiters.reached(self.synced))
+            stay = self._gather.committed(released, seconds if batches else None)
+            pending = self.queue.next_offset > self.synced
             self._scheduled = stay or (pending and self._commit_due())
             if not self._scheduled:
-                self._notice_bytes = 0
+                self.notice_bytes = 0
                 if pending:
-                    self._notice()
+                    self.after_append()
             self._arm_rotation()
-            self._let_in()
+            self._wake_room_waiters()
             return self._scheduled
 
-    def _stop(self, error: BaseException) -> None:
-        """The disk failed: nothing is written any more, and everybody is told."""
-        event(_log, logging.ERROR, "log stopped", topic=self.topic, at=self._synced, error=error)
-        with self._lock:
-            self._error = error
-            self._end()
-        try:
-            self._journal.mark_failed(error)
-        except OSError as second:
-            event(_log, logging.ERROR, "its failure is not noted", topic=self.topic, error=second)
+    # -- rotation and removal -------------------------------------------------------------------
 
-    def fence(self, error: TopicFenced) -> None:
-        """Ends the log because another process owns the topic now."""
+    def rotate(self) -> None:
+        """Seals the active segment; the next commit begins a new one."""
         with self._files:
-            if self._error is None and not self._closed:
+            with self.lock:
+                self._require_open()
+            self._rotate_or_stop()
+        with self.lock:
+            self._require_open()
+
+    def remove_segments(
+        self, choose: Callable[[Sequence[Segment]], list[Segment]]
+    ) -> list[Segment]:
+        """Removes the segments that `choose` picks, the oldest; it is called with `lock` held."""
+        with self._files:
+            with self.lock:
+                self._require_open()
+                chosen = choose([segment for segment in self._journal.segments if segment.count])
+                if not chosen:
+                    return []
+                self._journal.forget(chosen, chosen[-1].end_offset)
+            try:
+                self._journal.remove(chosen)
+            except BaseException as error:
                 self._stop(error)
+                raise
+        return chosen
 
-    def _end(self) -> None:
-        """Lets nobody in any more, and wakes all who wait (with _lock held)."""
-        self._queued_max = REFUSE
-        woken = [waiter for waiters in self._waiters.values() for waiter in waiters.take_all()]
-        self._gather.left(self._gather.waiting)
-        self._let_in()
-        wake(woken)
-
-    # -- rotation by age ------------------------------------------------------------------------
+    def _rotate_or_stop(self) -> None:
+        """With `_files` held; an error of the disk stops the log."""
+        try:
+            self._journal.rotate()
+        except BaseException as error:
+            self._stop(error)
+            if not isinstance(error, Exception):
+                raise
 
     def _arm_rotation(self) -> None:
         """One timer is enough: when it fires for a segment that is gone, it is set anew."""
@@ -295,23 +424,14 @@ class GroupCommit:
     def _rotate_if_due(self) -> None:
         with self._files:
             due = self._journal.rotation_due_ms()
-            with self._lock:
+            with self.lock:
                 self._rotation_armed = False
                 if self._closed or self._error is not None or due is None:
                     return
                 if self._clock.now_ms() < due:
                     self._arm_rotation()
                     return
-            self._guarded_rotate()
-
-    def _guarded_rotate(self) -> None:
-        """Seals the active segment (with _files held); an error of the disk stops the log."""
-        try:
-            self._journal.rotate()
-        except BaseException as error:
-            self._stop(error)
-            if not isinstance(error, Exception):
-                raise
+            self._rotate_or_stop()
 
     # -- waiting --------------------------------------------------------------------------------
 
@@ -320,14 +440,13 @@ class GroupCommit:
 
         Raises if the log has ended and the target will never be reached.
         """
-        with self._lock:
-            appended = self._queue.next_offset
-            if (self._synced if visibility == "synced" else appended) >= target:
+        with self.lock:
+            if self.watermark(visibility) >= target:
                 return False
             self._require_open()
             self._waiters[visibility].add(target, waiter)
-            self._notice_bytes = 0
-            if visibility == "synced" and target <= appended:
+            self.notice_bytes = 0
+            if visibility == "synced" and target <= self.queue.next_offset:
                 self._schedule()
             if waiter.producer:
                 self._gather.arrived()
@@ -335,52 +454,31 @@ class GroupCommit:
 
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
         """For a waiter that gives up; False if it was woken meanwhile."""
-        with self._lock:
+        with self.lock:
             there = self._waiters[visibility].discard(waiter)
             if there and waiter.producer:
                 self._gather.left(1)
             return there
 
-    def _settled(self, target: int, visibility: Visibility) -> None:
-        """After being woken: returns if the watermark was reached, else says why not."""
-        if visibility == "synced" and self._synced >= target:
-            return
-        with self._lock:
-            reached = self._synced if visibility == "synced" else self._queue.next_offset
-            if reached < target:
-                self._require_open()
+    def await_synced(self, target: int, timeout: float | None = None) -> None:
+        """Blocks a producer until the synced watermark reaches `target`."""
+        with self.lock:
+            if self.synced >= target:
+                return
+            self._require_open()
+            waiter = self.join(target)
+        self.await_commit(waiter, target, timeout)
 
-    def _join_commit(self, target: int) -> ThreadWaiter:
-        """Makes the calling producer part of the next commit (with _lock held)."""
-        waiter = ThreadWaiter(producer=True)
-        self._sync_waiters.add(target, waiter)
-        self._notice_bytes = 0
-        if self._queue.tail_bytes >= self._run_bytes:
-            self._close_tail()
-        self._schedule()
-        self._gather.arrived()
-        if len(self._peekers):
-            wake(self._peekers.reached(self._queue.next_offset))
-        return waiter
-
-    def _await_commit(self, waiter: ThreadWaiter, target: int, timeout: float | None) -> None:
+    def await_commit(self, waiter: ThreadWaiter, target: int, timeout: float | None = None) -> None:
+        """Blocks a producer that joined a commit until that is done."""
         try:
             woken = waiter.wait(timeout)
         except BaseException:
             self.delist(waiter, "synced")
             raise
         if not woken and self.delist(waiter, "synced"):
-            raise WaitTimeout(f"{self.topic}: offset {target - 1} not synced within {timeout} s")
-        self._settled(target, "synced")
-
-    def await_synced(self, target: int, timeout: float | None = None) -> None:
-        """Blocks a producer until the synced watermark reaches `target`."""
-        with self._lock:
-            if self._synced >= target:
-                return
-            self._require_open()
-            waiter = self._join_commit(target)
-        self._await_commit(waiter, target, timeout)
+            raise WaitTimeout(f"{self._topic}: offset {target - 1} not synced within {timeout} s")
+        self._require_reached(target, "synced")
 
     async def await_watermark(
         self, target: int, visibility: Visibility, *, producer: bool = False
@@ -397,4 +495,148 @@ class GroupCommit:
         except BaseException:
             self.delist(waiter, visibility)
             raise
-        self._settled(target, visibility)
+        self._require_reached(target, visibility)
+
+    def _require_reached(self, target: int, visibility: Visibility) -> None:
+        """After being woken: returns if the watermark was reached, else raises why not."""
+        if visibility == "synced" and self.synced >= target:
+            return
+        with self.lock:
+            if self.watermark(visibility) < target:
+                self._require_open()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Syncs what is queued, leaves a checkpoint, and releases the files. Idempotent."""
+        with self.lock:
+            self._closed = True
+            self.queued_max = _REFUSE
+            self._wake_room_waiters()
+        try:
+            with self._files:
+                self._release()
+        finally:
+            if self._own_pool and not self._forked:
+                self._pool.close()
+        with self.lock:
+            if self.queue.next_offset > self.synced and not self._forked:
+                self._require_open()
+
+    def fence(self, error: TopicFenced) -> None:
+        """Ends the log because another process owns the topic now."""
+        with self._files:
+            if self._error is None and not self._closed:
+                self._stop(error)
+
+    def disown(self) -> None:
+        """In a forked child: the log belongs to the parent, whose threads are not here.
+
+        What the parent had queued is the parent's to write; here the log is closed.
+        """
+        self._files = threading.Lock()
+        self.lock = threading.Lock()
+        self._closed = self._released = self._forked = True
+        self.queued_max = _REFUSE
+        self._journal.close(clean=False)  # lest a child that lives longer keeps the lock
+
+    def _release(self) -> None:
+        """Takes effect once, by the first of several calls; the next finishes one interrupted."""
+        if self._released:
+            return
+        if self._error is None:
+            self._commit()
+        with self.lock:
+            self._end()
+        self._released = True
+        self._journal.close(clean=self._error is None)
+
+    def _stop(self, error: BaseException) -> None:
+        """The disk failed: nothing is written any more, and all who wait get the error."""
+        event(_log, logging.ERROR, "log stopped", topic=self._topic, at=self.synced, error=error)
+        with self.lock:
+            self._error = error
+            self._end()
+        try:
+            self._journal.mark_failed(error)
+        except OSError as second:
+            event(_log, logging.ERROR, "its failure is not noted", topic=self._topic, error=second)
+
+    def _end(self) -> None:
+        """Refuses appends from now on, and wakes all who wait (with `lock` held)."""
+        self.queued_max = _REFUSE
+        woken = [waiter for waiters in self._waiters.values() for waiter in waiters.take_all()]
+        self._gather.left(self._gather.waiting)
+        self._wake_room_waiters()
+        wake(woken)
+
+
+class _NoRoomError(Exception):
+    """The queue has no room for the rest of a batch, and its caller must not wait."""
+
+
+def _stopped(topic: str, error: BaseException, synced: int) -> ForebayError:
+    """What the users of a log that ended with `error` get."""
+    unknown = f"messages from offset {synced} on may or may not be there"
+    if isinstance(error, TopicFenced | ServiceError):
+        return TopicFenced(f"{topic}: nothing more is appended here; {unknown}; {error}")
+    return LogStopped(
+        f"{topic}: the log stopped after an error of the disk: {error!r}; {unknown}; "
+        f"{remedy(error)}, then open the log again",
+        synced=synced,
+    )
+
+
+class _Gather:
+    """Holds a group commit back for producers that are about to join it.
+
+    Producers that wait for each commit come back together when it is done. The first of them
+    would start the next commit alone, and the others would wait for the one after: two syncs for
+    work that fits into one. So a commit waits, at most as long as a sync takes, until as many
+    producers wait as took part in the last one. A lone producer is never held back.
+
+    The lock of the group commit guards it, but for `hold`, which the writer calls without it.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        """Producers that wait for a sync now."""
+        self._cohort = 0
+        self._gate: ThreadWaiter | None = None
+        self._sync_seconds = 0.0
+
+    def arrived(self) -> None:
+        """A producer began to wait."""
+        self.waiting += 1
+        if self._gate is not None and self.waiting >= self._cohort:
+            self._gate.wake()
+            self._gate = None
+
+    def left(self, producers: int) -> None:
+        """So many producers no longer wait, because of a commit or because they gave up."""
+        # An interrupted producer may leave without having been counted.
+        self.waiting = max(self.waiting - producers, 0)
+
+    def committed(self, producers: int, seconds: float | None) -> bool:
+        """A commit released so many producers, and as many may come again.
+
+        It took so many seconds, None if there was nothing to write. True if it pays to stay and
+        wait for them.
+        """
+        self.left(producers)
+        self._cohort = producers + self.waiting
+        if seconds is not None:
+            self._sync_seconds += (seconds - self._sync_seconds) / 8
+        return producers > 1
+
+    def begin(self) -> ThreadWaiter | None:
+        """A gate to `hold` before the commit, or None when nobody is missing."""
+        if self._cohort > 1 and self.waiting < self._cohort:
+            self._gate = ThreadWaiter()
+        return self._gate
+
+    def hold(self, gate: ThreadWaiter) -> None:
+        gate.wait(min(self._sync_seconds, GATHER_SECONDS_MAX))
+
+    def end(self) -> None:
+        self._gate = None

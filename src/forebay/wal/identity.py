@@ -1,4 +1,4 @@
-"""Which log a directory holds, and what becomes of one that is no longer the topic's.
+"""Which log a directory holds, who may write it, and what becomes of one that is not the topic's.
 
 A log has an id, made with its directory. The catalog remembers the id of the log that a topic's
 newest messages are in. A directory that comes back after another machine went on without it, or
@@ -6,10 +6,11 @@ an older copy of one that ends before the objects do, is set aside whole: its fi
 are no log's, nothing is deleted, and nothing of it is appended to.
 
 The id is kept twice, the second time with a checksum. Where the two disagree one is damaged: the
-log is not opened, as it would be set aside for nothing, and `forebay repair` tells which it is.
+log is not opened, as it would be set aside for nothing, and `forebay repair` finds which it is.
 
 What a caller gets wrong: an older copy that ends behind the objects has the right id, and nothing
-tells it from the log after a crash. Never put back a copy of a directory that was written to since.
+distinguishes it from the log after a crash. Never put back a copy of a directory that was written
+to since.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import logging
 import re
 import secrets
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from forebay.errors import CorruptLog
 from forebay.files.disk import Disk, read_file, replace_file
@@ -33,13 +35,57 @@ from forebay.format.names import (
     aside_directory,
 )
 from forebay.logs import event
-from forebay.wal.claim import Claim, LocalLog
-from forebay.wal.publisher import Publisher
+from forebay.wal.checkpoints import Publisher
 from forebay.wal.recovery import Recovered
 from forebay.wal.segment import SegmentSet
 
 _log: Final = logging.getLogger("forebay.wal")
 _ID: Final = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLog:
+    """What recovery found in a directory."""
+
+    log_id: str
+    start_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Which log is written from now on: the local one, or a new one from `next_offset` on."""
+
+    log_id: str
+    next_offset: int
+
+
+class Claim(Protocol):
+    """The right to write a log (rules R4 and R5); a log that stands alone is `Unclaimed`.
+
+    The log calls it when it is opened, before it writes frames, and after it synced them. All of
+    its methods raise TopicFenced, TopicOwned or ServiceError where the log must not be written.
+    """
+
+    def acquire(self, local: LocalLog) -> LogIdentity:
+        """Once the directory is locked and recovered."""
+
+    def admit(self, end_offset: int) -> None:
+        """Before frames up to `end_offset` are written."""
+
+    def confirm(self) -> None:
+        """After frames were synced, and before they are acknowledged."""
+
+
+class Unclaimed:
+    """For a log that stands alone: everything is allowed."""
+
+    def acquire(self, local: LocalLog) -> LogIdentity:
+        return LogIdentity(local.log_id, local.next_offset)
+
+    def admit(self, end_offset: int) -> None: ...
+
+    def confirm(self) -> None: ...
 
 
 def new_log_id() -> str:
@@ -107,7 +153,7 @@ def _read_agreed(disk: Disk, directory: Path) -> str | None:
     return log_id
 
 
-def settle(
+def resolve_identity(
     disk: Disk,
     directory: Path,
     names: SegmentNames,
@@ -115,28 +161,28 @@ def settle(
     recovered: Recovered,
     claim: Claim,
 ) -> Recovered:
-    """Has the claim decide how the log goes on, and does it."""
+    """Acquires the claim, and sets the recovered log aside if the claim names another one."""
     log_id = _read_agreed(disk, directory)
     if log_id is None:
         log_id = new_log_id()
         write_log_id(disk, directory, log_id)
     local = LocalLog(log_id, recovered.start_offset, recovered.next_offset)
-    settled = claim.settle(local)
-    if settled.log_id == log_id:
+    identity = claim.acquire(local)
+    if identity.log_id == log_id:
         _write_copy(disk, directory, log_id)
         return recovered
     if recovered.segments.start_offset is not None:
         publisher.withdraw()
         _set_aside(disk, directory, names, log_id)
-    write_log_id(disk, directory, settled.log_id)
-    return Recovered(SegmentSet(), settled.next_offset, settled.next_offset)
+    write_log_id(disk, directory, identity.log_id)
+    return Recovered(SegmentSet(), identity.next_offset, identity.next_offset)
 
 
 def _set_aside(disk: Disk, directory: Path, names: SegmentNames, log_id: str) -> None:
-    """Renames the log: its memories first, then the segments, oldest first, each name synced.
+    """Renames the log: checkpoints and indexes first, then the segments, oldest first.
 
-    After a crash in between what is left is a log that begins later, with the same id: the next
-    open renames that too.
+    Each name is synced before the next. After a crash in between what is left is a log that begins
+    later, with the same id: the next open renames that too.
     """
     taken = set(disk.list_dir(directory))
     segments = sorted((seq, name) for name in taken if (seq := names.parse(name)) is not None)
@@ -150,11 +196,11 @@ def _set_aside(disk: Disk, directory: Path, names: SegmentNames, log_id: str) ->
     event(_log, logging.WARNING, "a log was set aside", directory=directory, log_id=log_id)
 
 
-def aside_log(log_id: str, name: str, copy: int = 0) -> str:
+def set_aside_name(log_id: str, name: str, copy: int = 0) -> str:
     """What the file `name` of a log is called once the log is set aside, in the same directory.
 
-    Of a segment it is a segment's name again, with another stem. `copy` tells files apart where
-    the name is taken.
+    Of a segment it is a segment's name again, with another stem. `copy` is a number for where the
+    name is taken.
     """
     stem = aside_directory(log_id)
     return f"{stem}-{copy}-{name}" if copy else f"{stem}-{name}"
@@ -162,7 +208,7 @@ def aside_log(log_id: str, name: str, copy: int = 0) -> str:
 
 def _rename(disk: Disk, directory: Path, name: str, log_id: str, taken: set[str]) -> None:
     if name in taken:
-        names = (aside_log(log_id, name, copy) for copy in itertools.count())
+        names = (set_aside_name(log_id, name, copy) for copy in itertools.count())
         target = next(each for each in names if each not in taken)
         disk.replace(directory / name, directory / target)
         taken.add(target)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -26,25 +27,17 @@ from forebay.files.disk import (
     append_all_parts,
     replace_file,
 )
-from forebay.format.checkpoint import (
-    SegmentEntry,
-    WalCheckpoint,
-)
+from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
 from forebay.format.index import SegmentIndex, encode_index
 from forebay.format.names import FAILED_FILE, SegmentNames
 from forebay.logs import event
 from forebay.settings import WalSettings
 from forebay.wal import metrics
-from forebay.wal.cache import Run
-from forebay.wal.checkpoints import CheckpointStore
-from forebay.wal.claim import Claim
-from forebay.wal.identity import settle
-from forebay.wal.publisher import Publisher, read_published
+from forebay.wal.checkpoints import CheckpointStore, Publisher, read_published
+from forebay.wal.identity import Claim, resolve_identity
+from forebay.wal.memory import FrameBatch
 from forebay.wal.recovery import Recovered, Recovery, remove_segment
 from forebay.wal.segment import Segment, SegmentSet
-
-# ---- journal
-
 
 _log: Final = logging.getLogger("forebay.wal")
 
@@ -83,26 +76,28 @@ class Journal:
             self._close_file()
             raise
 
-    def commit(self, runs: Sequence[Run]) -> None:
-        """Writes and syncs the runs; when it returns, `segments` covers them."""
+    def commit(self, batches: Sequence[FrameBatch]) -> None:
+        """Writes and syncs the batches; when it returns, `segments` covers them."""
         started = self._clock.monotonic()
+        first, size = self.next_offset, 0
         pending: list[Buffer] = []
-        for run in runs:
+        for batch in batches:
             if self._file is None or self._full():
                 self._write(pending)
                 pending = []
-                self._rotate(run.first)
+                self._begin_segment(batch.first_offset)
             active = self.segments.active
             assert active is not None
             assert active.index is not None
-            active.index.add(run.first, self._written)
-            pending.append(run.data)
-            self._written += len(run.data)
-            self.next_offset = run.end
+            active.index.add(batch.first_offset, self._written)
+            pending.append(batch.data)
+            self._written += len(batch.data)
+            size += len(batch.data)
+            self.next_offset = batch.end_offset
         self._write(pending)
         self._sync()
         self._publish()
-        metrics.flushed(runs, self._clock.monotonic() - started)
+        metrics.committed(self.next_offset - first, size, self._clock.monotonic() - started)
 
     def rotate(self) -> None:
         """Seals the active segment, if it holds anything; the next commit begins a new one."""
@@ -140,7 +135,7 @@ class Journal:
         self._disk.sync_dir(self._directory)
 
     def mark_failed(self, error: BaseException) -> None:
-        """Leaves a note for the next open if a sync failed here (R3). May fail like the rest."""
+        """Leaves a mark for the next open if a sync failed here (R3). May fail like the rest."""
         if self._sync_failed:
             replace_file(self._disk, self._directory / FAILED_FILE, repr(error).encode())
 
@@ -162,10 +157,10 @@ class Journal:
         due = self.rotation_due_ms()
         return due is not None and self._clock.now_ms() >= due
 
-    def _write(self, pieces: list[Buffer]) -> None:
-        if pieces:
+    def _write(self, buffers: list[Buffer]) -> None:
+        if buffers:
             assert self._file is not None
-            append_all_parts(self._file, pieces)
+            append_all_parts(self._file, buffers)
 
     def _sync(self) -> None:
         """Makes all that was written durable, and only then lets the snapshot cover it."""
@@ -199,7 +194,7 @@ class Journal:
             self.segments = SegmentSet(sealed, None)
             metrics.rotations.add()
 
-    def _rotate(self, first_offset: int) -> None:
+    def _begin_segment(self, first_offset: int) -> None:
         sealed_before = len(self.segments.sealed)
         self._seal()
         seq = self.segments.sealed[-1].seq + 1 if self.segments.sealed else 0
@@ -221,11 +216,8 @@ class Journal:
         try:
             if self._disk.exists(path):
                 self._disk.unlink(path)
-            file = self._disk.create(path)
-            try:
+            with closing(self._disk.create(path)) as file:
                 append_all(file, encode_index(segment.index, segment.size))
-            finally:
-                file.close()
         except OSError as error:
             text = "no index was written; readers will scan the segment instead"
             event(_log, logging.WARNING, text, file=path, error=error)
@@ -274,8 +266,8 @@ class VolatileJournal:
         self.start_offset = 0
         self.next_offset = 0
 
-    def commit(self, runs: Sequence[Run]) -> None:
-        self.next_offset = runs[-1].end
+    def commit(self, batches: Sequence[FrameBatch]) -> None:
+        self.next_offset = batches[-1].end_offset
 
     def rotate(self) -> None: ...
 
@@ -297,11 +289,10 @@ AnyJournal: TypeAlias = Journal | VolatileJournal
 def open_journal(
     disk: Disk, settings: WalSettings, clock: Clock, claim: Claim, known_offset: int = 0
 ) -> AnyJournal:
-    """Locks the directory, recovers what is in it, settles the claim, and is ready to write.
+    """Locks the directory, recovers what is in it, acquires the claim, and is ready to write.
 
     `known_offset` is what the caller knows to be synced, whatever the directory says.
     """
-    names = SegmentNames(settings.file_name)
     if settings.dir is None:
         if not settings.cache_capacity:
             raise InvalidSetting("a log in memory (dir is None) needs a cache_capacity above 0")
@@ -309,7 +300,7 @@ def open_journal(
     # A process that changes its working directory must not move its logs.
     directory = Path(settings.dir).absolute()
     try:
-        return _lock_and_recover(disk, directory, settings, clock, names, claim, known_offset)
+        return _lock_and_recover(disk, directory, settings, clock, claim, known_offset)
     except OSError as error:
         reason = f"{directory}: cannot open the log: {error}; {remedy(error)}"
         raise DiskError(error.errno, reason) from error
@@ -320,10 +311,10 @@ def _lock_and_recover(
     directory: Path,
     settings: WalSettings,
     clock: Clock,
-    names: SegmentNames,
     claim: Claim,
     known_offset: int,
 ) -> Journal:
+    names = SegmentNames(settings.file_name)
     disk.make_dirs(directory)
     publisher = Publisher(disk, directory)
     try:
@@ -332,7 +323,7 @@ def _lock_and_recover(
         recovery = Recovery(
             disk, directory, names, clock, checkpoints.get_wal(), published, known_offset
         )
-        recovered = settle(disk, directory, names, publisher, recovery.run(), claim)
+        recovered = resolve_identity(disk, directory, names, publisher, recovery.run(), claim)
         return Journal(disk, directory, settings, clock, checkpoints, publisher, recovered)
     except BaseException:
         publisher.close()

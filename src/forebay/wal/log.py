@@ -1,8 +1,9 @@
 """`Wal`: the write-ahead log of one topic.
 
-An append gets its offset, is encoded and queued, and returns; `commit` writes and syncs the queue
-in groups. Frames reach the file in offset order whatever the number of producers, because offset
-and place in the queue are given under one lock.
+An append gets its offset, is encoded and queued, and returns; the group commit (`commit`) writes
+and syncs the queue. Frames reach the file in offset order however many producers there are,
+because offset and place in the queue are given under one lock. A reader asks `plan` before every
+chunk where its next offset is: in memory, in a segment, or not there yet.
 
 What a caller gets wrong: a `buffered` append that returned is in memory only. `wait` or `flush`
 is what makes it last.
@@ -10,10 +11,13 @@ is what makes it last.
 
 from __future__ import annotations
 
+import time
 import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Literal
+from dataclasses import replace
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import (
@@ -21,30 +25,45 @@ from forebay.errors import (
     LogClosed,
     LogStopped,
     MissingData,
+    OffsetOutOfRange,
     TopicFenced,
     UsageError,
 )
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
-from forebay.format.frame import scan
-from forebay.format.message import StreamMessage, decode_messages
+from forebay.format.codec import append_one, encode_many
+from forebay.format.frame import encode_frame, scan
+from forebay.format.layout import Buffer
+from forebay.format.message import (
+    StreamMessage,
+    decode_messages,
+    encode_head,
+    encode_message,
+    encode_middle,
+)
 from forebay.format.names import SegmentNames, parse_topic
+from forebay.format.pure import add_frame
 from forebay.limits import READER_PIN_SECONDS_MAX
 from forebay.settings import WalSettings
 from forebay.wal import metrics
-from forebay.wal.append import Appender
-from forebay.wal.cache import Run, newest_since
 from forebay.wal.checkpoints import CheckpointStore
-from forebay.wal.claim import Claim, Unclaimed
-from forebay.wal.commit import REFUSE, Visibility
+from forebay.wal.commit import Encode, GroupCommit
+from forebay.wal.identity import Claim, Unclaimed
 from forebay.wal.journal import open_journal
+from forebay.wal.memory import FrameBatch
 from forebay.wal.pool import WriterPool
 from forebay.wal.reader import AsyncLogReader, LogReader, Plan, ReadableLog
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import Segment, SegmentIndexes
+from forebay.wal.watermarks import Visibility, Waiter, Watermarks
+
+Durability: TypeAlias = Literal["buffered", "synced"]
+_DURABILITIES: Final = frozenset(get_args(Durability))
+_VISIBILITIES: Final = frozenset(get_args(Visibility))
+_YIELDS_MAX: Final = 32
 
 
-class Wal(Appender):
+class Wal:
     """One topic's log. Thread-safe; one instance at a time for each directory."""
 
     def __init__(
@@ -58,18 +77,260 @@ class Wal(Appender):
         known_offset: int = 0,
         claim: Claim | None = None,
     ) -> None:
-        name = str(parse_topic(topic))
+        self.topic = str(parse_topic(topic))
+        self.settings = settings
         self._disk = disk or LocalDisk()
+        self._clock = clock
         claim = claim or Unclaimed()
-        journal = open_journal(self._disk, settings, clock, claim, known_offset)
-        self._own_pool = pool is None
+        self._journal = open_journal(self._disk, settings, clock, claim, known_offset)
         try:
-            super().__init__(name, settings, clock, journal, pool or WriterPool(1, clock), claim)
+            self._committer = GroupCommit(self.topic, settings, clock, self._journal, claim, pool)
         except BaseException:
-            journal.close(clean=False)
+            self._journal.close(clean=False)
             raise
+        self._now_ms = clock.now_ms
+        self._now_ns = clock.now_ns
+        self._head = encode_head(0, 0, self.topic, "")
+        self._middle = encode_middle("", None)
         self._indexes = SegmentIndexes(self._disk, SegmentNames(settings.file_name))
         self._readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
+
+    # -- appending ------------------------------------------------------------------------------
+
+    def append(
+        self,
+        payload: Buffer,
+        attributes: Mapping[str, str] | None = None,
+        routing_key: str | None = None,
+        durability: Durability = "buffered",
+    ) -> int:
+        """Appends one message and returns its offset; `synced` returns when it would survive.
+
+        This is the hot path: one call of the codec adds the frame to the queue.
+        """
+        if durability not in _DURABILITIES:
+            raise _unknown_durability(durability)
+        if attributes is not None and type(attributes) is not dict:
+            attributes = dict(attributes)  # whose code must not run under the lock
+        committer = self._committer
+        if committer.lock.locked() and durability == "buffered":
+            self._yield_to_lock_holder()
+        # `with`, though `acquire` and `release` cost less: between `acquire` and `try` there is
+        # room for an interrupt that leaves the lock taken for ever.
+        with committer.lock:
+            if committer.queued_bytes >= committer.queued_max:
+                committer.wait_for_room()
+            queue = committer.queue
+            tail = queue.tail
+            offset: int = append_one(
+                tail,
+                queue.tail_first,
+                self._head,
+                self._middle,
+                payload,
+                self._now_ns() // 1_000_000,
+                attributes,
+                routing_key,
+            )
+            if durability == "synced":
+                waiter = committer.join(offset + 1)
+            elif len(tail) >= committer.notice_bytes:
+                committer.after_append()
+        if durability == "synced":
+            committer.await_commit(waiter, offset + 1)
+        return offset
+
+    def _yield_to_lock_holder(self) -> None:
+        """Lets a thread that was interrupted while holding the lock go on first.
+
+        Waiting for the lock itself would make each of its releases wake somebody, which costs
+        several times what a buffered append does.
+        """
+        for _ in range(_YIELDS_MAX):
+            time.sleep(0)
+            if not self._committer.lock.locked():
+                return
+
+    def append_message(self, message: StreamMessage, durability: Durability = "buffered") -> int:
+        """Appends a message with all its fields as they are, but for the offset.
+
+        One without a topic's name gets this topic's.
+        """
+        if durability not in _DURABILITIES:
+            raise _unknown_durability(durability)
+        if not message.msg_id.topic_name:
+            message = replace(message, msg_id=replace(message.msg_id, topic_name=self.topic))
+        committer = self._committer
+        with committer.lock:
+            if committer.queued_bytes >= committer.queued_max:
+                committer.wait_for_room()
+            queue = committer.queue
+            offset = queue.next_offset
+            add_frame(queue.tail, encode_frame(offset, encode_message(message, offset)))
+            committer.after_append()
+        if durability == "synced":
+            committer.await_synced(offset + 1)
+        return offset
+
+    async def append_async(
+        self,
+        payload: Buffer,
+        attributes: Mapping[str, str] | None = None,
+        routing_key: str | None = None,
+        durability: Durability = "buffered",
+    ) -> int:
+        """`append` for asyncio: neither a full queue nor a sync blocks the event loop."""
+        if durability not in _DURABILITIES:
+            raise _unknown_durability(durability)
+        attributes = None if attributes is None else dict(attributes)
+        committer = self._committer
+        while True:
+            with committer.lock:
+                waiter = committer.room_waiter()
+                if waiter is None:
+                    queue, now = committer.queue, self._now_ms()
+                    head, middle, first = self._head, self._middle, queue.tail_first
+                    offset: int = append_one(
+                        queue.tail, first, head, middle, payload, now, attributes, routing_key
+                    )
+                    committer.after_append()
+                    break
+            await waiter.future
+        if durability == "synced":
+            await self.wait_async(offset)
+        return offset
+
+    def append_many(
+        self,
+        payloads: Iterable[Buffer],
+        attributes: Iterable[Mapping[str, str] | None] | None = None,
+        routing_keys: Iterable[str | None] | None = None,
+        durability: Durability = "buffered",
+    ) -> range:
+        """Appends messages with consecutive offsets; other appends wait meanwhile.
+
+        A batch larger than the queue's bound is taken in parts, as the writer makes room. If it
+        raises, none of the batch was appended, unless it had to wait for room: then the messages
+        before the one at fault were.
+        """
+        if durability not in _DURABILITIES:
+            raise _unknown_durability(durability)
+        count, encode = self._batch(payloads, attributes, routing_keys)
+        offsets = self._committer.append_batch(count, encode)
+        if durability == "synced" and offsets:
+            self._committer.await_synced(offsets.stop)
+        return offsets
+
+    async def append_many_async(
+        self,
+        payloads: Iterable[Buffer],
+        attributes: Iterable[Mapping[str, str] | None] | None = None,
+        routing_keys: Iterable[str | None] | None = None,
+        durability: Durability = "buffered",
+    ) -> range:
+        """`append_many` for asyncio: neither a full queue nor a sync blocks the event loop.
+
+        A batch that is larger than the queue is taken on a thread, as room is made for it.
+        """
+        if durability not in _DURABILITIES:
+            raise _unknown_durability(durability)
+        count, encode = self._batch(payloads, attributes, routing_keys)
+        offsets = await self._committer.append_batch_async(count, encode)
+        if durability == "synced" and offsets:
+            # Not as a producer that the others' commits are held back for: the next batch of one
+            # event loop is made while this one is synced.
+            began = time.monotonic()
+            await self._committer.await_watermark(offsets.stop, "synced")
+            metrics.append_seconds.observe(time.monotonic() - began)
+        return offsets
+
+    def _batch(
+        self,
+        payloads: Iterable[Buffer],
+        attributes: Iterable[Mapping[str, str] | None] | None,
+        routing_keys: Iterable[str | None] | None,
+    ) -> tuple[int, Encode]:
+        """How many messages there are, and what encodes them."""
+        values = _listed("payloads", payloads)
+        properties = None
+        if attributes is not None:
+            properties = [each and dict(each) for each in _listed("attributes", attributes)]
+        keys = None if routing_keys is None else _listed("routing_keys", routing_keys)
+        for name, column in (("attributes", properties), ("routing_keys", keys)):
+            if column is not None and len(column) != len(values):
+                raise UsageError(f"{len(values)} payloads, but {len(column)} {name}")
+
+        def encode(offset: int, index: int, bytes_max: int) -> tuple[Buffer, int]:
+            head, middle, now = self._head, self._middle, self._now_ms()
+            return encode_many(
+                head, middle, offset, values, index, now, properties, keys, bytes_max
+            )
+
+        return len(values), encode
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def wait(self, offset: int, timeout: float | None = None) -> None:
+        """Returns when the message at `offset` would survive a crash."""
+        self._require_appended(offset)
+        self._committer.await_synced(offset + 1, timeout)
+
+    async def wait_async(self, offset: int) -> None:
+        """`wait` for asyncio; cancelling it changes nothing about the message."""
+        self._require_appended(offset)
+        await self._committer.await_watermark(offset + 1, "synced", producer=True)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when everything appended so far is synced."""
+        self._committer.await_synced(self.current_offset(), timeout)
+
+    def await_synced(self, target: int, timeout: float | None = None) -> None:
+        """Blocks a producer until the synced watermark reaches `target`."""
+        self._committer.await_synced(target, timeout)
+
+    def _require_appended(self, offset: int) -> None:
+        end = self.current_offset()
+        if not 0 <= offset < end:
+            raise self._out_of_range(offset, f"it was never appended; the next one is {end}")
+
+    def _out_of_range(self, offset: int, why: str) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"{self.topic}: offset {offset} is not in the log: {why}",
+            start=self.start_offset,
+            end=self.current_offset(),
+        )
+
+    # -- state ----------------------------------------------------------------------------------
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that can be read."""
+        if self.settings.dir is None:
+            first = self._committer.cache.first_offset
+            return self._committer.synced if first is None else first
+        return self._journal.start_offset
+
+    def current_offset(self) -> int:
+        """The offset that the next append will get."""
+        return self._committer.queue.next_offset
+
+    def watermarks(self) -> Watermarks:
+        return self._committer.watermarks()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether an error of the disk ended this log; opening it anew recovers."""
+        return self._committer.stopped
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can be appended any more, for whatever reason."""
+        return self._committer.ended
+
+    @property
+    def released(self) -> bool:
+        """Whether a shutdown came to its end: nothing of this log is written any more."""
+        return self._committer.released
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -93,33 +354,20 @@ class Wal(Appender):
     def rotate(self) -> None:
         """Seals the active segment; the next append begins a new one."""
         self.flush()
-        with self._files:
-            with self._lock:
-                self._require_open()
-            self._guarded_rotate()
-        with self._lock:
-            self._require_open()
+        self._committer.rotate()
 
     def retain(self, deleter: Deleter, committed_offset: int) -> list[Segment]:
         """Removes the segments that the deleter chooses below `committed_offset`."""
-        with self._files:
-            with self._lock:
-                self._require_open()
-                chosen = deleter.choose(
-                    [segment for segment in self._journal.segments if segment.count],
-                    committed_offset=committed_offset,
-                    pinned=self._pinned(),
-                    now_ms=self._clock.now_ms(),
-                )
-                if not chosen:
-                    return []
-                self._journal.forget(chosen, chosen[-1].end_offset)
-            try:
-                self._journal.remove(chosen)
-            except BaseException as error:
-                self._stop(error)
-                raise
-        return chosen
+
+        def choose(segments: Sequence[Segment]) -> list[Segment]:
+            return deleter.choose(
+                segments,
+                committed_offset=committed_offset,
+                pinned=self._pinned(),
+                now_ms=self._clock.now_ms(),
+            )
+
+        return self._committer.remove_segments(choose)
 
     def _pinned(self) -> set[int]:
         oldest = self._clock.monotonic() - READER_PIN_SECONDS_MAX
@@ -128,43 +376,6 @@ class Wal(Appender):
             for reader in self._readers
             if reader.pinned is not None and reader.moved_at >= oldest
         }
-
-    def shutdown(self) -> None:
-        """Syncs what is queued, leaves a checkpoint, and releases the directory. Idempotent."""
-        with self._lock:
-            self._closed = True
-            self._queued_max = REFUSE
-            self._let_in()
-        try:
-            with self._files:
-                self._release()
-        finally:
-            if self._own_pool and not self._forked:
-                self._pool.close()
-        with self._lock:
-            if self._queue.next_offset > self._synced and not self._forked:
-                self._require_open()
-
-    def _release(self) -> None:
-        """Once, whoever comes first; an interrupted one can be finished by the next."""
-        if self._released:
-            return
-        if self._error is None:
-            self._commit()
-        with self._lock:
-            self._end()
-        self._released = True
-        self._journal.close(clean=self._error is None)
-
-    @property
-    def released(self) -> bool:
-        """Whether a shutdown came to its end: nothing of this log is written any more."""
-        return self._released
-
-    def abandon(self) -> None:
-        """Releases a stopped log's directory, so that it can be opened anew."""
-        with suppress(LogStopped, TopicFenced):  # those who waited were told when it stopped
-            self.shutdown()
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -181,7 +392,7 @@ class Wal(Appender):
         `visibility="buffered"` sees messages before they are synced: they can vanish in a crash.
         `through` is a larger log that this one is the end of: the reader asks that instead.
         """
-        if visibility not in self._waiters:
+        if visibility not in _VISIBILITIES:
             raise UsageError(f"visibility is {visibility!r}; it must be 'synced' or 'buffered'")
         next_offset = self.current_offset()
         start = next_offset if from_offset == "latest" else from_offset
@@ -191,7 +402,7 @@ class Wal(Appender):
             raise self._out_of_range(start, f"the oldest one here is {self.start_offset}")
         log = through or self
         reader = LogReader(log, self._disk, self._indexes, start, end=end, visibility=visibility)
-        with self._lock:
+        with self._committer.lock:
             self._readers.add(reader)
         metrics.readers.add()
         return reader
@@ -214,47 +425,43 @@ class Wal(Appender):
 
         The list starts at the first cached message; older ones are in the files.
         """
-        with self._lock:
-            synced, first = self._synced, self._cache.first
-            start = max(after_offset + 1, 0 if first is None else first)
-            runs = self._cache.since(start) or []
+        with self._committer.lock:
+            synced, cache = self._committer.synced, self._committer.cache
+            start = max(after_offset + 1, cache.first_offset or 0)
+            batches = cache.since(start) or []
         messages = [
             (message.offset, message)
-            for run in runs
-            for message in decode_messages(scan(run.data, expected=run.first, consecutive=True))
+            for batch in batches
+            for message in decode_messages(
+                scan(batch.data, expected=batch.first_offset, consecutive=True)
+            )
             if message.offset >= start
         ]
         return messages, synced
 
-    def cached_runs(self) -> list[Run]:
+    def cached_batches(self) -> list[FrameBatch]:
         """The synced frames that are in memory, as they are on disk."""
-        with self._lock:
-            first = self._cache.first
-            return [] if first is None else self._cache.since(first) or []
+        cache = self._committer.cache
+        with self._committer.lock:
+            return cache.since(cache.first_offset or 0) or []
 
     def in_memory(self) -> range:
         """The offsets that are in memory: cached ones, and those that are not synced yet."""
-        with self._lock:
-            first = self._cache.first
-            return range(self._synced if first is None else first, self._queue.next_offset)
+        committer = self._committer
+        with committer.lock:
+            first = committer.cache.first_offset
+            return range(committer.synced if first is None else first, committer.queue.next_offset)
 
     def plan(self, reader: LogReader) -> Plan:
         """Where the reader's next offset is now."""
-        offset = reader.wanted
-        with self._lock:
+        offset, committer = reader.wanted, self._committer
+        with committer.lock:
             reader.pinned = None
-            buffered = reader.visibility == "buffered"
-            if offset >= (self._queue.next_offset if buffered else self._synced):
+            if offset >= committer.watermark(reader.visibility):
                 return None
-            runs = self._cache.since(offset)
-            if runs is None and offset >= self._synced:
-                self._close_tail()
-                if self._commit_due():
-                    self._schedule()
-                self._flight = self._flight.closed()
-                runs = newest_since([*self._flight.runs, *self._queue.runs], offset)
-            if runs:
-                return runs
+            batches = committer.batches_from(offset)
+            if batches:
+                return batches
             segment = self._journal.segments.find(offset)
             if segment is None:
                 raise self._out_of_range(offset, f"the oldest one here is {self.start_offset}")
@@ -265,6 +472,45 @@ class Wal(Appender):
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError:
         if reader.wanted < self.start_offset:
             return self._out_of_range(reader.wanted, f"the oldest one here is {self.start_offset}")
-        if self.ended:  # whoever has the directory now may have removed it, or set it aside
+        if self.ended:  # the directory's next owner may have removed it, or set it aside
             return LogClosed(f"{self.topic}: the log ended here, and {segment.path} went since")
         return MissingData(f"{segment.path} is missing, with offsets from {segment.first_offset}")
+
+    def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
+        """Has `waiter` woken when the watermark reaches `target`; False if it has already."""
+        return self._committer.enlist(target, waiter, visibility)
+
+    def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
+        """For a waiter that gives up; False if it was woken meanwhile."""
+        return self._committer.delist(waiter, visibility)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Syncs what is queued, leaves a checkpoint, and releases the directory. Idempotent."""
+        self._committer.close()
+
+    def abandon(self) -> None:
+        """Releases a stopped log's directory, so that it can be opened anew."""
+        with suppress(LogStopped, TopicFenced):  # those who waited got it when the log stopped
+            self.shutdown()
+
+    def fence(self, error: TopicFenced) -> None:
+        """Ends the log because another process owns the topic now."""
+        self._committer.fence(error)
+
+
+def _unknown_durability(durability: object) -> UsageError:
+    return UsageError(
+        f"durability is {durability!r}; it must be 'buffered', 'synced' or, of a topic, 'uploaded'"
+    )
+
+
+_Item = TypeVar("_Item")
+
+
+def _listed(name: str, items: Iterable[_Item]) -> Sequence[_Item]:
+    """One item for each message, of anything that can be iterated but a single value."""
+    if isinstance(items, str | bytes | bytearray | memoryview | Mapping):
+        raise UsageError(f"{name} is one {type(items).__name__}; give a list, one for each message")
+    return items if isinstance(items, list | tuple) else list(items)

@@ -20,7 +20,7 @@ from forebay.limits import INTERVAL_SECONDS_MAX, WRITER_THREADS
 
 _log: Final = logging.getLogger("forebay.wal")
 Job: TypeAlias = Callable[[], bool | None]
-"""Answers True to be run again, after others that are ready."""
+"""Returns True to be run again, after others that are ready."""
 
 
 class WriterPool:
@@ -58,7 +58,7 @@ class WriterPool:
                 self._provide_thread()
 
     def recheck(self) -> None:
-        """Looks at the timers again: for clocks that somebody moves."""
+        """Looks at the timers again: for clocks that a test moves."""
         with self._changed:
             self._changed.notify_all()
 
@@ -77,10 +77,10 @@ class WriterPool:
                 thread.join(None if deadline is None else max(deadline - time.monotonic(), 0))
 
     def _provide_thread(self) -> None:
-        """Sees to it that somebody takes what is ready, or looks at the timers."""
+        """Sees to it that a thread takes what is ready, or looks at the timers."""
         if self._idle:
             self._changed.notify()
-        # Somebody who was notified counts as idle until he wakes: one for each job is enough.
+        # A notified thread counts as idle until it wakes: one for each job is enough.
         wanted = max(len(self._ready), 1)
         if self._idle < wanted and len(self._threads) < self._threads_max and not self._closed:
             thread = threading.Thread(
@@ -88,7 +88,7 @@ class WriterPool:
             )
             try:
                 thread.start()
-            except RuntimeError:  # no thread to be had: those that are there will do
+            except RuntimeError:  # no more threads to be had: those that exist will do
                 if not self._threads:
                     raise
                 return
@@ -107,7 +107,7 @@ class WriterPool:
                 _log.exception("a writer's job failed")
 
     def _alone(self, job: Job) -> bool:
-        """Whether nobody else is ready; if somebody is, `job` goes behind them."""
+        """Whether nothing else is ready; if something is, `job` goes behind it."""
         with self._changed:
             self._due()
             if self._ready:
@@ -121,7 +121,7 @@ class WriterPool:
                 if self._ready:
                     job = self._ready.popleft()
                     if self._timers:
-                        self._provide_thread()  # somebody must look at the timers meanwhile
+                        self._provide_thread()  # which looks at the timers meanwhile
                     return job
                 if self._closed:
                     return None
@@ -132,7 +132,7 @@ class WriterPool:
                     self._idle -= 1
 
     def _due(self) -> float | None:
-        """Moves expired timers to the ready ones; answers the seconds to the next, if any."""
+        """Moves expired timers to the ready ones; returns the seconds to the next, if any."""
         now = self._clock.monotonic()
         while self._timers and self._timers[0][0] <= now:
             self._ready.append(heapq.heappop(self._timers)[2])

@@ -1,6 +1,6 @@
 """Readers of a log: ordered, without gaps, from any offset, through files, memory and the live end.
 
-A reader holds an offset and nothing else that could grow old. Before every piece it asks the log
+A reader holds an offset and nothing else that could grow old. Before every chunk it asks the log
 anew where that offset is: in memory, in a segment, or not there yet. A slow reader therefore
 falls back from memory to the files and loses nothing, and a fast one waits at the end, which has
 the log commit at once what it waits for.
@@ -14,22 +14,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from forebay.errors import CorruptFrame, ForebayError, UsageError
 from forebay.files.disk import Buffer, Disk
-from forebay.format.frame import End, Scan, scan
+from forebay.format.frame import Scan, scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import READ_CHUNK_BYTES
 from forebay.wal import metrics
-from forebay.wal.cache import Run
+from forebay.wal.memory import FrameBatch
 from forebay.wal.segment import ChunkReader, Segment, SegmentIndexes, require_complete
-from forebay.wal.waiters import TaskWaiter, ThreadWaiter, Waiter
-
-if TYPE_CHECKING:
-    from forebay.wal.commit import Visibility
+from forebay.wal.watermarks import TaskWaiter, ThreadWaiter, Visibility, Waiter
 
 
 class Past(Protocol):
@@ -44,14 +42,15 @@ class Past(Protocol):
     def close(self) -> None: ...
 
 
-Plan: TypeAlias = list[Run] | Segment | Past | None
+Plan: TypeAlias = list[FrameBatch] | Segment | Past | None
 """Where a reader's next offset is; None if it is not there yet."""
 
 
 class ReadableLog(Protocol):
     """What a reader asks of its log."""
 
-    def plan(self, reader: LogReader) -> Plan: ...
+    def plan(self, reader: LogReader) -> Plan:
+        """Where the reader's next offset is now."""
 
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:
         """What to raise when the planned segment is no longer there; None: plan again."""
@@ -61,23 +60,23 @@ class ReadableLog(Protocol):
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool: ...
 
 
-class Place(NamedTuple):
-    """Where in which segment the frames after a fetched piece are."""
+class SegmentPosition(NamedTuple):
+    """Where in which segment the frame of an offset is."""
 
     seq: int
     offset: int
     position: int
 
 
-class Piece(NamedTuple):
-    """Frames that were fetched, and where the next ones are if they came from a segment."""
+class Chunk(NamedTuple):
+    """Frames that were fetched at once, and where the next are if these came from a segment."""
 
     frames: Scan
-    next_place: Place | None = None
+    next: SegmentPosition | None = None
 
 
 class LogReader:
-    """Iterate it for messages, or `frames()` for whole pieces. Not thread-safe, but for `close`."""
+    """Iterate it for messages, or `frames()` for whole chunks. Not thread-safe, but for `close`."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class LogReader:
         self._chunks: ChunkReader | None = None
         self._messages: Iterator[StreamMessage] = iter(())
         self._fetched = start
-        self._place: Place | None = None
+        self._next: SegmentPosition | None = None
         self._waiter: Waiter | None = None
         self._closed = False
         self.visibility: Visibility = visibility
@@ -127,13 +126,13 @@ class LogReader:
         raise StopIteration
 
     def rewind(self) -> None:
-        """Forgets what was fetched and not yet handed out.
+        """Forgets what was fetched and not yet returned.
 
-        After an error or an interrupt the reader is where its last message left it: who goes on
-        gets the same error again, or the message that was due, and never the one behind it.
+        After an error or an interrupt the reader is where its last message left it: the next call
+        raises the same error, or returns the message that was due, and never the one behind it.
         """
         self._messages = iter(())
-        self._place = None
+        self._next = None
         self._fetched = self.position
 
     @property
@@ -148,7 +147,7 @@ class LogReader:
             past.close()
 
     def frames(self) -> Iterator[Scan]:
-        """Scanned frames, a piece at a time; each is valid until the next is asked for."""
+        """Scanned frames, a chunk at a time; each is valid until the next is asked for."""
         self.rewind()
         while (frames := self._next_frames()) is not None:
             self.position = self._fetched
@@ -194,9 +193,9 @@ class LogReader:
         while not self.finished:
             plan = self._log.plan(self)
             if plan is not None:
-                piece = self.fetch(plan, self.buffer())
-                if piece is not None:
-                    return self.accept(piece)
+                chunk = self.fetch(plan, self.buffer())
+                if chunk is not None:
+                    return self.accept(chunk)
                 continue
             waiter = ThreadWaiter()
             if self.begin_wait(waiter):
@@ -237,16 +236,16 @@ class LogReader:
             self._chunks = ChunkReader()
         return self._chunks
 
-    def fetch(self, plan: list[Run] | Segment | Past, chunks: ChunkReader) -> Piece | None:
+    def fetch(self, plan: list[FrameBatch] | Segment | Past, chunks: ChunkReader) -> Chunk | None:
         """Gets frames from where the log says they are; changes nothing about the reader.
 
         None if they are no longer there, and the log knows where they are now.
         """
         if isinstance(plan, list):
-            return Piece(self._from_memory(plan))
+            return Chunk(self._from_memory(plan))
         if not isinstance(plan, Segment):
             frames = plan.read(self._fetched, self._end)
-            return None if frames is None else Piece(frames)
+            return None if frames is None else Chunk(frames)
         try:
             return self._from_segment(plan, chunks)
         except FileNotFoundError as error:
@@ -255,41 +254,43 @@ class LogReader:
                 raise failure from error
             return None
 
-    def accept(self, piece: Piece) -> Scan:
-        """Makes fetched frames the current ones."""
-        self._place = piece.next_place
-        frames = _until(_since(piece.frames, self._fetched), self._end)
+    def accept(self, chunk: Chunk) -> Scan:
+        """Makes fetched frames the current ones, from the next offset on and up to the end."""
+        self._next = chunk.next
+        frames, first = chunk.frames, chunk.frames.offsets[0]
+        start = self._fetched - first
+        stop = len(frames) if self._end is None else min(len(frames), self._end - first)
+        if start or stop < len(frames):
+            frames = replace(
+                frames,
+                offsets=frames.offsets[start:stop],
+                positions=frames.positions[start:stop],
+                lengths=frames.lengths[start:stop],
+            )
         self._fetched += len(frames)
         metrics.fetched(frames)
         return frames
 
-    def _from_memory(self, runs: list[Run]) -> Scan:
+    def _from_memory(self, batches: list[FrameBatch]) -> Scan:
         parts: list[Buffer] = []
         size = 0
-        for run in runs:
-            parts.append(run.data)
-            size += len(run.data)
+        for batch in batches:
+            parts.append(batch.data)
+            size += len(batch.data)
             if size >= READ_CHUNK_BYTES:
                 break
         data = parts[0] if len(parts) == 1 else b"".join(parts)
-        found = scan(data, expected=runs[0].first, consecutive=True)
-        if found.end is not End.COMPLETE:
-            raise CorruptFrame(
-                found.end.describe(),
-                file="memory",
-                position=found.safe_length,
-                offset=found.offset,
-            )
+        found = scan(data, expected=batches[0].first_offset, consecutive=True)
+        require_complete(found, "memory", 0)
         return found
 
-    def _from_segment(self, segment: Segment, chunks: ChunkReader) -> Piece:
-        place = self._place
-        if place is not None and place.seq == segment.seq and place.offset == self._fetched:
-            offset, position = place.offset, place.position
+    def _from_segment(self, segment: Segment, chunks: ChunkReader) -> Chunk:
+        known = self._next
+        if known is not None and known.seq == segment.seq and known.offset == self._fetched:
+            offset, position = known.offset, known.position
         else:
             offset, position = self._indexes.seek(segment, self._fetched)
-        file = self._disk.open_read(segment.path)
-        try:
+        with closing(self._disk.open_read(segment.path)) as file:
             while True:
                 found = chunks.read(file, position, segment.size, offset)
                 if not len(found):
@@ -303,37 +304,12 @@ class LogReader:
                 position += found.safe_length
                 offset += len(found)
                 if offset > self._fetched:
-                    return Piece(found, Place(segment.seq, offset, position))
-        finally:
-            file.close()
+                    return Chunk(found, SegmentPosition(segment.seq, offset, position))
 
     def abandon_buffer(self) -> None:
-        """For a fetch that goes on in another thread though nobody wants its result any more."""
+        """For a fetch that goes on in another thread after its task was cancelled."""
         self._chunks = None
         self.leave_past()
-
-
-def _since(frames: Scan, offset: int) -> Scan:
-    skip = offset - frames.offsets[0]
-    return _slice(frames, skip, len(frames)) if skip else frames
-
-
-def _until(frames: Scan, end: int | None) -> Scan:
-    if end is None or frames.offsets[-1] < end:
-        return frames
-    return _slice(frames, 0, end - frames.offsets[0])
-
-
-def _slice(frames: Scan, start: int, stop: int) -> Scan:
-    return replace(
-        frames,
-        offsets=frames.offsets[start:stop],
-        positions=frames.positions[start:stop],
-        lengths=frames.lengths[start:stop],
-    )
-
-
-# ---- A reader for asyncio, around the one for threads.
 
 
 class AsyncLogReader:
@@ -378,10 +354,10 @@ class AsyncLogReader:
         raise StopAsyncIteration
 
     async def next_frames(self) -> Scan | None:
-        """The next messages as a piece of frames; None at the end.
+        """The frames of the next messages; None at the end.
 
-        A piece is valid until the next one is asked for. One task at a time; who iterates for
-        messages does not ask for pieces.
+        They are valid until the next ones are asked for. One task at a time; do not mix this with
+        iterating for messages.
         """
         try:
             frames = None if self._reader.closed else await self._next_frames()
@@ -418,11 +394,11 @@ class AsyncLogReader:
                 await self._wait()
                 continue
             if isinstance(plan, list):
-                piece = reader.fetch(plan, reader.buffer())
+                chunk = reader.fetch(plan, reader.buffer())
             else:
-                piece = await self._fetch_on_thread(plan)
-            if piece is not None:
-                return reader.accept(piece)
+                chunk = await self._fetch_on_thread(plan)
+            if chunk is not None:
+                return reader.accept(chunk)
         reader.pinned = None
         reader.leave_past()
         return None
@@ -444,7 +420,7 @@ class AsyncLogReader:
         finally:
             self._reader.end_wait(waiter, woken=woken)
 
-    async def _fetch_on_thread(self, plan: Segment | Past) -> Piece | None:
+    async def _fetch_on_thread(self, plan: Segment | Past) -> Chunk | None:
         # The thread gets its buffer from here: if this is cancelled it goes on reading into it.
         chunks = self._reader.buffer()
         try:

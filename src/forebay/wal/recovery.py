@@ -1,9 +1,16 @@
 """What a log is after a crash or a clean stop, read from its files.
 
-The newest segment is scanned whole and repaired (`repair`); the others are complete because each
-was synced before the next one was begun, and are checked where they meet. Checkpoint and
-published position are memories: where they are behind the frames, the frames win; where they are
-ahead, acknowledged data is missing, which raises and changes nothing.
+The newest segment is scanned whole; the others are complete because each was synced before the
+next one was begun, and are checked where they meet. Where checkpoint and published position are
+behind the frames, the frames win; where they are ahead, acknowledged data is missing, which raises
+and changes nothing.
+
+Torn is not corrupt (rule R2). A damaged end of the newest segment is a torn tail only if nothing
+says that it was ever synced: it starts at or after the last known synced position, and no valid
+frame comes after it. Then it is copied aside and cut. Anything else raises CorruptFrame, and the
+file stays as it is. What remains is made durable before it counts: bytes after the synced position
+are written again, because after a failed sync the kernel may take unwritten pages for clean; and
+if the last owner left a mark of such a failure, all of it goes to a new file (rule R3).
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from typing import Final
 
 from forebay.clock import Clock
 from forebay.errors import CorruptFrame, MissingData
-from forebay.files.disk import AppendFile, Disk, ReadFile, append_all, write_all_at
+from forebay.files.disk import Disk, ReadFile, append_all, write_all_at
 from forebay.format.checkpoint import Published, SegmentEntry, WalCheckpoint
 from forebay.format.frame import HEADER_BYTES, End, Scan, frame_bytes, frame_candidates, scan
 from forebay.format.index import SegmentIndex
@@ -36,18 +43,6 @@ from forebay.wal.segment import (
     require_complete,
     scan_segment,
 )
-
-# ---- The newest segment after a crash: what of it is valid, and how it becomes durable again.
-#
-# Torn is not corrupt (rule R2). A damaged end is a torn tail only if nothing says that it was
-# ever synced: it starts at or after the last known synced position, and no valid frame comes
-# after it. Then it is copied aside and cut. Anything else raises CorruptFrame, and the file
-# stays as it is.
-#
-# What remains is made durable before it counts. Bytes after the synced position are written
-# again, because after a failed sync the kernel may take unwritten pages for clean; and if the
-# last owner noted such a failure, all of it goes to a new file (rule R3).
-
 
 _log: Final = logging.getLogger("forebay.wal")
 _HASHED_BYTES_MIN: Final = 64 * MIB
@@ -77,43 +72,33 @@ def survey_newest(
     Everything before position `synced` was durable once, and so was everything before offset
     `known`.
     """
-    file = disk.open_read(path)
-    try:
+    index = SegmentIndex()
+    valid = count = 0
+    last: Scan | None = None
+    with closing(disk.open_read(path)) as file:
         size = file.size()
-        newest, last = _survey(file, size, expected)
+        for position, found in scan_segment(file, ChunkReader(), size, expected, index):
+            valid = position + found.safe_length
+            count += len(found)
+            last = found
+        first = index.offsets[0] if len(index) else None
+        newest = Newest(first, count, valid, size - valid, index)
         if last is not None and last.end is not End.COMPLETE:
             _require_torn(file, path, newest, last, size=size, synced=synced, known=known)
-        return newest
-    finally:
-        file.close()
+    return newest
 
 
 def repair_newest(
     disk: Disk, path: Path, newest: Newest, *, synced: int, sync_failed: bool
 ) -> None:
     """Cuts what is torn, and makes the rest durable before it counts."""
-    file = disk.open_read(path)
-    try:
+    with closing(disk.open_read(path)) as file:
         if newest.torn_bytes:
             _keep_aside(disk, file, path, newest.size, newest.size + newest.torn_bytes)
         if sync_failed:
             _rewrite(disk, file, path, newest.size)
-    finally:
-        file.close()
     if not sync_failed and (newest.torn_bytes or newest.size != synced):
         _resync(disk, path, newest.size, min(synced, newest.size))
-
-
-def _survey(file: ReadFile, size: int, expected: int | None) -> tuple[Newest, Scan | None]:
-    index = SegmentIndex()
-    valid = count = 0
-    last: Scan | None = None
-    for position, found in scan_segment(file, ChunkReader(), size, expected, index):
-        valid = position + found.safe_length
-        count += len(found)
-        last = found
-    first = index.offsets[0] if len(index) else None
-    return Newest(first, count, valid, size - valid, index), last
 
 
 def _require_torn(
@@ -206,22 +191,15 @@ def _some(taken: int) -> int:
     return taken
 
 
-def _copy(source: ReadFile, start: int, end: int, target: AppendFile) -> None:
-    buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, max(end - start, 1))))
-    while start < end:
-        taken = _some(source.read_into(buffer[: end - start], start))
-        append_all(target, buffer[:taken])
-        start += taken
-
-
 def _copy_to_new(disk: Disk, source: ReadFile, start: int, end: int, path: Path) -> None:
     """A new file with those bytes, synced; the caller syncs the directory."""
-    target = disk.create(path)
-    try:
-        _copy(source, start, end, target)
+    buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, max(end - start, 1))))
+    with closing(disk.create(path)) as target:
+        while start < end:
+            taken = _some(source.read_into(buffer[: end - start], start))
+            append_all(target, buffer[:taken])
+            start += taken
         target.sync()
-    finally:
-        target.close()
 
 
 def _keep_aside(disk: Disk, file: ReadFile, path: Path, start: int, end: int) -> None:
@@ -233,7 +211,7 @@ def _keep_aside(disk: Disk, file: ReadFile, path: Path, start: int, end: int) ->
     try:
         _copy_to_new(disk, file, start, end, kept)
     except OSError:
-        # On a full disk every attempt to open the log would leave one more piece.
+        # On a full disk every attempt to open the log would leave one more file.
         if disk.exists(kept):
             disk.unlink(kept)
         raise
@@ -275,9 +253,6 @@ def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
         target.sync()
 
 
-# ---- recovery
-
-
 @dataclass(frozen=True, slots=True)
 class Recovered:
     segments: SegmentSet
@@ -287,7 +262,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One recovery: the directory, and what the owner left said about it."""
+    """One recovery: the directory, and what its last owner left there about it."""
 
     disk: Disk
     directory: Path
@@ -392,7 +367,7 @@ class Recovery:
             )
 
     def _require_all_known(self, start_offset: int, next_offset: int) -> None:
-        """Raises when somebody was told of more than the files hold."""
+        """Raises when more was acknowledged than the files hold."""
         known = self._known_offset()
         if known > next_offset:
             raise MissingData(
@@ -420,16 +395,13 @@ class Recovery:
         index_path = segment.path.with_name(self.names.index(segment.seq))
         index = load_index(self.disk, segment.path, index_path, segment.first_offset)
         expected, position = index.offsets[-1], index.positions[-1]
-        file = self.disk.open_read(segment.path)
         chunks = ChunkReader()
-        try:
+        with closing(self.disk.open_read(segment.path)) as file:
             while position < segment.size:
                 found = chunks.read(file, position, segment.size, expected)
                 require_complete(found, segment.path, position)
                 position += found.safe_length
                 expected += len(found)
-        finally:
-            file.close()
         return expected
 
     def _active(
@@ -466,11 +438,8 @@ class Recovery:
 
 def first_offset_of(disk: Disk, path: Path) -> int | None:
     """The offset of a segment's first frame; None if it has no whole one."""
-    file = disk.open_read(path)
-    try:
+    with closing(disk.open_read(path)) as file:
         found = ChunkReader(HEADER_BYTES).read(file, 0, file.size(), None)
-    finally:
-        file.close()
     found.raise_if_corrupt(str(path))
     return found.offsets[0] if len(found) else None
 

@@ -2,7 +2,11 @@
 
 `SegmentSet` is an immutable snapshot. The writer replaces it after each sync, readers take it as
 it is; a frame that a snapshot covers is synced and stays where it is until retention removes the
-whole segment.
+whole segment. `ChunkReader` reads frames out of a segment in bounded memory, and `SegmentIndexes`
+finds where in a segment to begin.
+
+What a caller gets wrong: a `ChunkReader` uses one buffer again for every chunk, so the scan that
+`read` returns is valid until the next read.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,13 +83,13 @@ class SegmentSet:
         return None
 
 
-# ---- Reads frames out of a segment, a chunk at a time, in bounded memory.
-#
-# One buffer is used again for every chunk (fresh megabytes cost page faults), so the scan that a
-# read answers is valid until the next read. A frame larger than the buffer gets one of its own.
-
-
 class ChunkReader:
+    """Reads frames out of a segment, a chunk at a time, into one buffer.
+
+    It is used again for every chunk, as fresh megabytes cost page faults. A frame larger than the
+    buffer gets one of its own.
+    """
+
     __slots__ = ("_buffer",)
 
     def __init__(self, chunk_bytes: int = READ_CHUNK_BYTES) -> None:
@@ -150,7 +155,7 @@ def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> S
         if index is not None and index.offsets[0] == first_offset:
             return index
     except (OSError, ValueError):
-        # It is a hint: whatever is wrong with it, the segment tells the same.
+        # It is a hint: whatever is wrong with it, the segment has the same.
         pass
     return build_index(disk, path, first_offset)
 
@@ -158,16 +163,13 @@ def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> S
 def build_index(disk: Disk, path: Path, first_offset: int) -> SegmentIndex:
     """Scans a sealed segment from front to back; raises CorruptFrame for anything amiss."""
     index = SegmentIndex()
-    file = disk.open_read(path)
-    try:
+    with closing(disk.open_read(path)) as file:
         for position, found in scan_segment(file, ChunkReader(), file.size(), first_offset, index):
             require_complete(found, path, position)
-    finally:
-        file.close()
     return index
 
 
-def require_complete(found: Scan, path: Path, base: int) -> None:
+def require_complete(found: Scan, path: Path | str, base: int) -> None:
     """CorruptFrame unless the scan ended at a frame boundary: for files that must be whole."""
     if found.end is not End.COMPLETE:
         raise CorruptFrame(
@@ -178,12 +180,12 @@ def require_complete(found: Scan, path: Path, base: int) -> None:
         )
 
 
-# ---- Indexes of sealed segments, loaded when a reader starts in the middle of one.
-#
-# A bounded number of them is kept, most recently used first.
-
-
 class SegmentIndexes:
+    """Indexes of sealed segments, loaded when a reader starts in the middle of one.
+
+    A bounded number of them is kept, the most recently used. Thread-safe.
+    """
+
     def __init__(self, disk: Disk, names: SegmentNames) -> None:
         self._disk = disk
         self._names = names

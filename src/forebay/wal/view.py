@@ -1,7 +1,7 @@
 """A log as another process sees it: read-only, without the lock, up to the published position.
 
-The owner publishes after each group commit how far it has synced (rule R7). A view takes that
-word and never looks past it: bytes that are there and not published may yet vanish.
+The owner publishes after each group commit how far it has synced (rule R7). A view never looks
+past that position: bytes that are there and not published may yet vanish.
 
 What a caller gets wrong: a view is one moment. `refresh` moves it forward; a segment that
 retention removed meanwhile is gone from the next moment on.
@@ -18,18 +18,17 @@ from forebay.files.local import LocalDisk
 from forebay.format.checkpoint import Published
 from forebay.format.index import SegmentIndex
 from forebay.format.names import SEGMENT_FILE, SegmentNames
-from forebay.wal.commit import Visibility
-from forebay.wal.publisher import read_published
+from forebay.wal.checkpoints import read_published
 from forebay.wal.reader import LogReader, Plan
 from forebay.wal.recovery import first_offset_of, join_segments
 from forebay.wal.segment import Segment, SegmentIndexes, SegmentSet
-from forebay.wal.waiters import Waiter
+from forebay.wal.watermarks import Visibility, Waiter
 
 _PUBLISHED_READS_MAX: Final = 100
 
 
 class LogView:
-    """The synced part of the log in a directory, whoever owns it."""
+    """The synced part of the log in a directory, which another process may own."""
 
     def __init__(
         self, directory: Path, *, file_name: str = SEGMENT_FILE, disk: Disk | None = None
@@ -94,8 +93,8 @@ class LogView:
         return False
 
     def _read_published(self) -> Published:
-        # The owner may be overwriting the record this very moment: the checksum tells, and the
-        # next read gets the new one.
+        # The owner may be overwriting the record this very moment: then its checksum is wrong, and
+        # the next read gets the new one.
         for _ in range(_PUBLISHED_READS_MAX):
             published = read_published(self._disk, self._directory)
             if published is not None:
