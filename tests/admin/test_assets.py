@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.admin import assets
+from forebay.admin.page import assets
 from forebay.errors import UsageError
 from served import Served, served
 
