@@ -15,7 +15,7 @@ from forebay.admin.page import assets
 from forebay.errors import UsageError
 from served import Served, served
 
-PAGE = Path(str(resources.files("forebay.admin") / "page"))
+PAGE = Path(str(resources.files("forebay.admin.page") / "static"))
 
 
 @pytest.fixture
