@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from forebay.admin.jobs import DriverFacts, JobRecord
+from forebay.admin.jobs import DriverStatus, JobRecord
 
 
 class OneJob:
@@ -44,5 +44,5 @@ class OneJob:
     def cancel(self, job_id: str) -> JobRecord | None:
         return self.get(job_id)
 
-    def driver(self) -> DriverFacts:
-        return DriverFacts("ready", "local[2]", 0.0)
+    def driver(self) -> DriverStatus:
+        return DriverStatus("ready", "local[2]", 0.0)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forebay.admin.app import build_app
+from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
-from forebay.admin.site import Site
 from forebay.client import ServerClient
 from forebay.service.directory import store_id
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
@@ -25,7 +25,7 @@ START_SECONDS = 10.0
 class Served:
     """A running server and a client of it."""
 
-    site: Site
+    site: ServerContext
     client: ServerClient
 
     @property
@@ -50,13 +50,17 @@ def served(settings: StoreSettings | Path) -> Iterator[Served]:
         data = store.settings.data
         if data is not None:
             Path(data).mkdir(parents=True, exist_ok=True)
-        site = Site(store) if data is None else Site(store, store_id=store_id(Path(data)))
+        site = (
+            ServerContext(store)
+            if data is None
+            else ServerContext(store, store_id=store_id(Path(data)))
+        )
         with serving(site) as client:
             yield Served(site, client)
 
 
 @contextmanager
-def serving(site: Site) -> Iterator[ServerClient]:
+def serving(site: ServerContext) -> Iterator[ServerClient]:
     """The server alone, over a site that is there."""
     admin: AdminSettings = site.settings.admin
     server = AdminServer(admin)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from forebay.admin import assets
+from forebay.admin.page import assets
 from forebay.errors import UsageError
 from served import Served, served
 
-PAGE = Path(str(resources.files("forebay.admin") / "page"))
+PAGE = Path(str(resources.files("forebay.admin.page") / "static"))
 
 
 @pytest.fixture

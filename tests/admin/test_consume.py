@@ -20,9 +20,9 @@ from starlette.applications import Starlette
 
 from disks import in_thread, wait_until
 from forebay.admin import messages
-from forebay.admin.consume import Pace
+from forebay.admin.consume import StreamTimeouts
+from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
-from forebay.admin.site import Site
 from forebay.files.local import LocalDisk
 from forebay.limits import KIB
 from forebay.settings import AdminSettings, DeleterSettings, StoreSettings
@@ -162,8 +162,8 @@ def test_a_topic_that_is_not_open_is_read_as_it_is_and_opened_for_a_follower(
 def test_a_full_disk_keeps_nobody_from_reading(tmp_path: Path) -> None:
     disk = FaultDisk(LocalDisk())
     settings = StoreSettings(data=tmp_path, admin=AdminSettings(listen="127.0.0.1:0"))
-    with Store(settings, disk=disk) as store, serving(site := Site(store)) as client:
-        server = Served(site, client)
+    with Store(settings, disk=disk) as store, serving(context := ServerContext(store)) as client:
+        server = Served(context, client)
         store.topic(TOPIC).append_many([b"a", b"b"], durability="synced")
         disk.space = 0
         assert ask(server, "POST", PATH, b"refused").status == 507
@@ -261,9 +261,11 @@ def test_a_silent_stream_tells_that_it_lives(tmp_path: Path) -> None:
 @contextlib.contextmanager
 def _beating(store: Store) -> Iterator[int]:
     """A server of messages alone that breaks a silence soon."""
-    site = Site(store)
-    app = Starlette(routes=messages.routes(site, pace=Pace(beat_seconds=0.02)))
-    app.state.stopping = site.stopping
+    context = ServerContext(store)
+    app = Starlette(
+        routes=messages.routes(context, timeouts=StreamTimeouts(heartbeat_seconds=0.02))
+    )
+    app.state.stopping = context.stopping
     server = AdminServer(AdminSettings(listen="127.0.0.1:0"))
     port = int(server.bind().rpartition(":")[2])
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(app)))

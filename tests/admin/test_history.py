@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from disks import wait_until
-from forebay.admin.history import History, Trace, bytes_after
-from forebay.admin.topic_states import TopicStates
+from forebay.admin.page.history import History, TopicTrace, bytes_after
+from forebay.admin.page.topic_states import TopicStates
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.store import Store
 from forebay.wal.segment import Segment
@@ -111,22 +111,22 @@ def test_a_clock_that_was_put_back_adds_no_row(store: Store) -> None:
 
 
 def test_a_trace_knows_since_when_the_oldest_message_waits() -> None:
-    trace = Trace()
-    trace.note(0, 10, 0)
-    trace.note(2, 30, 0)
-    trace.note(4, 30, 0)
+    trace = TopicTrace()
+    trace.record(0, 10, 0)
+    trace.record(2, 30, 0)
+    trace.record(4, 30, 0)
     assert trace.waiting_since() == 0
-    trace.note(6, 40, 20)
+    trace.record(6, 40, 20)
     assert trace.waiting_since() == 2
-    trace.note(8, 40, 40)
+    trace.record(8, 40, 40)
     assert trace.waiting_since() is None
     assert trace.rates() == (30 / 8, 5.0)
 
 
 def test_a_trace_stays_small() -> None:
-    trace = Trace()
+    trace = TopicTrace()
     for second in range(10_000):
-        trace.note(second, second + 1, 0)
+        trace.record(second, second + 1, 0)
     assert trace.waiting_since() == 0
     assert len(trace._synced) <= 256
     assert len(trace._recent) <= 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.admin.job_rows import ROWS_MAX, job_rows
 from forebay.admin.jobs import JobRecord
+from forebay.admin.page.overview import ROWS_MAX, job_rows
 
 
 def job(number: int, trigger: str = "interval", state: str = "done", **summary: int) -> JobRecord:

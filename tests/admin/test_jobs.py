@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forebay.admin.jobs import DriverFacts, JobRecord, JobsFull, parse_request
+from forebay.admin.jobs import DriverStatus, JobRecord, JobsFull, parse_request
 from forebay.errors import (
     ForebayError,
     ServiceRefused,
@@ -51,8 +51,8 @@ class Shelf:
         self._jobs[self._jobs.index(job)] = over
         return over
 
-    def driver(self) -> DriverFacts:
-        return DriverFacts("ready", "local[2,4]", 1.5, pid=7)
+    def driver(self) -> DriverStatus:
+        return DriverStatus("ready", "local[2,4]", 1.5, pid=7)
 
 
 @pytest.fixture(scope="module")

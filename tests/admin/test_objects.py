@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from disks import wait_until
-from forebay.admin.site import Site
+from forebay.admin.context import ServerContext
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.errors import CommitRefused, ForebayError, ObjectMissing, OffsetOutOfRange, UsageError
 from forebay.format.descriptor import ObjectDescriptor
@@ -124,9 +124,9 @@ def test_an_object_that_is_committed_while_another_one_comes_is_not_changed(
     backend = FaultBackend(LocalBackend(tmp_path / "objects"))
     with (
         Store(settings, store=CloudStore(backend)) as store,
-        serving(site := Site(store)) as client,
+        serving(context := ServerContext(store)) as client,
     ):
-        server = Served(site, client)
+        server = Served(context, client)
         intent = intended(server, topic)
         key = object_key(topic, intent.object_id)
         put(server, key, b"frames")

@@ -25,10 +25,9 @@ from schemathesis.specs.openapi.checks import (
 from starlette.routing import Route
 
 from forebay.admin.app import build_app
-from forebay.admin.jobs import DriverFacts, JobRecord
-from forebay.admin.openapi import document
-from forebay.admin.openapi_words import LINES
-from forebay.admin.site import Site
+from forebay.admin.context import ServerContext
+from forebay.admin.jobs import DriverStatus, JobRecord
+from forebay.admin.openapi import LINES, document
 from forebay.format.names import TopicName, object_key
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.store import Store
@@ -52,7 +51,7 @@ def calls() -> set[tuple[str, str]]:
 
 def test_the_document_has_every_route_and_no_other(tmp_path: Path) -> None:
     with Store(StoreSettings(data=tmp_path)) as store:
-        routes = build_app(Site(store)).routes
+        routes = build_app(ServerContext(store)).routes
     found: set[tuple[str, str]] = set()
     for route in routes:
         assert isinstance(route, Route)
@@ -140,8 +139,8 @@ class OneJob:
     def cancel(self, job_id: str) -> JobRecord | None:
         return self.get(job_id)
 
-    def driver(self) -> DriverFacts:
-        return DriverFacts("ready", "local[*]", since=1.0)
+    def driver(self) -> DriverStatus:
+        return DriverStatus("ready", "local[*]", since=1.0)
 
 
 def check_lines(lines: Iterator[bytes], name: str) -> int:

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from disks import wait_until
-from forebay.admin.alerts import alerts
-from forebay.admin.history import FIELDS
-from forebay.admin.overview import Overview
-from forebay.admin.reach import Reach, Reached
-from forebay.admin.site import Site
-from forebay.admin.topic_states import TopicStates
+from forebay.admin.context import ServerContext
+from forebay.admin.page.history import FIELDS
+from forebay.admin.page.overview import Overview, alerts
+from forebay.admin.page.topic_states import TopicStates
+from forebay.admin.page.watch import ProbeResult, StoreProbe
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.kv import Remove
 from forebay.catalog.sqlite import SqliteKv
@@ -210,10 +209,10 @@ def test_many_topics_cost_what_the_shown_ones_cost(tmp_path: Path) -> None:
     with Store(settings_in(tmp_path)) as store:
         for number in range(40):
             store.topic(f"topic-{number:02}").append(b"x")
-        site = Site(store)
-        states = site.watch.states
+        context = ServerContext(store)
+        states = context.watch.states
         assert len(states.names()) == 40
-        Overview(site).document(10, "", 0.0)
+        Overview(context).document(10, "", 0.0)
         assert len(states._chains) == 10
 
 
@@ -241,15 +240,15 @@ def test_while_the_catalog_is_away_what_it_said_last_is_shown(tmp_path: Path) ->
         topic = store.topic(NAME)
         fill(topic)
         topic.upload()
-        site = Site(store)
-        known = site.watch.states.read(NAME)
+        context = ServerContext(store)
+        known = context.watch.states.read(NAME)
         before = kv.count("get")
         kv.fail_reads(times=100)
         for _ in range(10):
-            assert site.watch.states.read(NAME).objects == known.objects
+            assert context.watch.states.read(NAME).objects == known.objects
         kv.heal()
         assert kv.count("get") - before < 10
-        (alert,) = alerts(site, Reached("answers"), [])
+        (alert,) = alerts(context, ProbeResult("answers"), [])
         assert (alert.kind, alert.level) == ("catalog", "error")
         assert "What is shown of objects is what it said last" in alert.text
 
@@ -260,25 +259,25 @@ def test_a_store_that_does_not_answer_is_told_before_the_client_gives_up() -> No
     def ask_for_long() -> None:
         gate.wait(30)
 
-    reach = Reach(ask_for_long)
-    asking = threading.Thread(target=reach.ask)
-    assert reach.now() == Reached("unknown")
+    probe = StoreProbe(ask_for_long)
+    asking = threading.Thread(target=probe.run_once)
+    assert probe.result() == ProbeResult("unknown")
     asking.start()
-    wait_until(lambda: reach.now().state == "away", seconds=10)
-    assert reach.now().why == "it does not answer"
+    wait_until(lambda: probe.result().state == "away", seconds=10)
+    assert probe.result().why == "it does not answer"
     gate.set()
     asking.join(10)
-    assert reach.now().state == "answers"
+    assert probe.result().state == "answers"
 
 
 def test_an_answer_that_is_an_error_says_what_it_said() -> None:
     def ask_in_vain() -> None:
         raise ServiceUnavailable("the bucket is on fire")
 
-    reach = Reach(ask_in_vain)
-    reach.ask()
-    assert (reach.now().state, reach.now().why) == ("away", "the bucket is on fire")
-    assert reach.watched()
+    probe = StoreProbe(ask_in_vain)
+    probe.run_once()
+    assert (probe.result().state, probe.result().why) == ("away", "the bucket is on fire")
+    assert probe.is_watched()
 
 
 def test_missing_messages_are_an_error_with_a_remedy(tmp_path: Path) -> None:
@@ -309,8 +308,8 @@ def test_a_server_that_is_not_ready_and_a_driver_that_ended_are_told(tmp_path: P
             return replace(super().driver(), state="restarting", error="it was killed")
 
     with Store(settings_in(tmp_path)) as store:
-        site = Site(store, unready="topics are being opened", jobs=Ended())
-        found = alerts(site, Reached("away", 0.0, "no route to it"), [])
+        context = ServerContext(store, unready="topics are being opened", jobs=Ended())
+        found = alerts(context, ProbeResult("away", 0.0, "no route to it"), [])
     assert [each.kind for each in found] == ["store", "spark", "unready"]
     assert "Appends go on" in found[0].text
 
@@ -325,6 +324,6 @@ def test_no_secret_of_the_store_is_told(tmp_path: Path) -> None:
     settings = replace(settings_in(tmp_path), cloud=cloud)
     settings = replace(settings, admin=replace(settings.admin, token="TOKEN-SECRET"))
     with Store(settings, store=backend) as store:
-        text = Overview(Site(store)).document(10, "", 0.0)
+        text = Overview(ServerContext(store)).document(10, "", 0.0)
     assert b"s3://logs/forebay" in text
     assert b"SECRET" not in text

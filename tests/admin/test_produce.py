@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from disks import in_thread, wait_until
-from forebay.admin.bodies import parse_lines
-from forebay.admin.room import PENDING
-from forebay.admin.site import Site
+from forebay.admin.context import ServerContext
+from forebay.admin.messages import parse_lines
+from forebay.admin.request import PENDING
 from forebay.errors import MessageTooLarge, UsageError
 from forebay.files.local import LocalDisk
 from forebay.limits import KIB, MESSAGE_BYTES_MAX, MIB
@@ -275,8 +275,8 @@ def test_a_full_disk_refuses_with_the_reason_and_goes_on_when_there_is_space(
 ) -> None:
     disk = FaultDisk(LocalDisk())
     settings = StoreSettings(data=tmp_path, admin=AdminSettings(listen="127.0.0.1:0"))
-    with Store(settings, disk=disk) as store, serving(site := Site(store)) as client:
-        server = Served(site, client)
+    with Store(settings, disk=disk) as store, serving(context := ServerContext(store)) as client:
+        server = Served(context, client)
         assert post(server, b'{"payload":"before"}').status == 200
         disk.space = 0
         for _ in range(3):

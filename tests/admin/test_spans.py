@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.admin.spans import (
+from forebay.admin.page.topic import (
     Span,
     bounded,
     gap_spans,

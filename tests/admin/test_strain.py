@@ -17,11 +17,10 @@ import pytest
 from disks import WatchedDisk, in_thread, wait_until
 from forebay.admin import messages
 from forebay.admin.app import build_app
-from forebay.admin.connections import ConnectionLimits, connections_max
-from forebay.admin.consume import STREAMS, Pace
-from forebay.admin.room import PENDING
-from forebay.admin.server import AdminServer
-from forebay.admin.site import Site
+from forebay.admin.consume import STREAMS, StreamTimeouts
+from forebay.admin.context import ServerContext
+from forebay.admin.request import PENDING
+from forebay.admin.server import AdminServer, ConnectionLimits, connections_max
 from forebay.client import ServerClient
 from forebay.files.local import LocalDisk
 from forebay.limits import KIB, MIB
@@ -38,22 +37,24 @@ TOPIC = "/default/orders"
 def strained(
     store: Store,
     *,
-    pace: Pace | None = None,
+    timeouts: StreamTimeouts | None = None,
     stall_seconds: float = 10,
     limits: ConnectionLimits | None = None,
 ) -> Iterator[Served]:
     """A server that is less patient than usual."""
-    site = Site(store)
-    app = build_app(site)
-    app.router.routes[:0] = messages.routes(site, pace=pace or Pace(), stall_seconds=stall_seconds)
+    context = ServerContext(store)
+    app = build_app(context)
+    app.router.routes[:0] = messages.routes(
+        context, timeouts=timeouts or StreamTimeouts(), stall_seconds=stall_seconds
+    )
     server = AdminServer(AdminSettings(listen="127.0.0.1:0"), limits)
-    site.url = server.bind()
+    context.url = server.bind()
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(app)))
     thread.start()
     wait_until(lambda: server.started)
     try:
-        with ServerClient(ServerAddress(site.url, site.instance)) as client:
-            yield Served(site, client)
+        with ServerClient(ServerAddress(context.url, context.instance)) as client:
+            yield Served(context, client)
     finally:
         server.stop()
         thread.join(10)
@@ -127,7 +128,7 @@ def fill(store: Store) -> None:
 def test_a_reader_that_takes_nothing_is_left_in_the_end(store: Store) -> None:
     fill(store)
     limits = ConnectionLimits(100, closing_seconds=0.1)
-    with strained(store, pace=Pace(stall_seconds=0.1), limits=limits) as server:
+    with strained(store, timeouts=StreamTimeouts(stall_seconds=0.1), limits=limits) as server:
         before, descriptors = STREAMS.value(), open_descriptors()
         with takes_nothing(server):
             wait_until(lambda: STREAMS.value() == before)
@@ -142,7 +143,10 @@ def test_a_reader_that_takes_nothing_makes_way_when_every_place_is_taken(tmp_pat
     admin = AdminSettings(streams_max=3)
     with Store(StoreSettings(data=tmp_path, admin=admin)) as store:
         fill(store)
-        with strained(store, pace=Pace(left_seconds=0.1)) as server, contextlib.ExitStack() as all_:
+        with (
+            strained(store, timeouts=StreamTimeouts(contended_stall_seconds=0.1)) as server,
+            contextlib.ExitStack() as all_,
+        ):
             for _ in range(3):
                 all_.enter_context(takes_nothing(server))
             wait_until(lambda: ask(server, "GET", f"{PATH}?limit=1").status == 200)
@@ -162,8 +166,8 @@ def test_readers_that_hang_hold_up_no_producer(tmp_path: Path) -> None:
             waiting.append(path)
             goes_on.wait(60)
 
-    with Store(settings, disk=disk) as store, serving(site := Site(store)) as client:
-        server = Served(site, client)
+    with Store(settings, disk=disk) as store, serving(context := ServerContext(store)) as client:
+        server = Served(context, client)
         topic = store.topic(TOPIC)
         topic.append_many([b"%d" % number for number in range(1000)], durability="synced")
         topic.rotate()

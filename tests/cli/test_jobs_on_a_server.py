@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import refused, run
-from forebay.admin.jobs import DONE, FAILED, QUEUED, RUNNING, DriverFacts, JobRecord
+from forebay.admin.jobs import DONE, FAILED, QUEUED, RUNNING, DriverStatus, JobRecord
 from served import Served, served
 
 
@@ -46,8 +46,8 @@ class FakeJobs:
     def cancel(self, job_id: str) -> JobRecord | None:
         return self.get(job_id)
 
-    def driver(self) -> DriverFacts:
-        return DriverFacts("ready", "local[2]", 1.0)
+    def driver(self) -> DriverStatus:
+        return DriverStatus("ready", "local[2]", 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 
 from disks import in_thread, wait_until
 from forebay import errors
-from forebay.admin.problems import facts_of
+from forebay.admin.errors import error_fields
 from forebay.client import ServerClient, ServerNote, read_note, server_file
 from forebay.client.http import told_error, took_nothing
 from forebay.errors import (
@@ -121,7 +121,7 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_survives_the_way_over_the_wire(error: ForebayError) -> None:
-    again = told_error(json.loads(json.dumps(facts_of(error))))
+    again = told_error(json.loads(json.dumps(error_fields(error))))
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert vars(again) == vars(error)

@@ -18,7 +18,7 @@ import yaml
 
 from blind_driver import FILLER, BlindDriver
 from cluster_fixtures import BlindCluster
-from forebay.admin.transfers import TRANSFERS
+from forebay.admin.executors import TRANSFERS
 from forebay.client import ServerNote, server_file
 from forebay.config import load_config
 from forebay.limits import MIB

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleets import HereFleet
-from forebay.admin.transfers import TRANSFERS
+from forebay.admin.executors import TRANSFERS
 from forebay.catalog.catalog import Catalog
 from forebay.client import ServerNote, server_file
 from forebay.client.disk import WINDOW_BYTES, ServerDisk

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forebay.service.demo import CHARACTERS, LOCAL_MIB, OBJECTS_MIB, demo_settings
+from forebay.service.demo import LOCAL_MIB, OBJECTS_MIB, WORKLOADS, demo_settings
 from forebay.settings import StoreSettings
 from server_processes import ServerProcess
 
@@ -26,13 +26,13 @@ def test_what_a_demo_stores_is_bounded(tmp_path: Path) -> None:
     settings = demo_settings(StoreSettings(data=tmp_path))
     assert settings.remote_retention.size_mb == OBJECTS_MIB
     assert settings.deleter.retention_size_mb == LOCAL_MIB
-    assert len(CHARACTERS) * (OBJECTS_MIB + LOCAL_MIB) < 600
+    assert len(WORKLOADS) * (OBJECTS_MIB + LOCAL_MIB) < 600
 
 
 @pytest.mark.timeout(300)
 def test_a_demo_fills_every_tier(tmp_path: Path) -> None:
     with ServerProcess("demo", tmp_path / "data", tmp_path / "log") as server:
-        server.wait_until(lambda: len(topics(server)) == len(CHARACTERS), "all topics")
+        server.wait_until(lambda: len(topics(server)) == len(WORKLOADS), "all topics")
         server.wait_until(lambda: all(tiers(each) >= TIERS for each in topics(server)), "all tiers")
         totals = server.client.json("GET", "/v1/overview")["totals"]
         assert totals["object_messages"] > 0

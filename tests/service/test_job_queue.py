@@ -18,11 +18,18 @@ import pytest
 from forebay.admin.jobs import JobRecord, JobsFull
 from forebay.format.names import JOBS_FILE
 from forebay.service.driver import LOG_BYTES_MAX, LOG_FILE, bound_log
-from forebay.service.jobs import JOBS_KEPT, WAITING_MAX, JobQueue, Patience, read_jobs, write_jobs
+from forebay.service.jobs import (
+    JOBS_KEPT,
+    WAITING_MAX,
+    JobQueue,
+    RestartBackoff,
+    read_jobs,
+    write_jobs,
+)
 from forebay.settings import StoreSettings, UploaderSettings
 
 FAKE = Path(__file__).with_name("fake_driver.py")
-QUICK = Patience(first_seconds=0.01, most_seconds=0.05)
+QUICK = RestartBackoff(first_seconds=0.01, most_seconds=0.05)
 
 
 @dataclass(slots=True)
@@ -63,7 +70,7 @@ async def running(
     file = data / "cycles"
     file.write_text(cycles)
     program = [sys.executable, str(FAKE), start, str(file)]
-    queue = JobQueue(settings, program=program, patience=QUICK, silence_seconds=silence)
+    queue = JobQueue(settings, command=program, backoff=QUICK, silence_seconds=silence)
     task = asyncio.create_task(queue.run())
     try:
         yield Ground(queue, file)
@@ -158,8 +165,8 @@ async def test_a_driver_that_does_not_start_is_told_and_tried_again(
 
 
 def test_pauses_grow_and_have_a_bound() -> None:
-    patience = Patience(first_seconds=1, most_seconds=10)
-    assert [patience.pause(ends) for ends in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 8, 10, 10]
+    backoff = RestartBackoff(first_seconds=1, most_seconds=10)
+    assert [backoff.delay_seconds(ends) for ends in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 8, 10, 10]
 
 
 async def test_the_queue_is_bounded(tmp_path: Path) -> None:

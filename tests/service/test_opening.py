@@ -16,12 +16,12 @@ async def test_every_topic_with_a_local_log_is_opened(tmp_path: Path) -> None:
     with forebay.open(tmp_path) as store:
         for name in names:
             store.topic(name).append(b"x")
-    told: list[str | None] = []
+    progress: list[str | None] = []
     with forebay.open(tmp_path) as store:
-        await asyncio.wait_for(TopicOpener(store, told.append).run(), 30)
+        await asyncio.wait_for(TopicOpener(store, progress.append).run(), 30)
         assert all(store.opened(name) is not None for name in names)
-    assert "10 of 10" in (told[-2] or "")
-    assert told[-1] is None
+    assert "10 of 10" in (progress[-2] or "")
+    assert progress[-1] is None
 
 
 async def test_a_topic_that_cannot_be_opened_is_told_and_tried_again(
@@ -35,7 +35,7 @@ async def test_a_topic_that_cannot_be_opened_is_told_and_tried_again(
     tried = asyncio.Event()
     with forebay.open(tmp_path) as store:
         opener = TopicOpener(
-            store, lambda words: tried.set() if words is None else None, again_seconds=0.05
+            store, lambda words: tried.set() if words is None else None, retry_seconds=0.05
         )
         opening = asyncio.create_task(opener.run())
         await asyncio.wait_for(tried.wait(), 30)

@@ -1,5 +1,12 @@
-"""HTTP: messages in and out, what is where, jobs, metrics, and the page that shows it all.
+"""The HTTP server: messages, topics, jobs, metrics, what executors need, and the page.
 
-`site` is what the handlers share, `app` puts the routes together, `server` listens. Handlers are
-asyncio on top of the engine's threads: what may wait for a disk or a network runs on a thread.
+    server    sockets and connections           messages      POST of messages: append
+    app       all routes, put together          consume       GET of messages: read and follow
+    context   what the handlers share           topics, jobs  what they are named after
+    guard     token, origin, request metrics    executors     segments and objects as bytes
+    errors    an error's HTTP status            sink_commits  batches of the Spark sink
+    request   query and body of a request       page/         what the page in the browser shows
+
+Handlers are asyncio on top of the engine's threads: a call that may wait for a disk or a network
+runs on a thread, never on the event loop.
 """

@@ -1,11 +1,12 @@
-"""`Guard`: who may ask, what every answer carries, and how requests are counted.
+"""`Guard`: the middleware that authenticates requests, counts them, and adds response headers.
 
-With a token, every path but the public ones wants it. Without one only this machine reaches the
-server; then a web page in a browser here must not: neither by a name of its own that it has
-resolve to this machine (the `Host` is checked), nor from another site (the `Origin` is).
+With a token, every path but the public ones requires it. Without one only this machine reaches the
+server, and a web page in a browser on this machine must not: neither by DNS rebinding (the `Host`
+is checked) nor from another site (the `Origin` is).
 
-A request that says which store it is meant for is refused if that is another one: its server had
-the address before, and its client does not know yet. Each answer says which run gave it.
+A request may name the store that it is meant for (`Forebay-Store`), and is refused if this is
+another one: its server had the address before, and the client does not know yet. Each response
+names the run of the server that gave it (`Forebay-Instance`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forebay.admin.problems import problem
+from forebay.admin.errors import error_response
 from forebay.admin.server import is_loopback
 from forebay.client.http import INSTANCE_HEADER, STORE_HEADER
 from forebay.metrics import SECONDS, Counter, Histogram
@@ -45,9 +46,9 @@ _POLICY: Final = (
     b"form-action 'none'; frame-ancestors 'none'"
 )
 _STORE: Final = STORE_HEADER.lower().encode()
-_ALWAYS: Final = [(b"x-content-type-options", b"nosniff")]
-_OF_THE_PAGE: Final = [
-    *_ALWAYS,
+_HEADERS: Final = [(b"x-content-type-options", b"nosniff")]
+_PAGE_HEADERS: Final = [
+    *_HEADERS,
     (b"content-security-policy", _POLICY),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
@@ -55,20 +56,20 @@ _OF_THE_PAGE: Final = [
 
 
 class Guard:
-    """ASGI middleware around everything else."""
+    """ASGI middleware around all routes."""
 
     def __init__(
         self, app: ASGIApp, settings: AdminSettings, *, store: str = "", instance: str = ""
     ) -> None:
         self._app = app
         self._store = store
-        ran_by = [(INSTANCE_HEADER.lower().encode(), instance.encode())]
-        self._always = [*_ALWAYS, *ran_by]
-        self._of_the_page = [*_OF_THE_PAGE, *ran_by]
+        instance_header = [(INSTANCE_HEADER.lower().encode(), instance.encode())]
+        self._headers = [*_HEADERS, *instance_header]
+        self._page_headers = [*_PAGE_HEADERS, *instance_header]
         self._token = None if settings.token is None else settings.token.encode()
         own = None if settings.url is None else urlsplit(settings.url.lower())
-        self._own_name = None if own is None else own.hostname
-        self._own_site = None if own is None else own.netloc
+        self._own_host = None if own is None else own.hostname
+        self._own_origin = None if own is None else own.netloc
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,51 +77,51 @@ class Guard:
             return
         path: str = scope["path"]
         page = path == "/" or path.startswith(_ASSETS)
-        added = self._of_the_page if page else self._always
+        added = self._page_headers if page else self._headers
         began = time.perf_counter()
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 method = scope["method"] if scope["method"] in _METHODS else "other"
-                # Not the path: whoever asks for many of them must not make as many series.
+                # Not the path: a client that asks for many paths must not create as many series.
                 route = getattr(scope.get("route"), "path", "none")
                 REQUESTS.add(1, method, route, str(message["status"]))
                 REQUEST_SECONDS.observe(time.perf_counter() - began, method, route)
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
-        answer = self._refusal(scope, path) or self._app
-        await answer(scope, receive, sending)
+        respond = self._refusal(scope, path) or self._app
+        await respond(scope, receive, sending)
 
     def _refusal(self, scope: Scope, path: str) -> Response | None:
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         if self._token is None:
-            return self._refuse_name(headers) or self._refuse_store(headers)
-        # First of all: who asks the wrong server does not want to hear about tokens.
-        answer = self._refuse_store(headers)
-        if answer is not None or path in _PUBLIC or path.startswith(_ASSETS):
-            return answer
+            return self._refuse_origin(headers) or self._refuse_store(headers)
+        # Before the token: for the wrong server, a client has the wrong token.
+        refusal = self._refuse_store(headers)
+        if refusal is not None or path in _PUBLIC or path.startswith(_ASSETS):
+            return refusal
         return _refuse_token(headers, self._token)
 
     def _refuse_store(self, headers: Sequence[tuple[bytes, bytes]]) -> Response | None:
-        for name, wanted in headers:
-            if name == _STORE and wanted != self._store.encode():
-                return problem(
+        for name, store in headers:
+            if name == _STORE and store != self._store.encode():
+                return error_response(
                     412,
                     "ServiceUnavailable",
-                    f"the request is for the store {wanted[:80].decode('latin-1')!r}, and this is "
+                    f"the request is for the store {store[:80].decode('latin-1')!r}, and this is "
                     f"{self._store}: another server has the address now; nothing was taken",
                     taken=False,
                 )
         return None
 
-    def _refuse_name(self, headers: Sequence[tuple[bytes, bytes]]) -> Response | None:
+    def _refuse_origin(self, headers: Sequence[tuple[bytes, bytes]]) -> Response | None:
         hosts = [value for name, value in headers if name == b"host"]
         origins = [value for name, value in headers if name == b"origin"]
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
         name = _without_port(host)
-        if not is_loopback(name) and name.strip("[]") != self._own_name:
-            return problem(
+        if not is_loopback(name) and name.strip("[]") != self._own_host:
+            return error_response(
                 403,
                 "ServiceRefused",
                 f"the request is for the host {host[:80]!r}, which is not this server's: use "
@@ -128,9 +129,9 @@ class Guard:
                 taken=False,
             )
         for origin in origins:
-            site = origin.decode("latin-1").lower().partition("://")[2]
-            if site not in {host, self._own_site}:
-                return problem(
+            netloc = origin.decode("latin-1").lower().partition("://")[2]
+            if netloc not in {host, self._own_origin}:
+                return error_response(
                     403,
                     "ServiceRefused",
                     "a page of another site may not ask this server",
@@ -141,20 +142,20 @@ class Guard:
 
 def _refuse_token(headers: Sequence[tuple[bytes, bytes]], token: bytes) -> Response | None:
     given = [value for name, value in headers if name == b"authorization"]
-    scheme, _, brought = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-    # The comparison takes as long whatever is wrong, so that nobody can guess piece by piece.
-    same = hmac.compare_digest(brought.strip(), token)
+    scheme, _, value = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    # In constant time, so that a token cannot be guessed byte by byte.
+    same = hmac.compare_digest(value.strip(), token)
     if same and scheme.lower() == b"bearer":
         return None
-    answer = problem(
+    response = error_response(
         401,
         "ServiceRefused",
         "this server wants a token: Authorization: Bearer <admin.token> (the commands take it "
         "from the configuration or from FOREBAY_TOKEN)",
         taken=False,
     )
-    answer.headers["WWW-Authenticate"] = "Bearer"
-    return answer
+    response.headers["WWW-Authenticate"] = "Bearer"
+    return response
 
 
 def _without_port(host: str) -> str:

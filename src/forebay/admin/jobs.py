@@ -1,12 +1,12 @@
-"""`/v1/jobs`: offload, compact and verify on Spark, as requests ask for them, and their past.
+"""`/v1/jobs`: jobs on Spark (offload, compact, verify): requests for them, and past ones.
 
     POST /v1/jobs        {"kind": "offload", "topics": ["/default/orders"]}   202, with the job
-    GET /v1/jobs         the newest first, and how the Spark driver is
+    GET /v1/jobs         the newest first, and the status of the Spark driver
     GET /v1/jobs/{id}    one of them
-    DELETE /v1/jobs/{id} ends it, if it is not over yet
+    DELETE /v1/jobs/{id} cancels it, if it is not over yet
 
-Who runs the jobs is behind the port `Jobs`; a server without Spark has none, and says so. A job's
-states are `queued → running → done | failed | cancelled | lost`. One that is lost was running when
+The jobs run behind the port `Jobs` (`forebay.service.jobs`); a server without Spark has none. A
+job's states are `queued → running → done | failed | cancelled | lost`. A lost job was running when
 its driver ended: what it had committed counts, and a new job does the rest.
 """
 
@@ -22,8 +22,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from forebay.admin.problems import problem
-from forebay.admin.site import Site
+from forebay.admin.context import ServerContext
+from forebay.admin.errors import error_response
+from forebay.admin.request import whole_number
 from forebay.errors import ForebayError, UnknownTopic, UsageError
 from forebay.format.names import parse_topic
 
@@ -44,7 +45,7 @@ class JobRecord:
     id: str
     kind: str
     topics: tuple[str, ...]
-    """Those that were named; none is all of them."""
+    """Those that were named; empty for all topics."""
     options: Mapping[str, int | bool]
     trigger: str
     """`request`, or `interval` for a cycle of the pipeline."""
@@ -54,32 +55,31 @@ class JobRecord:
     started: float | None = None
     ended: float | None = None
     done: int = 0
-    """Of the tasks of the Spark job that is under way."""
+    """Tasks of the running Spark job that are done."""
     total: int = 0
     label: str = ""
     """What is being done, in plain words."""
     summary: Mapping[str, int] = field(default_factory=dict)
-    """What came of it: objects, messages, bytes and such."""
+    """What it did: numbers of objects, messages, bytes and such."""
     error: str | None = None
     details: tuple[str, ...] = ()
     """The first findings or errors, one line each."""
     attempts: int = 1
-    """Cycles in a row that failed and are told as one."""
+    """Cycles in a row that failed and are recorded as one."""
 
     @property
     def over(self) -> bool:
         return self.state in OVER
 
-    def facts(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def as_json(self) -> dict[str, Any]:
         found = asdict(self)
         progress = {name: found.pop(name) for name in ("done", "total", "label")}
         return {**found, "progress": progress}
 
 
 @dataclass(frozen=True, slots=True)
-class DriverFacts:
-    """How the process is that runs the jobs."""
+class DriverStatus:
+    """The process that runs the jobs."""
 
     state: str
     """`starting`, `ready`, `working`, `restarting` or `stopped`."""
@@ -89,30 +89,30 @@ class DriverFacts:
     pid: int | None = None
     restarts: int = 0
     error: str | None = None
-    """Why the last one ended, while the next is not ready."""
+    """Why the last process ended, while the next one is not ready."""
 
 
 class JobsFull(ForebayError):
-    """As many jobs wait as may."""
+    """The queue of waiting jobs is full."""
 
 
 class Jobs(Protocol):
-    """Who runs jobs. All calls are quick, and from the event loop's thread."""
+    """A queue of jobs. Its calls are quick, and made from the event loop's thread."""
 
     def submit(
         self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
     ) -> JobRecord:
-        """Queues a job; JobsFull if there is no place for it."""
+        """Queues a job; JobsFull if too many wait."""
 
     def list(self) -> Sequence[JobRecord]:
-        """All that are remembered, the newest first. From any thread."""
+        """All jobs that are kept, the newest first. From any thread."""
 
     def get(self, job_id: str) -> JobRecord | None: ...
 
     def cancel(self, job_id: str) -> JobRecord | None:
-        """Ends a job that waits, asks one that runs to end, leaves one that is over."""
+        """Ends a waiting job, asks a running one to end, and leaves one that is over."""
 
-    def driver(self) -> DriverFacts:
+    def driver(self) -> DriverStatus:
         """From any thread."""
 
 
@@ -126,27 +126,27 @@ _OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "orphans": "true or false",
     },
 }
-"""What a job of a kind can be told, and what the values are."""
+"""The options of each kind of job, with the rule for their values."""
 
 
 def parse_request(body: bytes) -> tuple[str, tuple[str, ...], dict[str, int | bool]]:
     """Kind, topics and options of a request for a job; UsageError for anything else."""
     try:
-        asked = orjson.loads(body)
+        found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise UsageError(f"the body is not JSON: {error}") from error
-    if not isinstance(asked, dict):
+    if not isinstance(found, dict):
         raise UsageError('the body must be an object, such as {"kind": "offload"}')
-    kind = asked.pop("kind", None)
+    kind = found.pop("kind", None)
     if not isinstance(kind, str) or kind not in KINDS:
         raise UsageError(f"kind is {_shown(kind)}; it must be one of {', '.join(KINDS)}")
-    topics = asked.pop("topics", None) or []
+    topics = found.pop("topics", None) or []
     if not isinstance(topics, list) or not all(isinstance(each, str) for each in topics):
         raise UsageError(f"topics is {_shown(topics)}; it must be a list of names")
     if len(topics) > _TOPICS_MAX:
         raise UsageError(f"topics has {len(topics)} names; at most {_TOPICS_MAX} are taken")
     names = tuple(dict.fromkeys(str(parse_topic(each)) for each in topics))
-    return kind, names, {name: _option(kind, name, value) for name, value in asked.items()}
+    return kind, names, {name: _option(kind, name, value) for name, value in found.items()}
 
 
 def _option(kind: str, name: str, value: object) -> int | bool:
@@ -165,83 +165,75 @@ def _shown(value: object) -> str:
     return repr(value)[:80]
 
 
-def routes(site: Site) -> list[BaseRoute]:
+def routes(context: ServerContext) -> list[BaseRoute]:
     async def create(request: Request) -> Response:
-        body = await _body(request)
-        kind, topics, options = parse_request(body)
-        if site.jobs is None:
+        kind, topics, options = parse_request(await _body(request))
+        if context.jobs is None:
             return _no_spark()
         if topics:
-            await asyncio.to_thread(_require_known, site, topics)
+            await asyncio.to_thread(_require_known, context, topics)
         try:
-            job = site.jobs.submit(kind, topics, options)
+            job = context.jobs.submit(kind, topics, options)
         except JobsFull as error:
-            return problem(429, "ServiceUnavailable", str(error))
-        return JSONResponse(job.facts(), 202, {"Location": f"/v1/jobs/{job.id}"})
+            return error_response(429, "ServiceUnavailable", str(error))
+        return JSONResponse(job.as_json(), 202, {"Location": f"/v1/jobs/{job.id}"})
 
-    async def every(request: Request) -> Response:
-        wanted = _wanted(request)
-        limit = _limit(request)
-        jobs = site.jobs.list() if site.jobs is not None else []
-        found = [job.facts() for job in jobs if wanted(job)]
-        spark = None if site.jobs is None else asdict(site.jobs.driver())
+    async def list_all(request: Request) -> Response:
+        is_wanted = _filter(request)
+        text = request.query_params.get("limit", "100")
+        limit = whole_number("limit", text, 1, _LIST_MAX, rule=f"1 to {_LIST_MAX}")
+        jobs = context.jobs.list() if context.jobs is not None else []
+        found = [job.as_json() for job in jobs if is_wanted(job)]
+        spark = None if context.jobs is None else asdict(context.jobs.driver())
         return JSONResponse({"jobs": found[:limit], "spark": spark})
 
-    async def one(request: Request) -> Response:
-        job = None if site.jobs is None else site.jobs.get(request.path_params["id"])
-        return _unknown(request) if job is None else JSONResponse(job.facts())
+    async def show(request: Request) -> Response:
+        job = None if context.jobs is None else context.jobs.get(request.path_params["id"])
+        return _unknown(request) if job is None else JSONResponse(job.as_json())
 
     async def cancel(request: Request) -> Response:
-        job = None if site.jobs is None else site.jobs.cancel(request.path_params["id"])
+        job = None if context.jobs is None else context.jobs.cancel(request.path_params["id"])
         if job is None:
             return _unknown(request)
-        return JSONResponse(job.facts(), 200 if job.over else 202)
+        return JSONResponse(job.as_json(), 200 if job.over else 202)
 
     return [
         Route("/v1/jobs", create, methods=["POST"]),
-        Route("/v1/jobs", every, methods=["GET"]),
-        Route("/v1/jobs/{id}", one, methods=["GET"]),
+        Route("/v1/jobs", list_all, methods=["GET"]),
+        Route("/v1/jobs/{id}", show, methods=["GET"]),
         Route("/v1/jobs/{id}", cancel, methods=["DELETE"]),
     ]
 
 
-def _require_known(site: Site, topics: Sequence[str]) -> None:
-    unknown = set(topics).difference(site.store.topics())
+def _require_known(context: ServerContext, topics: Sequence[str]) -> None:
+    unknown = set(topics).difference(context.store.topics())
     if unknown:
-        raise UnknownTopic(f"there is no topic {min(unknown)} in {site.settings.data}")
+        raise UnknownTopic(f"there is no topic {min(unknown)} in {context.settings.data}")
 
 
 async def _body(request: Request) -> bytes:
-    taken = bytearray()
-    async for piece in request.stream():
-        taken += piece
-        if len(taken) > _BODY_BYTES_MAX:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _BODY_BYTES_MAX:
             raise UsageError(f"the body is larger than {_BODY_BYTES_MAX} bytes")
-    return bytes(taken)
+    return bytes(body)
 
 
-def _wanted(request: Request) -> Callable[[JobRecord], bool]:
+def _filter(request: Request) -> Callable[[JobRecord], bool]:
     asked = {name: request.query_params.get(name) for name in ("kind", "state", "trigger")}
     given = {name: value for name, value in asked.items() if value}
     return lambda job: all(getattr(job, name) == value for name, value in given.items())
 
 
-def _limit(request: Request) -> int:
-    text = request.query_params.get("limit", "100")
-    digits = text.isascii() and text.isdigit() and len(text) <= 9
-    if not digits or not 1 <= int(text) <= _LIST_MAX:
-        raise UsageError(f"limit is {text[:40]!r}; it must be 1 to {_LIST_MAX}")
-    return int(text)
-
-
 def _unknown(request: Request) -> Response:
-    return problem(
+    return error_response(
         404, "UsageError", f"there is no job {request.path_params['id'][:80]!r} here, or no more"
     )
 
 
 def _no_spark() -> Response:
-    return problem(
+    return error_response(
         409,
         "ServiceRefused",
         "this server runs no Spark, so it has no jobs: start it with `forebay up`, or run "

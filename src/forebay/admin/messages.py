@@ -1,50 +1,420 @@
-"""`/v1/topics/{namespace}/{topic}/messages`: POST puts messages in, GET gets them out."""
+"""`/v1/topics/{namespace}/{topic}/messages`: POST appends messages; GET is in `consume`.
+
+A body is one payload, or lines of JSON (`application/x-ndjson`), one message a line:
+
+    {"payload": "text", "attributes": {"k": "v"}, "routing_key": null}
+
+A payload that is not UTF-8 is `payload_base64`. A body is read whole, within limits, and checked
+whole before its first message is appended: all its messages go in with one append, or none does.
+Nothing waits for the disk on the event loop, and only a request that waits for an upload has a
+thread of its own.
+
+What a caller gets wrong: an error after the append (the disk failed, the server stopped) does not
+mean that the messages are absent. A 4xx means it, and so does `"taken": false` in any error. Where
+the upload failed, `synced` says how far the log has the messages.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import base64
+import binascii
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
 
+import orjson
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from forebay.admin.consume import PACE, Consume, Pace
-from forebay.admin.intake import STALL_SECONDS
-from forebay.admin.problems import problem
-from forebay.admin.produce import Produce
-from forebay.admin.site import Site
+from forebay.admin.consume import TIMEOUTS, ConsumeHandler, StreamTimeouts
+from forebay.admin.context import ServerContext
+from forebay.admin.errors import error_response, nothing_taken
+from forebay.admin.request import (
+    BUDGET_WAIT_SECONDS,
+    STALL_SECONDS,
+    ByteBudget,
+    Query,
+    RequestBody,
+    one_of,
+    parse_query,
+    topic_of,
+)
+from forebay.errors import (
+    ForebayError,
+    MessageTooLarge,
+    ServiceUnavailable,
+    UsageError,
+    WaitTimeout,
+)
+from forebay.limits import ATTRIBUTES_MAX, KIB, MESSAGE_BYTES_MAX, MIB
+from forebay.metrics import Counter
+from forebay.topic.store import AnyDurability, Topic
 
 PATH: Final = "/v1/topics/{namespace}/{topic}/messages"
+NDJSON: Final = b"application/x-ndjson"
+_DURABILITIES: Final[tuple[AnyDurability, ...]] = ("buffered", "synced", "uploaded")
 _CLIENT_GONE: Final = 499
-"""What the metrics say of a request whose client did not wait for the answer."""
+"""The status in the metrics of a request whose client did not wait for the response."""
+_PARSE_ON_LOOP_BYTES: Final = 1 * MIB
+"""A larger body is parsed on a thread."""
+_UPLOADS_MAX: Final = 32
+_MESSAGES: Final = Counter("forebay_http_messages_appended_total", "Messages taken over HTTP.")
+_KEYS: Final = ("payload", "payload_base64", "attributes", "routing_key")
+_SET_BY_LOG: Final = {"offset", "publish_time"}
+_SEPARATOR: Final = b",\n0,"
+_SHOWN: Final = 40
+_OVERHEAD_BYTES: Final = 2 * KIB
+"""What a message's encoding adds to its parts, at most: two names of topics, and numbers."""
+_KINDS: Final = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
 
 
-class Messages:
-    """An ASGI application, not a function of a request: bodies and answers are streams."""
+def routes(
+    context: ServerContext,
+    *,
+    timeouts: StreamTimeouts = TIMEOUTS,
+    stall_seconds: float = STALL_SECONDS,
+) -> list[BaseRoute]:
+    """`stall_seconds` is how long a producer may take for the next chunk of a body."""
+    produce = ProduceHandler(context, stall_seconds=stall_seconds)
+    consume = ConsumeHandler(context, timeouts=timeouts)
+    return [Route(PATH, _Endpoint(produce, consume), name="messages")]
 
-    def __init__(self, site: Site, pace: Pace, stall_seconds: float) -> None:
-        self._produce = Produce(site, stall_seconds=stall_seconds)
-        self._consume = Consume(site, pace=pace)
+
+class _Endpoint:
+    """An ASGI application, not a function of a request: bodies and responses are streams."""
+
+    def __init__(self, produce: ProduceHandler, consume: ConsumeHandler) -> None:
+        self._produce = produce
+        self._consume = consume
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope["method"]
         if method == "GET":
-            await self._consume.answer(scope, receive, send)
+            await self._consume.handle(scope, receive, send)
             return
         if method == "POST":
             try:
-                answer = await self._produce.answer(scope, receive)
+                response = await self._produce.handle(scope, receive)
             except ClientDisconnect:
-                answer = Response(status_code=_CLIENT_GONE)
+                response = Response(status_code=_CLIENT_GONE)
         else:
-            answer = problem(405, "UsageError", "messages are POSTed, and got with GET")
-            answer.headers["Allow"] = "GET, POST"
-        await answer(scope, receive, send)
+            response = error_response(405, "UsageError", "messages are POSTed, and got with GET")
+            response.headers["Allow"] = "GET, POST"
+        await response(scope, receive, send)
 
 
-def routes(
-    site: Site, *, pace: Pace = PACE, stall_seconds: float = STALL_SECONDS
-) -> list[BaseRoute]:
-    """`stall_seconds` is what a producer gets for the next piece of a body."""
-    return [Route(PATH, Messages(site, pace, stall_seconds), name="messages")]
+@dataclass(frozen=True, slots=True)
+class NewMessages:
+    """Messages to append, as columns; a column that is empty for all messages is None."""
+
+    payloads: list[bytes]
+    attributes: list[dict[str, str] | None] | None = None
+    routing_keys: list[str | None] | None = None
+
+
+class ProduceHandler:
+    def __init__(self, context: ServerContext, *, stall_seconds: float = STALL_SECONDS) -> None:
+        admin = context.settings.admin
+        self._context = context
+        self._bytes_max = admin.request_bytes_max
+        self._messages_max = admin.request_messages_max
+        self._stall_seconds = stall_seconds
+        self._budget = ByteBudget(
+            admin.pending_bytes_max, BUDGET_WAIT_SECONDS, "admin.pending_bytes_max"
+        )
+        self._uploads = asyncio.Semaphore(_UPLOADS_MAX)
+
+    async def handle(self, scope: Scope, receive: Receive) -> Response:
+        headers = dict(scope["headers"])
+        lines = headers.get(b"content-type", b"").split(b";")[0].strip().lower() == NDJSON
+        query = _parse_query(scope["query_string"], lines=lines)
+        durability = one_of(query, "durability", _DURABILITIES, "synced")
+        name = topic_of(scope["path_params"])
+        body = RequestBody(
+            receive,
+            self._budget,
+            headers,
+            self._bytes_max,
+            "admin.request_bytes_max",
+            stall_seconds=self._stall_seconds,
+        )
+        try:
+            with nothing_taken():
+                new = await self._parse(await body.read(), query, lines=lines)
+                topic = self._context.store.opened(str(name))
+                if topic is None:
+                    topic = await asyncio.to_thread(self._context.topic, name)
+            if durability == "uploaded":
+                offsets = await self._append_and_upload(topic, new)
+            else:
+                offsets = await topic.append_many_async(
+                    new.payloads, new.attributes, new.routing_keys, durability
+                )
+        finally:
+            body.release()
+        _MESSAGES.add(len(offsets))
+        appended = {
+            "topic": str(name),
+            "first_offset": offsets.start,
+            "next_offset": offsets.stop,
+            "count": len(offsets),
+            "durability": durability,
+        }
+        return Response(orjson.dumps(appended), media_type="application/json")
+
+    async def _parse(self, data: bytes, query: Query, *, lines: bool) -> NewMessages:
+        if not lines:
+            return one_message(
+                data, query.get("attribute", []), query.get("routing_key", [None])[0]
+            )
+        if len(data) <= _PARSE_ON_LOOP_BYTES:
+            return parse_lines(data, self._messages_max)
+        return await asyncio.to_thread(parse_lines, data, self._messages_max)
+
+    async def _append_and_upload(self, topic: Topic, new: NewMessages) -> range:
+        """Waits for the upload on a thread that a stop of the server does not wait for."""
+        if self._uploads.locked():
+            with nothing_taken():
+                raise ServiceUnavailable(
+                    f"{_UPLOADS_MAX} requests wait for uploads already: nothing of this one was "
+                    "taken, send it again, or with durability=synced"
+                )
+        async with self._uploads:
+            offsets = await topic.append_many_async(
+                new.payloads, new.attributes, new.routing_keys, "synced"
+            )
+            last = offsets.stop - 1
+            try:
+                await self._unless_stopping(
+                    _on_own_thread(lambda: topic.wait(last, durability="uploaded")), last
+                )
+            except ForebayError as error:
+                raise _not_uploaded(offsets, error) from error
+        return offsets
+
+    async def _unless_stopping(self, uploaded: asyncio.Future[None], last: int) -> None:
+        stopping = asyncio.create_task(self._context.stopping.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {uploaded, stopping}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        if not uploaded.done():
+            raise WaitTimeout(f"the server stops before the message at {last} is uploaded")
+        uploaded.result()
+
+
+def _parse_query(raw: bytes, *, lines: bool) -> Query:
+    query = parse_query(raw, ("durability", "routing_key"), ("attribute",))
+    for name in ("routing_key", "attribute"):
+        if lines and name in query:
+            raise UsageError(
+                f"{name} goes with a body that is one payload; here it is in each line"
+            )
+    return query
+
+
+def _not_uploaded(offsets: range, error: ForebayError) -> WaitTimeout:
+    """Whatever the error is, the messages are in the log: it must not look like a refusal."""
+    failed = WaitTimeout(
+        f"the messages from offset {offsets.start} to {offsets.stop - 1} are synced, and are not "
+        f"uploaded: {error}; do not send them again"
+    )
+    vars(failed).update(first_offset=offsets.start, synced=offsets.stop)
+    return failed
+
+
+def _on_own_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Runs `work`, which may take as long as an upload does, on a thread that nobody joins."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        failure: Exception | None = None
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  # raised again where the future is awaited
+            failure = error
+        try:
+            loop.call_soon_threadsafe(settle, failure)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    threading.Thread(target=run, name="forebay-http-upload", daemon=True).start()
+    return done
+
+
+# ---- parsing a body; pure ---------------------------------------------------------------------
+
+
+def parse_lines(body: bytes, messages_max: int) -> NewMessages:
+    """All messages of a body; UsageError with the number of the first line that is not one.
+
+    Blank lines count as lines, and are no messages.
+    """
+    new = _parse_payloads(body.strip(), messages_max)
+    if new is None:
+        new = _parse_each(body, messages_max)
+    if len(body) > MESSAGE_BYTES_MAX - _OVERHEAD_BYTES:
+        _require_sizes(new)
+    return new
+
+
+def _parse_payloads(text: bytes, messages_max: int) -> NewMessages | None:
+    """Lines with nothing but a payload, all parsed at once; None if they must be parsed singly.
+
+    They are parsed as one list, with a 0 in the place of each line end. A line end inside a string
+    or an object is then not JSON, and a list is not a message: so each 0 is between two lines, and
+    if there are as many objects as lines, each line is one message.
+    """
+    listed = text.replace(b"\n", _SEPARATOR)
+    # Counted by length, which costs a fifth of text.count().
+    count = (len(listed) - len(text)) // (len(_SEPARATOR) - 1) + 1
+    if count > messages_max:
+        return None
+    try:
+        found = orjson.loads(b"[%b]" % listed)
+        objects = found[::2]
+        if len(found) == 2 * count - 1 and sum(map(len, objects)) == count:
+            return NewMessages([each["payload"].encode() for each in objects])
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        pass
+    return None
+
+
+def _parse_each(body: bytes, messages_max: int) -> NewMessages:
+    payloads: list[bytes] = []
+    attributes: list[dict[str, str] | None] = []
+    routing_keys: list[str | None] = []
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        if len(payloads) >= messages_max:
+            raise MessageTooLarge(
+                f"line {number}: a request has {messages_max} messages at most "
+                "(admin.request_messages_max): send the rest in another one"
+            )
+        try:
+            payload, pairs, key = _message(orjson.loads(line))
+        except orjson.JSONDecodeError as error:
+            raise UsageError(
+                f"line {number}, column {error.colno}: not JSON: {error.msg}; each line is one "
+                'message, such as {"payload": "text"}'
+            ) from error
+        except UsageError as error:
+            raise UsageError(f"line {number}: {error}") from error
+        payloads.append(payload)
+        attributes.append(pairs)
+        routing_keys.append(key)
+    if not payloads:
+        raise UsageError('the body has no message; a message is a line like {"payload": "text"}')
+    return NewMessages(
+        payloads,
+        attributes if any(attributes) else None,
+        routing_keys if any(key is not None for key in routing_keys) else None,
+    )
+
+
+def _message(found: Any) -> tuple[bytes, dict[str, str] | None, str | None]:
+    if type(found) is not dict:
+        raise UsageError(f"{_KINDS[type(found)]}; a message is an object")
+    for name in found:
+        if name in _SET_BY_LOG:
+            raise UsageError(f"{name} is given by the log: leave it out")
+        if name not in _KEYS:
+            raise UsageError(f"unknown key {name[:_SHOWN]!r}; known ones: {', '.join(_KEYS)}")
+    return _payload(found), _attributes(found.get("attributes")), _key(found.get("routing_key"))
+
+
+def _payload(found: dict[str, Any]) -> bytes:
+    if ("payload" in found) == ("payload_base64" in found):
+        given = "both" if "payload" in found else "neither"
+        raise UsageError(f"a message has either payload or payload_base64; this has {given}")
+    name = "payload" if "payload" in found else "payload_base64"
+    text = found[name]
+    if type(text) is not str:
+        raise UsageError(f"{name} is {_KINDS[type(text)]}; it must be text")
+    if name == "payload":
+        return text.encode()
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:  # ValueError: not ASCII
+        raise UsageError(f"payload_base64 is no base64: {error}") from error
+
+
+def _attributes(found: Any) -> dict[str, str] | None:
+    if found is None:
+        return None
+    if type(found) is not dict:
+        raise UsageError(f"attributes is {_KINDS[type(found)]}; it must be an object of texts")
+    for name, text in found.items():
+        if type(text) is not str:
+            raise UsageError(
+                f"attribute {name[:_SHOWN]!r} is {_KINDS[type(text)]}; it must be text"
+            )
+    if len(found) > ATTRIBUTES_MAX:
+        raise UsageError(f"{len(found)} attributes; a message has {ATTRIBUTES_MAX} at most")
+    return found
+
+
+def _key(found: Any) -> str | None:
+    if found is not None and type(found) is not str:
+        raise UsageError(f"routing_key is {_KINDS[type(found)]}; it must be text, or null")
+    return found
+
+
+def one_message(body: bytes, pairs: list[str], routing_key: str | None) -> NewMessages:
+    """A body that is one payload, with attributes as `name=text`."""
+    attributes: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise UsageError(f"attribute is {pair[:_SHOWN]!r}; it must be name=text")
+        if name in attributes:
+            raise UsageError(f"attribute {name[:_SHOWN]!r} is given twice")
+        attributes[name] = text
+    if len(attributes) > ATTRIBUTES_MAX:
+        raise UsageError(f"{len(attributes)} attributes; a message has {ATTRIBUTES_MAX} at most")
+    new = NewMessages(
+        [body],
+        [attributes] if attributes else None,
+        None if routing_key is None else [routing_key],
+    )
+    if len(body) > MESSAGE_BYTES_MAX - 2 * _OVERHEAD_BYTES:
+        _require_sizes(new)
+    return new
+
+
+def _require_sizes(new: NewMessages) -> None:
+    """Before anything is appended: one that is refused half-way would be stored in part."""
+    for row, payload in enumerate(new.payloads):
+        pairs = new.attributes[row] if new.attributes is not None else None
+        key = new.routing_keys[row] if new.routing_keys is not None else None
+        size = len(payload) + len((key or "").encode()) + _OVERHEAD_BYTES
+        size += sum(
+            len(name.encode()) + len(text.encode()) + 16 for name, text in (pairs or {}).items()
+        )
+        if size > MESSAGE_BYTES_MAX:
+            raise MessageTooLarge(
+                f"message {row + 1} has {size} bytes; a message has {MESSAGE_BYTES_MAX} at most"
+            )

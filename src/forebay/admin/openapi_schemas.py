@@ -1,26 +1,69 @@
-"""The schemas of what the server takes and answers."""
+"""The schemas of request and response bodies in the OpenAPI document, and functions to write them.
+
+The document around them, with the paths, is in `openapi`.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from forebay.admin.openapi_words import (
-    COUNT,
-    FLAG,
-    RANGE,
-    SECONDS,
-    TEXT,
-    Json,
-    choice,
-    listed,
-    loose,
-    nullable,
-    record,
-    ref,
-    told,
-    whole,
-)
 from forebay.limits import ATTRIBUTES_MAX, OFFSET_MAX
+
+Json = dict[str, Any]
+
+TEXT: Final[Json] = {"type": "string"}
+FLAG: Final[Json] = {"type": "boolean"}
+COUNT: Final[Json] = {"type": "integer", "minimum": 0}
+SECONDS: Final[Json] = {"type": "number", "description": "Seconds since 1970-01-01 UTC."}
+RANGE: Final[Json] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0},
+    "minItems": 2,
+    "maxItems": 2,
+    "description": "Offsets: the first, and one more than the last.",
+}
+OFFSET: Final[Json] = {"type": "integer", "minimum": 0, "maximum": OFFSET_MAX}
+
+
+def ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def described(schema: Json, description: str) -> Json:
+    """The schema with a description."""
+    return {**schema, "description": description}
+
+
+def nullable(schema: Json) -> Json:
+    kind = schema.get("type")
+    if isinstance(kind, str) and "enum" not in schema:
+        return {**schema, "type": [kind, "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def array(items: Json, **bounds: int) -> Json:
+    return {"type": "array", "items": items, **bounds}
+
+
+def enum(*words: str) -> Json:
+    return {"type": "string", "enum": list(words)}
+
+
+def integer(least: int, most: int, default: int | None = None) -> Json:
+    found: Json = {"type": "integer", "minimum": least, "maximum": most}
+    return found if default is None else {**found, "default": default}
+
+
+def strict_object(properties: dict[str, Json], *, optional: tuple[str, ...] = ()) -> Json:
+    """An object that has these keys and no others; all but the optional ones always."""
+    return {**open_object(properties, optional=optional), "additionalProperties": False}
+
+
+def open_object(properties: dict[str, Json], *, optional: tuple[str, ...] = ()) -> Json:
+    """An object that has at least these keys."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required}
+
 
 _ATTRIBUTES: Final[Json] = {
     "type": "object",
@@ -28,22 +71,22 @@ _ATTRIBUTES: Final[Json] = {
     "maxProperties": ATTRIBUTES_MAX,
 }
 _PAYLOAD: Final[dict[str, Json]] = {
-    "payload": told(TEXT, "Of a payload that is UTF-8."),
-    "payload_base64": told(TEXT, "Of any other."),
+    "payload": described(TEXT, "Of a payload that is UTF-8."),
+    "payload_base64": described(TEXT, "Of any other."),
 }
 _ONE_PAYLOAD: Final[Json] = {"oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}]}
 
 # ---- errors, health ---------------------------------------------------------------------------
 
 _GENERAL: Final[dict[str, Json]] = {
-    "Error": record(
+    "Error": strict_object(
         {
             "error": {
-                **loose(
+                **open_object(
                     {
-                        "kind": told(TEXT, "The name of the error, as the library has it."),
-                        "message": told(TEXT, "What is wrong, where, and what to do."),
-                        "taken": told(
+                        "kind": described(TEXT, "The name of the error, as the library has it."),
+                        "message": described(TEXT, "What is wrong, where, and what to do."),
+                        "taken": described(
                             FLAG,
                             "`false`: nothing of the request was taken, for sure. Missing: that "
                             "is not known.",
@@ -55,17 +98,19 @@ _GENERAL: Final[dict[str, Json]] = {
             }
         }
     ),
-    "Health": record(
+    "Health": strict_object(
         {
-            "status": choice("ok"),
-            "instance": told(TEXT, "Of this run of the server."),
-            "store": told(TEXT, "Of the data directory: the same from one run to the next."),
+            "status": enum("ok"),
+            "instance": described(TEXT, "Of this run of the server."),
+            "store": described(TEXT, "Of the data directory: the same from one run to the next."),
             "up_seconds": {"type": "number"},
         }
     ),
-    "Ready": record({"status": choice("ready"), "instance": TEXT}),
-    "Config": told(
-        loose({"data": nullable(TEXT), "storage": {"type": "object"}, "admin": {"type": "object"}}),
+    "Ready": strict_object({"status": enum("ready"), "instance": TEXT}),
+    "Config": described(
+        open_object(
+            {"data": nullable(TEXT), "storage": {"type": "object"}, "admin": {"type": "object"}}
+        ),
         "Section by section as in the configuration file, all keys given; secrets are `***`.",
     ),
 }
@@ -74,17 +119,17 @@ _GENERAL: Final[dict[str, Json]] = {
 
 _MESSAGES: Final[dict[str, Json]] = {
     "NewMessage": {
-        **record(
+        **strict_object(
             {**_PAYLOAD, "attributes": nullable(_ATTRIBUTES), "routing_key": nullable(TEXT)},
             optional=("payload", "payload_base64", "attributes", "routing_key"),
         ),
         **_ONE_PAYLOAD,
     },
     "Message": {
-        **record(
+        **strict_object(
             {
                 "offset": COUNT,
-                "publish_time": told(COUNT, "Milliseconds since 1970-01-01 UTC."),
+                "publish_time": described(COUNT, "Milliseconds since 1970-01-01 UTC."),
                 **_PAYLOAD,
                 "attributes": _ATTRIBUTES,
                 "routing_key": nullable(TEXT),
@@ -93,17 +138,17 @@ _MESSAGES: Final[dict[str, Json]] = {
         ),
         **_ONE_PAYLOAD,
     },
-    "MessageLine": told(
-        {"oneOf": [ref("Message"), record({"lost": RANGE}), ref("Error")]},
+    "MessageLine": described(
+        {"oneOf": [ref("Message"), strict_object({"lost": RANGE}), ref("Error")]},
         "One line of an answer. An error is the last line.",
     ),
-    "Appended": record(
+    "Appended": strict_object(
         {
             "topic": TEXT,
             "first_offset": COUNT,
             "next_offset": COUNT,
             "count": COUNT,
-            "durability": choice("buffered", "synced", "uploaded"),
+            "durability": enum("buffered", "synced", "uploaded"),
         }
     ),
 }
@@ -113,25 +158,27 @@ _MESSAGES: Final[dict[str, Json]] = {
 _STAGES: Final = ("start", "appended", "synced", "uploaded", "verified")
 _PIECE: Final[dict[str, Json]] = {"start_offset": COUNT, "next_offset": COUNT, "bytes": COUNT}
 _TOPICS: Final[dict[str, Json]] = {
-    "TopicList": record(
+    "TopicList": strict_object(
         {
-            "topics": listed(
-                record(
+            "topics": array(
+                strict_object(
                     {
                         "topic": TEXT,
-                        "open": told(FLAG, "Whether this server has it open."),
+                        "open": described(FLAG, "Whether this server has it open."),
                         **{
-                            stage: told(nullable(COUNT), "Known of a topic that is open.")
+                            stage: described(nullable(COUNT), "Known of a topic that is open.")
                             for stage in _STAGES
                         },
                     }
                 )
             ),
-            "total": told(COUNT, "Of all pages."),
-            "next": told(nullable(TEXT), "What `after` is for the next page; null on the last."),
+            "total": described(COUNT, "Of all pages."),
+            "next": described(
+                nullable(TEXT), "What `after` is for the next page; null on the last."
+            ),
         }
     ),
-    "Segment": record(
+    "Segment": strict_object(
         {
             "file": TEXT,
             **_PIECE,
@@ -141,42 +188,42 @@ _TOPICS: Final[dict[str, Json]] = {
             "kept_because": nullable(TEXT),
         }
     ),
-    "Object": record(
+    "Object": strict_object(
         {
             "object_id": TEXT,
             **_PIECE,
-            "created_at": told(COUNT, "Seconds since 1970-01-01 UTC."),
+            "created_at": described(COUNT, "Seconds since 1970-01-01 UTC."),
             "verified": FLAG,
         }
     ),
-    "Topic": record(
+    "Topic": strict_object(
         {
             "topic": TEXT,
-            "open": told(FLAG, "Whether this server has it open."),
+            "open": described(FLAG, "Whether this server has it open."),
             "start_offset": COUNT,
-            "appended": told(nullable(COUNT), "Next offset of the stage, as the next ones."),
-            "synced": told(nullable(COUNT), "Null where the topic's log is not here."),
+            "appended": described(nullable(COUNT), "Next offset of the stage, as the next ones."),
+            "synced": described(nullable(COUNT), "Null where the topic's log is not here."),
             "uploaded": COUNT,
             "verified": COUNT,
-            "memory": told(nullable(RANGE), "What the owner holds in memory."),
+            "memory": described(nullable(RANGE), "What the owner holds in memory."),
             "reserved": nullable(COUNT),
             "epoch": nullable(COUNT),
             "owner": nullable(TEXT),
-            "lost": listed(RANGE),
-            "segments": told(listed(ref("Segment")), "The newest ones, oldest first."),
+            "lost": array(RANGE),
+            "segments": described(array(ref("Segment")), "The newest ones, oldest first."),
             "segments_total": COUNT,
             "segments_bytes": COUNT,
-            "objects": told(listed(ref("Object")), "The newest ones, oldest first."),
+            "objects": described(array(ref("Object")), "The newest ones, oldest first."),
             "objects_total": COUNT,
             "objects_bytes": COUNT,
-            "problems": told(listed(TEXT), "What contradicts itself, in plain words."),
+            "problems": described(array(TEXT), "What contradicts itself, in plain words."),
         }
     ),
-    "Explanation": record(
+    "Explanation": strict_object(
         {
             "topic": TEXT,
             "offset": COUNT,
-            "state": choice(
+            "state": enum(
                 "stored",
                 "in memory",
                 "not yet appended",
@@ -186,10 +233,10 @@ _TOPICS: Final[dict[str, Json]] = {
                 "removed",
                 "missing",
             ),
-            "places": listed(
-                record(
+            "places": array(
+                strict_object(
                     {
-                        "tier": choice("segment", "object"),
+                        "tier": enum("segment", "object"),
                         "name": TEXT,
                         "position": COUNT,
                         "frame_bytes": COUNT,
@@ -200,33 +247,35 @@ _TOPICS: Final[dict[str, Json]] = {
             "synced": FLAG,
             "uploaded": FLAG,
             "verified": FLAG,
-            "deletable": told(nullable(FLAG), "Of the segment that holds it."),
+            "deletable": described(nullable(FLAG), "Of the segment that holds it."),
             "kept_because": nullable(TEXT),
-            "go_on_at": told(nullable(COUNT), "The next offset that can be read."),
-            "problems": listed(TEXT),
+            "go_on_at": described(nullable(COUNT), "The next offset that can be read."),
+            "problems": array(TEXT),
         }
     ),
-    "Made": record({"topic": TEXT, "created": told(FLAG, "False: it was there.")}),
-    "Trimmed": record({"topic": TEXT, "removed": listed(record({"file": TEXT, **_PIECE}))}),
+    "Made": strict_object({"topic": TEXT, "created": described(FLAG, "False: it was there.")}),
+    "Trimmed": strict_object(
+        {"topic": TEXT, "removed": array(strict_object({"file": TEXT, **_PIECE}))}
+    ),
 }
 
 # ---- for executors and sinks ------------------------------------------------------------------
 
 _CLUSTER: Final[dict[str, Json]] = {
-    "StoredObject": record(
+    "StoredObject": strict_object(
         {"key": TEXT, "size": COUNT, "etag": nullable(TEXT), "modified_ms": COUNT}
     ),
-    "SinkBatch": record(
+    "SinkBatch": strict_object(
         {
             "sink_id": {"type": "string", "minLength": 1},
-            "batch": whole(0, OFFSET_MAX),
+            "batch": integer(0, OFFSET_MAX),
             "named": FLAG,
             "streaming": FLAG,
-            "parts": listed(
-                record(
+            "parts": array(
+                strict_object(
                     {
                         "partition": COUNT,
-                        "key": told(nullable(TEXT), "Where the rows are staged."),
+                        "key": described(nullable(TEXT), "Where the rows are staged."),
                         "rows": COUNT,
                         "bytes": COUNT,
                         "digest": COUNT,
@@ -236,17 +285,17 @@ _CLUSTER: Final[dict[str, Json]] = {
             ),
         }
     ),
-    "SinkLine": told(
+    "SinkLine": described(
         {
             "oneOf": [
-                record({"working": FLAG}),
-                record({"appended": COUNT, "known": COUNT}),
+                strict_object({"working": FLAG}),
+                strict_object({"appended": COUNT, "known": COUNT}),
                 ref("Error"),
             ]
         },
         "One line of an answer; `working` comes every few seconds, another one is the last.",
     ),
-    "Forgotten": record({"forgotten": FLAG}),
+    "Forgotten": strict_object({"forgotten": FLAG}),
 }
 
 # ---- jobs -------------------------------------------------------------------------------------
@@ -254,30 +303,34 @@ _CLUSTER: Final[dict[str, Json]] = {
 _JOB: Final[dict[str, Json]] = {
     "id": TEXT,
     "kind": TEXT,
-    "topics": listed(TEXT),
+    "topics": array(TEXT),
     "options": {"type": "object"},
-    "trigger": choice("request", "interval"),
-    "state": choice("queued", "running", "done", "failed", "cancelled", "lost"),
+    "trigger": enum("request", "interval"),
+    "state": enum("queued", "running", "done", "failed", "cancelled", "lost"),
     "created": SECONDS,
     "started": nullable(SECONDS),
     "ended": nullable(SECONDS),
-    "progress": record({"done": COUNT, "total": COUNT, "label": TEXT}),
+    "progress": strict_object({"done": COUNT, "total": COUNT, "label": TEXT}),
     "summary": {"type": "object", "additionalProperties": {"type": "integer"}},
     "error": nullable(TEXT),
-    "details": listed(TEXT),
+    "details": array(TEXT),
     "attempts": COUNT,
 }
 _JOBS: Final[dict[str, Json]] = {
-    "NewJob": told(
-        record(
+    "NewJob": described(
+        strict_object(
             {
-                "kind": choice("offload", "compact", "verify"),
-                "topics": told(listed(TEXT, maxItems=10_000), "All of them, where none is named."),
-                "due": told(FLAG, "Of an offload: only what is due by the thresholds."),
-                "target_bytes": told(whole(1, OFFSET_MAX), "Of a compaction."),
-                "budget_bytes": told(whole(1, OFFSET_MAX), "Of a compaction or a verification."),
-                "incremental": told(FLAG, "Of a verification."),
-                "orphans": told(FLAG, "Of a verification."),
+                "kind": enum("offload", "compact", "verify"),
+                "topics": described(
+                    array(TEXT, maxItems=10_000), "All of them, where none is named."
+                ),
+                "due": described(FLAG, "Of an offload: only what is due by the thresholds."),
+                "target_bytes": described(integer(1, OFFSET_MAX), "Of a compaction."),
+                "budget_bytes": described(
+                    integer(1, OFFSET_MAX), "Of a compaction or a verification."
+                ),
+                "incremental": described(FLAG, "Of a verification."),
+                "orphans": described(FLAG, "Of a verification."),
             },
             optional=(
                 "topics",
@@ -290,10 +343,10 @@ _JOBS: Final[dict[str, Json]] = {
         ),
         "An option of another kind of job is refused.",
     ),
-    "Job": record(_JOB),
-    "SparkDriver": record(
+    "Job": strict_object(_JOB),
+    "SparkDriver": strict_object(
         {
-            "state": choice("starting", "ready", "working", "restarting", "stopped"),
+            "state": enum("starting", "ready", "working", "restarting", "stopped"),
             "master": TEXT,
             "since": SECONDS,
             "pid": nullable(COUNT),
@@ -301,35 +354,37 @@ _JOBS: Final[dict[str, Json]] = {
             "error": nullable(TEXT),
         }
     ),
-    "JobList": record({"jobs": listed(ref("Job")), "spark": nullable(ref("SparkDriver"))}),
+    "JobList": strict_object({"jobs": array(ref("Job")), "spark": nullable(ref("SparkDriver"))}),
 }
 
 # ---- what the page polls ----------------------------------------------------------------------
 
 _PAGE: Final[dict[str, Json]] = {
-    "Span": loose(
+    "Span": open_object(
         {
             "start": COUNT,
             "end": COUNT,
-            "tier": choice("memory", "segment", "object", "verified", "gap"),
+            "tier": enum("memory", "segment", "object", "verified", "gap"),
             "state": TEXT,
         }
     ),
-    "Spans": record({"topic": TEXT, "start": COUNT, "end": COUNT, "spans": listed(ref("Span"))}),
-    "Overview": told(
-        loose(
+    "Spans": strict_object(
+        {"topic": TEXT, "start": COUNT, "end": COUNT, "spans": array(ref("Span"))}
+    ),
+    "Overview": described(
+        open_object(
             {
                 "at": SECONDS,
                 "server": {"type": "object"},
                 "objects": {"type": "object"},
-                "topics": listed(
-                    loose(
+                "topics": array(
+                    open_object(
                         {
                             "name": TEXT,
                             "open": FLAG,
                             **dict.fromkeys(_STAGES, COUNT),
                             "lag": {"type": "object"},
-                            "spans": listed(ref("Span")),
+                            "spans": array(ref("Span")),
                         }
                     )
                 ),
@@ -337,19 +392,19 @@ _PAGE: Final[dict[str, Json]] = {
                 "next": nullable(TEXT),
                 "totals": {"type": "object"},
                 "requests": {"type": "object"},
-                "jobs": listed(
-                    told(
-                        record({**_JOB, "runs": COUNT, "since": SECONDS}),
+                "jobs": array(
+                    described(
+                        strict_object({**_JOB, "runs": COUNT, "since": SECONDS}),
                         "Cycles in a row are one, with how many they are.",
                     )
                 ),
-                "notices": listed({"type": "object"}),
-                "alerts": listed(loose({"kind": TEXT, "level": TEXT, "text": TEXT})),
-                "history": loose(
+                "notices": array({"type": "object"}),
+                "alerts": array(open_object({"kind": TEXT, "level": TEXT, "text": TEXT})),
+                "history": open_object(
                     {
                         "interval": {"type": "number"},
-                        "fields": listed(TEXT),
-                        "rows": listed(listed({"type": ["number", "null"]})),
+                        "fields": array(TEXT),
+                        "rows": array(array({"type": ["number", "null"]})),
                     }
                 ),
             }

@@ -1,7 +1,12 @@
-"""`AdminServer`: the application on a socket.
+"""`AdminServer`: the application on a socket, and what one connection may cost.
 
-What a caller gets wrong: `bind` says where it listens, and whether it can; do it before anything
-else is started. Signals are the caller's: this server installs no handlers.
+uvicorn by itself closes a connection that is idle after a request, and no other. `Connection` also
+closes one that never sends a request, whose head or body stalls, or whose client does not read the
+rest of a response. The number of connections is limited, so that file descriptors are left for the
+logs: one too many gets a 503 and is closed.
+
+What a caller gets wrong: `bind` returns where the server listens, or raises if it cannot; call it
+before anything else is started. Signals are the caller's: this server installs no handlers.
 """
 
 from __future__ import annotations
@@ -10,45 +15,50 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from forebay.admin.connections import (
-    KEEP_ALIVE_SECONDS,
-    Connection,
-    ConnectionLimits,
-    connections_max,
-    tend_all,
-)
 from forebay.errors import UsageError, remedy
+from forebay.limits import KIB
+from forebay.metrics import Counter
 from forebay.settings import AdminSettings
 
+KEEP_ALIVE_SECONDS: Final = 75
 _STOP_SECONDS: Final = 3
 _BACKLOG: Final = 512
-_TICKS: Final = 5
-"""Of uvicorn, a tenth of a second each, from one look at the connections to the next."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host, by its name or its address."""
-    name = host.strip("[]").lower()
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+_CHECK_TICKS: Final = 5
+"""Ticks of uvicorn, a tenth of a second each, between two checks of the connections."""
+_CONNECTIONS_MAX: Final = 1024
+_DESCRIPTORS_SHARE: Final = 4
+_DESCRIPTORS_UNLIMITED: Final = 1 << 20
+_TOO_MANY: Final = (
+    b'{"error":{"kind":"ServiceUnavailable","taken":false,'
+    b'"message":"the server has as many connections as it may have: come back later"}}'
+)
+_HEAD_TOO_LARGE: Final = (
+    b'{"error":{"kind":"UsageError","taken":false,'
+    b'"message":"the head of the request is too large: send less in it"}}'
+)
+REFUSED: Final = Counter(
+    "forebay_http_connections_refused_total",
+    "Connections that the server closed by itself: one too many, silent for too long, or with a "
+    "head that is too large.",
+    ["reason"],
+)
 
 
 class AdminServer:
-    """Binds, serves until it is stopped, and lets requests end."""
+    """Binds, serves until it is stopped, and lets running requests end."""
 
     def __init__(self, settings: AdminSettings, limits: ConnectionLimits | None = None) -> None:
         self._settings = settings
@@ -57,7 +67,7 @@ class AdminServer:
         self._server: uvicorn.Server | None = None
 
     def bind(self) -> str:
-        """Takes the address and answers its URL; UsageError if it is taken or not ours."""
+        """Listens, and returns the URL; UsageError if the address cannot be used."""
         settings = self._settings
         host, _, port = settings.listen.rpartition(":")
         host = host.strip("[]")
@@ -75,7 +85,7 @@ class AdminServer:
             bound.listen(_BACKLOG)
         except OSError as error:
             bound.close()
-            raise UsageError(_refusal(settings.listen, error)) from error
+            raise UsageError(_bind_error(settings.listen, error)) from error
         self._socket = bound
         if settings.url is not None:
             return settings.url.rstrip("/")
@@ -84,12 +94,13 @@ class AdminServer:
         return f"{scheme}://{shown}:{bound.getsockname()[1]}"
 
     async def serve(self, app: Starlette) -> None:
-        """Until `stop`. Streams end when the event `app.state.stopping` is set, as it is then."""
+        """Serves until `stop`, which sets the event `app.state.stopping`: streams end then."""
         assert self._socket is not None, "bind it first"
         settings = self._settings
         config = uvicorn.Config(
             app,
-            http=_connections(self._limits),
+            # uvicorn's type is a class; it only calls it, with keywords.
+            http=cast("type[asyncio.Protocol]", partial(Connection, limits=self._limits)),
             log_config=None,
             access_log=False,
             lifespan="on",
@@ -101,7 +112,7 @@ class AdminServer:
             proxy_headers=False,
             ws="none",
         )
-        self._server = _Quiet(config, app.state.stopping)
+        self._server = _UvicornServer(config, app.state.stopping)
         await self._server.serve(sockets=[self._socket])
 
     @property
@@ -118,33 +129,144 @@ class AdminServer:
             self._socket.close()
 
 
-def _connections(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    # A class is what uvicorn wants to be given; what it does is to call it, with keywords.
-    return cast("type[asyncio.Protocol]", partial(Connection, limits=limits))
-
-
-class _Quiet(uvicorn.Server):
-    """Without handlers of signals, and with a word to streams before it waits for their end."""
+class _UvicornServer(uvicorn.Server):
+    """Installs no signal handlers, ends streams before it waits for them, checks connections."""
 
     def __init__(self, config: uvicorn.Config, stopping: asyncio.Event) -> None:
         super().__init__(config)
         self._stopping = stopping
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % _TICKS == 0:
-            tend_all(self.server_state.connections)
+        if counter % _CHECK_TICKS == 0:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.close_if_stalled()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stopping.set()
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
-            connection.transport.abort()  # of a client that takes nothing of what it asked for
-        await asyncio.sleep(0)  # which is when they are closed
+            connection.transport.abort()  # its client reads nothing of its response
+        await asyncio.sleep(0)  # the transports close in the next turn of the loop
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+# ---- connections ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    connections_max: int
+    head_seconds: float = 20.0
+    """From the connection to the end of its first request's head."""
+    body_seconds: float = 630.0
+    """Without a byte of a body; the handlers that read bodies wait less, or as long."""
+    closing_seconds: float = 60.0
+    """For a client to read the rest of its last response."""
+    head_bytes_max: int = 64 * KIB
+    """Of a head that arrives in several parts, beyond the first."""
+
+
+def connections_max() -> int:
+    """A quarter of the descriptors that the process may open, and no more than 1,024."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptors = _DESCRIPTORS_UNLIMITED if soft == resource.RLIM_INFINITY else soft
+    return max(min(descriptors // _DESCRIPTORS_SHARE, _CONNECTIONS_MAX), 1)
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection with limits. On the event loop's thread."""
+
+    def __init__(self, *, limits: ConnectionLimits, **uvicorn_arguments: Any) -> None:
+        super().__init__(**uvicorn_arguments)
+        self._limits = limits
+        self._has_request = False
+        self._in_head = False
+        self._head_bytes = 0
+        self._idle_since = self._received_at = self.loop.time()
+        self._closing_since: float | None = None
+
+    # -- what uvicorn calls ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.connections_max:
+            self._refuse(b"503 Service Unavailable", _TOO_MANY, "many")
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return  # uvicorn would respond to what comes after a refusal
+        self._received_at = self.loop.time()
+        was_in_head = self._in_head
+        super().data_received(data)
+        if not was_in_head or not self._in_head:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > self._limits.head_bytes_max:
+            self._refuse(b"431 Request Header Fields Too Large", _HEAD_TOO_LARGE, "head")
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._has_request = True
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    # -- limits ---------------------------------------------------------------------------------
+
+    def close_if_stalled(self) -> None:
+        """Closes the connection if its client was silent for too long; called periodically."""
+        now = self.loop.time()
+        if self.transport.is_closing():
+            if self._closing_since is None:
+                self._closing_since = now
+            elif now - self._closing_since > self._limits.closing_seconds:
+                self.transport.abort()
+        elif now > self._deadline():
+            REFUSED.add(1, "silent")
+            self.transport.close()
+
+    def _deadline(self) -> float:
+        if not self._has_request:
+            return self._idle_since + self._limits.head_seconds
+        if self.cycle.response_complete:
+            # To uvicorn, a client that sends some bytes of the next head now and then is not idle.
+            return self._idle_since + KEEP_ALIVE_SECONDS + self._limits.head_seconds
+        if self.cycle.more_body and not self.flow.read_paused:
+            return self._received_at + self._limits.body_seconds
+        return float("inf")
+
+    def _refuse(self, status: bytes, body: bytes, reason: str) -> None:
+        REFUSED.add(1, reason)
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+        end = b"retry-after: 1\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + end + body)
+        self.transport.close()
+
+
+# ---- the address ------------------------------------------------------------------------------
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host, by its name or its address."""
+    name = host.strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _require_certificate(settings: AdminSettings) -> None:
@@ -170,7 +292,7 @@ def _require_certificate(settings: AdminSettings) -> None:
         ) from error
 
 
-def _refusal(listen: str, error: OSError) -> str:
+def _bind_error(listen: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"{listen} is taken by another process: stop that one, or choose another address with "

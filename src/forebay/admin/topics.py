@@ -1,13 +1,12 @@
-"""`/v1/topics`: which topics there are, where everything of one is, and where one offset is.
+"""`/v1/topics`: the list of topics, where everything of one topic is, and where one offset is.
 
     GET  /v1/topics                                     names, and how far those open here are
     GET  /v1/topics/{namespace}/{topic}                 watermarks, memory, segments, objects
-    PUT  /v1/topics/{namespace}/{topic}                 makes the topic; 200 if it was there
+    PUT  /v1/topics/{namespace}/{topic}                 creates the topic; 200 if it exists
     POST /v1/topics/{namespace}/{topic}/trim            one pass of local retention
     GET  /v1/topics/{namespace}/{topic}/explain/{offset}
 
-Looking opens no topic. Every look is a view of its own, on a thread of its own: a view is one
-moment, and waits for the catalog.
+The GETs open no topic: each makes a view, on a thread, because a view waits for the catalog.
 """
 
 from __future__ import annotations
@@ -21,137 +20,130 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from forebay.admin.queries import Query, parse_query
-from forebay.admin.site import Site, topic_of
-from forebay.errors import UnknownTopic, UsageError
+from forebay.admin.context import ServerContext
+from forebay.admin.request import parse_query, topic_of, whole_number
+from forebay.errors import UnknownTopic
 from forebay.format.names import TopicName
 from forebay.limits import OFFSET_MAX
 from forebay.topic.describe import describe, explain
 
 TOPICS_LIMIT: Final = 100
 TOPICS_MAX: Final = 1000
-PIECES_LIMIT: Final = 100
-PIECES_MAX: Final = 10_000
-"""Segments, and objects, of one answer."""
+PARTS_LIMIT: Final = 100
+PARTS_MAX: Final = 10_000
+"""Segments, and objects, of one response."""
 _STAGES: Final = ("start", "appended", "synced", "uploaded", "verified")
 
 
-def routes(site: Site) -> list[BaseRoute]:
-    async def every(request: Request) -> Response:
+def routes(context: ServerContext) -> list[BaseRoute]:
+    async def list_all(request: Request) -> Response:
         query = parse_query(request.scope["query_string"], ("prefix", "limit", "after"))
         prefix, after = (query.get(name, [""])[0] for name in ("prefix", "after"))
-        limit = _limit(query, TOPICS_LIMIT, least=1, most=TOPICS_MAX)
-        return JSONResponse(await run_in_threadpool(_list, site, prefix, after, limit))
+        limit = _whole("limit", query.get("limit", [str(TOPICS_LIMIT)])[0], 1, TOPICS_MAX)
+        return JSONResponse(await run_in_threadpool(_list, context, prefix, after, limit))
 
-    async def one(request: Request) -> Response:
+    async def show(request: Request) -> Response:
         query = parse_query(request.scope["query_string"], ("limit",))
-        limit = _limit(query, PIECES_LIMIT, least=0, most=PIECES_MAX)
+        limit = _whole("limit", query.get("limit", [str(PARTS_LIMIT)])[0], 0, PARTS_MAX)
         topic = topic_of(request.path_params)
-        return JSONResponse(await run_in_threadpool(_describe, site, topic, limit))
+        return JSONResponse(await run_in_threadpool(_describe, context, topic, limit))
 
-    async def make(request: Request) -> Response:
+    async def create(request: Request) -> Response:
         topic = topic_of(request.path_params)
-        made = await run_in_threadpool(_make, site, topic)
-        return JSONResponse({"topic": str(topic), "created": made}, 201 if made else 200)
+        created = await run_in_threadpool(_create, context, topic)
+        return JSONResponse({"topic": str(topic), "created": created}, 201 if created else 200)
 
     async def trim(request: Request) -> Response:
         topic = topic_of(request.path_params)
-        return JSONResponse(await run_in_threadpool(_trim, site, topic))
+        return JSONResponse(await run_in_threadpool(_trim, context, topic))
 
-    async def offset(request: Request) -> Response:
+    async def explain_offset(request: Request) -> Response:
         topic = topic_of(request.path_params)
-        wanted = _whole("offset", request.path_params["offset"], 0, OFFSET_MAX)
-        return JSONResponse(await run_in_threadpool(_explain, site, topic, wanted))
+        offset = _whole("offset", request.path_params["offset"], 0, OFFSET_MAX)
+        return JSONResponse(await run_in_threadpool(_explain, context, topic, offset))
 
     path = "/v1/topics/{namespace}/{topic}"
     return [
-        Route("/v1/topics", every, methods=["GET"]),
-        Route(path, one, methods=["GET"]),
-        Route(path, make, methods=["PUT"]),
+        Route("/v1/topics", list_all, methods=["GET"]),
+        Route(path, show, methods=["GET"]),
+        Route(path, create, methods=["PUT"]),
         Route(f"{path}/trim", trim, methods=["POST"]),
-        Route(f"{path}/explain/{{offset}}", offset, methods=["GET"]),
+        Route(f"{path}/explain/{{offset}}", explain_offset, methods=["GET"]),
     ]
 
 
-def _limit(query: Query, default: int, *, least: int, most: int) -> int:
-    return _whole("limit", query.get("limit", [str(default)])[0], least, most)
-
-
 def _whole(name: str, text: str, least: int, most: int) -> int:
-    digits = text.isascii() and text.isdigit() and len(text) <= len(str(most))
-    if not digits or not least <= int(text) <= most:
-        raise UsageError(f"{name} is {text[:40]!r}; it must be a whole number, {least} to {most}")
-    return int(text)
+    return whole_number(name, text, least, most, rule=f"a whole number, {least} to {most}")
 
 
 # ---- on threads -------------------------------------------------------------------------------
 
 
-def _list(site: Site, prefix: str, after: str, limit: int) -> dict[str, Any]:
-    names = [name for name in site.store.topics() if name.startswith(prefix)]
+def _list(context: ServerContext, prefix: str, after: str, limit: int) -> dict[str, Any]:
+    names = [name for name in context.store.topics() if name.startswith(prefix)]
     start = bisect_right(names, after) if after else 0
     page = names[start : start + limit]
     more = start + limit < len(names)
     return {
-        "topics": [_outline(site, name) for name in page],
+        "topics": [_outline(context, name) for name in page],
         "total": len(names),
         "next": page[-1] if more else None,
     }
 
 
-def _outline(site: Site, name: str) -> dict[str, Any]:
-    """How far the topic is, if it is open here; else its name alone is known without asking."""
-    topic = site.store.opened(name)
+def _outline(context: ServerContext, name: str) -> dict[str, Any]:
+    """The watermarks of a topic that is open here; of another, its name alone."""
+    topic = context.store.opened(name)
     if topic is None:
         return {"topic": name, "open": False, **dict.fromkeys(_STAGES)}
     return {"topic": name, "open": True, "start": topic.start_offset, **asdict(topic.watermarks())}
 
 
-def _describe(site: Site, name: TopicName, limit: int) -> dict[str, Any]:
-    with site.store.view() as view:
-        facts = asdict(describe(view.topic(str(name)), limit))
-    topic = site.store.opened(str(name))
+def _describe(context: ServerContext, name: TopicName, limit: int) -> dict[str, Any]:
+    with context.store.view() as view:
+        found = asdict(describe(view.topic(str(name)), limit))
+    topic = context.store.opened(str(name))
     if topic is None:
-        return {**facts, "open": False, "appended": None, "memory": None}
+        return {**found, "open": False, "appended": None, "memory": None}
     memory = topic.in_memory()
     return {
-        **facts,
+        **found,
         "open": True,
         "appended": topic.watermarks().appended,
         "memory": [memory.start, memory.stop],
     }
 
 
-def _explain(site: Site, name: TopicName, offset: int) -> dict[str, Any]:
-    # Memory first: what is in none of the tiers after that was in it.
-    topic = site.store.opened(str(name))
-    with site.store.view() as view:
-        facts = asdict(explain(view.topic(str(name)), offset))
+def _explain(context: ServerContext, name: TopicName, offset: int) -> dict[str, Any]:
+    # The open topic first: what leaves memory later is found in the tiers by the view.
+    topic = context.store.opened(str(name))
+    with context.store.view() as view:
+        found = asdict(explain(view.topic(str(name)), offset))
     in_memory = topic is not None and offset in topic.in_memory()
-    if topic is not None and facts["state"] == "not yet synced":
+    if topic is not None and found["state"] == "not yet synced":
         marks = topic.watermarks()
-        facts["synced"] = offset < marks.synced
-        facts["state"] = "in memory" if offset < marks.appended else "not yet appended"
-    return {**facts, "in_memory": in_memory}
+        found["synced"] = offset < marks.synced
+        found["state"] = "in memory" if offset < marks.appended else "not yet appended"
+    return {**found, "in_memory": in_memory}
 
 
-def _make(site: Site, name: TopicName) -> bool:
-    """Whether it was not there before."""
-    with site.store.view() as view:
+def _create(context: ServerContext, name: TopicName) -> bool:
+    """Whether it did not exist before."""
+    with context.store.view() as view:
         try:
             view.topic(str(name))
         except UnknownTopic:
-            made = True
+            created = True
         else:
-            made = False
-    site.topic(name)
-    return made
+            created = False
+    context.topic(name)
+    return created
 
 
-def _trim(site: Site, name: TopicName) -> dict[str, Any]:
-    with site.store.view() as view:
-        view.topic(str(name))  # none is made to find nothing in it
-    gone = site.topic(name).trim_local()
+def _trim(context: ServerContext, name: TopicName) -> dict[str, Any]:
+    with context.store.view() as view:
+        view.topic(str(name))  # UnknownTopic, instead of creating one
+    removed = context.topic(name).trim_local()
     return {
         "topic": str(name),
         "removed": [
@@ -161,6 +153,6 @@ def _trim(site: Site, name: TopicName) -> dict[str, Any]:
                 "next_offset": each.end_offset,
                 "bytes": each.size,
             }
-            for each in gone
+            for each in removed
         ],
     }

@@ -25,8 +25,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forebay.admin.app import build_app
+from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
-from forebay.admin.site import Site
 from forebay.settings import AdminSettings, StoreSettings
 from forebay.topic.store import Store
 
@@ -54,7 +54,7 @@ def bare_app() -> Starlette:
 @contextlib.contextmanager
 def our_app(data: Path) -> Iterator[Starlette]:
     with Store(StoreSettings(data=data, admin=_LISTEN)) as store:
-        yield build_app(Site(store))
+        yield build_app(ServerContext(store))
 
 
 def serve(app: Starlette) -> None:

@@ -18,7 +18,7 @@ from forebay.cli.options import chosen_settings, json_option, plain_errors, stor
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from forebay.service.service import Companion, Service
+    from forebay.service.service import BackgroundTask, Service
 
 _R = TypeVar("_R")
 _DEMO_DATA: Final = Path("demo-data")
@@ -85,18 +85,18 @@ def _serve(
     *,
     as_json: bool,
     spark: bool,
-    beside: Callable[[Service], list[Companion]] = lambda _service: [],
+    beside: Callable[[Service], list[BackgroundTask]] = lambda _service: [],
 ) -> None:
     from forebay.service.service import Service
 
     _log_as_a_server()
     service = Service(settings, spark=spark)
     try:
-        companions = beside(service)
+        background = beside(service)
     except BaseException:
         service.close()
         raise
-    service.run(*companions, started=lambda: _say_where(service, as_json=as_json))
+    service.run(*background, started=lambda: _say_where(service, as_json=as_json))
 
 
 def _log_as_a_server() -> None:
@@ -115,7 +115,7 @@ def _log_as_a_server() -> None:
 
 
 def _say_where(service: Service, *, as_json: bool) -> None:
-    where = service.whereabouts()
+    where = service.info()
     if as_json:
         click.echo(json.dumps(asdict(where)))
     else:
@@ -170,5 +170,5 @@ def demo(
         _chosen(demo_settings(settings), listen, master),
         as_json=as_json,
         spark=True,
-        beside=lambda service: [Demo(service.site.store)],
+        beside=lambda service: [Demo(service.context.store)],
     )

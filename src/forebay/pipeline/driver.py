@@ -358,4 +358,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # The orders are pickled as this module's class, which is not the one of `__main__`.
+    from forebay.pipeline import driver  # noqa: PLW0406
+
+    driver.main()

@@ -1,4 +1,4 @@
-"""The load of `forebay demo`: a few topics of different characters, written and read all the time.
+"""The load of `forebay demo`: a few topics with different workloads, written and read all the time.
 
     /demo/orders     steady: small messages, some each tenth of a second
     /demo/clicks     in bursts: thousands at once, then nothing for seconds
@@ -6,8 +6,8 @@
     /demo/heartbeat  hardly anything
 
 Each has a reader at its end, and one that reads everything from the beginning, over and over, so
-that all tiers are read from. All of it is limited in rate, and what is stored is limited by
-retention: `demo_settings` says how much there ever is.
+that all tiers are read. All rates are limited, and retention limits what is stored: `demo_settings`
+says how much.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from forebay.upload.sweep import sweep
 _log: Final = logging.getLogger("forebay.demo")
 NAMESPACE: Final = "/demo/"
 OBJECTS_MIB: Final = 96
-"""Of each topic; and what is older than half an hour goes."""
+"""Of each topic; what is older than half an hour is deleted."""
 LOCAL_MIB: Final = 48
-"""Of each topic; one that has more of it waits for its uploads."""
+"""Of each topic; its producer waits for uploads when there is more."""
 _READ_PER_SECOND: Final = 4000
-"""Messages of a reader that begins at the beginning."""
+"""Messages, of a reader that reads everything."""
 _LARGE_READ_PER_SECOND: Final = 4
 _PAUSE_SECONDS: Final = 2.0
 _GRACE_MINUTES: Final = 2.0
-"""For which what a compaction replaced is kept; swept by the demo itself."""
+"""How long objects that a compaction replaced are kept; the demo itself sweeps them."""
 _SWEEP_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Character:
-    """How one topic is written to."""
+class Workload:
+    """How one topic is written and read."""
 
     name: str
     seconds: float
@@ -63,18 +63,18 @@ class Character:
     read_per_second: int = _READ_PER_SECOND
 
 
-CHARACTERS: Final = (
-    Character("orders", 0.1, 20, 300),
-    Character("clicks", 8, 5000, 120),
-    Character("photos", 2, 1, 300 * KIB, _LARGE_READ_PER_SECOND),
-    Character("heartbeat", 1, 1, 40),
+WORKLOADS: Final = (
+    Workload("orders", 0.1, 20, 300),
+    Workload("clicks", 8, 5000, 120),
+    Workload("photos", 2, 1, 300 * KIB, _LARGE_READ_PER_SECOND),
+    Workload("heartbeat", 1, 1, 40),
 )
 
 
 def demo_settings(settings: StoreSettings) -> StoreSettings:
-    """The settings of a demo: everything moves within seconds, and less than 600 MiB stay.
+    """The settings of a demo: everything moves within seconds, and less than 600 MiB are kept.
 
-    What a compaction replaced comes on top, for a few minutes.
+    Objects that a compaction replaced come on top, for a few minutes.
     """
     small = UploaderSettings(
         interval_seconds=3,
@@ -98,10 +98,10 @@ def demo_settings(settings: StoreSettings) -> StoreSettings:
 
 
 class Demo:
-    """Runs beside a server's store; see `forebay.service.service.Companion`."""
+    """A background task of a service (`forebay.service.service.BackgroundTask`)."""
 
     def __init__(self, store: Store) -> None:
-        """UsageError for a store with topics of somebody else: retention would delete from them."""
+        """UsageError for a store with other topics: the demo's retention would delete from them."""
         others = [name for name in store.topics() if not name.startswith(NAMESPACE)]
         if others:
             raise UsageError(
@@ -109,13 +109,13 @@ class Demo:
                 "and the demo deletes old messages: choose an empty directory with --data"
             )
         self._store = store
-        self._over = threading.Event()
+        self._stopped = threading.Event()
 
     async def run(self) -> None:
-        """Until it is cancelled; its threads have ended then."""
+        """Until it is cancelled; its threads have ended when it returns."""
         threads = [
-            threading.Thread(target=self._go_on, args=[work, each], daemon=True, name="demo")
-            for each in CHARACTERS
+            threading.Thread(target=self._repeat, args=[work, each], daemon=True, name="demo")
+            for each in WORKLOADS
             for work in (self._produce, self._follow, self._read_all)
         ]
         threads.append(threading.Thread(target=self._sweep, daemon=True, name="demo"))
@@ -124,24 +124,24 @@ class Demo:
         try:
             await asyncio.Event().wait()
         finally:
-            self._over.set()
+            self._stopped.set()
             for thread in threads:
                 await asyncio.to_thread(thread.join)
 
-    def _go_on(self, work: Callable[[Topic, Character], None], character: Character) -> None:
-        """Again and again: a full disk or an object that retention took is no end."""
-        while not self._over.is_set():
+    def _repeat(self, work: Callable[[Topic, Workload], None], workload: Workload) -> None:
+        """Again and again: a full disk, or an object that retention deleted, ends nothing."""
+        while not self._stopped.is_set():
             try:
-                work(self._store.topic(NAMESPACE + character.name), character)
+                work(self._store.topic(NAMESPACE + workload.name), workload)
             except LogClosed:
                 return
             except ForebayError as error:
-                event(_log, logging.WARNING, "the demo waits", topic=character.name, error=error)
-            self._over.wait(_PAUSE_SECONDS)
+                event(_log, logging.WARNING, "the demo waits", topic=workload.name, error=error)
+            self._stopped.wait(_PAUSE_SECONDS)
 
     def _sweep(self) -> None:
-        """What compactions replaced goes soon: somebody may press the button all day."""
-        while not self._over.wait(_SWEEP_SECONDS):
+        """Removes what compactions replaced soon: a user may start compactions all day."""
+        while not self._stopped.wait(_SWEEP_SECONDS):
             try:
                 with self._store.view() as view:
                     tiers = view.tiers()
@@ -152,35 +152,35 @@ class Demo:
             except ForebayError as error:
                 event(_log, logging.WARNING, "the demo's sweep failed", error=error)
 
-    def _produce(self, topic: Topic, character: Character) -> None:
+    def _produce(self, topic: Topic, workload: Workload) -> None:
         number = topic.watermarks().appended
-        while not self._over.wait(character.seconds):
+        while not self._stopped.wait(workload.seconds):
             if sum(segment.size for segment in topic.segments()) > LOCAL_MIB * MIB:
                 raise ServiceUnavailable("uploads are behind: nothing is written meanwhile")
-            batch = [_payload(character, number + each) for each in range(character.messages)]
+            batch = [_payload(workload, number + each) for each in range(workload.messages)]
             number = topic.append_many(batch, durability="synced").stop
 
-    def _follow(self, topic: Topic, _character: Character) -> None:
-        """Looks for what is new, as somebody does who is up to date."""
+    def _follow(self, topic: Topic, _workload: Workload) -> None:
+        """Reads what is new, as a consumer that is up to date."""
         at = topic.watermarks().synced
-        while not self._over.wait(0.25):
+        while not self._stopped.wait(0.25):
             with topic.read(at) as reader:
                 for message in reader:
                     at = message.offset + 1
 
-    def _read_all(self, topic: Topic, character: Character) -> None:
-        """From the oldest message on to the end of now."""
+    def _read_all(self, topic: Topic, workload: Workload) -> None:
+        """Reads from the oldest message to the present end."""
         began, taken = time.monotonic(), 0
         with topic.read("earliest") as reader:
             for _message in reader:
                 taken += 1
-                ahead = taken / character.read_per_second - (time.monotonic() - began)
-                if (ahead > 0.05 and self._over.wait(ahead)) or self._over.is_set():
+                ahead = taken / workload.read_per_second - (time.monotonic() - began)
+                if (ahead > 0.05 and self._stopped.wait(ahead)) or self._stopped.is_set():
                     return
 
 
-def _payload(character: Character, number: int) -> bytes:
-    if character.size > 10 * KIB:
-        return random.randbytes(character.size)  # noqa: S311  # no secret
-    facts = {"topic": character.name, "number": number, "at": round(time.time(), 3)}
-    return json.dumps(facts).encode().ljust(character.size, b" ")
+def _payload(workload: Workload, number: int) -> bytes:
+    if workload.size > 10 * KIB:
+        return random.randbytes(workload.size)  # noqa: S311  # no secret
+    facts = {"topic": workload.name, "number": number, "at": round(time.time(), 3)}
+    return json.dumps(facts).encode().ljust(workload.size, b" ")

@@ -1,9 +1,9 @@
-"""A data directory as one server has it: locked, with an id, and a note that says where it is.
+"""`DataDirectory`: the data directory of one server: locked, with an id, and the server's address.
 
 The lock is the kernel's, on an open file, so that it ends with the process however that ends. The
-note (`forebay.client`) is for others to find the server with, and proves nothing. The id is made by
-the first server that has the directory, and stays: by it a client tells this store from another one
-whose server took over the address.
+note with the address (`forebay.client`) is how others find the server, and proves nothing. The id
+is created by the first server of the directory, and stays: by it a client tells this store from
+another one whose server took over the address.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from forebay.errors import DiskError, FormatError, LogLocked, remedy
 from forebay.format.names import SERVER_LOCK_FILE, STORE_ID_FILE
 
 _MODE: Final = 0o600
-"""The note is for its owner: whoever reads it is taken for somebody who sees the directory."""
+"""The note is for its owner only: reading it proves access to the directory."""
 _ID_MODE: Final = 0o644
-"""The id is no secret: `/healthz` tells it to everybody."""
+"""The id is no secret: `/healthz` returns it to everybody."""
 _ID_BYTES_MAX: Final = 64
 
 
 class DataDirectory:
-    """Taken when it is made: LogLocked if another server has it, DiskError if it cannot be used.
+    """Locked when it is made.
 
-    FormatError if its id is none: nobody knows then which store it is.
+    LogLocked if another server has it, DiskError if it cannot be used, FormatError if its id is
+    damaged: it is unknown then which store it is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +51,7 @@ class DataDirectory:
             holder = self._holder()
             os.close(self._fd)
             if error.errno in {errno.EAGAIN, errno.EACCES}:
-                raise LogLocked(_taken(path, holder)) from error
+                raise LogLocked(_locked_by(path, holder)) from error
             raise _unusable(path, error) from error
         try:
             self.store_id = store_id(path)
@@ -59,16 +60,16 @@ class DataDirectory:
             raise
 
     def _holder(self) -> str:
-        """The process that has the lock, as it wrote it there."""
+        """The id of the process that has the lock, as written in the lock file."""
         return os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
 
     def announce(self, note: ServerNote) -> None:
-        """Writes the note; what was there is of a server that is gone."""
+        """Writes the note; one that is there belongs to a server that is gone."""
         path = server_file(self.path)
         draft = path.with_name(path.name + ".tmp")
         try:
             draft.unlink(missing_ok=True)
-            with open(  # with an opener, so that it is nobody else's from the start
+            with open(  # with an opener, so that the mode is right from the start
                 draft, "xb", opener=lambda name, flags: os.open(name, flags, _MODE)
             ) as file:
                 file.write(note.encode())
@@ -78,7 +79,7 @@ class DataDirectory:
         self._note = note
 
     def close(self) -> None:
-        """Removes the note, if it is still ours, and ends the lock. Idempotent."""
+        """Removes the note, if it is still ours, and releases the lock. Idempotent."""
         note, self._note = self._note, None
         if note is not None and read_note(self.path) == note:
             server_file(self.path).unlink(missing_ok=True)
@@ -88,15 +89,16 @@ class DataDirectory:
 
 
 def store_id(path: Path) -> str:
-    """The id of the store in the directory, which is made if there is none.
+    """The id of the store in the directory, created if there is none.
 
-    For one caller at a time. A crash leaves the whole id or none: who was told it finds it again.
+    For one caller at a time. The id is synced before it is returned: a client that knows it finds
+    it again after a crash.
     """
     file = path / STORE_ID_FILE
     try:
         found = file.read_bytes()[:_ID_BYTES_MAX].decode("ascii", "replace").strip()
     except FileNotFoundError:
-        return _new_id(path, file)
+        return _create_id(path, file)
     except OSError as error:
         raise _unusable(path, error) from error
     if not is_id(found):
@@ -107,14 +109,14 @@ def store_id(path: Path) -> str:
     return found
 
 
-def _new_id(path: Path, file: Path) -> str:
-    made = secrets.token_hex(16)
+def _create_id(path: Path, file: Path) -> str:
+    new = secrets.token_hex(16)
     draft = file.with_name(file.name + ".tmp")
     try:
         draft.unlink(missing_ok=True)
         with draft.open("xb") as written:
             os.fchmod(written.fileno(), _ID_MODE)
-            written.write(made.encode() + b"\n")
+            written.write(new.encode() + b"\n")
             written.flush()
             os.fsync(written.fileno())
         draft.replace(file)
@@ -125,10 +127,10 @@ def _new_id(path: Path, file: Path) -> str:
             os.close(directory)
     except OSError as error:
         raise _unusable(path, error) from error
-    return made
+    return new
 
 
-def _taken(path: Path, holder: str) -> str:
+def _locked_by(path: Path, holder: str) -> str:
     note = read_note(path)
     process = f"process {holder}" if holder else "another process"
     where = f" at {note.url}" if note is not None and str(note.pid) == holder else ""

@@ -1,9 +1,9 @@
-"""`DriverProcess`: the Spark driver of a server, as the server holds it.
+"""`DriverProcess`: the Spark driver of a server, seen from the server.
 
-A process of its own, because a JVM that dies, or is killed for its memory, must not take the
-messages with it. It tells all the time that it runs; when it does not, it hangs, and is killed with
-all that it started. What it says is in `forebay.pipeline.driver`; what Spark says is in
-`<data>/spark.log`, which is begun anew with each server and does not grow past a bound.
+It is a process of its own, because a JVM that dies, or is killed for its memory, must not take the
+server with it. It sends heartbeats; when they stop, the driver hangs, and is killed with all its
+children. The lines that it sends are documented in `forebay.pipeline.driver`; Spark's own output is
+in `<data>/spark.log`, which is bounded, and new with each server.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 _START_SECONDS_MAX: Final = 600
 _END_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 60.0
-"""After which a driver hangs: thirty of its beats."""
-_LOOKS: Final = 30
-"""At the silence, before it is one: each after the event loop had its turn to hear something."""
+"""After which a driver counts as hanging: thirty heartbeats."""
+_SILENCE_CHECKS: Final = 30
+"""In a row without a line, each after the event loop could read one, before a driver hangs."""
 
-Told = Callable[[int, int, int], None]
-"""Tasks that are done, all of them, and which Spark job of the order it is."""
+OnProgress = Callable[[int, int, int], None]
+"""Gets the tasks that are done, all tasks, and the number of the Spark job within the order."""
 
 
 class DriverEnded(Exception):
-    """The driver's process is gone, or never became ready."""
+    """The driver's process ended, or never became ready."""
 
 
-def own_program() -> list[str]:
-    """What is run as the driver."""
+def driver_command() -> list[str]:
     from forebay.pipeline import driver
 
     return [sys.executable, "-m", driver.__name__]
@@ -56,43 +55,43 @@ class DriverProcess:
     def __init__(
         self,
         settings: StoreSettings,
-        program: Sequence[str],
+        command: Sequence[str],
         *,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self._settings = settings
         self._silence_seconds = silence_seconds
-        self._heard = True
+        self._received = True
         self._watcher: asyncio.Task[None] | None = None
-        self._program = list(program)
+        self._command = list(command)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[str] = loop.create_future()
-        self._ready.add_done_callback(_looked_at)
+        self._ready.add_done_callback(_retrieve)
         self._outcome: asyncio.Future[Outcome] | None = None
         self._order: Order | None = None
-        self._told: Told = lambda _done, _total, _step: None
+        self._on_progress: OnProgress = lambda _done, _total, _step: None
         self._refused: str | None = None
         self.ended: asyncio.Future[str] = loop.create_future()
-        """Why it ended, once it has."""
+        """Why the process ended, once it has."""
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Starts the process; `ready` says when it can do anything."""
+        """Starts the process; wait for `ready` before anything else."""
         level = logging.getLogger("forebay").getEffectiveLevel()
         orders = await asyncio.to_thread(Orders(self._settings, level).encode)
         with _open_log(Path(self._settings.data or "") / LOG_FILE) as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._program,
+                *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 limit=LINE_BYTES_MAX,
-                # Not for it: a Ctrl-C on the terminal. It is told to end by its input.
+                # A Ctrl-C on the terminal is not for the driver: it ends when its input ends.
                 start_new_session=True,
             )
         self._reader = asyncio.create_task(self._read(self._process))
@@ -100,22 +99,22 @@ class DriverProcess:
         self._write(orders)
 
     async def ready(self) -> str:
-        """Where Spark runs, once it does; DriverEnded if it does not."""
+        """Waits for Spark, and returns its master; DriverEnded if it does not start."""
         try:
             async with asyncio.timeout(_START_SECONDS_MAX):
                 return await asyncio.shield(self._ready)
         except TimeoutError:
             raise DriverEnded(f"Spark did not start in {_START_SECONDS_MAX} seconds") from None
 
-    async def carry_out(self, order: Order, told: Told) -> Outcome:
+    async def run_order(self, order: Order, on_progress: OnProgress) -> Outcome:
         """One order at a time; DriverEnded if the driver ended before it did."""
         assert self._order is None, "one order at a time"
         self._outcome = asyncio.get_running_loop().create_future()
-        self._order, self._told = order, told
+        self._order, self._on_progress = order, on_progress
         try:
             if self.ended.done():
                 raise DriverEnded(self.ended.result())
-            self._say(
+            self._send(
                 do="run",
                 id=order.id,
                 kind=order.kind,
@@ -127,7 +126,7 @@ class DriverProcess:
             self._order = self._outcome = None
 
     def cancel(self, job: str) -> None:
-        self._say(do="cancel", id=job)
+        self._send(do="cancel", id=job)
 
     async def stop(self) -> None:
         """Ends its input, and so the process; kills what does not end. Idempotent."""
@@ -146,13 +145,13 @@ class DriverProcess:
         if self._reader is not None:
             await self._reader
 
-    # -- what is said and heard -----------------------------------------------------------------
+    # -- lines in and out -----------------------------------------------------------------------
 
-    def _say(self, **told: Any) -> None:
-        self._write(json.dumps(told).encode() + b"\n")
+    def _send(self, **fields: Any) -> None:
+        self._write(json.dumps(fields).encode() + b"\n")
 
     def _write(self, data: bytes) -> None:
-        """Orders are small and few; what cannot be written is told by the process's end."""
+        """Without waiting: orders are small and few. If the process is gone, `ended` says so."""
         assert self._process is not None
         assert self._process.stdin is not None
         with suppress(OSError, RuntimeError):
@@ -162,9 +161,9 @@ class DriverProcess:
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():
-                self._heard = True
-                self._hear(line)
-        except ValueError:  # longer than a line may be: it is not ours
+                self._received = True
+                self._on_line(line)
+        except ValueError:  # longer than a line may be: no driver of ours
             _kill(process)
         code = await process.wait()
         reason = self._refused or _reason(code)
@@ -174,61 +173,61 @@ class DriverProcess:
                 waiting.set_exception(DriverEnded(reason))
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kills it when it is silent for too long.
+        """Kills the process when it is silent for too long.
 
-        Looks are counted, not seconds: while this process itself is stopped, nobody is silent.
+        Checks are counted, not seconds: the time while this process itself is suspended is no
+        silence of the driver.
         """
         silent = 0
-        while silent < _LOOKS:
-            await asyncio.sleep(self._silence_seconds / _LOOKS)
-            silent = 0 if self._heard else silent + 1
-            self._heard = False
+        while silent < _SILENCE_CHECKS:
+            await asyncio.sleep(self._silence_seconds / _SILENCE_CHECKS)
+            silent = 0 if self._received else silent + 1
+            self._received = False
         self._refused = (
             f"the Spark driver hung: it said nothing for {self._silence_seconds:.0f} seconds, and "
             "was killed"
         )
         _kill(process)
 
-    def _hear(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         try:
-            told = json.loads(line)
-            self._take(told)
+            self._on_event(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             event(_log, logging.WARNING, "the Spark driver said what nobody knows", error=error)
 
-    def _take(self, told: dict[str, Any]) -> None:
-        kind = told["event"]
+    def _on_event(self, fields: dict[str, Any]) -> None:
+        kind = fields["event"]
         if kind == "beat":
             return
         if kind == "log":
-            logger = logging.getLogger(str(told["logger"]))
-            event(logger, int(told["level"]), str(told["text"]), **dict(told["fields"]))
+            logger = logging.getLogger(str(fields["logger"]))
+            event(logger, int(fields["level"]), str(fields["text"]), **dict(fields["fields"]))
         elif kind == "counted":
             metrics.add_growth(
-                [(name, tuple(labels), more) for name, labels, more in told["counts"]]
+                [(name, tuple(labels), more) for name, labels, more in fields["counts"]]
             )
         elif kind == "ready":
-            self._ready.set_result(str(told["master"]))
+            self._ready.set_result(str(fields["master"]))
         elif kind == "refused":
-            self._refused = str(told["error"])
-        elif self._order is None or told["id"] != self._order.id:
+            self._refused = str(fields["error"])
+        elif self._order is None or fields["id"] != self._order.id:
             return
         elif kind == "progress":
-            self._told(int(told["done"]), int(told["total"]), int(told["step"]))
+            self._on_progress(int(fields["done"]), int(fields["total"]), int(fields["step"]))
         elif kind == "ended" and self._outcome is not None and not self._outcome.done():
-            summary = {str(name): int(value) for name, value in told["summary"].items()}
-            details = tuple(map(str, told["details"]))
-            self._outcome.set_result(Outcome(told["state"], summary, told["error"], details))
+            summary = {str(name): int(value) for name, value in fields["summary"].items()}
+            details = tuple(map(str, fields["details"]))
+            self._outcome.set_result(Outcome(fields["state"], summary, fields["error"], details))
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """With all that it started."""
+    """With all its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _looked_at(future: asyncio.Future[str]) -> None:
-    """An error that nobody waits for is told otherwise."""
+def _retrieve(future: asyncio.Future[str]) -> None:
+    """Marks an error as retrieved: asyncio would log it if nobody waits for the future."""
     if not future.cancelled():
         future.exception()
 
@@ -242,9 +241,9 @@ def _reason(code: int) -> str:
 
 
 def _open_log(path: Path) -> Any:
-    """For one process to write to; cut if the one before left it too large.
+    """For one process to write to; truncated if the one before left it too large.
 
-    For the eyes of its owner alone: Spark writes down what it is configured with.
+    Readable by its owner only: Spark logs its configuration.
     """
     bound_log(path)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
@@ -253,13 +252,13 @@ def _open_log(path: Path) -> Any:
 
 
 def bound_log(path: Path) -> None:
-    """Begins the log anew if it is over its bound; who writes to it goes on at its end."""
+    """Truncates the log if it is over its bound; a process that appends to it goes on."""
     with suppress(FileNotFoundError):
         if path.stat().st_size > LOG_BYTES_MAX:
             os.truncate(path, 0)
 
 
-def renew_log(path: Path) -> None:
-    """At the start of a server: the last one's is kept, the one before goes."""
+def rotate_log(path: Path) -> None:
+    """At the start of a server: keeps the log of the last one, and no older one."""
     with suppress(FileNotFoundError):
         path.replace(path.with_name(path.name + ".1"))

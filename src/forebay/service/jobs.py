@@ -1,10 +1,13 @@
 """`JobQueue`: the jobs of a server and the pipeline's cycles, one at a time on its Spark driver.
 
-A driver that ends or hangs is started again, after a pause that grows until one does something. A
-job that was running is lost: what it committed counts, and nothing is done twice by the next one,
-for the engine compares before it commits. A cycle that was running is simply due again.
+A driver that ends or hangs is restarted, with a backoff until one does something. The job that was
+running is lost: what it committed counts, and the next one does nothing twice, because the engine
+compares before it commits. A cycle that was running is simply due again. A cycle that moved nothing
+is not recorded; cycles in a row that failed are recorded as one.
 
-A cycle that moved nothing leaves no trace. Cycles in a row that failed are told as one run.
+`<data>/jobs.ndjson` keeps the last jobs, one line of JSON each, the oldest first. It is for people:
+nothing is decided by it. The file is replaced as a whole, so that a crash leaves the old or the new
+one; a line that cannot be read is left out, with a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from forebay.admin.jobs import (
     LOST,
     QUEUED,
     RUNNING,
-    DriverFacts,
+    DriverStatus,
     JobRecord,
     JobsFull,
 )
@@ -44,81 +47,10 @@ from forebay.service.driver import (
     DriverEnded,
     DriverProcess,
     bound_log,
-    own_program,
-    renew_log,
+    driver_command,
+    rotate_log,
 )
 from forebay.settings import StoreSettings
-
-# ---- `<data>/jobs.ndjson`: the last jobs of a server, one line of JSON each, the oldest first.
-#
-# It is for people who want to know what ran: nothing is decided by it. The file is replaced as a
-# whole, so that a crash leaves the old or the new one; a line that cannot be read is left out,
-# and told.
-
-
-JOBS_KEPT: Final = 200
-_MODE: Final = 0o600
-"""Errors of jobs may name anything."""
-_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
-_NAMES: Final = {field.name for field in fields(JobRecord)}
-
-
-def read_jobs(path: Path) -> list[JobRecord]:
-    """What the file holds; what was not over when its server ended is lost."""
-    try:
-        with path.open("rb") as file:
-            lines = file.read(_FILE_BYTES_MAX).splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        event(_log, logging.WARNING, "past jobs cannot be read", file=path, error=error)
-        return []
-    found = [_record(line) for line in lines]
-    known = [each for each in found if each is not None]
-    if len(known) < len(found):
-        event(
-            _log,
-            logging.WARNING,
-            "past jobs are left out: their lines are damaged",
-            file=path,
-            lines=len(found) - len(known),
-        )
-    return known[-JOBS_KEPT:]
-
-
-def _record(line: bytes) -> JobRecord | None:
-    try:
-        told = json.loads(line)
-        known = {name: told[name] for name in _NAMES if name in told}
-        record = JobRecord(**known)
-        record = replace(record, topics=tuple(record.topics), details=tuple(record.details))
-        right = isinstance(known["id"], str) and isinstance(known["created"], int | float)
-    except (ValueError, TypeError, KeyError):
-        return None
-    if not right:
-        return None
-    if record.over:
-        return record
-    return replace(record, state=LOST, error="the server ended while the job was not over")
-
-
-def write_jobs(path: Path, jobs: Iterable[JobRecord]) -> None:
-    """OSError if the disk does not take it; the file is as before then."""
-    lines = [json.dumps(asdict(job)).encode() + b"\n" for job in jobs]
-    draft = path.with_name(path.name + ".tmp")
-    draft.unlink(missing_ok=True)
-    with open(  # with an opener, so that it is nobody else's from the start
-        draft, "xb", opener=lambda name, flags: os.open(name, flags, _MODE)
-    ) as file:
-        file.write(b"".join(lines[-JOBS_KEPT:]))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    LocalDisk().sync_dir(path.parent)
-
-
-# ---- jobs
-
 
 _log: Final = logging.getLogger("forebay.service")
 JOBS: Final = Counter(
@@ -128,42 +60,47 @@ JOBS: Final = Counter(
 )
 RESTARTS: Final = Counter("forebay_spark_restarts_total", "Spark drivers that ended by themselves.")
 WAITING_MAX: Final = 32
-"""Jobs that wait for their turn."""
+"""Jobs in the queue."""
 _CYCLE: Final = "interval"
 _REQUEST: Final = "request"
+JOBS_KEPT: Final = 200
+_MODE: Final = 0o600
+"""Error texts may contain anything."""
+_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+_NAMES: Final = {field.name for field in fields(JobRecord)}
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long it waits before a driver is started again, while none of them does anything."""
+class RestartBackoff:
+    """How long to wait before a driver is restarted, while none of them does anything."""
 
     first_seconds: float = 0.5
     most_seconds: float = 60.0
 
-    def pause(self, ends: int) -> float:
+    def delay_seconds(self, ends: int) -> float:
         """After so many ends in a row."""
         return float(min(self.first_seconds * 2 ** min(ends - 1, 20), self.most_seconds))
 
 
-_PATIENCE: Final = Patience()
+_BACKOFF: Final = RestartBackoff()
 
 
 class JobQueue:
-    """Implements `forebay.admin.jobs.Jobs`. `run` is to be running."""
+    """Implements `forebay.admin.jobs.Jobs`. `run` does the work."""
 
     def __init__(
         self,
         settings: StoreSettings,
         *,
-        program: Sequence[str] | None = None,
-        patience: Patience = _PATIENCE,
+        command: Sequence[str] | None = None,
+        backoff: RestartBackoff = _BACKOFF,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
-        """`program` is run in the place of the driver."""
+        """`command` is run in the place of the driver."""
         self._silence_seconds = silence_seconds
         self._settings = settings
-        self._program = own_program() if program is None else list(program)
-        self._patience = patience
+        self._command = driver_command() if command is None else list(command)
+        self._backoff = backoff
         self._data = Path(settings.data or "")
         self._guard = threading.Lock()
         self._writing = threading.Lock()
@@ -172,7 +109,7 @@ class JobQueue:
         self._waiting: deque[str] = deque()
         self._current: str | None = None
         self._driver: DriverProcess | None = None
-        self._facts = DriverFacts("starting", settings.spark.master, time.time())
+        self._status = DriverStatus("starting", settings.spark.master, time.time())
         self._ends = 0
         """Of drivers in a row that did nothing."""
         self._next_cycle = 0.0
@@ -213,67 +150,67 @@ class JobQueue:
             self._driver.cancel(job_id)
         return job
 
-    def driver(self) -> DriverFacts:
-        return self._facts
+    def driver(self) -> DriverStatus:
+        return self._status
 
-    # -- its life -------------------------------------------------------------------------------
+    # -- running --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until it is cancelled: ends the driver then, and what was not over."""
+        """Until it is cancelled; then ends the driver, and cancels what is not over."""
         path = self._data / JOBS_FILE
         past = await asyncio.to_thread(read_jobs, path)
         with self._guard:
             self._records = {**{job.id: job for job in past}, **self._records}
-        await asyncio.to_thread(renew_log, self._data / LOG_FILE)
-        keeper = asyncio.create_task(self._keep(path))
+        await asyncio.to_thread(rotate_log, self._data / LOG_FILE)
+        writer = asyncio.create_task(self._write_changes(path))
         try:
             while True:
                 await self._one_driver()
         finally:
-            keeper.cancel()
+            writer.cancel()
             with suppress(asyncio.CancelledError):
-                await keeper
+                await writer
             for job in self.list():
                 if not job.over:
                     self._end(job, CANCELLED, "the server was stopped")
-            self._tell("stopped", pid=None, error=None)
+            self._set_status("stopped", pid=None, error=None)
             await asyncio.to_thread(self._write, path)
 
     async def _one_driver(self) -> None:
-        """From the start of a driver to its end, and the pause behind it."""
+        """From the start of a driver to its end, and the wait after it."""
         driver = self._driver = DriverProcess(
-            self._settings, self._program, silence_seconds=self._silence_seconds
+            self._settings, self._command, silence_seconds=self._silence_seconds
         )
         ready = False
         try:
             await driver.start()
-            self._tell("starting", pid=driver.pid)
+            self._set_status("starting", pid=driver.pid)
             master = await driver.ready()
             ready = True
             event(_log, logging.INFO, "Spark is ready", master=master, pid=driver.pid)
-            self._tell("ready", error=None)
-            await self._serve(driver)
+            self._set_status("ready", error=None)
+            await self._run_jobs(driver)
         except (DriverEnded, OSError) as error:
             reason = str(error)
         finally:
             await driver.stop()
             self._driver = None
         self._ends += 1
-        pause = self._patience.pause(self._ends)
+        delay = self._backoff.delay_seconds(self._ends)
         RESTARTS.add()
         event(
             _log,
             logging.WARNING,
             "the Spark driver ended; it is started again" if ready else "Spark did not start",
             error=reason,
-            again_in_seconds=pause,
+            again_in_seconds=delay,
         )
-        facts = self._facts
-        self._tell("restarting", pid=None, error=reason, restarts=facts.restarts + 1)
-        await asyncio.sleep(pause)
+        restarts = self._status.restarts + 1
+        self._set_status("restarting", pid=None, error=reason, restarts=restarts)
+        await asyncio.sleep(delay)
 
-    async def _serve(self, driver: DriverProcess) -> None:
-        """Jobs and cycles, until the driver ends: DriverEnded."""
+    async def _run_jobs(self, driver: DriverProcess) -> None:
+        """Runs jobs and cycles until the driver ends: DriverEnded."""
         while True:
             if driver.ended.done():
                 raise DriverEnded(driver.ended.result())
@@ -282,12 +219,12 @@ class JobQueue:
                 await self._idle(driver)
                 continue
             self._current = job.id
-            self._tell("working")
+            self._set_status("working")
             try:
-                await self._carry_out(driver, job)
+                await self._run_job(driver, job)
             finally:
                 self._current = None
-            self._tell("ready")
+            self._set_status("ready")
 
     def _next(self) -> JobRecord | None:
         """Jobs and cycles that are due take turns."""
@@ -295,7 +232,7 @@ class JobQueue:
         if self._waiting and (self._turn_of_jobs or not due):
             self._turn_of_jobs = False
             job = self.get(self._waiting.popleft())
-            assert job is not None, "what waits is remembered"
+            assert job is not None, "a job that waits is recorded"
             return self._put(replace(job, state=RUNNING, started=time.time()))
         self._turn_of_jobs = True
         return _new("offload", (), {"due": True}, _CYCLE, RUNNING) if due else None
@@ -317,19 +254,19 @@ class JobQueue:
         finally:
             changed.cancel()
 
-    async def _carry_out(self, driver: DriverProcess, job: JobRecord) -> None:
+    async def _run_job(self, driver: DriverProcess, job: JobRecord) -> None:
         bound_log(self._data / LOG_FILE)
         order = Order(job.id, job.kind, job.topics, dict(job.options))
 
-        def told(done: int, total: int, step: int) -> None:
+        def on_progress(done: int, total: int, step: int) -> None:
             if done:
                 self._ends = 0
             label = f"{job.kind}: step {step}"
-            now = self.get(job.id) or job  # a cycle is remembered once it moves something
+            now = self.get(job.id) or job  # a cycle is recorded once it makes progress
             self._put(replace(now, done=done, total=total, label=label))
 
         try:
-            outcome = await driver.carry_out(order, told)
+            outcome = await driver.run_order(order, on_progress)
         except DriverEnded as error:
             self._lose(job, str(error))
             raise
@@ -340,7 +277,7 @@ class JobQueue:
         else:
             self._end(self.get(job.id) or job, outcome.state, outcome.error, outcome)
 
-    # -- what becomes of them -------------------------------------------------------------------
+    # -- records --------------------------------------------------------------------------------
 
     def _lose(self, job: JobRecord, reason: str) -> None:
         found = self.get(job.id)
@@ -364,7 +301,7 @@ class JobQueue:
                 attempts=job.attempts,
             )
         elif not outcome.summary.get("objects") and outcome.state != CANCELLED:
-            self._forget(job.id)  # at most, objects were read back that nobody had verified
+            self._forget(job.id)  # at most, objects were verified that nobody had read back
             return
         self._end(found or job, outcome.state, outcome.error, outcome)
 
@@ -388,7 +325,7 @@ class JobQueue:
         with self._guard:
             self._records[job.id] = job
             past = [each for each in self._records.values() if each.over]
-            # What somebody asked for outlasts the cycles, which come every few seconds.
+            # Requested jobs outlast the cycles, which come every few seconds.
             past.sort(key=lambda each: each.trigger == _REQUEST)
             over = (each.id for each in past)
             while len(self._records) > JOBS_KEPT and (oldest := next(over, None)) is not None:
@@ -400,14 +337,14 @@ class JobQueue:
         with self._guard:
             self._records.pop(job_id, None)
 
-    def _tell(self, state: str, **changes: object) -> None:
-        facts = replace(self._facts, state=state, **changes)  # type: ignore[arg-type]
-        if state != self._facts.state:
-            facts = replace(facts, since=time.time())
-        self._facts = facts
+    def _set_status(self, state: str, **changes: object) -> None:
+        status = replace(self._status, state=state, **changes)  # type: ignore[arg-type]
+        if state != self._status.state:
+            status = replace(status, since=time.time())
+        self._status = status
 
-    async def _keep(self, path: Path) -> None:
-        """Writes what changed, a second after it did: progress is not worth a sync of its own."""
+    async def _write_changes(self, path: Path) -> None:
+        """Writes changes a second after they happen: progress is not worth a sync each."""
         while True:
             await self._unwritten.wait()
             await asyncio.sleep(1)
@@ -428,3 +365,60 @@ def _new(
     now = time.time()
     started = now if state == RUNNING else None
     return JobRecord(secrets.token_hex(6), kind, topics, options, trigger, state, now, started)
+
+
+# ---- the file of past jobs --------------------------------------------------------------------
+
+
+def read_jobs(path: Path) -> list[JobRecord]:
+    """The jobs in the file; one that was not over when its server ended is lost."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_FILE_BYTES_MAX).splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        event(_log, logging.WARNING, "past jobs cannot be read", file=path, error=error)
+        return []
+    found = [_record(line) for line in lines]
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        event(
+            _log,
+            logging.WARNING,
+            "past jobs are left out: their lines are damaged",
+            file=path,
+            lines=len(found) - len(known),
+        )
+    return known[-JOBS_KEPT:]
+
+
+def _record(line: bytes) -> JobRecord | None:
+    try:
+        found = json.loads(line)
+        known = {name: found[name] for name in _NAMES if name in found}
+        record = JobRecord(**known)
+        record = replace(record, topics=tuple(record.topics), details=tuple(record.details))
+        valid = isinstance(known["id"], str) and isinstance(known["created"], int | float)
+    except (ValueError, TypeError, KeyError):
+        return None
+    if not valid:
+        return None
+    if record.over:
+        return record
+    return replace(record, state=LOST, error="the server ended while the job was not over")
+
+
+def write_jobs(path: Path, jobs: Iterable[JobRecord]) -> None:
+    """OSError if it cannot be written; the file is unchanged then."""
+    lines = [json.dumps(asdict(job)).encode() + b"\n" for job in jobs]
+    draft = path.with_name(path.name + ".tmp")
+    draft.unlink(missing_ok=True)
+    with open(  # with an opener, so that the mode is right from the start
+        draft, "xb", opener=lambda name, flags: os.open(name, flags, _MODE)
+    ) as file:
+        file.write(b"".join(lines[-JOBS_KEPT:]))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    LocalDisk().sync_dir(path.parent)

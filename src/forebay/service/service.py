@@ -1,10 +1,13 @@
-"""`Service`: one server process, from its first check to its last sync.
+"""`Service`: the process of `forebay up` and `forebay serve`, from first check to last sync.
 
-What can be refused is refused before anything is started: the directory that another server has,
-the address that is taken, the Java that is missing. Then the store is opened and the servers
-listen; topics are opened, and Spark is started, behind them.
+It refuses what it can before it starts anything: a directory that another server uses, an address
+that is taken, a missing Java. Then it opens the store and starts its servers; behind them, in the
+background, topics are opened and Spark is started.
 
     signal or `stop`  ->  streams end, nothing new is taken, the driver ends, the store is synced
+
+`Service._listeners` are its servers. The HTTP server is one; another kind (a gRPC broker) takes its
+place beside it by implementing `Listener`.
 
 What a caller gets wrong: `run` takes over the main thread and its signals.
 """
@@ -28,8 +31,8 @@ from typing import Any, Final, Protocol
 import uvloop
 
 from forebay.admin.app import build_app
+from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
-from forebay.admin.site import Site
 from forebay.client import ServerNote
 from forebay.errors import ForebayError, LogClosed, ServiceUnavailable, UsageError
 from forebay.format.names import parse_topic
@@ -39,148 +42,36 @@ from forebay.service.jobs import JobQueue
 from forebay.settings import ServerAddress, StoreSettings
 from forebay.topic.store import Store
 
-# ---- Opens the topics of a store behind a server that already listens.
-#
-# Every topic with a local log is opened: what was synced and not uploaded goes on its way, and
-# what a crash left is mended, without anybody asking for the topic. One that cannot be opened is
-# told and tried again; it does not keep the others, or the server, from their work.
-
-
-_AT_A_TIME: Final = 4
-_AGAIN_SECONDS: Final = 10.0
-
-
-class TopicOpener:
-    """`run` ends when all are open, or it is cancelled."""
-
-    def __init__(
-        self,
-        store: Store,
-        told: Callable[[str | None], None],
-        *,
-        again_seconds: float = _AGAIN_SECONDS,
-    ) -> None:
-        """`told` gets how far it is, in words, and None when every topic was tried once."""
-        self._store = store
-        self._told = told
-        self._again_seconds = again_seconds
-        self._told_of: dict[str, str] = {}
-        """Why each that cannot be opened cannot."""
-
-    async def run(self) -> None:
-        left = await asyncio.to_thread(self._with_local_log)
-        left = await self._pass(left, self._told)
-        self._told(None)
-        while left:
-            await asyncio.sleep(self._again_seconds)
-            left = await self._pass(left, lambda _words: None)
-
-    def _with_local_log(self) -> list[str]:
-        with self._store.view() as view:
-            return [name for name in view.topics() if view.directory(parse_topic(name)).is_dir()]
-
-    async def _pass(self, names: list[str], told: Callable[[str | None], None]) -> list[str]:
-        """Opens them, a few at a time; answers those that could not be opened."""
-        failed: list[str] = []
-        done = 0
-
-        async def work(todo: Iterator[str]) -> None:
-            nonlocal done
-            for name in todo:
-                if not await asyncio.to_thread(self._open, name):
-                    failed.append(name)
-                done += 1
-                told(f"opening topics: {done} of {len(names)} are open")
-
-        todo = iter(names)
-        await asyncio.gather(*(work(todo) for _ in range(_AT_A_TIME)))
-        return failed
-
-    def _open(self, name: str) -> bool:
-        try:
-            self._store.topic(name)
-        except LogClosed:  # the server stops
-            return True
-        except (ForebayError, OSError) as error:
-            if self._told_of.get(name) != str(error):  # once, not with each try
-                self._told_of[name] = str(error)
-                event(
-                    _log,
-                    logging.ERROR,
-                    "a topic cannot be opened; it is tried again",
-                    topic=name,
-                    error=error,
-                )
-            return False
-        return True
-
-
-# ---- How many files and connections the process may have open: as many as it is allowed to.
-#
-# A log has three files open, and the usual soft limit of 1,024 is for programs that cannot count
-# further. A process may raise its own soft limit up to the hard one.
-
-
-_FEW: Final = 4096
-
-
-def raise_descriptors() -> int:
-    """Raises the soft limit to the hard one, and answers it; where it is low, that is told."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-        except (OSError, ValueError) as error:  # more than the kernel gives anybody
-            event(_log, logging.WARNING, "the limit of open files stays as it is", error=str(error))
-    if soft != resource.RLIM_INFINITY and soft < _FEW:
-        event(
-            _log,
-            logging.WARNING,
-            "few files may be open: a topic needs three, and a connection one; raise the hard "
-            "limit (ulimit -Hn, LimitNOFILE=)",
-            limit=soft,
-        )
-    return soft
-
-
-# ---- service
-
-
 _log: Final = logging.getLogger("forebay.service")
 _THREADS: Final = 32
-"""That requests share for what waits for a disk or a network."""
+"""Shared by all requests, for calls that wait for a disk or a network."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""One that whoever started the process has it ignore (nohup does) stays ignored."""
-_LOOK_SECONDS: Final = 0.01
-
-
-class Companion(Protocol):
-    """What runs beside the servers, for as long as they do."""
-
-    async def run(self) -> None:
-        """Until it is cancelled; what it raises ends the service."""
+"""One that is ignored when the process starts (as with nohup) stays ignored."""
+_START_POLL_SECONDS: Final = 0.01
+_OPENING_AT_ONCE: Final = 4
+_RETRY_SECONDS: Final = 10.0
+_FEW_DESCRIPTORS: Final = 4096
 
 
 class Listener(Protocol):
-    """A server of a service: it is bound before anything starts, and serves until it is stopped."""
+    """A server of a service: bound before anything starts, serving until it is stopped."""
 
     def bind(self) -> str:
-        """Takes its address, and answers the URL; UsageError if it cannot."""
+        """Listens, and returns the URL; UsageError if it cannot."""
 
     async def serve(self) -> None: ...
 
     @property
     def started(self) -> bool:
-        """Whether it answers."""
+        """Whether it responds to requests."""
 
     def stop(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class _Http:
-    """The HTTP server as one of the servers."""
+class HttpListener:
+    """The HTTP server of a service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -190,15 +81,22 @@ class _Http:
         self.close = self._server.close
 
     async def serve(self) -> None:
-        await self._server.serve(build_app(self._service.site))
+        await self._server.serve(build_app(self._service.context))
 
     @property
     def started(self) -> bool:
         return self._server.started
 
 
+class BackgroundTask(Protocol):
+    """What runs beside the servers, for as long as they do."""
+
+    async def run(self) -> None:
+        """Until it is cancelled; an exception ends the service."""
+
+
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class ServiceInfo:
     """Where everything is, for people and for programs."""
 
     url: str
@@ -211,7 +109,7 @@ class Whereabouts:
 
 
 class Service:
-    """One server over one data directory."""
+    """One server process over one data directory."""
 
     def __init__(self, settings: StoreSettings, *, spark: bool) -> None:
         """UsageError, LogLocked or DiskError if it cannot run as it is configured."""
@@ -219,14 +117,14 @@ class Service:
             raise UsageError("a server needs a data directory: name one with --data or --config")
         if spark:
             settings = _for_spark(settings)
-        raise_descriptors()  # before the server counts how many connections it may have
+        raise_descriptors()  # before the HTTP server computes its limit of connections
         self.settings = replace(settings, data=Path(settings.data or "").absolute())
         self._spark = spark
         self._stack = ExitStack()
         self._stop = asyncio.Event()
-        self._listeners: list[Listener] = [_Http(self)]
-        """The broker takes its place here, behind the HTTP server."""
-        self.site: Site
+        self._listeners: list[Listener] = [HttpListener(self)]
+        """The HTTP server first: its URL is the service's."""
+        self.context: ServerContext
         self._jobs: JobQueue | None = None
         try:
             self._prepare()
@@ -244,20 +142,20 @@ class Service:
             urls.append(listener.bind())
         store = Store(self.settings)
         self._stack.callback(store.close)
-        store.topics()  # a catalog that does not answer is told now, and not by every request
-        self.site = Site(
+        store.topics()  # raises now if the catalog does not respond, instead of in every request
+        self.context = ServerContext(
             store,
             url=urls[0],
             unready="topics are being opened",
             store_id=directory.store_id,
         )
-        note = ServerNote(self.site.url, self.site.instance, os.getpid(), directory.store_id)
+        note = ServerNote(self.context.url, self.context.instance, os.getpid(), directory.store_id)
         directory.announce(note)
         if self._spark:
             admin = self.settings.admin
             here = ServerAddress(note.url, note.instance, admin.token, admin.ca_file, note.store)
             self._jobs = JobQueue(replace(self.settings, server=here))
-            self.site.jobs = self._jobs
+            self.context.jobs = self._jobs
         elif self.settings.uploader.enabled and self.settings.uploader.runner == "spark":
             event(
                 _log,
@@ -266,19 +164,19 @@ class Service:
                 "uploaded until `forebay pipeline` or `forebay offload` does it",
             )
 
-    def whereabouts(self) -> Whereabouts:
+    def info(self) -> ServiceInfo:
         settings = self.settings
         cloud, metadata = settings.cloud, settings.metadata
         data = Path(settings.data or "")
         sqlite = metadata.path or data / "catalog.db"
-        return Whereabouts(
-            url=self.site.url,
+        return ServiceInfo(
+            url=self.context.url,
             data=str(data),
             objects=cloud.root or str(data / "objects"),
             catalog=str(sqlite) if metadata.backend == "sqlite" else ",".join(metadata.endpoints),
             spark=settings.spark.master if self._spark else None,
             pid=os.getpid(),
-            instance=self.site.instance,
+            instance=self.context.instance,
         )
 
     def stop(self) -> None:
@@ -286,67 +184,73 @@ class Service:
         self._stop.set()
 
     def run(
-        self, *companions: Companion, started: Callable[[], None] = lambda: None
+        self, *background: BackgroundTask, started: Callable[[], None] = lambda: None
     ) -> signal.Signals | None:
-        """Until `stop` or a signal, which is answered; a second signal ends the process at once.
+        """Runs until `stop` or a signal, which is returned; a second signal exits at once.
 
-        `started` is called when the servers answer.
+        `started` is called when the servers respond.
         """
-        seen: list[signal.Signals] = []
-        heeded = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+        received: list[signal.Signals] = []
+        handled = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             loop = runner.get_loop()
-            for number in heeded:
-                loop.add_signal_handler(number, partial(self._signalled, number, seen))
+            for number in handled:
+                loop.add_signal_handler(number, partial(self._on_signal, number, received))
             try:
-                runner.run(self._main(companions, started))
+                runner.run(self._main(background, started))
             finally:
-                self._close(heeded)
-        return seen[0] if seen else None
+                self._close(handled)
+        return received[0] if received else None
 
-    def _signalled(self, number: signal.Signals, seen: list[signal.Signals]) -> None:
-        if seen:
+    def close(self) -> None:
+        """For a service that was never run."""
+        self._stack.close()
+
+    def _on_signal(self, number: signal.Signals, received: list[signal.Signals]) -> None:
+        if received:
             os._exit(128 + number)
-        seen.append(number)
+        received.append(number)
         event(_log, logging.INFO, "stopping", signal=number.name)
         self._stop.set()
 
-    async def _main(self, companions: tuple[Companion, ...], started: Callable[[], None]) -> None:
+    async def _main(
+        self, background: Sequence[BackgroundTask], started: Callable[[], None]
+    ) -> None:
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="server")
         asyncio.get_running_loop().set_default_executor(pool)
         serving = [asyncio.create_task(each.serve()) for each in self._listeners]
-        behind = [asyncio.create_task(each) for each in self._behind(companions)]
+        behind = [asyncio.create_task(each) for each in self._background(background)]
         stopped = asyncio.create_task(self._stop.wait())
         while not all(each.started for each in self._listeners) and not _any_done(serving):
-            await asyncio.wait(serving, timeout=_LOOK_SECONDS)
+            await asyncio.wait(serving, timeout=_START_POLL_SECONDS)
         if not _any_done(serving):
             started()
         pending: set[asyncio.Task[Any]] = {stopped, *serving, *behind}
         while True:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            # What is behind the servers may come to its end: all topics are open, say.
+            # A background task may end by itself, as when all topics are open.
             if any(task not in behind or task.exception() is not None for task in done):
                 break
-        asked = self._stop.is_set()
+        stop_requested = self._stop.is_set()
         await self._end(serving, [stopped, *behind])
-        if not asked:
+        if not stop_requested:
             raise ServiceUnavailable("a server ended by itself; its log says why")
 
-    def _behind(self, companions: tuple[Companion, ...]) -> list[Coroutine[Any, Any, None]]:
-        opener = TopicOpener(self.site.store, self._tell)
-        work = [opener.run(), *(each.run() for each in companions)]
+    def _background(self, tasks: Sequence[BackgroundTask]) -> list[Coroutine[Any, Any, None]]:
+        opener = TopicOpener(self.context.store, self._set_unready)
+        work = [opener.run(), *(each.run() for each in tasks)]
         return work if self._jobs is None else [*work, self._jobs.run()]
 
-    def _tell(self, unready: str | None) -> None:
+    def _set_unready(self, reason: str | None) -> None:
         if not self._stop.is_set():
-            self.site.unready = unready
+            self.context.unready = reason
 
     async def _end(
         self, serving: list[asyncio.Task[None]], behind: list[asyncio.Task[Any]]
     ) -> None:
-        """The servers and what is behind them end side by side; then the first error is raised."""
-        self.site.unready = "the server is stopping"
-        self.site.stopping.set()
+        """Ends servers and background tasks side by side; then raises the first error."""
+        self.context.unready = "the server is stopping"
+        self.context.stopping.set()
         for listener in self._listeners:
             listener.stop()
         for task in behind:
@@ -356,24 +260,20 @@ class Service:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
 
-    def _close(self, heeded: Sequence[signal.Signals]) -> None:
-        """A second signal counts while the store is closed, too."""
+    def _close(self, handled: Sequence[signal.Signals]) -> None:
+        """Closes the store; a second signal exits at once meanwhile, too."""
 
-        def at_once(number: int, _frame: FrameType | None) -> None:
+        def exit_at_once(number: int, _frame: FrameType | None) -> None:
             os._exit(128 + number)
 
-        for number in heeded:
-            signal.signal(number, at_once)
+        for number in handled:
+            signal.signal(number, exit_at_once)
         try:
             self._stack.close()
         finally:
-            for number in heeded:
+            for number in handled:
                 signal.signal(number, signal.SIG_DFL)
         event(_log, logging.INFO, "stopped; everything is synced")
-
-    def close(self) -> None:
-        """Of a service that was never run."""
-        self._stack.close()
 
 
 def _any_done(tasks: Sequence[asyncio.Task[None]]) -> bool:
@@ -389,3 +289,99 @@ def _for_spark(settings: StoreSettings) -> StoreSettings:
     settings = site_settings(settings)
     find_java()
     return settings
+
+
+def raise_descriptors() -> int:
+    """Raises the soft limit of open files to the hard one, and returns it; warns if it is low.
+
+    A log has three files open, and the usual soft limit of 1,024 is for programs that use select().
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError) as error:  # more than the kernel allows
+            event(_log, logging.WARNING, "the limit of open files stays as it is", error=str(error))
+    if soft != resource.RLIM_INFINITY and soft < _FEW_DESCRIPTORS:
+        event(
+            _log,
+            logging.WARNING,
+            "few files may be open: a topic needs three, and a connection one; raise the hard "
+            "limit (ulimit -Hn, LimitNOFILE=)",
+            limit=soft,
+        )
+    return soft
+
+
+class TopicOpener:
+    """Opens every topic that has a local log, behind a server that already listens.
+
+    So what was synced and not uploaded is uploaded, and what a crash left is recovered, before
+    anybody asks for the topic. A topic that cannot be opened is logged and tried again; it does not
+    hold up the others or the server.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        on_progress: Callable[[str | None], None],
+        *,
+        retry_seconds: float = _RETRY_SECONDS,
+    ) -> None:
+        """`on_progress` gets the progress in words, and None when every topic was tried once."""
+        self._store = store
+        self._on_progress = on_progress
+        self._retry_seconds = retry_seconds
+        self._logged: dict[str, str] = {}
+        """The last error of each topic that cannot be opened."""
+
+    async def run(self) -> None:
+        """Until all topics are open."""
+        left = await asyncio.to_thread(self._with_local_log)
+        left = await self._open_all(left, self._on_progress)
+        self._on_progress(None)
+        while left:
+            await asyncio.sleep(self._retry_seconds)
+            left = await self._open_all(left, lambda _words: None)
+
+    def _with_local_log(self) -> list[str]:
+        with self._store.view() as view:
+            return [name for name in view.topics() if view.directory(parse_topic(name)).is_dir()]
+
+    async def _open_all(
+        self, names: list[str], on_progress: Callable[[str | None], None]
+    ) -> list[str]:
+        """Opens them, a few at a time; returns those that could not be opened."""
+        failed: list[str] = []
+        done = 0
+
+        async def work(todo: Iterator[str]) -> None:
+            nonlocal done
+            for name in todo:
+                if not await asyncio.to_thread(self._open, name):
+                    failed.append(name)
+                done += 1
+                on_progress(f"opening topics: {done} of {len(names)} are open")
+
+        todo = iter(names)
+        await asyncio.gather(*(work(todo) for _ in range(_OPENING_AT_ONCE)))
+        return failed
+
+    def _open(self, name: str) -> bool:
+        try:
+            self._store.topic(name)
+        except LogClosed:  # the server stops
+            return True
+        except (ForebayError, OSError) as error:
+            if self._logged.get(name) != str(error):  # once, not with each attempt
+                self._logged[name] = str(error)
+                event(
+                    _log,
+                    logging.ERROR,
+                    "a topic cannot be opened; it is tried again",
+                    topic=name,
+                    error=error,
+                )
+            return False
+        return True

@@ -1,4 +1,8 @@
-"""`Site`: what all handlers of one server share."""
+"""`ServerContext`: what all handlers of one server share.
+
+One is made for each server process, before the application (`app.build_app`). The service that runs
+the server changes `unready`, `jobs` and `stopping`; handlers only read them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forebay.admin.watching import Watch
-from forebay.format.names import TopicName, parse_topic
+from forebay.admin.page.watch import Watch
+from forebay.format.names import TopicName
 from forebay.settings import StoreSettings
 from forebay.topic.store import Store, Topic
 
@@ -18,25 +22,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Site:
-    """One server: its store, and how it goes."""
-
+class ServerContext:
     store: Store
     instance: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Which run of the server this is."""
+    """The id of this run of the server."""
     store_id: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Which store it is, from one run to the next; of one that nobody can find again, any."""
+    """The id of the store, the same in every run; a random one for a store in memory."""
     started: float = field(default_factory=time.time)
     url: str = ""
-    """Where it listens, once it does."""
+    """Where the server listens, once it is bound."""
     unready: str | None = None
-    """Why it is not ready yet, or no longer; None when it is."""
+    """Why the server is not ready yet, or no longer; None when it is ready."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server begins to stop: streams end."""
     jobs: Jobs | None = None
-    """Who runs jobs on Spark; None for a server without Spark."""
+    """The queue of jobs on Spark; None for a server without Spark."""
     watch: Watch = field(init=False)
-    """What the page shows of the past: history, notices, the object store's answers."""
+    """What the page shows besides the present state: history, log events, the store probe."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.store)
@@ -46,10 +48,5 @@ class Site:
         return self.store.settings
 
     def topic(self, name: TopicName) -> Topic:
-        """The topic, made if it is not there. May wait for a disk: not on the event loop."""
+        """The open topic; created if it does not exist. May wait for a disk."""
         return self.store.topic(str(name))
-
-
-def topic_of(path: dict[str, str]) -> TopicName:
-    """The topic that a request's path names."""
-    return parse_topic(f"/{path['namespace']}/{path['topic']}")

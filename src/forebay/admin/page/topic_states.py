@@ -1,13 +1,13 @@
 """`TopicStates`: what is known of the topics of a store, read cheaply again and again.
 
-Of a topic that is open here, everything local comes from memory. The catalog is asked for the
-topic's record, and for its objects only when the record's revision changed: every change of a
-chain changes it. Topics that are not open are looked at as any other process would, more rarely.
+For a topic that is open here, everything local comes from memory. The catalog is asked for the
+topic's record, and for its objects only when the record's revision changed: every change of the
+objects changes it. A topic that is not open is read through a view, as any other process would, and
+less often.
 
-What a caller gets wrong: a state is a picture of about now, put together from places that move.
-Local files are looked at before the catalog, so that what was deleted locally in between is in the
-objects that are found. While the catalog does not answer, what it said last is shown, and it is
-asked only every few seconds.
+What a caller gets wrong: a state is about now, put together from places that move. Local files are
+read before the catalog, so that what is deleted locally in between is among the objects. While the
+catalog does not respond, its last state is shown, and it is asked only every few seconds.
 """
 
 from __future__ import annotations
@@ -28,24 +28,22 @@ from forebay.topic.store import Store
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Watermarks
 
-_Kept = TypeVar("_Kept")
+_Value = TypeVar("_Value")
 
-TOPICS_KEPT_MAX: Final = 512
+TOPICS_CACHED_MAX: Final = 512
 _NAMES_SHARE: Final = 50
-"""Listing all topics takes at most a fiftieth of the time."""
+"""Listing all topics may take a fiftieth of the time."""
 _NAMES_SECONDS_MAX: Final = 30.0
-_AWAY_SECONDS: Final = 5.0
+_CATALOG_RETRY_SECONDS: Final = 5.0
 _CLOSED_SECONDS: Final = 5.0
-"""How old a picture of a topic may be that is not open here: only other processes move it."""
-_WHOLE_SECONDS: Final = 10.0
-_WHOLE_OBJECTS: Final = 500
-"""Long chains are read in full only so often; in between, only what was added to their end."""
+"""How old the state of a topic may be that is not open here: only other processes change it."""
+_FULL_READ_SECONDS: Final = 10.0
+_LONG_CHAIN_OBJECTS: Final = 500
+"""A long chain is read in full only so often; in between, only what was added to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """One topic about now."""
-
     name: str
     open: bool
     """Whether this server has it open."""
@@ -56,7 +54,7 @@ class TopicState:
     objects: Sequence[ObjectDescriptor] = ()
     record: TopicRecord | None = None
     trouble: str | None = None
-    """Why some of it is old, or unknown."""
+    """Why some of it is outdated or unknown."""
 
 
 @dataclass(slots=True)
@@ -66,11 +64,11 @@ class _Chain:
     record: TopicRecord | None = None
     revision: int = -1
     objects: list[ObjectDescriptor] = field(default_factory=list)
-    read_whole: float = -_WHOLE_SECONDS
+    full_read_at: float = -_FULL_READ_SECONDS
 
 
 class TopicStates:
-    """Thread-safe: one reads, others wait for it."""
+    """Thread-safe: one thread reads at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -79,30 +77,30 @@ class TopicStates:
         self._names: list[str] = []
         self._names_until = 0.0
         self.catalog_trouble: str | None = None
-        """Why the catalog does not answer; None while it does."""
-        self._away_until = 0.0
+        """Why the catalog does not respond; None while it does."""
+        self._catalog_retry_at = 0.0
         self._chains: OrderedDict[str, _Chain] = OrderedDict()
         self._closed: OrderedDict[str, tuple[float, TopicState]] = OrderedDict()
 
     def names(self) -> list[str]:
-        """All topics by name; how old the list may be depends on what it costs."""
+        """All topics; the longer the listing takes, the older it may be."""
         with self._names_lock:
             now = time.monotonic()
             if now >= self._names_until:
                 try:
                     self._names = self._store.topics()
                 except ServiceUnavailable as error:
-                    self._away(error)
+                    self._catalog_failed(error)
                 took = time.monotonic() - now
                 self._names_until = now + min(max(took * _NAMES_SHARE, 0.5), _NAMES_SECONDS_MAX)
             return self._names
 
-    def _away(self, error: ServiceUnavailable) -> None:
+    def _catalog_failed(self, error: ServiceUnavailable) -> None:
         self.catalog_trouble = str(error)
-        self._away_until = time.monotonic() + _AWAY_SECONDS
+        self._catalog_retry_at = time.monotonic() + _CATALOG_RETRY_SECONDS
 
     def read(self, name: str) -> TopicState:
-        """The topic about now; what cannot be read is told in its `trouble`."""
+        """The topic about now; `trouble` says what could not be read."""
         with self._lock:
             state = self._read_open(name)
             return state if state is not None else self._read_closed(name)
@@ -128,7 +126,7 @@ class TopicStates:
         record = chain.record
         if record is None:
             return state
-        # What another process uploaded is in the record before the topic here follows it.
+        # What another process uploaded is in the record before this process learns of it.
         marks = replace(
             state.marks,
             uploaded=max(state.marks.uploaded, min(record.tail, state.marks.synced)),
@@ -140,19 +138,19 @@ class TopicStates:
     def _read_closed(self, name: str) -> TopicState:
         known = self._closed.pop(name, None)
         now = time.monotonic()
-        if now < self._away_until:
-            known = known or (0.0, _nothing(name))
+        if now < self._catalog_retry_at:
+            known = known or (0.0, _unknown(name))
         elif known is None or now - known[0] >= _CLOSED_SECONDS:
             try:
-                known = now, self._look(name)
+                known = now, self._read_view(name)
             except UnknownTopic:
-                known = now, _nothing(name)
+                known = now, _unknown(name)
             except (ForebayError, OSError) as error:
-                known = now, replace(known[1] if known else _nothing(name), trouble=str(error))
-        _keep(self._closed, name, known)
+                known = now, replace(known[1] if known else _unknown(name), trouble=str(error))
+        _cache(self._closed, name, known)
         return known[1]
 
-    def _look(self, name: str) -> TopicState:
+    def _read_view(self, name: str) -> TopicState:
         with self._store.view() as store, store.topic(name) as view:
             segments = [each for each in view.segments() if each.count]
             chain = self._chain(view.topic)
@@ -171,18 +169,18 @@ class TopicStates:
     # -- objects --------------------------------------------------------------------------------
 
     def _chain(self, topic: TopicName) -> _Chain:
-        """As the catalog has it; as it had it last, while it does not answer."""
-        if time.monotonic() < self._away_until:
+        """From the catalog; while it does not respond, as it was last."""
+        if time.monotonic() < self._catalog_retry_at:
             return self._chains.get(str(topic), _Chain())
         try:
-            found = self._ask(topic)
+            found = self._read_chain(topic)
         except ServiceUnavailable as error:
-            self._away(error)
+            self._catalog_failed(error)
             raise
         self.catalog_trouble = None
         return found
 
-    def _ask(self, topic: TopicName) -> _Chain:
+    def _read_chain(self, topic: TopicName) -> _Chain:
         with self._store.view() as view:
             tiers = view.tiers()
             if tiers is None:
@@ -191,7 +189,7 @@ class TopicStates:
             key = catalog.keys.record(topic)
             entry = catalog.kv.get(key)
             chain = self._chains.pop(str(topic), None) or _Chain()
-            _keep(self._chains, str(topic), chain)
+            _cache(self._chains, str(topic), chain)
             if entry is None:
                 self._chains[str(topic)] = chain = _Chain()
             elif entry.revision != chain.revision:
@@ -202,17 +200,17 @@ class TopicStates:
 
     def _objects(self, catalog: Catalog, topic: TopicName, known: _Chain) -> list[ObjectDescriptor]:
         now = time.monotonic()
-        long = len(known.objects) >= _WHOLE_OBJECTS
-        if long and now - known.read_whole < _WHOLE_SECONDS:
+        long = len(known.objects) >= _LONG_CHAIN_OBJECTS
+        if long and now - known.full_read_at < _FULL_READ_SECONDS:
             end = known.objects[-1].next_offset
             added = _outlines(catalog, topic, end)
             if not added or added[0].start_offset >= end:
                 return known.objects + added
-        known.read_whole = now
+        known.full_read_at = now
         return _outlines(catalog, topic, 0)
 
 
-def _nothing(name: str) -> TopicState:
+def _unknown(name: str) -> TopicState:
     return TopicState(name, open=False, start=0, marks=Watermarks(0, 0))
 
 
@@ -224,7 +222,7 @@ def _outlines(catalog: Catalog, topic: TopicName, start: int) -> list[ObjectDesc
     return found
 
 
-def _keep(kept: OrderedDict[str, _Kept], name: str, value: _Kept) -> None:
-    kept[name] = value
-    while len(kept) > TOPICS_KEPT_MAX:
-        kept.popitem(last=False)
+def _cache(cache: OrderedDict[str, _Value], name: str, value: _Value) -> None:
+    cache[name] = value
+    while len(cache) > TOPICS_CACHED_MAX:
+        cache.popitem(last=False)

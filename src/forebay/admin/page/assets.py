@@ -1,7 +1,7 @@
-"""The page at `/` and what it is made of, below `/assets/`: files of this package, as they are.
+"""`/` and `/assets/...`: the page, which is the files in `static/`, served as they are.
 
-Nothing comes from anywhere else, and the page may load nothing from anywhere else: the policy that
-`guard` sends with them says so to the browser. Files are few and small, and read once.
+The page loads nothing from other hosts, and the policy that `guard` sends with it makes the browser
+enforce that. The files are few and small, and read once, at the start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from forebay.admin.problems import problem
+from forebay.admin.errors import error_response
 
 PAGE: Final = "index.html"
 _TYPES: Final = {
@@ -26,7 +26,7 @@ _TYPES: Final = {
     ".txt": "text/plain; charset=utf-8",
 }
 _CACHED: Final = {"Cache-Control": "no-cache"}
-"""Browsers keep a file, and ask whether it is still the same."""
+"""Browsers keep a file, and revalidate it by its ETag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Asset:
 def load() -> dict[str, Asset]:
     """All files of the page, by name."""
     found: dict[str, Asset] = {}
-    for file in (resources.files("forebay.admin") / "page").iterdir():
+    for file in (resources.files("forebay.admin.page") / "static").iterdir():
         ending = file.name[file.name.rfind(".") :]
         if ending in _TYPES:
             data = file.read_bytes()
@@ -51,24 +51,21 @@ def load() -> dict[str, Asset]:
 def routes() -> list[BaseRoute]:
     assets = load()
 
-    def answer(request: Request, name: str) -> Response:
+    def respond(request: Request, name: str) -> Response:
         asset = assets.get(name)
         if asset is None:
-            return problem(404, "UsageError", f"there is no file {name[:80]!r}")
+            return error_response(404, "UsageError", f"there is no file {name[:80]!r}")
         headers = {**_CACHED, "ETag": asset.etag}
-        known = [each.strip().removeprefix("W/") for each in _if_none_match(request)]
+        etags = request.headers.get("if-none-match", "").split(",")
+        known = [each.strip().removeprefix("W/") for each in etags]
         if asset.etag in known or "*" in known:
             return Response(status_code=304, headers=headers)
         return Response(asset.data, media_type=asset.kind, headers=headers)
 
     async def page(request: Request) -> Response:
-        return answer(request, PAGE)
+        return respond(request, PAGE)
 
     async def asset(request: Request) -> Response:
-        return answer(request, request.path_params["name"])
+        return respond(request, request.path_params["name"])
 
     return [Route("/", page), Route("/assets/{name}", asset)]
-
-
-def _if_none_match(request: Request) -> list[str]:
-    return request.headers.get("if-none-match", "").split(",")

@@ -1,11 +1,11 @@
 """`History`: how the store did in the last minutes, so that a page opened later has the past.
 
 A sampler adds a row every two seconds to a ring of fifteen minutes. Appends, reads and requests
-are counted by this process' metrics. Uploads are not: another process may do them, so they are
-told by the topics' watermarks and by the objects that were added to the catalog.
+are counted by this process's metrics. Uploads are not, because another process may do them: they
+are measured by the topics' watermarks and by the objects that were added to the catalog.
 
-Of a topic, the sampler notes when which offset was synced. From that comes how long the oldest
-message that is not uploaded has waited, and, when it is uploaded, how long it took.
+For each topic, the sampler records when which offset was synced. That gives how long the oldest
+message that is not uploaded has waited, and how long it took once it is uploaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import Final
 
 from forebay import metrics
-from forebay.admin.topic_states import TopicStates
+from forebay.admin.page.topic_states import TopicStates
 from forebay.errors import ForebayError
 from forebay.format.descriptor import decode_outline
 from forebay.format.names import parse_topic
@@ -26,15 +26,15 @@ from forebay.wal.segment import Segment
 
 INTERVAL_SECONDS: Final = 2.0
 SAMPLES_MAX: Final = 450
-_NOTES_MAX: Final = 256
-"""Of one topic; when there are more, every second one goes."""
+_MARKS_MAX: Final = 256
+"""Of one topic; when there are more, every second one is dropped."""
 _RATE_SECONDS: Final = 30.0
-"""Uploads come in bursts; over less than this they would be nothing, or very many."""
+"""Uploads come in bursts; over a shorter time the rate would be nothing, or very high."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row. Rates are of the time since the row before."""
+    """One row. Rates are over the time since the row before."""
 
     at: float
     """Seconds since 1970-01-01 UTC."""
@@ -45,7 +45,7 @@ class Sample:
     """Messages a second; of topics that are open here, as all about uploads."""
     uploaded_bytes: float
     read: float
-    """Messages a second that readers fetched, from whichever tier."""
+    """Messages a second that readers fetched, from any tier."""
     read_bytes: float
     lag: int
     """Messages that are synced and not uploaded."""
@@ -53,7 +53,7 @@ class Sample:
     lag_seconds: float
     """How long the oldest of them has waited."""
     time_to_cloud: float | None
-    """The longest that a message took which was uploaded since the row before; None: none was."""
+    """The longest time that a message uploaded since the row before took; None if none was."""
     requests: float
     """To the object store by this process, a second."""
     failed_requests: float
@@ -65,16 +65,16 @@ class Sample:
 FIELDS: Final = tuple(each.name for each in fields(Sample))
 
 
-class Trace:
-    """One topic's way through time."""
+class TopicTrace:
+    """When the offsets of one topic were synced and uploaded."""
 
     def __init__(self) -> None:
         self._synced: deque[tuple[float, int]] = deque()
-        """When it was seen that everything before an offset is synced; only what is ahead."""
+        """When everything before an offset was seen as synced; only offsets not yet uploaded."""
         self._recent: deque[tuple[float, int, int]] = deque()
         self.uploaded = 0
 
-    def note(self, now: float, synced: int, uploaded: int) -> None:
+    def record(self, now: float, synced: int, uploaded: int) -> None:
         """`now` never goes back."""
         self.uploaded = uploaded
         while self._synced and self._synced[0][1] <= uploaded:
@@ -82,7 +82,7 @@ class Trace:
         last = self._synced[-1][1] if self._synced else uploaded
         if synced > last:
             self._synced.append((now, synced))
-        if len(self._synced) > _NOTES_MAX:
+        if len(self._synced) > _MARKS_MAX:
             self._synced = deque(list(self._synced)[::2])
         self._recent.append((now, synced, uploaded))
         while now - self._recent[0][0] > _RATE_SECONDS:
@@ -105,7 +105,7 @@ class Trace:
 
 
 def bytes_after(segments: Sequence[Segment], offset: int) -> int:
-    """About how many bytes of local files are from `offset` on."""
+    """About how many bytes of local files are at or after `offset`."""
     total = 0.0
     for each in segments:
         if each.end_offset > offset and each.count:
@@ -128,24 +128,24 @@ class History:
         self._states = states
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=samples_max)
-        self._traces: dict[str, Trace] = {}
+        self._traces: dict[str, TopicTrace] = {}
         self._counts: _Counts | None = None
         self._before = 0.0
 
     def since(self, at: float = 0.0) -> list[Sample]:
-        """The rows after a moment, oldest first."""
+        """The rows after a time, oldest first."""
         return [each for each in list(self._samples) if each.at > at]
 
     def rows(self, at: float = 0.0) -> list[tuple[float | None, ...]]:
         return [astuple(each) for each in self.since(at)]
 
-    def trace(self, name: str) -> Trace | None:
+    def trace(self, name: str) -> TopicTrace | None:
         return self._traces.get(name)
 
     def sample(self) -> None:
-        """Adds a row; the first call only looks."""
+        """Adds a row; the first call only takes the counts to compare with."""
         now = self._clock()
-        uploads = self._follow(now)
+        uploads = self._record_topics(now)
         counts, before = _Counts.now(), self._counts
         seconds = now - self._before
         self._counts, self._before = counts, now
@@ -176,28 +176,28 @@ class History:
             )
         )
 
-    def _follow(self, now: float) -> _Uploads:
-        """Notes where every open topic is."""
+    def _record_topics(self, now: float) -> _Uploads:
+        """Records the watermarks of every open topic."""
         found = _Uploads()
         names = self._states.names()
         for name in names:
             topic = self._store.opened(name)
             if topic is not None:
-                self._follow_one(name, topic, now, found)
+                self._record_topic(name, topic, now, found)
         for gone in self._traces.keys() - set(names):
             del self._traces[gone]
         return found
 
-    def _follow_one(self, name: str, topic: Topic, now: float, found: _Uploads) -> None:
+    def _record_topic(self, name: str, topic: Topic, now: float, found: _Uploads) -> None:
         marks = topic.watermarks()
         trace = self._traces.get(name)
         if trace is None:
-            trace = self._traces[name] = Trace()
+            trace = self._traces[name] = TopicTrace()
             before = marks.uploaded
             waited = None
         else:
             before, waited = trace.uploaded, trace.waiting_since()
-        trace.note(now, marks.synced, marks.uploaded)
+        trace.record(now, marks.synced, marks.uploaded)
         if marks.uploaded > before:
             found.messages += marks.uploaded - before
             found.bytes += self._uploaded_bytes(name, before, marks.uploaded)
@@ -209,7 +209,7 @@ class History:
             found.lag_seconds = max(found.lag_seconds, now - (trace.waiting_since() or now))
 
     def _uploaded_bytes(self, name: str, start: int, end: int) -> int:
-        """Of the objects that hold a range; one that began before it counts where it began."""
+        """Of the objects that begin in a range."""
         try:
             with self._store.view() as view:
                 tiers = view.tiers()
@@ -218,7 +218,7 @@ class History:
                 topic = parse_topic(name)
                 found = tiers.catalog.descriptors(topic, start, end, decoder=decode_outline)
         except ForebayError:
-            # The catalog's absence is told elsewhere; the messages are counted all the same.
+            # An alert says that the catalog is away; the messages are counted all the same.
             return 0
         return sum(each.size for each in found if each.start_offset >= start)
 
@@ -235,7 +235,7 @@ class _Uploads:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """This process' counters at one moment."""
+    """This process's counters at one moment."""
 
     appended: float
     appended_bytes: float

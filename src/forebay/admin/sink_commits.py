@@ -1,12 +1,13 @@
-"""`POST /v1/sink/commit`: the rows of one batch of the Spark sink, appended once.
+"""Batches of the Spark sink: rows that are staged as objects, appended once.
 
-The body says where the rows are staged (`forebay.pipeline.sink.server`). The answer is a stream
-of lines: `{"working": true}` while it works, then `{"appended": n, "known": n}`, or `{"error":
-...}`. A batch goes on to its end when its client has gone: the same request again finds what is
-there. Batches of one sink wait for each other, for a bounded time. All their bodies together have
-a bound: each counts until its batch is done, as what it said is in memory until then.
+    POST /v1/sink/commit   appends the rows of one batch
+    POST /v1/sink/forget   removes the staged rows of a write that failed, unless a batch needs them
 
-`POST /v1/sink/forget`: removes the staged rows of a write that failed, unless a batch needs them.
+The body says where the rows are staged (`forebay.pipeline.sink.server`). The response to a commit
+is a stream of lines: `{"working": true}` while it works, then `{"appended": n, "known": n}` or
+`{"error": ...}`. A commit goes on to its end when its client has gone: the same request again finds
+what is there. Batches of one sink wait for each other, for a bounded time. A body counts against a
+byte budget until its batch is done, because its contents are in memory until then.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from forebay.admin.intake import STALL_SECONDS, Body
-from forebay.admin.problems import ERRORS, facts_of, problem
-from forebay.admin.room import ROOM_SECONDS, Room
-from forebay.admin.site import Site
+from forebay.admin.context import ServerContext
+from forebay.admin.errors import ERRORS, error_fields, error_response
+from forebay.admin.request import BUDGET_WAIT_SECONDS, STALL_SECONDS, ByteBudget, RequestBody
 from forebay.errors import ForebayError, ServiceUnavailable, UsageError, WaitTimeout
 from forebay.format.names import write_of_staged
 from forebay.logs import event
@@ -38,67 +38,96 @@ if TYPE_CHECKING:
     from forebay.pipeline.sink.marks import Run
     from forebay.pipeline.sink.staging import Part
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 _log: Final = logging.getLogger("forebay.admin")
 _THREADS: Final = 4
 _COMMITS_MAX: Final = 64
-"""Under way or waiting; what is over is refused."""
+"""Running or waiting; more are refused."""
 _TURN_SECONDS_MAX: Final = 120.0
 """How long a batch waits for another one of the same sink."""
 _WORKING_SECONDS: Final = 2.0
-_ROOM_BODIES: Final = 4
-"""Of the largest size, at a time."""
+_BUDGET_BODIES: Final = 4
+"""Bodies of the largest size, at a time."""
+
+
+def routes(context: ServerContext, *, stall_seconds: float = STALL_SECONDS) -> list[BaseRoute]:
+    """`stall_seconds` is how long a sink may take for the next chunk of a body."""
+    commits = SinkCommits(context, stall_seconds=stall_seconds)
+
+    async def commit(request: Request) -> Response:
+        try:
+            batch = await commits.read(request)
+        except ClientDisconnect:
+            return _disconnected()
+        return StreamingResponse(_lines(commits.commit(batch)), media_type="application/x-ndjson")
+
+    async def forget(request: Request) -> Response:
+        try:
+            batch = await commits.read(request)
+        except ClientDisconnect:
+            return _disconnected()
+        return JSONResponse({"forgotten": await commits.forget(batch)})
+
+    return [
+        Route("/v1/sink/commit", commit, methods=["POST"]),
+        Route("/v1/sink/forget", forget, methods=["POST"]),
+    ]
+
+
+def _disconnected() -> Response:
+    return error_response(400, "UsageError", "the request broke off")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A request, and its body, whose room is to be given back."""
+class SinkBatch:
+    """A request, with its body, which holds bytes of the budget until it is released."""
 
     run: Run
     parts: list[Part]
-    body: Body
+    body: RequestBody
 
     @property
     def writes(self) -> frozenset[str]:
         return frozenset(write_of_staged(part.key) for part in self.parts if part.key is not None)
 
 
-class SinkDoor:
-    """The batches that are under way in one server. For the event loop's thread."""
+class SinkCommits:
+    """The batches that one server is committing. For the event loop's thread."""
 
-    def __init__(self, site: Site, *, stall_seconds: float = STALL_SECONDS) -> None:
-        self._site = site
+    def __init__(self, context: ServerContext, *, stall_seconds: float = STALL_SECONDS) -> None:
+        self._context = context
         self._stall_seconds = stall_seconds
-        self._room: Room | None = None
+        self._budget: ByteBudget | None = None
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="sink")
         self._turns: dict[str, asyncio.Lock] = {}
-        """Of the sinks that have a batch here."""
+        """By sink id, of the sinks that have a batch here."""
         self._tasks: dict[asyncio.Task[dict[str, Any]], frozenset[str]] = {}
         """With the writes whose staged rows they need."""
 
-    async def read(self, request: Request) -> Batch:
-        """What a request says; within limits, as it is for anyone to send."""
+    async def read(self, request: Request) -> SinkBatch:
+        """The batch of a request, read within limits."""
         from forebay.pipeline.sink.server import REQUEST_BYTES_MAX
 
-        if self._room is None:
-            most = _ROOM_BODIES * REQUEST_BYTES_MAX
-            self._room = Room(most, ROOM_SECONDS, f"of at most {most} for batches of sinks")
-        body = Body(
+        if self._budget is None:
+            most = _BUDGET_BODIES * REQUEST_BYTES_MAX
+            limit = f"of at most {most} for batches of sinks"
+            self._budget = ByteBudget(most, BUDGET_WAIT_SECONDS, limit)
+        body = RequestBody(
             request.receive,
-            self._room,
+            self._budget,
             dict(request.scope["headers"]),
             REQUEST_BYTES_MAX,
             "of one batch: write it from fewer partitions",
             stall_seconds=self._stall_seconds,
         )
         try:
-            return Batch(*await asyncio.to_thread(_decoded, await body.read()), body)
+            return SinkBatch(*await asyncio.to_thread(_decoded, await body.read()), body)
         except BaseException:
             body.release()
             raise
 
-    def commit(self, batch: Batch) -> asyncio.Task[dict[str, Any]]:
-        """Begins a commit, which nobody cancels: rows that are half appended help no one."""
+    def commit(self, batch: SinkBatch) -> asyncio.Task[dict[str, Any]]:
+        """Begins a commit, which is never cancelled: rows appended by half help nobody."""
         from forebay.pipeline.sink.server import commit_in
 
         run = batch.run
@@ -106,23 +135,25 @@ class SinkDoor:
             batch.body.release()
             raise ServiceUnavailable(f"{_COMMITS_MAX} batches are under way: come back later")
         turn = self._turns.setdefault(run.sink_id, asyncio.Lock())
-        work = partial(commit_in, self._site.store, run, batch.parts)
+        work = partial(commit_in, self._context.store, run, batch.parts)
         task = asyncio.create_task(self._in_turn(turn, run.sink_id, work), name=run.sink_id)
         self._tasks[task] = batch.writes
         task.add_done_callback(self._ended)
         task.add_done_callback(lambda _: batch.body.release())
         return task
 
-    async def forget(self, batch: Batch) -> bool:
-        """Whether the staged rows went; they stay where a batch of the sink is under way, or one
-        of another sink that needs them."""
+    async def forget(self, batch: SinkBatch) -> bool:
+        """Whether the staged rows were removed.
+
+        They stay while a batch of the sink is under way, or one of another sink that needs them.
+        """
         from forebay.pipeline.sink.server import forget_in
 
         try:
             needed = any(batch.writes & each for each in self._tasks.values())
             if needed or batch.run.sink_id in self._turns:
                 return False
-            await self._run(partial(forget_in, self._site.store, batch.parts))
+            await self._run(partial(forget_in, self._context.store, batch.parts))
         finally:
             batch.body.release()
         return True
@@ -142,7 +173,7 @@ class SinkDoor:
         finally:
             turn.release()
 
-    async def _run(self, work: Callable[[], _Answer]) -> _Answer:
+    async def _run(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
@@ -154,7 +185,7 @@ class SinkDoor:
 
 
 def _decoded(data: bytes) -> tuple[Run, list[Part]]:
-    """Takes its time: not on the event loop."""
+    """May take long: not on the event loop."""
     from forebay.pipeline.sink.server import decode_request
 
     try:
@@ -164,45 +195,17 @@ def _decoded(data: bytes) -> tuple[Run, list[Part]]:
     return decode_request(value)
 
 
-async def _told(task: asyncio.Task[dict[str, Any]]) -> AsyncIterator[bytes]:
-    """Lines until the work is done; it is not cancelled when nobody listens any more."""
+async def _lines(task: asyncio.Task[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Lines until the commit is done, which goes on when the client has gone."""
     while not (await asyncio.wait({task}, timeout=_WORKING_SECONDS))[0]:
         yield b'{"working": true}\n'
     try:
         last: dict[str, Any] = task.result()
     except ForebayError as error:
-        last = {"error": facts_of(error)}
+        last = {"error": error_fields(error)}
         ERRORS.add(1, type(error).__name__)
-    except Exception as error:  # noqa: BLE001  # a bug: the answer has begun, and must end well
+    except Exception as error:  # noqa: BLE001  # a bug: the response has begun, and must end well
         event(_log, logging.ERROR, "a commit failed", trace=error, error=repr(error))
         last = {"error": {"kind": "InternalError", "message": "the server failed; see its log"}}
         ERRORS.add(1, "InternalError")
     yield json.dumps(last).encode() + b"\n"
-
-
-def _broken_off() -> Response:
-    return problem(400, "UsageError", "the request broke off")
-
-
-def routes(site: Site, *, stall_seconds: float = STALL_SECONDS) -> list[BaseRoute]:
-    """`stall_seconds` is what a sink gets for the next piece of a body."""
-    door = SinkDoor(site, stall_seconds=stall_seconds)
-
-    async def commit(request: Request) -> Response:
-        try:
-            batch = await door.read(request)
-        except ClientDisconnect:
-            return _broken_off()
-        return StreamingResponse(_told(door.commit(batch)), media_type="application/x-ndjson")
-
-    async def forget(request: Request) -> Response:
-        try:
-            batch = await door.read(request)
-        except ClientDisconnect:
-            return _broken_off()
-        return JSONResponse({"forgotten": await door.forget(batch)})
-
-    return [
-        Route("/v1/sink/commit", commit, methods=["POST"]),
-        Route("/v1/sink/forget", forget, methods=["POST"]),
-    ]

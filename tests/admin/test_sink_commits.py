@@ -19,9 +19,9 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from disks import in_thread, wait_until
-from forebay.admin.room import PENDING
-from forebay.admin.sink_door import routes
-from forebay.admin.site import Site
+from forebay.admin.context import ServerContext
+from forebay.admin.request import PENDING
+from forebay.admin.sink_commits import routes
 from forebay.client import ServerClient, find_server
 from forebay.errors import (
     MessageTooLarge,
@@ -187,7 +187,7 @@ def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(ground: Sin
     settings = StoreSettings(data=ground.data, admin=AdminSettings(listen="127.0.0.1:0"))
     with (
         Store(settings, store=CloudStore(backend)) as store,
-        serving(site := Site(store)) as client,
+        serving(context := ServerContext(store)) as client,
         ThreadPoolExecutor() as pool,
     ):
 
@@ -205,7 +205,7 @@ def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(ground: Sin
         finally:
             goes_on.set()
         assert one.result(30) == two.result(30) == Committed(10, 0)
-        assert values(Served(site, client)) == texts(numbered(0, 20))
+        assert values(Served(context, client)) == texts(numbered(0, 20))
 
 
 @pytest.mark.parametrize(("named", "words"), [(True, "write the batch again"), (False, "sinkId")])
@@ -314,8 +314,8 @@ def test_bodies_that_never_end_are_bounded_in_time_and_memory(tmp_path: Path) ->
 
 def test_a_body_that_does_not_go_on_is_not_waited_for(tmp_path: Path) -> None:
     with Store(StoreSettings(data=tmp_path)) as store:
-        site = Site(store)
-        [commit, _] = routes(site, stall_seconds=0.1)
+        context = ServerContext(store)
+        [commit, _] = routes(context, stall_seconds=0.1)
         assert isinstance(commit, Route)
 
         async def silent() -> Message:

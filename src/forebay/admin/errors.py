@@ -1,0 +1,152 @@
+"""Errors as HTTP responses: `{"error": {"kind": "OffsetOutOfRange", "message": "...", ...}}`.
+
+`status_of` is where an error gets its status. The kind is the name of the class in `forebay.errors`
+and the error's fields come with it, so that a client can raise the same error again. An exception
+that is no ForebayError is a bug: the response is a 500, and its text goes to the log only.
+
+`"taken": false` says that nothing of the request was applied, so that it can be sent again. Where
+it is missing from the response to a request that changes the store, that is not known.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import logging
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from forebay.errors import (
+    CommitRefused,
+    DiskError,
+    ForebayError,
+    LogClosed,
+    LogLocked,
+    LogStopped,
+    LostOffsets,
+    MessageTooLarge,
+    OffsetOutOfRange,
+    ServiceRefused,
+    ServiceUnavailable,
+    TopicFenced,
+    TopicOwned,
+    UnknownTopic,
+    UsageError,
+    WaitTimeout,
+)
+from forebay.logs import event
+from forebay.metrics import Counter
+
+_log: Final = logging.getLogger("forebay.admin")
+ERRORS: Final = Counter(
+    "forebay_http_errors_total", "Requests that were answered with an error, by kind.", ["kind"]
+)
+_STATUS: Final[Sequence[tuple[type[ForebayError], int]]] = (
+    (LogStopped, 503),
+    (UnknownTopic, 404),
+    (MessageTooLarge, 413),
+    (UsageError, 400),
+    (LostOffsets, 410),
+    (OffsetOutOfRange, 416),
+    (LogLocked, 409),
+    (TopicOwned, 409),
+    (CommitRefused, 409),
+    (TopicFenced, 503),
+    (LogClosed, 503),
+    (WaitTimeout, 504),
+    (ServiceUnavailable, 503),
+    (ServiceRefused, 502),
+)
+"""The first class that the error is an instance of decides."""
+_DISK_FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+RETRY_SECONDS: Final = 1
+_SHOWN: Final = 200
+
+
+def status_of(error: ForebayError) -> int:
+    """507 for a full disk, whatever the error; 500 for one that the table does not have."""
+    if _is_disk_full(error):
+        return 507
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Whether a full disk caused it: the log's, or the catalog's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _DISK_FULL:
+            return True
+        if isinstance(cause, sqlite3.Error) and cause.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def error_fields(error: ForebayError) -> dict[str, Any]:
+    """The error as JSON has it: its kind, its message and its fields."""
+    fields = {
+        name: value
+        for name, value in vars(error).items()
+        if isinstance(value, str | int) or value is None
+    }
+    if isinstance(error, DiskError):
+        fields["errno"] = error.errno
+    return {"kind": type(error).__name__, "message": str(error), **fields}
+
+
+@contextmanager
+def nothing_taken() -> Iterator[None]:
+    """Marks an error raised in the block with `"taken": false`: nothing was changed before it."""
+    try:
+        yield
+    except ForebayError as error:
+        # A copy: the same error object may be raised to other requests, which did change something.
+        marked = copy.copy(error)
+        vars(marked)["taken"] = False
+        raise marked from error
+
+
+def error_response(status: int, kind: str, message: str, **fields: Any) -> JSONResponse:
+    """A counted error response, with `Retry-After` where it helps to try again."""
+    ERRORS.add(1, kind)
+    headers = {"Retry-After": str(RETRY_SECONDS)} if status in {429, 503, 507} else None
+    body = {"error": {"kind": kind, "message": message, **fields}}
+    return JSONResponse(body, status, headers)
+
+
+def log_bug(error: Exception, *, where: str) -> dict[str, str]:
+    """Logs an exception that is a bug, and returns the fields of the error that a client sees."""
+    event(_log, logging.ERROR, "a request failed", trace=error, where=where, error=repr(error))
+    return {"kind": "InternalError", "message": "the server failed; its log says why"}
+
+
+# ---- the application's exception handlers ------------------------------------------------------
+
+
+async def on_forebay_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ForebayError)
+    fields = error_fields(error)
+    return error_response(status_of(error), fields.pop("kind"), fields.pop("message"), **fields)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = error.detail
+    if error.status_code == 404:
+        message = f"there is nothing at {request.url.path[:_SHOWN]}"
+    elif error.status_code == 405:
+        message = f"{request.method} is not for {request.url.path[:_SHOWN]}"
+    response = error_response(error.status_code, "UsageError", message)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    fields = log_bug(error, where=f"{request.method} {request.url.path}")
+    return error_response(500, fields["kind"], fields["message"])

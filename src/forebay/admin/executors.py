@@ -1,0 +1,564 @@
+"""The bytes of segments and objects over HTTP, for executors that cannot see the server's disk.
+
+    GET      /v1/topics/{namespace}/{topic}/segments/{file}   raw bytes of a segment
+    HEAD/GET /v1/objects/{key}                                 an object, or its size
+    PUT      /v1/objects/{key}                                 writes an object or staged rows
+
+Of a segment only what its owner published as synced is there. With `log=` the request is refused
+if the topic's segments belong to another log by now, with the same names. `Range: bytes=a-b` asks
+for a part of either.
+
+Objects are for a store whose objects are files of the server's machine; any other store executors
+ask themselves. Rows that the sink stages (`staging/...`) may be put through the server into every
+store. An object or a sidecar may be put if the catalog has it as intended. Stored bytes are never
+replaced by others: the same bytes again succeed and change nothing, and other bytes are refused,
+unless nobody has committed the object yet. An object is visible when its last byte has come; a
+client that disconnects leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+from starlette.types import Message, Receive, Scope, Send
+
+from forebay.admin.context import ServerContext
+from forebay.admin.errors import error_response
+from forebay.admin.request import LONG_STALL_SECONDS, topic_of
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.records import State
+from forebay.errors import (
+    CommitRefused,
+    ObjectMissing,
+    OffsetOutOfRange,
+    ServiceUnavailable,
+    UnknownTopic,
+    UsageError,
+)
+from forebay.files.local import LocalDisk
+from forebay.format.checkpoint import Published
+from forebay.format.names import (
+    SIDECAR_ENDING,
+    STAGING_PREFIX,
+    SegmentNames,
+    TopicName,
+    is_staged_file,
+    parse_object,
+    staged_file,
+    topic_of_key,
+)
+from forebay.limits import DESCRIPTOR_BYTES_MAX, GIB, MIB
+from forebay.metrics import Counter
+from forebay.objects.backend import ObjectMeta, check_key
+from forebay.objects.store import CloudStore
+from forebay.wal.checkpoints import read_published
+from forebay.wal.identity import read_log_id
+
+TRANSFERS: Final = Counter(
+    "forebay_http_transfer_bytes_total",
+    "Bytes of segments, objects and staged rows that passed through the server: sent (down) and "
+    "received (up).",
+    ("kind", "direction"),
+)
+CHUNK_BYTES: Final = 1 * MIB
+OBJECT_BYTES_MAX: Final = 64 * GIB
+"""Of one body."""
+MODIFIED: Final = "Forebay-Modified-Ms"
+_OCTETS: Final = "application/octet-stream"
+_THREADS: Final = 8
+_SLOTS: Final = 256
+_RANGE: Final = re.compile(r"bytes=(?P<first>[0-9]{1,19})?-(?P<last>[0-9]{1,19})?")
+_PUBLISHED_READS_MAX: Final = 100
+_COMPARE_BYTES: Final = 8 * MIB
+_CONCURRENT_PARTS: Final = 2
+_LOCKS: Final = 64
+_Result = TypeVar("_Result")
+
+
+def routes(context: ServerContext) -> list[BaseRoute]:
+    return [*_segment_routes(context, Transfers()), *_object_routes(context, Transfers())]
+
+
+# ---- transfers --------------------------------------------------------------------------------
+
+
+class Transfers:
+    """Threads and slots that transfers share; each transfer holds one chunk in memory.
+
+    A transfer beyond the slots is refused, and one whose client neither reads nor sends for minutes
+    is ended.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="transfer")
+        self._used = 0
+
+    async def run(self, action: Callable[[], _Result]) -> _Result:
+        """On one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, action)
+
+    def submit(self, action: Callable[[], None]) -> None:
+        """On one of the threads, without waiting; also while the caller is being cancelled."""
+        self._pool.submit(action)
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """One of the slots, for the event loop's thread; ServiceUnavailable if none is free."""
+        if self._used >= _SLOTS:
+            raise ServiceUnavailable(f"{_SLOTS} transfers are under way: come back later")
+        self._used += 1
+        try:
+            yield
+        finally:
+            self._used -= 1
+
+    def response(
+        self,
+        request: Request,
+        read: Callable[[int, int], bytes],
+        size: int,
+        *,
+        kind: str,
+        name: str,
+        headers: dict[str, str],
+    ) -> Response:
+        """The bytes that the request asks for; `read` returns those between two positions."""
+        head = {"Accept-Ranges": "bytes", **headers}
+        if request.method == "HEAD":
+            return Response(headers={**head, "Content-Length": str(size)}, media_type=_OCTETS)
+        part = byte_range(request.headers.get("range"), size, name)
+        head["Content-Length"] = str(part.end - part.start)
+        if not part.whole:
+            head["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{size}"
+        status = 200 if part.whole else 206
+        return _SlotResponse(self, self._chunks(read, part, kind), status, head)
+
+    async def _chunks(
+        self, read: Callable[[int, int], bytes], part: ByteRange, kind: str
+    ) -> AsyncIterator[bytes]:
+        for start in range(part.start, part.end, CHUNK_BYTES):
+            end = min(start + CHUNK_BYTES, part.end)
+            chunk = await self.run(partial(read, start, end))
+            TRANSFERS.add(len(chunk), kind, "down")
+            yield chunk
+
+
+class _SlotResponse(StreamingResponse):
+    """A response that holds a slot while it is sent."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        chunks: AsyncIterator[bytes],
+        status: int,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(chunks, status, headers, media_type=_OCTETS)
+        self._transfers = transfers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._transfers.slot():
+            await super().__call__(scope, receive, send)
+
+    async def stream_response(self, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(LONG_STALL_SECONDS):
+                await send(message)
+
+        await super().stream_response(send_in_time)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """The bytes `start..end` of something, the end not included."""
+
+    start: int
+    end: int
+    whole: bool
+    """Whether no part was asked for."""
+
+
+def byte_range(header: str | None, size: int, name: str) -> ByteRange:
+    """What a `Range` header asks for, cut at the size; OffsetOutOfRange if that is nothing."""
+    if header is None:
+        return ByteRange(0, size, whole=True)
+    match = _RANGE.fullmatch(header.strip())
+    if match is None or (match["first"] is None and match["last"] is None):
+        raise UsageError(f"the range {header!r} is not understood: it is like bytes=0-1023")
+    if match["first"] is None:
+        start, end = max(size - int(match["last"]), 0), size
+    else:
+        start = int(match["first"])
+        end = size if match["last"] is None else min(int(match["last"]) + 1, size)
+    if start >= size or end <= start:
+        raise OffsetOutOfRange(
+            f"{name} has {size} bytes: there are none in the range {header}", start=0, end=size
+        )
+    return ByteRange(start, end, whole=False)
+
+
+# ---- segments ---------------------------------------------------------------------------------
+
+
+def _segment_routes(context: ServerContext, transfers: Transfers) -> list[BaseRoute]:
+    def find(topic: TopicName, name: str, log_id: str | None) -> SegmentFile | None:
+        if context.settings.data is None:
+            raise UsageError("a store in memory has no segments")
+        with context.store.view() as view:
+            directory = view.directory(topic)
+        if not directory.is_dir():
+            raise UnknownTopic(f"there is no log of {topic} here")
+        return find_segment(directory, context.settings.wal.file_name, name, log_id)
+
+    async def segment(request: Request) -> Response:
+        topic, name = topic_of(request.path_params), request.path_params["file"]
+        log_id = request.query_params.get("log")
+        found = await transfers.run(partial(find, topic, name, log_id))
+        if found is None:
+            return error_response(404, "ObjectMissing", f"{topic} has no segment {name!r}")
+        read = partial(read_exactly, found.path)
+        return transfers.response(
+            request, read, found.size, kind="segment", name=f"{topic}: {name}", headers={}
+        )
+
+    return [Route("/v1/topics/{namespace}/{topic}/segments/{file}", segment, methods=["GET"])]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """The synced part of a segment."""
+
+    path: Path
+    size: int
+
+
+def find_segment(
+    directory: Path, file_name: str, name: str, log_id: str | None = None
+) -> SegmentFile | None:
+    """The segment of that name in a topic's directory; None if there is none.
+
+    CommitRefused if the log is not the one that is asked for.
+    """
+    disk = LocalDisk()
+    seq = SegmentNames(file_name).parse(name)
+    published = _read_published(disk, directory)
+    if log_id is not None and read_log_id(disk, directory) != log_id:
+        raise CommitRefused(f"{directory.name}: the segments are not of the log {log_id} any more")
+    if seq is None or published is None or seq > published.seq:
+        return None
+    path = directory / name
+    try:
+        size = published.position if seq == published.seq else disk.size(path)
+        return SegmentFile(path, size) if disk.exists(path) else None
+    except FileNotFoundError:  # retention removed it meanwhile
+        return None
+
+
+def _read_published(disk: LocalDisk, directory: Path) -> Published | None:
+    """The owner may be overwriting the record at this moment: the next read sees the new one."""
+    found = (read_published(disk, directory) for _ in range(_PUBLISHED_READS_MAX))
+    return next((each for each in found if each is not None), None)
+
+
+def read_exactly(path: Path, start: int, end: int) -> bytes:
+    """OSError if the file is gone, or ends before."""
+    with path.open("rb", buffering=0) as file:
+        data = os.pread(file.fileno(), end - start, start)
+        while len(data) < end - start:
+            more = os.pread(file.fileno(), end - start - len(data), start + len(data))
+            if not more:
+                raise OSError(f"{path} ends before {end}")
+            data += more
+    return data
+
+
+# ---- objects ----------------------------------------------------------------------------------
+
+
+def _object_routes(context: ServerContext, transfers: Transfers) -> list[BaseRoute]:
+    objects = ObjectAccess(context)
+
+    async def get(request: Request) -> Response:
+        key = request.path_params["key"]
+        try:
+            meta = await transfers.run(partial(objects.head, key))
+        except ObjectMissing as error:
+            return error_response(404, "ObjectMissing", str(error))
+        except ObjectsElsewhere as error:
+            return error_response(409, "UsageError", str(error))
+        store = objects.store()
+
+        def read(start: int, end: int) -> bytes:
+            return bytes(store.get_range(key, start, end))
+
+        return transfers.response(
+            request, read, meta.size, kind="object", name=key, headers=_headers(meta)
+        )
+
+    async def put(request: Request) -> Response:
+        body = request.stream()
+        try:
+            try:
+                with transfers.slot():
+                    target = target_of(request.path_params["key"])
+                    upload = await transfers.run(partial(objects.begin, target))
+                    meta = await _receive(body, transfers, upload)
+            except (CommitRefused, UsageError):
+                # A client reads the refusal only after it has sent everything.
+                while await _next_chunk(body) is not None:
+                    pass
+                raise
+        except ClientDisconnect:
+            return error_response(400, "UsageError", "the request broke off")
+        except ObjectsElsewhere as error:
+            return error_response(409, "UsageError", str(error))
+        stored = {
+            "key": meta.key,
+            "size": meta.size,
+            "etag": meta.etag,
+            "modified_ms": meta.modified_ms,
+        }
+        return JSONResponse(stored, headers=_headers(meta))
+
+    path = "/v1/objects/{key:path}"
+    return [Route(path, get, methods=["GET"]), Route(path, put, methods=["PUT"])]
+
+
+def _headers(meta: ObjectMeta) -> dict[str, str]:
+    etag = {} if meta.etag is None else {"ETag": f'"{meta.etag.strip(chr(34))}"'}
+    return {MODIFIED: str(meta.modified_ms), **etag}
+
+
+async def _receive(
+    body: AsyncIterator[bytes], transfers: Transfers, upload: ObjectUpload
+) -> ObjectMeta:
+    """Writes the body to the upload, a chunk at a time, and publishes it."""
+    published = False
+    try:
+        held = bytearray()
+        while (chunk := await _next_chunk(body)) is not None:
+            held += chunk
+            if len(held) >= CHUNK_BYTES:
+                await transfers.run(partial(upload.write, bytes(held)))
+                held.clear()
+        if held:
+            await transfers.run(partial(upload.write, bytes(held)))
+        meta = await transfers.run(upload.publish)
+        published = True
+        return meta
+    finally:
+        if not published:
+            transfers.submit(upload.abort)
+
+
+async def _next_chunk(body: AsyncIterator[bytes]) -> bytes | None:
+    """The next bytes of a body, None at its end; a client that is silent for long has gone."""
+    try:
+        async with asyncio.timeout(LONG_STALL_SECONDS):
+            return await anext(body, None)
+    except TimeoutError:
+        raise ClientDisconnect from None
+
+
+class ObjectsElsewhere(UsageError):
+    """The objects are in a store that executors can ask themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutTarget:
+    """A key that may be written: an object, its sidecar, or staged rows."""
+
+    key: str
+    topic: TopicName | None
+    object_id: str
+    bytes_max: int
+
+    @property
+    def kind(self) -> str:
+        return "staging" if self.topic is None else "object"
+
+    def state(self, catalog: Catalog) -> State | None:
+        """The object's state in the catalog; None if the catalog does not have it."""
+        assert self.topic is not None, "staged rows are not in the catalog"
+        life = catalog.life(self.topic, self.object_id)
+        return None if life is None else life.state
+
+
+def target_of(key: str) -> PutTarget:
+    """UsageError for a key that only the server itself writes."""
+    check_key(key)
+    if is_staged_file(key):
+        return PutTarget(key, None, "", OBJECT_BYTES_MAX)
+    found = topic_of_key(key)
+    if found is not None:
+        topic, name = found
+        object_id = name.removesuffix(SIDECAR_ENDING)
+        if parse_object(object_id) is not None:
+            most = OBJECT_BYTES_MAX if name == object_id else DESCRIPTOR_BYTES_MAX
+            return PutTarget(key, topic, object_id, most)
+    raise UsageError(f"{key!r} is no object of a topic, and no rows of a write: it cannot be put")
+
+
+class ObjectAccess:
+    """The server's objects, as far as executors may read and write them. Thread-safe."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+
+    def store(self) -> CloudStore:
+        return self._ports()[0]
+
+    def head(self, key: str) -> ObjectMeta:
+        self._require_here(check_key(key))
+        return self.store().head(key)
+
+    def begin(self, target: PutTarget) -> ObjectUpload:
+        """CommitRefused if the catalog does not have the object as intended or committed."""
+        self._require_here(target.key)
+        store, catalog = self._ports()
+        dead = (None, State.DELETING, State.GONE)
+        if target.topic is not None and target.state(catalog) in dead:
+            raise CommitRefused(
+                f"{target.key}: nobody intends to write this object: plan it, and announce it in "
+                "the catalog"
+            )
+        lock = self._locks[hash(target.key) % _LOCKS]
+        chunk_bytes = self._context.settings.uploader.stream_chunk_size
+        return ObjectUpload(store, catalog, target, chunk_bytes, lock)
+
+    def _require_here(self, key: str) -> None:
+        """Unless the key is of staged rows, the objects must be files of this machine."""
+        backend = self._context.settings.cloud.backend
+        if backend != "fs" and not key.startswith(STAGING_PREFIX):
+            raise ObjectsElsewhere(f"the objects are in {self.store().name}: ask that store itself")
+
+    def _ports(self) -> tuple[CloudStore, Catalog]:
+        with self._context.store.view() as view:
+            tiers = view.tiers()
+        assert tiers is not None, "a store that is open has a catalog"
+        return tiers.store, tiers.catalog
+
+
+class ObjectUpload:
+    """One object being written. Its calls exclude each other: a cancelled one may still run."""
+
+    def __init__(
+        self,
+        store: CloudStore,
+        catalog: Catalog,
+        target: PutTarget,
+        chunk_bytes: int,
+        publishing: threading.Lock,
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._target = target
+        self._publishing = publishing
+        self._lock = threading.Lock()
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._writer = store.open_writer(
+            target.key, chunk_bytes=chunk_bytes, concurrent_parts=_CONCURRENT_PARTS
+        )
+
+    def write(self, data: bytes) -> None:
+        with self._lock:
+            self._size += len(data)
+            if self._size > self._target.bytes_max:
+                raise UsageError(f"{self._target.key}: over {self._target.bytes_max} bytes")
+            self._writer.write(data)
+            self._digest.update(data)
+        TRANSFERS.add(len(data), self._target.kind, "up")
+
+    def publish(self) -> ObjectMeta:
+        """Makes it the object of its key; CommitRefused if that would change stored bytes."""
+        with self._lock, self._publishing:
+            present = self._present()
+            if present is not None and self._is_same(present):
+                self._writer.abort()
+                return present
+            self._require_replaceable(present)
+            backup = self._back_up(present)
+            try:
+                meta = self._writer.close()
+                if backup is not None and not self._is_committed_or_intended(meta):
+                    self._store.copy(backup, meta.key)
+                    raise self._refused(present)
+            finally:
+                if backup is not None:
+                    self._store.delete(backup)
+            return meta
+
+    def abort(self) -> None:
+        with self._lock:
+            self._writer.abort()
+
+    def _present(self) -> ObjectMeta | None:
+        try:
+            return self._store.head(self._target.key)
+        except ObjectMissing:
+            return None
+
+    def _is_same(self, present: ObjectMeta) -> bool:
+        if present.size != self._size:
+            return False
+        digest = hashlib.sha256()
+        for start in range(0, present.size, _COMPARE_BYTES):
+            end = min(start + _COMPARE_BYTES, present.size)
+            digest.update(self._store.get_range(present.key, start, end))
+        return digest.digest() == self._digest.digest()
+
+    def _require_replaceable(self, present: ObjectMeta | None) -> None:
+        target = self._target
+        if target.topic is None:
+            replaceable = present is None  # staged rows are written once, under a unique name
+        else:
+            replaceable = target.state(self._catalog) == State.INTENDED
+        if not replaceable:
+            raise self._refused(present)
+
+    def _back_up(self, present: ObjectMeta | None) -> str | None:
+        """Copies what is to be replaced: another process may commit it at this very moment.
+
+        The copy has a name of staged rows, which are swept if this process dies.
+        """
+        if present is None:
+            return None
+        backup = staged_file(secrets.token_hex(8), 0, 0)
+        self._store.copy(present.key, backup)
+        return backup
+
+    def _is_committed_or_intended(self, meta: ObjectMeta) -> bool:
+        """Whether the new bytes did not replace those of an object that was committed meanwhile."""
+        target = self._target
+        if target.topic is None or target.state(self._catalog) == State.INTENDED:
+            return True
+        committed = (
+            (each.size, each.etag)
+            for each in self._catalog.all_descriptors(target.topic)
+            if each.object_id == target.object_id and target.key.endswith(each.object_id)
+        )
+        return next(committed, None) in ((meta.size, meta.etag), (meta.size, None))
+
+    def _refused(self, present: ObjectMeta | None) -> CommitRefused:
+        there = "is gone" if present is None else f"is there with {present.size} bytes"
+        return CommitRefused(
+            f"{self._target.key} {there}, and these are {self._size} bytes that nobody waits for: "
+            "what is stored is not changed"
+        )

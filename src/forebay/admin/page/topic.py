@@ -1,0 +1,276 @@
+"""One topic as the page shows it: its numbers, and which offsets are where (spans).
+
+A message can be in several tiers at once, so spans of different tiers overlap; those of one tier do
+not. An offset between the start and the end of a topic that no tier holds is in a gap, and a gap
+says whether the catalog knows of it (`lost`) or not (`missing`, which is damage).
+
+What a caller gets wrong: `bounded` joins only spans that are too narrow to be seen. Ask for a
+narrower window to see the parts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from forebay.admin.context import ServerContext
+from forebay.admin.page.history import TopicTrace, bytes_after
+from forebay.admin.page.topic_states import TopicState
+from forebay.catalog.records import TopicRecord
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.topic.describe import kept_because
+from forebay.wal.segment import Segment
+from forebay.wal.watermarks import Watermarks
+
+Tier: TypeAlias = Literal["memory", "segment", "object", "verified", "gap"]
+_LANES = 4
+"""Memory, segments, objects (verified or not), gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPage:
+    name: str
+    fields: dict[str, Any]
+    """The topic's part of the overview."""
+    sizes: dict[str, int]
+    """Numbers that are summed over topics."""
+    missing: list[tuple[int, int]]
+    """Ranges of offsets that should be in some tier and are in none."""
+    trouble: str | None
+
+
+def all_spans(context: ServerContext, state: TopicState) -> list[Span]:
+    first = state.segments[0].first_offset if state.segments else 0
+    kept = kept_because(
+        state.segments,
+        state.record,
+        [each for each in state.objects if each.next_offset > first],
+        context.settings.deleter,
+        int(time.time() * 1000),
+    )
+    held = [
+        *memory_spans(state.memory, state.marks),
+        *segment_spans(state.segments, state.marks, kept),
+        *object_spans(state.objects, state.marks.verified),
+    ]
+    return [*held, *gap_spans(state.start, state.marks.appended, held, state.record)]
+
+
+def window_spans(
+    context: ServerContext, state: TopicState, start: int, end: int, most: int
+) -> list[dict[str, Any]]:
+    """The spans in a window, as JSON."""
+    stop = min(end, max(state.marks.appended, start + 1))
+    found = within(all_spans(context, state), start, stop)
+    return [_span_fields(each) for each in bounded(found, start, stop, most)]
+
+
+def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPage:
+    """With at most about `most` spans."""
+    spans = all_spans(context, state)
+    marks = state.marks
+    trace = context.watch.history.trace(state.name)
+    append_rate, upload_rate = trace.rates() if trace is not None else (0.0, 0.0)
+    sizes = _sizes(state, spans)
+    fields: dict[str, Any] = {
+        "name": state.name,
+        "open": state.open,
+        "start": state.start,
+        "appended": marks.appended,
+        "synced": marks.synced,
+        "uploaded": marks.uploaded,
+        "verified": marks.verified,
+        "memory": [state.memory.start, state.memory.stop] if state.memory else None,
+        "lost": [(each.start, each.end) for each in spans if each.state == "lost"][:100],
+        "lag": {
+            "messages": max(marks.synced - marks.uploaded, 0),
+            "bytes": bytes_after(state.segments, marks.uploaded),
+            "seconds": _lag_seconds(state, trace),
+        },
+        "rates": {"appended": append_rate, "uploaded": upload_rate},
+        "trouble": state.trouble,
+        "sizes": sizes,
+        "spans": [_span_fields(each) for each in bounded(spans, state.start, marks.appended, most)],
+    }
+    missing = [(each.start, each.end) for each in spans if each.state == "missing"]
+    return TopicPage(state.name, fields, sizes, missing, state.trouble)
+
+
+def _lag_seconds(state: TopicState, trace: TopicTrace | None) -> float:
+    """How long the oldest message that is not uploaded has waited; estimated without a trace."""
+    marks = state.marks
+    if marks.uploaded >= marks.synced:
+        return 0.0
+    since = trace.waiting_since() if trace is not None else None
+    if since is None:
+        holding = [each for each in state.segments if each.end_offset > marks.uploaded]
+        since = holding[0].created_ms / 1000 if holding else None
+    return 0.0 if since is None else round(max(time.time() - since, 0.0), 3)
+
+
+def _sizes(state: TopicState, spans: Sequence[Span]) -> dict[str, int]:
+    marks = state.marks
+    gaps = [each for each in spans if each.tier == "gap"]
+    lost = sum(each.end - each.start for each in gaps if each.state == "lost")
+    missing = sum(each.end - each.start for each in gaps if each.state == "missing")
+    local = state.segments
+    return {
+        "messages": max(marks.appended - state.start - lost - missing, 0),
+        "memory_messages": len(state.memory),
+        "segments": len(local),
+        "segment_messages": sum(each.count for each in local),
+        "segment_bytes": sum(each.size for each in local),
+        "objects": len(state.objects),
+        "object_messages": sum(each.count for each in state.objects),
+        "object_bytes": sum(each.size for each in state.objects),
+        "verified_messages": sum(
+            each.count for each in state.objects if each.next_offset <= marks.verified
+        ),
+        "verified_objects": sum(each.next_offset <= marks.verified for each in state.objects),
+        "gaps": len(gaps),
+        # Offsets, not messages: a crash loses what was reserved, and most of it was never used.
+        "lost_offsets": lost,
+        "missing_offsets": missing,
+        "lag_messages": max(marks.synced - marks.uploaded, 0),
+    }
+
+
+def _span_fields(span: Span) -> dict[str, Any]:
+    """Without empty fields: there may be thousands of spans."""
+    found = {name: value for name, value in asdict(span).items() if value is not None}
+    if span.merged == 1:
+        del found["merged"]
+    return found
+
+
+# ---- spans; pure ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    start: int
+    end: int
+    """One more than the last offset."""
+    tier: Tier
+    state: str
+    name: str | None = None
+    """The file or the object; of several, the first one."""
+    bytes: int | None = None
+    """None in memory and in a gap."""
+    created: float | None = None
+    """Seconds since 1970-01-01 UTC; of a segment, when it was last written to."""
+    kept_because: str | None = None
+    """Why retention keeps a segment; None if it may be deleted, and for other tiers."""
+    merged: int = 1
+    """How many spans were joined into this one."""
+
+
+def memory_spans(held: range, marks: Watermarks) -> list[Span]:
+    """What is synced and still cached, and what is in memory only."""
+    border = min(max(marks.synced, held.start), held.stop)
+    found = [
+        Span(held.start, border, "memory", "synced"),
+        Span(border, held.stop, "memory", "not synced"),
+    ]
+    return [span for span in found if span.end > span.start]
+
+
+def segment_spans(
+    segments: Sequence[Segment], marks: Watermarks, kept: Sequence[str | None]
+) -> list[Span]:
+    """`kept` says for each segment why retention keeps it; None if it may be deleted."""
+    return [
+        Span(
+            each.first_offset,
+            each.end_offset,
+            "segment",
+            _segment_state(each.end_offset, marks),
+            each.path.name,
+            each.size,
+            each.modified_ms / 1000,
+            why,
+        )
+        for each, why in zip(segments, kept, strict=True)
+        if each.count
+    ]
+
+
+def _segment_state(end: int, marks: Watermarks) -> str:
+    if end <= marks.verified:
+        return "verified"
+    return "uploaded" if end <= marks.uploaded else "not uploaded"
+
+
+def object_spans(objects: Iterable[ObjectDescriptor], verified: int) -> list[Span]:
+    return [
+        Span(
+            each.start_offset,
+            each.next_offset,
+            "verified" if each.next_offset <= verified else "object",
+            "verified" if each.next_offset <= verified else "not yet read back",
+            each.object_id,
+            each.size,
+            each.created_at,
+        )
+        for each in objects
+    ]
+
+
+def gap_spans(start: int, end: int, held: Iterable[Span], record: TopicRecord | None) -> list[Span]:
+    """What no tier holds between `start` and `end`."""
+    lost = () if record is None else record.lost
+    found = [
+        Span(max(begin, start), min(stop, end), "gap", "lost")
+        for begin, stop in lost
+        if begin < end and stop > start
+    ]
+    at = start
+    missing: list[Span] = []
+    for span in sorted([*held, *found], key=lambda each: each.start):
+        if span.start > at:
+            missing.append(Span(at, min(span.start, end), "gap", "missing"))
+        at = max(at, span.end)
+        if at >= end:
+            break
+    if at < end:
+        missing.append(Span(at, end, "gap", "missing"))
+    return [*found, *missing]
+
+
+def within(spans: Iterable[Span], start: int, end: int) -> list[Span]:
+    """Those that overlap a window, uncut."""
+    return [span for span in spans if span.start < end and span.end > start]
+
+
+def bounded(spans: Sequence[Span], start: int, end: int, most: int) -> list[Span]:
+    """At most about `most` spans of a window, by start: the narrowest neighbours are joined.
+
+    Neighbours of one lane are joined while they are together no wider than a cell. Any two that
+    remain next to each other are wider, so a lane has at most two for each cell.
+    """
+    if len(spans) > most:
+        cells = max(most // (2 * _LANES), 1)
+        width = max((end - start) / cells, 1)
+        lanes: dict[str, list[Span]] = {}
+        for span in sorted(spans, key=lambda each: each.start):
+            lane = lanes.setdefault("object" if span.tier == "verified" else span.tier, [])
+            if lane and lane[-1].tier == span.tier and span.end - lane[-1].start <= width:
+                lane[-1] = _joined(lane[-1], span)
+            else:
+                lane.append(span)
+        spans = [span for lane in lanes.values() for span in lane]
+    return sorted(spans, key=lambda each: (each.start, each.tier))
+
+
+def _joined(one: Span, other: Span) -> Span:
+    return replace(
+        one,
+        end=other.end,
+        state=one.state if one.state == other.state else "mixed",
+        bytes=None if one.bytes is None else one.bytes + (other.bytes or 0),
+        created=other.created,
+        kept_because=one.kept_because if one.kept_because == other.kept_because else "mixed",
+        merged=one.merged + other.merged,
+    )

@@ -1,0 +1,253 @@
+"""What a handler reads of a request: its query, strictly, and its body, within limits.
+
+`parse_query` refuses a parameter that it does not know: with a mistyped name, a default would
+otherwise be used silently.
+
+`RequestBody` reads a body whole, within limits of size, memory and time. It reserves bytes of the
+server's `ByteBudget` as they arrive, never by what the header says, so that a silent client holds
+nothing. Each reservation doubles what has come, so that a large body does not wait for the budget
+with every chunk. A client that sends nothing for some seconds is not waited for.
+
+What a caller gets wrong: `release` the body in the end, also when the request is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+from urllib.parse import parse_qsl
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from forebay.errors import MessageTooLarge, ServiceUnavailable, UsageError, WaitTimeout
+from forebay.format.names import TopicName, parse_topic
+from forebay.limits import OFFSET_MAX
+from forebay.metrics import Gauge
+
+PENDING: Final = Gauge("forebay_http_pending_bytes", "Bodies of requests that are under way.")
+BODY_SECONDS: Final = 60.0
+"""For a whole body, and for the budget that it needs."""
+STALL_SECONDS: Final = 10.0
+"""For the next chunk of a body."""
+LONG_STALL_SECONDS: Final = 600.0
+"""For the next bytes of a long transfer, either way: a task that stages rows may be slow."""
+BUDGET_WAIT_SECONDS: Final = 5.0
+"""How long a request may wait for bytes of the budget."""
+Query: TypeAlias = dict[str, list[str]]
+_PARAMETERS_MAX: Final = 2048
+_SHOWN: Final = 40
+_BOOLEANS: Final = {"true": True, "false": False}
+_Word = TypeVar("_Word", bound=str)
+
+
+# ---- path and query ---------------------------------------------------------------------------
+
+
+def topic_of(path_params: dict[str, str]) -> TopicName:
+    """The topic that a request's path names."""
+    return parse_topic(f"/{path_params['namespace']}/{path_params['topic']}")
+
+
+def parse_query(raw: bytes, known: Collection[str], repeated: Collection[str] = ()) -> Query:
+    """The parameters by name; UsageError for one that is not known, or comes twice."""
+    if not raw:
+        return {}
+    try:
+        pairs = parse_qsl(
+            raw.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=_PARAMETERS_MAX,
+        )
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise UsageError("the query cannot be read: it must be UTF-8, percent-encoded") from error
+    found: Query = {}
+    for name, text in pairs:
+        if name not in known and name not in repeated:
+            names = ", ".join(sorted({*known, *repeated})) or "none"
+            raise UsageError(f"unknown parameter {name[:_SHOWN]!r}; known ones: {names}")
+        if name in found and name not in repeated:
+            raise UsageError(f"{name} is given twice")
+        found.setdefault(name, []).append(text)
+    return found
+
+
+def one_of(query: Query, name: str, words: Collection[_Word], default: _Word) -> _Word:
+    text = query.get(name, [default])[0]
+    for word in words:
+        if word == text:
+            return word
+    raise UsageError(f"{name} is {text[:_SHOWN]!r}; it must be one of {', '.join(words)}")
+
+
+def flag(query: Query, name: str) -> bool:
+    """`true` or `false`; false where it is not given."""
+    return _BOOLEANS[one_of(query, name, tuple(_BOOLEANS), "false")]
+
+
+def number(query: Query, name: str) -> int | None:
+    """A whole number from 0 on; None where it is not given."""
+    if name not in query:
+        return None
+    return whole_number(name, query[name][0], 0, OFFSET_MAX, rule="a whole number from 0 on")
+
+
+def start_of(query: Query) -> int | Literal["earliest", "latest"]:
+    text = query.get("start", ["earliest"])[0]
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    return whole_number("start", text, 0, OFFSET_MAX, rule="an offset, earliest or latest")
+
+
+def whole_number(name: str, text: str, least: int, most: int, *, rule: str) -> int:
+    """UsageError, which says the rule, for anything but a number from `least` to `most`."""
+    # The length first: int() of very many digits is slow.
+    if text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most:
+        return int(text)
+    raise UsageError(f"{name} is {text[:_SHOWN]!r}; it must be {rule}")
+
+
+# ---- body -------------------------------------------------------------------------------------
+
+
+class RequestBody:
+    def __init__(
+        self,
+        receive: Receive,
+        budget: ByteBudget,
+        headers: dict[bytes, bytes],
+        bytes_max: int,
+        limit: str,
+        *,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        """MessageTooLarge if the header already says so; `limit` is the bound's name in errors."""
+        self._receive = receive
+        self._budget = budget
+        self._length = _content_length(headers)
+        self._bytes_max = bytes_max
+        self._limit = limit
+        self._stall_seconds = stall_seconds
+        self._reserved = 0
+        if self._length is not None and self._length > bytes_max:
+            raise self._too_large()
+
+    async def read(self) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        clock = asyncio.get_running_loop().time
+        last = clock() + BODY_SECONDS
+        try:
+            async with asyncio.timeout_at(min(clock() + self._stall_seconds, last)) as timeout:
+                more = True
+                while more:
+                    chunk, more = await self._next()
+                    chunks.append(chunk)
+                    size += len(chunk)
+                    await self._reserve(size, more=more)
+                    timeout.reschedule(min(clock() + self._stall_seconds, last))
+        except TimeoutError as error:
+            raise WaitTimeout(
+                f"the body did not come: {size} bytes of it did, and then none for "
+                f"{self._stall_seconds:.0f} seconds, or not all within {BODY_SECONDS:.0f}: nothing "
+                "of it was taken"
+            ) from error
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def release(self) -> None:
+        """Returns its bytes to the budget. Idempotent."""
+        self._budget.release(self._reserved)
+        self._reserved = 0
+
+    async def _next(self) -> tuple[bytes, bool]:
+        message: Any = await self._receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnect
+        return message.get("body", b""), message.get("more_body", False)
+
+    async def _reserve(self, size: int, *, more: bool) -> None:
+        """Waits until the budget has at least `size` bytes for this body."""
+        if size > self._bytes_max:
+            raise self._too_large()
+        if size > self._reserved:
+            most = self._bytes_max if self._length is None else max(self._length, size)
+            step = (min(2 * size, most) if more else size) - self._reserved
+            await self._budget.acquire(step)
+            self._reserved += step
+
+    def _too_large(self) -> MessageTooLarge:
+        return MessageTooLarge(
+            f"the body is larger than {self._bytes_max} bytes ({self._limit}): send it in several "
+            "requests; nothing of it was taken"
+        )
+
+
+def _content_length(headers: dict[bytes, bytes]) -> int | None:
+    text = headers.get(b"content-length")
+    if text is None or b"transfer-encoding" in headers:
+        return None
+    if not text.isdigit() or len(text) > 19:
+        raise UsageError("Content-Length is no number")
+    return int(text)
+
+
+class ByteBudget:
+    """How many bytes of request bodies the server holds at a time. For one event loop.
+
+    Requests that wait get their bytes in the order in which they came, so that small ones do not
+    overtake a large one for ever.
+    """
+
+    def __init__(self, bytes_max: int, wait_seconds: float, limit: str) -> None:
+        """`limit` is the bound's name in errors."""
+        self._limit = limit
+        self._bytes_max = bytes_max
+        self._wait_seconds = wait_seconds
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.used = 0
+
+    async def acquire(self, size: int) -> None:
+        """Returns once the bytes are reserved; ServiceUnavailable if that takes too long."""
+        if not self._waiting and self.used + size <= self._bytes_max:
+            self._add(size)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self.release(size)  # granted at the very moment of giving up
+            else:
+                with suppress(ValueError):  # already removed by `_grant_waiting`
+                    self._waiting.remove((size, turn))
+                self._grant_waiting()
+            if isinstance(error, TimeoutError):
+                raise ServiceUnavailable(
+                    f"the server holds {self.used} bytes of other requests "
+                    f"({self._limit}) and got no room in time: nothing of this one was taken, "
+                    "send it again"
+                ) from error
+            raise
+
+    def release(self, size: int) -> None:
+        self._add(-size)
+        self._grant_waiting()
+
+    def _add(self, size: int) -> None:
+        self.used += size
+        PENDING.add(size)
+
+    def _grant_waiting(self) -> None:
+        while self._waiting and self.used + self._waiting[0][0] <= self._bytes_max:
+            size, turn = self._waiting.popleft()
+            if not turn.done():
+                self._add(size)
+                turn.set_result(None)
