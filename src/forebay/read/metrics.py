@@ -40,6 +40,9 @@ ERRORS: Final = Counter(
 SKIPPED: Final = Counter(
     "forebay_reader_skipped_messages_total", "Messages that lenient readers stepped over."
 )
+HANDOFFS: Final = Counter(
+    "forebay_handoff_cloud_to_wal_total", "Readers that went from objects over to the log."
+)
 _KINDS: Final = (
     (CorruptFrame, "corrupt"),
     (CorruptLog, "missing"),

@@ -26,13 +26,12 @@ from forebay.errors import (
     ServiceUnavailable,
 )
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES, Scan
+from forebay.format.frame import HEADER_BYTES, FrameAssembler, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.objects.store import CloudStore
-from forebay.read.assemble import FrameAssembler
-from forebay.read.fetch import Fetch, FetchCancelled, FetchPool
 from forebay.read.metrics import BYTES_FETCHED, OBJECTS_READ, count_error, counted_request
+from forebay.read.object_stream import FetchCancelled, FetchFuture, FetchPool
 from forebay.settings import CloudReaderSettings
 
 
@@ -156,7 +155,7 @@ class _Reading:
                         return fault
                     at += found.safe_length - found.positions[0] + HEADER_BYTES
                     self.messages += len(found)
-                if frames.damage is not None:
+                if frames.corruption is not None:
                     break
         except ObjectMissing as error:
             gone = MissingData(f"{self._store.name}: {self._key} went away while it was read")
@@ -169,10 +168,10 @@ class _Reading:
         except ServiceError as error:
             return self._corrupt(f"the object cannot be read to its end: {error}")
         frames.require_end(self._descriptor.next_offset)
-        return None if frames.damage is None else self._corrupt(frames.damage.reason)
+        return None if frames.corruption is None else self._corrupt(frames.corruption.reason)
 
     def _corrupt(self, reason: str) -> Fault:
-        place = self.frames.damage or self.frames
+        place = self.frames.corruption or self.frames
         error = CorruptFrame(
             reason,
             file=self._key,
@@ -205,7 +204,7 @@ class _Reading:
                 yield self._fetch(start, chunk_bytes)
             return
         due = iter(starts)
-        under_way: deque[Fetch[Buffer]] = deque()
+        under_way: deque[FetchFuture[Buffer]] = deque()
         try:
             while True:
                 for start in islice(due, ahead + 1 - len(under_way)):

@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceRefused, ServiceUnavailable
 from forebay.format.frame import HEADER_BYTES, End, encode_frame
 from forebay.format.layout import Buffer
-from forebay.read.ahead import DESCRIPTOR_PAGE
-from forebay.read.fetch import FetchPool
-from forebay.read.history import ObjectStream
 from forebay.read.metrics import (
     BYTES_FETCHED,
     BYTES_USED,
@@ -24,6 +21,8 @@ from forebay.read.metrics import (
     OBJECTS_READ,
     RANGE_REQUESTS,
 )
+from forebay.read.object_stream import FetchPool, ObjectStream
+from forebay.read.plan import DESCRIPTOR_PAGE
 from stored_objects import (
     TOPIC,
     Gate,
