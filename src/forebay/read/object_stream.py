@@ -53,11 +53,11 @@ from forebay.read.plan import (
     Chunk,
     KnownObjects,
     ObjectRange,
-    Plan,
     Position,
     object_range,
     plan,
     position_after,
+    position_of,
 )
 from forebay.read.salvage import next_frame
 from forebay.settings import CloudReaderSettings
@@ -121,10 +121,10 @@ class ObjectStream:
         self._interrupted = False
         self._lock = threading.Lock()
         self._closed = False
-        # What is under way: the fetches are those of the first chunks of a plan from the position.
+        # What is under way, in order, and where fetching goes on behind it.
+        self._fetches: deque[tuple[Chunk, FetchFuture[Buffer]]] = deque()
         self._position = Position(start)
         self._known = KnownObjects()
-        self._fetches: deque[FetchFuture[Buffer]] = deque()
         self._page: FetchFuture[list[ObjectDescriptor]] | None = None
         self._window = min(1, self._window_max)
         self._sequential = False
@@ -195,8 +195,8 @@ class ObjectStream:
         self._closed = True
         with self._lock:
             fetches = list(self._fetches)
-        for fetch in fetches:
-            fetch.cancel()
+        for _, future in fetches:
+            future.cancel()
         page = self._page
         if page is not None:
             page.cancel()
@@ -307,59 +307,64 @@ class ObjectStream:
         """
         if self._sequential:
             self._window = min(2 * self._window, self._window_max)
-        planned = self._plan(1 + self._window)
-        if not planned.chunks:
+        gap = self._fetch_ahead()
+        if not self._fetches:
             self._known = KnownObjects()  # the next call asks for descriptors anew
-            if planned.gap is not None:
-                raise self._source.missing(planned.gap)
+            if gap is not None:
+                raise self._source.missing(gap)
             return False
-        for chunk in planned.chunks[len(self._fetches) :]:
-            fetch = self._submit(partial(self._fetch, chunk))
-            with self._lock:
-                self._fetches.append(fetch)
-            if self._closed:
-                fetch.cancel()
-        chunk = planned.chunks[0]
+        chunk, future = self._fetches[0]
         try:
-            data = self._fetches[0].result()
+            data = future.result()
         except Exception:
             self._drop_fetches()  # those ahead may have met the same failure
+            self._position = position_of(chunk)
             raise
         with self._lock:
             self._fetches.popleft()
         self._sequential = True
-        self._position = position_after(chunk)
-        self._know(self._known.descriptors, complete=self._known.complete)
         self._feed(chunk, data)
         return True
 
-    def _plan(self, count: int) -> Plan:
-        """The plan for the next `count` chunks, with descriptors asked for as it says.
+    def _fetch_ahead(self) -> int | None:
+        """Has the next chunk under way, and a window of those after it; returns a gap behind them.
 
         Waits for descriptors only if nothing can be fetched without them, and raises only then.
         """
         waited = False
         while True:
+            missing = 1 + self._window - len(self._fetches)
             planned = plan(
                 self._position,
                 self._known,
                 end=self._end,
                 chunk_bytes=self._chunk_bytes,
-                count=count,
+                count=missing,
             )
-            due = not planned.chunks and planned.page is not None
-            if due and waited:
-                return planned
+            for chunk in planned.chunks:
+                self._start_fetch(chunk)
+            due = not self._fetches and planned.gap is None
+            if due and not waited and self._known.complete:
+                self._known = KnownObjects()  # an object may have been added
+                continue
             page = self._page
             if planned.page is not None and (page is None or (due and page.failed)):
                 page = self._request_page(planned.page)
-            short = len(planned.chunks) < count
-            if page is None or not (due or (short and page.succeeded)):
-                return planned
+            short = len(planned.chunks) < missing
+            if page is None or (due and waited) or not (due or (short and page.succeeded)):
+                return planned.gap
             found = page.result()
             self._page = None
-            self._know((*self._known.descriptors, *found), complete=len(found) < DESCRIPTOR_PAGE)
+            self._extend_known(found)
             waited = due
+
+    def _start_fetch(self, chunk: Chunk) -> None:
+        future = self._submit(partial(self._fetch, chunk))
+        with self._lock:
+            self._fetches.append((chunk, future))
+        if self._closed:
+            future.cancel()
+        self._position = position_after(chunk)
 
     def _request_page(self, start: int) -> FetchFuture[list[ObjectDescriptor]]:
         query = partial(self._source.descriptors, start, self._end, DESCRIPTOR_PAGE)
@@ -368,10 +373,12 @@ class ObjectStream:
             page.cancel()
         return page
 
-    def _know(self, descriptors: tuple[ObjectDescriptor, ...], *, complete: bool) -> None:
-        offset = self._position.offset
-        ahead = tuple(each for each in descriptors if each.end_offset >= offset)
-        self._known = KnownObjects(ahead, complete)
+    def _extend_known(self, found: list[ObjectDescriptor]) -> None:
+        """Adds a page of descriptors, and drops those that nothing is to be fetched of again."""
+        first = self._fetches[0][0] if self._fetches else None
+        offset = self._position.offset if first is None else first.range.descriptor.next_offset
+        ahead = (each for each in (*self._known.descriptors, *found) if each.end_offset >= offset)
+        self._known = KnownObjects(tuple(ahead), complete=len(found) < DESCRIPTOR_PAGE)
 
     def _submit(self, request: Callable[[], _Result]) -> FetchFuture[_Result]:
         if self._pool is not None:
@@ -385,8 +392,8 @@ class ObjectStream:
         with self._lock:
             fetches = list(self._fetches)
             self._fetches.clear()
-        for fetch in fetches:
-            fetch.cancel()
+        for _, future in fetches:
+            future.cancel()
         self._sequential = False
         self._window = min(1, self._window_max)
 

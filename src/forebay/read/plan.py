@@ -1,7 +1,7 @@
 """Which bytes of which objects a stream fetches next: pure, nothing here does I/O or keeps state.
 
-`plan` goes from a position, the known descriptors and the settings to the chunks that should be
-under way, and says from where further descriptors are needed. In each object the bytes run from
+`plan` goes from a position, the known descriptors and the settings to the chunks to fetch from
+there on, and says from where further descriptors are needed. In each object the bytes run from
 the index entry at or before the first offset wanted to the entry after the last one: at most two
 intervals of the index more than was asked for. They are cut into chunks of a bounded size,
 anywhere, also inside frames.
@@ -73,14 +73,19 @@ class Position(NamedTuple):
     """The byte of the object where the rest of the range begins."""
 
 
+def position_of(chunk: Chunk) -> Position:
+    """Where a stream goes on that is to fetch this chunk next."""
+    return Position(chunk.range.descriptor.next_offset, chunk.range, chunk.start)
+
+
 def position_after(chunk: Chunk) -> Position:
-    """Where a stream goes on when it has this chunk."""
+    """Where a stream goes on that fetched this chunk last."""
     offset = chunk.range.descriptor.next_offset
     return Position(offset) if chunk.last else Position(offset, chunk.range, chunk.end)
 
 
 class KnownObjects(NamedTuple):
-    """What a stream knows of the objects at its position and after it, the oldest first."""
+    """The objects that a stream knows of, the oldest first; some may be before its position."""
 
     descriptors: tuple[ObjectDescriptor, ...] = ()
     complete: bool = False
@@ -91,11 +96,11 @@ class Plan(NamedTuple):
     """What to fetch next."""
 
     chunks: tuple[Chunk, ...]
-    """In order; none if no known object holds the next offset."""
+    """In order; fewer than asked for, or none, where no known object goes on."""
     page: int | None
     """The offset from which to ask for further descriptors; None if that is not needed yet."""
     gap: int | None
-    """An offset behind the chunks that is in no object though a later one is."""
+    """The offset behind the chunks if no object holds it though a later one is known."""
 
 
 def plan(
@@ -103,8 +108,7 @@ def plan(
 ) -> Plan:
     """The next `count` chunks of a stream of the offsets before `end`, or as many as are known.
 
-    More descriptors only make a plan longer: its chunks stay what they were. Where objects
-    overlap, the earlier one serves.
+    Where objects overlap, the earlier one serves.
     """
     offset = position.offset
     chunks: list[Chunk] = []
@@ -124,12 +128,10 @@ def plan(
             chunks.extend(islice(wanted.chunks(chunk_bytes), count - len(chunks)))
             offset = descriptor.next_offset
     page = None
-    if not chunks:
-        page = offset
-    elif not known.complete and unplanned <= DESCRIPTOR_PAGE // 2:
+    if gap is None and not known.complete and unplanned <= DESCRIPTOR_PAGE // 2:
         page = max((each.next_offset for each in known.descriptors), default=offset)
-    if gap is not None or (page is not None and end is not None and page >= end):
-        page = None
+        if end is not None and page >= end:
+            page = None
     return Plan(tuple(chunks), page, gap)
 
 
