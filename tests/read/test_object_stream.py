@@ -131,6 +131,27 @@ def test_overlapping_objects_give_each_message_once(pool: FetchPool) -> None:
     assert drained(stream_of(topic, pool)) == expected(topic, 0)
 
 
+def test_an_object_inside_another_is_left_out(pool: FetchPool) -> None:
+    topic = StoredTopic()
+    topic.add(0, [payload(n) for n in range(6)])
+    topic.add(2, [payload(n) for n in range(2, 4)])
+    topic.add(6, [payload(n) for n in range(6, 9)])
+    stream = stream_of(topic, pool)
+    assert drained(stream) == expected(topic, 0)
+    assert stream.bytes_fetched == stream.bytes_used
+
+
+def test_after_a_seek_the_stream_goes_on_with_the_other_offsets(pool: FetchPool) -> None:
+    topic = three_objects()
+    for start in range(11):
+        for end in (None, start, min(start + 3, 10)):
+            stream = stream_of(topic, pool, 3, 8, chunk_bytes=40)
+            assert stream.next(1) is not None
+            stream.seek(start, end)
+            assert stream.offset == start
+            assert drained(stream) == expected(topic, start, end)
+
+
 def test_more_objects_than_a_page_of_descriptors_are_read(pool: FetchPool) -> None:
     topic = StoredTopic()
     count = 3 * DESCRIPTOR_PAGE + 1

@@ -43,7 +43,7 @@ class CloudReader:
         self._closed = False
 
     def stream(self, start: int, end_inclusive: int | None = None) -> ObjectStream:
-        """What `frames` and `read_range` are made of, with its counters."""
+        """The stream that `frames` and `read_range` read, with its counters."""
         end = None if end_inclusive is None else end_inclusive + 1
         stream = ObjectStream(
             self._topic, self._store, self._source, self._pool, self._settings, start, end
@@ -55,7 +55,7 @@ class CloudReader:
         return stream
 
     def frames(self, start: int, end_inclusive: int | None = None) -> Generator[Scan]:
-        """Scanned frames, a piece at a time, up to the last object at most."""
+        """Scanned frames, a chunk's at a time, up to the last object at most."""
         with self.stream(start, end_inclusive) as stream:
             while True:
                 frames = stream.next()

@@ -1,4 +1,4 @@
-"""What readers of objects count, all of them together."""
+"""The metrics of readers of objects, for the whole process."""
 
 from __future__ import annotations
 

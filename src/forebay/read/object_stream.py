@@ -118,7 +118,8 @@ class ObjectStream:
         self._end = end
         self._busy = threading.Lock()
         """Held by `next` and `seek`."""
-        self._interrupted = False
+        self._stale = False
+        """Whether what was fetched must be dropped before the next frames are returned."""
         self._lock = threading.Lock()
         self._closed = False
         # What is under way, in order, and where fetching goes on behind it.
@@ -172,23 +173,23 @@ class ObjectStream:
                 self._drop_if_idle()
 
     def _next(self, limit: int | None) -> Scan | None:
-        if self._interrupted:  # in the middle of a call: what was fetched may be half used
+        if self._stale:
             self._restart()
-        self._interrupted = True
+        self._stale = True  # an interrupt leaves it so: what was fetched may be half used
         try:
             frames = self._pop_frames(limit) if self._fill() else None
         except (ForebayError, FetchCancelled):
-            self._interrupted = False
+            self._stale = False
             raise
-        self._interrupted = False
+        self._stale = False
         return frames
 
     def seek(self, start: int, end: int | None) -> None:
         """Goes on with the offsets from `start` up to, not including, `end`."""
         with self._busy:
-            self.offset, self._end = start, end
+            self._stale = True
             self._missing.clear()
-            self._restart()
+            self.offset, self._end = start, end
 
     def close(self) -> None:
         """Ends the stream and drops what it holds, and the results of requests under way."""
