@@ -62,6 +62,10 @@ class TieredLog:
         self._settings = settings
 
     def plan(self, reader: LogReader) -> Plan:
+        past = reader.past
+        if isinstance(past, _ObjectTier) and past.resume_offset > reader.wanted:
+            reader.position = past.resume_offset
+            reader.rewind()
         if reader.wanted >= self._log.start_offset:
             try:
                 plan = self._log.plan(reader)
@@ -105,8 +109,14 @@ class _ObjectTier:
         self._source = source
         self._stream = stream
         self._ended = True
+        self._held: Scan | None = None
+        self.resume_offset = 0
+        """Where the reader goes on after messages that a lenient stream skipped."""
 
     def read(self, offset: int, end: int | None) -> Scan | None:
+        held, self._held = self._held, None
+        if held is not None and held.offsets[0] == offset:
+            return held
         stream = self._stream
         if self._ended or stream.offset != offset:
             handoff = self._log.start_offset
@@ -117,8 +127,12 @@ class _ObjectTier:
         frames = stream.next()
         if frames is None:
             self._ended = True
+            self.resume_offset = stream.offset
             if stream.offset == offset < self._log.start_offset and not stream.closed:
                 self._require_object(offset)
+        elif frames.offsets[0] > offset:
+            self.resume_offset, self._held = frames.offsets[0], frames
+            return None
         return frames
 
     def _require_object(self, offset: int) -> None:
