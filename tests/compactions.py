@@ -27,7 +27,7 @@ from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.compact_report import CompactReport
 from forebay.pipeline.resources import Workbench
 from forebay.read.cloud_reader import CloudReader
-from forebay.read.joined import CatalogSource
+from forebay.read.tiered_log import CatalogSource
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.upload.sweep import SweepReport, sweep
 from stored_objects import message

@@ -22,8 +22,8 @@ from forebay.format.message import MessageId, StreamMessage
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
 from forebay.read.cloud_reader import CloudReader
-from forebay.read.fetch import FetchPool
-from forebay.read.joined import CatalogSource
+from forebay.read.object_stream import FetchPool
+from forebay.read.tiered_log import CatalogSource
 from forebay.settings import CloudReaderSettings
 from tiered_stores import TOPIC, Site, fill
 

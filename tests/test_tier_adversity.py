@@ -320,7 +320,7 @@ def _interrupted_at(line: int, topic: Topic) -> bool:
         # Not at a `with`: a real interrupt never comes between its block and its end.
         if (
             kind == "line"
-            and "/forebay/read/" in file
+            and ("/forebay/read/" in file or file.endswith("/forebay/format/frame.py"))
             and "with " not in linecache.getline(file, frame.f_lineno)
         ):
             count += 1

@@ -15,8 +15,8 @@ from forebay.errors import UsageError
 from forebay.format.names import object_key, sidecar
 from forebay.objects.local import LocalBackend
 from forebay.pipeline.jobs.compact_undo import undo_compaction
-from forebay.read.history import ObjectStream
-from forebay.read.joined import CatalogSource
+from forebay.read.object_stream import ObjectStream
+from forebay.read.tiered_log import CatalogSource
 from forebay.settings import CloudReaderSettings
 from forebay.upload.restore import restore_topic
 from forebay.upload.sweep import Action, Kind

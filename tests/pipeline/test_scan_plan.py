@@ -29,7 +29,7 @@ from forebay.pipeline.source.plan import (
     thinned,
 )
 from forebay.pipeline.source.scan import first_frames, offset_at_time, scan_pieces
-from forebay.read.ranges import object_range
+from forebay.read.plan import object_range
 from forebay.settings import WalSettings
 from forebay.testing.clock import ManualClock
 from forebay.topic.store import Store

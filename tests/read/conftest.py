@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.read.fetch import FetchPool
+from forebay.read.object_stream import FetchPool
 
 
 @pytest.fixture

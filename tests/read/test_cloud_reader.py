@@ -13,7 +13,7 @@ from forebay.format.frame import encode_frame, scan
 from forebay.format.index import ObjectIndex
 from forebay.limits import OBJECT_INDEX_MESSAGES
 from forebay.read.cloud_reader import CloudReader
-from forebay.read.fetch import FetchPool
+from forebay.read.object_stream import FetchPool
 from forebay.settings import CloudReaderSettings
 from stored_objects import TOPIC, Gate, HookedStore, StoredTopic, message, payload
 

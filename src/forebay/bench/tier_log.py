@@ -31,9 +31,8 @@ from forebay.limits import MIB
 from forebay.objects.remote import place_of
 from forebay.objects.store import connect
 from forebay.read.cloud_reader import CloudReader
-from forebay.read.fetch import FetchPool
-from forebay.read.history import RangeStore
-from forebay.read.joined import CatalogSource
+from forebay.read.object_stream import FetchPool, RangeStore
+from forebay.read.tiered_log import CatalogSource
 from forebay.settings import (
     CloudReaderSettings,
     CloudSettings,

@@ -31,7 +31,7 @@ from forebay.files.local import LocalDisk
 from forebay.format.names import TopicName
 from forebay.objects.buffers import return_large_blocks
 from forebay.objects.store import CloudStore, connect
-from forebay.read.fetch import FetchPool
+from forebay.read.object_stream import FetchPool
 from forebay.settings import StoreSettings
 from forebay.topic.view import catalog_file
 from forebay.wal.identity import read_log_id

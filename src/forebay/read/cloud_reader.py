@@ -1,7 +1,7 @@
 """`CloudReader`: the messages of a topic's objects, from one offset to another.
 
-It reads objects only, and ends after the last of them. Whoever wants the log that goes on behind
-them wants a reader of the topic.
+It reads objects only, and ends after the last of them. For the log that goes on behind them take a
+reader of the topic.
 
 What a caller gets wrong: the end is the last offset wanted, as in Danube, not one more. Close the
 iterator, or the reader, when leaving it early: requests may be under way.
@@ -18,8 +18,7 @@ from forebay.errors import LogClosed
 from forebay.format.frame import Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.format.names import TopicName
-from forebay.read.fetch import FetchPool
-from forebay.read.history import DescriptorSource, ObjectStream, RangeStore
+from forebay.read.object_stream import DescriptorSource, FetchPool, ObjectStream, RangeStore
 from forebay.settings import CloudReaderSettings
 
 
@@ -44,7 +43,7 @@ class CloudReader:
         self._closed = False
 
     def stream(self, start: int, end_inclusive: int | None = None) -> ObjectStream:
-        """What `frames` and `read_range` are made of, with its counters."""
+        """The stream that `frames` and `read_range` read, with its counters."""
         end = None if end_inclusive is None else end_inclusive + 1
         stream = ObjectStream(
             self._topic, self._store, self._source, self._pool, self._settings, start, end
@@ -56,7 +55,7 @@ class CloudReader:
         return stream
 
     def frames(self, start: int, end_inclusive: int | None = None) -> Generator[Scan]:
-        """Scanned frames, a piece at a time, up to the last object at most."""
+        """Scanned frames, a chunk's at a time, up to the last object at most."""
         with self.stream(start, end_inclusive) as stream:
             while True:
                 frames = stream.next()

@@ -1,4 +1,4 @@
-"""What readers of objects count, all of them together."""
+"""The metrics of readers of objects, for the whole process."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ ERRORS: Final = Counter(
 )
 SKIPPED: Final = Counter(
     "forebay_reader_skipped_messages_total", "Messages that lenient readers stepped over."
+)
+HANDOFFS: Final = Counter(
+    "forebay_handoff_cloud_to_wal_total", "Readers that went from objects over to the log."
 )
 _KINDS: Final = (
     (CorruptFrame, "corrupt"),

@@ -1,8 +1,11 @@
 """Reads an object back and compares it with its descriptor, frame by frame.
 
-What passes counts for deletion: every checksum, consecutive offsets from the first to the last
-that the descriptor names, the size, and that the index leads where it says. One function serves
-the uploader, which reads back what it wrote, and the scrub that reads everything again.
+Checked are every checksum, consecutive offsets from the first to the last of the descriptor, the
+size, and that each index entry is the position of its frame. One function serves the uploader,
+which reads back what it wrote, and `verify`, which reads everything again.
+
+What a caller gets wrong: an object that passes allows its segments to be deleted. A store that
+cannot be reached is no fault of the object: that is a ServiceError, and says nothing about it.
 """
 
 from __future__ import annotations
@@ -26,13 +29,12 @@ from forebay.errors import (
     ServiceUnavailable,
 )
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES, Scan
+from forebay.format.frame import HEADER_BYTES, FrameAssembler, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.objects.store import CloudStore
-from forebay.read.assemble import FrameAssembler
-from forebay.read.fetch import Fetch, FetchCancelled, FetchPool
 from forebay.read.metrics import BYTES_FETCHED, OBJECTS_READ, count_error, counted_request
+from forebay.read.object_stream import FetchCancelled, FetchFuture, FetchPool
 from forebay.settings import CloudReaderSettings
 
 
@@ -55,7 +57,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found in an object; bytes and messages are those that were read and are right."""
+    """What reading an object found; `bytes` and `messages` are those up to the first fault."""
 
     bytes: int
     messages: int
@@ -66,10 +68,10 @@ class Examined:
 def looks_same(store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
     """Whether the object still has the etag of its descriptor.
 
-    Raises where it is missing or has another size. A bucket that was copied has other etags: then
-    only reading the object tells.
+    Raises if it is missing or has another size. A bucket that was copied has other etags: then
+    the object must be read to know.
     """
-    same, fault = _look(store, topic, descriptor)
+    same, fault = _head(store, topic, descriptor)
     if fault is not None:
         raise fault.error
     return same
@@ -97,13 +99,13 @@ def examine_object(
 ) -> Examined:
     """Reads every byte up to the first fault.
 
-    The pool fetches ahead, as the settings say. Without one chunks are read when they are due:
-    for objects that are files here, handing them from thread to thread costs more than reading.
-    ServiceError if the store does not answer.
+    The pool fetches ahead, as the settings say. Without one each chunk is read when it is needed:
+    for objects that are files here, passing them between threads costs more than reading.
+    ServiceError if the store does not respond.
     """
-    same, fault = _look(store, topic, descriptor)
+    same, fault = _head(store, topic, descriptor)
     if fault is None:
-        reading = _Reading(store, object_key(topic, descriptor.object_id), descriptor)
+        reading = _ReadBack(store, object_key(topic, descriptor.object_id), descriptor)
         ahead = settings.read_ahead_chunks if pool is not None else 0
         with closing(reading.chunks(pool, settings.fetch_chunk_size, ahead)) as chunks:
             fault = reading.run(chunks)
@@ -115,10 +117,10 @@ def examine_object(
     return seen
 
 
-def _look(
+def _head(
     store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor
 ) -> tuple[bool, Fault | None]:
-    """Whether the etag is the same, and what a look at the object tells."""
+    """Whether the etag is the same, and the fault that the object's metadata show."""
     key = object_key(topic, descriptor.object_id)
     try:
         meta = store.head(key)
@@ -133,7 +135,7 @@ def _look(
     return descriptor.etag is None or meta.etag is None or meta.etag == descriptor.etag, None
 
 
-class _Reading:
+class _ReadBack:
     """One object, read from its first byte to its last."""
 
     def __init__(self, store: CloudStore, key: str, descriptor: ObjectDescriptor) -> None:
@@ -156,7 +158,7 @@ class _Reading:
                         return fault
                     at += found.safe_length - found.positions[0] + HEADER_BYTES
                     self.messages += len(found)
-                if frames.damage is not None:
+                if frames.corruption is not None:
                     break
         except ObjectMissing as error:
             gone = MissingData(f"{self._store.name}: {self._key} went away while it was read")
@@ -169,20 +171,15 @@ class _Reading:
         except ServiceError as error:
             return self._corrupt(f"the object cannot be read to its end: {error}")
         frames.require_end(self._descriptor.next_offset)
-        return None if frames.damage is None else self._corrupt(frames.damage.reason)
+        return None if frames.corruption is None else self._corrupt(frames.corruption.reason)
 
     def _corrupt(self, reason: str) -> Fault:
-        place = self.frames.damage or self.frames
-        error = CorruptFrame(
-            reason,
-            file=self._key,
-            position=place.position,
-            offset=place.offset,
-        )
-        return Fault(FaultKind.CORRUPT, error, place.position, place.offset)
+        position, offset = self.frames.position, self.frames.offset
+        error = CorruptFrame(reason, file=self._key, position=position, offset=offset)
+        return Fault(FaultKind.CORRUPT, error, position, offset)
 
     def _compare_index(self, frames: Scan, position: int) -> Fault | None:
-        """Takes the entries that the frames, the first of them at `position`, prove right."""
+        """Checks the index entries of these frames, the first of which is at `position`."""
         index = self._index
         while index and index[0][0] <= frames.offsets[-1]:
             offset, said = index.popleft()
@@ -198,14 +195,14 @@ class _Reading:
     # ---- requests ----
 
     def chunks(self, pool: FetchPool | None, chunk_bytes: int, ahead: int) -> Generator[Buffer]:
-        """The object in pieces, `ahead` of them fetched before they are asked for."""
+        """The object's bytes in order, with `ahead` chunks fetched before they are needed."""
         starts = range(0, self._descriptor.size, chunk_bytes)
         if pool is None or not ahead:
             for start in starts:
                 yield self._fetch(start, chunk_bytes)
             return
         due = iter(starts)
-        under_way: deque[Fetch[Buffer]] = deque()
+        under_way: deque[FetchFuture[Buffer]] = deque()
         try:
             while True:
                 for start in islice(due, ahead + 1 - len(under_way)):

@@ -12,8 +12,8 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
 from forebay.objects.buffers import return_large_blocks
 from forebay.objects.store import CloudStore, connect
-from forebay.read.fetch import FetchPool
-from forebay.read.joined import CatalogSource, LocalEnd, TieredLog
+from forebay.read.object_stream import FetchPool
+from forebay.read.tiered_log import CatalogSource, LocalLog, TieredLog
 from forebay.read.verify import looks_same, verify_object
 from forebay.settings import StoreSettings
 from forebay.upload.uploader import UploadPorts
@@ -66,7 +66,7 @@ class Tiers:
         """Raises unless the object holds exactly the frames that its descriptor says."""
         verify_object(self.store, self.pool, self.settings.cloud_reader, topic, descriptor)
 
-    def joined(self, topic: TopicName, log: LocalEnd) -> TieredLog:
+    def joined(self, topic: TopicName, log: LocalLog) -> TieredLog:
         """One log over the objects and `log`."""
         return TieredLog(
             topic,

@@ -20,7 +20,7 @@ from forebay.format.frame import HEADER_BYTES
 from forebay.format.index import ObjectIndex
 from forebay.format.names import TopicName, object_key
 from forebay.pipeline.resources import Workbench, workbench
-from forebay.read.history import ObjectStream
+from forebay.read.object_stream import ObjectStream
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
 from forebay.upload.transfer import put_sidecar, require_size

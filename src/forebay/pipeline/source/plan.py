@@ -30,7 +30,7 @@ from forebay.format.names import TopicName
 from forebay.limits import MIB, SEGMENT_INDEX_BYTES
 from forebay.logs import event
 from forebay.pipeline.execute import pack
-from forebay.read.ranges import object_range
+from forebay.read.plan import object_range
 from forebay.topic.view import TopicView
 from forebay.wal.segment import Segment
 

@@ -44,8 +44,8 @@ from forebay.pipeline.source.plan import (
     resolve_range,
     splits,
 )
-from forebay.read.history import ObjectStream
-from forebay.read.joined import CatalogSource
+from forebay.read.object_stream import ObjectStream
+from forebay.read.tiered_log import CatalogSource
 from forebay.settings import StoreSettings
 from forebay.topic.view import StoreView, TopicView
 from forebay.wal.segment import ChunkReader, require_complete

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from forebay.errors import LogClosed, ServiceUnavailable
-from forebay.read.fetch import Fetch, FetchCancelled, FetchPool
+from forebay.read.object_stream import FetchCancelled, FetchFuture, FetchPool
 from stored_objects import PATIENCE, Gate
 
 
@@ -77,7 +77,7 @@ def test_a_cancel_drops_the_answer_of_a_request_under_way() -> None:
         answers.append(weakref.ref(answer))
         return answer
 
-    fetch: Fetch[Answer] = Fetch(job)
+    fetch: FetchFuture[Answer] = FetchFuture(job)
     fetch.run()
     assert [answer() for answer in answers] == [None]
     with pytest.raises(FetchCancelled):

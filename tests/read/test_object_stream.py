@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceRefused, ServiceUnavailable
 from forebay.format.frame import HEADER_BYTES, End, encode_frame
 from forebay.format.layout import Buffer
-from forebay.read.ahead import DESCRIPTOR_PAGE
-from forebay.read.fetch import FetchPool
-from forebay.read.history import ObjectStream
 from forebay.read.metrics import (
     BYTES_FETCHED,
     BYTES_USED,
@@ -24,6 +21,8 @@ from forebay.read.metrics import (
     OBJECTS_READ,
     RANGE_REQUESTS,
 )
+from forebay.read.object_stream import FetchPool, ObjectStream
+from forebay.read.plan import DESCRIPTOR_PAGE
 from stored_objects import (
     TOPIC,
     Gate,
@@ -130,6 +129,27 @@ def test_overlapping_objects_give_each_message_once(pool: FetchPool) -> None:
     topic.add(0, [payload(n) for n in range(6)])
     topic.add(4, [payload(n) for n in range(4, 9)])
     assert drained(stream_of(topic, pool)) == expected(topic, 0)
+
+
+def test_an_object_inside_another_is_left_out(pool: FetchPool) -> None:
+    topic = StoredTopic()
+    topic.add(0, [payload(n) for n in range(6)])
+    topic.add(2, [payload(n) for n in range(2, 4)])
+    topic.add(6, [payload(n) for n in range(6, 9)])
+    stream = stream_of(topic, pool)
+    assert drained(stream) == expected(topic, 0)
+    assert stream.bytes_fetched == stream.bytes_used
+
+
+def test_after_a_seek_the_stream_goes_on_with_the_other_offsets(pool: FetchPool) -> None:
+    topic = three_objects()
+    for start in range(11):
+        for end in (None, start, min(start + 3, 10)):
+            stream = stream_of(topic, pool, 3, 8, chunk_bytes=40)
+            assert stream.next(1) is not None
+            stream.seek(start, end)
+            assert stream.offset == start
+            assert drained(stream) == expected(topic, start, end)
 
 
 def test_more_objects_than_a_page_of_descriptors_are_read(pool: FetchPool) -> None:

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from forebay.format.frame import HEADER_BYTES
+from forebay.format.frame import HEADER_BYTES, FrameAssembler
 from forebay.limits import FRAME_PAYLOAD_BYTES_MAX
-from forebay.read.assemble import FrameAssembler
 from frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, Frames, frames_of, header
 
 
@@ -36,7 +35,7 @@ def test_frames_come_out_at_every_pair_of_cuts() -> None:
             assert found == EXPECTED
             assert (frames.position, frames.offset, frames.pending) == (len(LOG), FIRST + 5, 0)
             frames.require_end(FIRST + 5)
-            assert frames.damage is None
+            assert frames.corruption is None
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 15, 16, 17, 100])
@@ -84,9 +83,11 @@ def test_damage_is_found_at_its_frame_wherever_the_cut_is(
         found, frames = assembled(cut(bytes(damaged), where))
         frames.require_end(FIRST + 5)
         assert found == EXPECTED[:frame]
-        assert frames.damage is not None
-        assert reason in frames.damage.reason or "end inside a frame" in frames.damage.reason
-        assert frames.damage[1:] == (BOUNDS[frame], FIRST + frame)
+        assert frames.corruption is not None
+        assert (
+            reason in frames.corruption.reason or "end inside a frame" in frames.corruption.reason
+        )
+        assert frames.corruption[1:] == (BOUNDS[frame], FIRST + frame)
 
 
 def test_nothing_is_decoded_after_damage() -> None:
@@ -100,19 +101,19 @@ def test_nothing_is_decoded_after_damage() -> None:
 def test_a_huge_length_reserves_no_memory_beyond_the_object() -> None:
     frames = FrameAssembler(FIRST, 0, 1000)
     assert frames.feed(header(FIRST, FRAME_PAYLOAD_BYTES_MAX)) == []
-    assert frames.damage is not None
-    assert frames.damage.reason == "the object ends inside a frame"
+    assert frames.corruption is not None
+    assert frames.corruption.reason == "the object ends inside a frame"
 
 
 def test_an_end_inside_a_frame_and_a_wrong_count_are_damage() -> None:
     _, torn = assembled([LOG[:-1]])
     torn.require_end(FIRST + 5)
-    assert torn.damage is not None
-    assert torn.damage[1:] == (BOUNDS[4], FIRST + 4)
+    assert torn.corruption is not None
+    assert torn.corruption[1:] == (BOUNDS[4], FIRST + 4)
     _, few = assembled([LOG])
     few.require_end(FIRST + 6)
-    assert few.damage is not None
-    assert few.damage[1:] == (len(LOG), FIRST + 5)
+    assert few.corruption is not None
+    assert few.corruption[1:] == (len(LOG), FIRST + 5)
     _, unknown = assembled([LOG])
     unknown.require_end(None)
-    assert unknown.damage is None
+    assert unknown.corruption is None

@@ -1,0 +1,180 @@
+"""One log over both tiers: objects first, then what the log itself holds.
+
+Before every piece a reader asks where its next offset is. Below the log's start it is in objects,
+from there on in segments and memory; when retention moves the start, the next plan is by the new
+one. So a reader crosses from tier to tier without a gap or a duplicate, however long it takes, and
+holds a segment for one piece at most.
+
+What a caller gets wrong: below the log's start every offset must be in an object. One that is not
+was lost, or removed by remote retention, or is missing: an error each, and never skipped.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from forebay.catalog.catalog import Catalog
+from forebay.errors import ForebayError, LostOffsets, MissingData, OffsetOutOfRange
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.frame import Scan
+from forebay.format.names import TopicName
+from forebay.read.metrics import HANDOFFS
+from forebay.read.object_stream import FetchPool, ObjectStream, RangeStore
+from forebay.settings import CloudReaderSettings
+from forebay.wal.reader import LogReader, Plan
+from forebay.wal.segment import Segment
+from forebay.wal.watermarks import Visibility, Waiter
+
+
+class LocalLog(Protocol):
+    """The newest part of the log: a `Wal`, or a `LogView` of one that another process owns."""
+
+    @property
+    def start_offset(self) -> int: ...
+
+    def plan(self, reader: LogReader) -> Plan: ...
+
+    def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None: ...
+
+    def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool: ...
+
+    def delist(self, waiter: Waiter, visibility: Visibility) -> bool: ...
+
+
+class TieredLog:
+    """The log that a reader over both tiers asks instead of the local one."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        log: LocalLog,
+        source: CatalogSource,
+        store: RangeStore,
+        pool: FetchPool,
+        settings: CloudReaderSettings,
+    ) -> None:
+        self._topic = topic
+        self._log = log
+        self._source = source
+        self._store = store
+        self._pool = pool
+        self._settings = settings
+
+    def plan(self, reader: LogReader) -> Plan:
+        past = reader.past
+        if isinstance(past, _ObjectTier) and past.resume_offset > reader.wanted:
+            reader.position = past.resume_offset
+            reader.rewind()
+        if reader.wanted >= self._log.start_offset:
+            try:
+                plan = self._log.plan(reader)
+            except OffsetOutOfRange:
+                # Retention was faster than we were: what it removed is in objects.
+                if reader.wanted >= self._log.start_offset:
+                    raise
+            else:
+                if reader.past is not None:
+                    reader.leave_past()
+                    HANDOFFS.add()
+                return plan
+        reader.pinned = None
+        if reader.past is None:
+            start = reader.wanted
+            stream = ObjectStream(
+                self._topic, self._store, self._source, self._pool, self._settings, start, start
+            )
+            reader.past = _ObjectTier(self._log, self._source, stream)
+            if reader.closed:  # from another thread, which saw nothing to close
+                reader.past.close()
+        return reader.past
+
+    def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:
+        if reader.wanted < self._log.start_offset:
+            return None
+        return self._log.gone(reader, segment)
+
+    def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
+        return self._log.enlist(target, waiter, visibility)
+
+    def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
+        return self._log.delist(waiter, visibility)
+
+
+class _ObjectTier:
+    """What one reader reads from objects: up to the log's start, as it was when it began."""
+
+    def __init__(self, log: LocalLog, source: CatalogSource, stream: ObjectStream) -> None:
+        self._log = log
+        self._source = source
+        self._stream = stream
+        self._ended = True
+        self._held: Scan | None = None
+        self.resume_offset = 0
+        """Where the reader goes on after messages that a lenient stream skipped."""
+
+    def read(self, offset: int, end: int | None) -> Scan | None:
+        held, self._held = self._held, None
+        if held is not None and held.offsets[0] == offset:
+            return held
+        stream = self._stream
+        if self._ended or stream.offset != offset:
+            handoff = self._log.start_offset
+            if offset >= handoff:
+                return None
+            stream.seek(offset, handoff if end is None else min(end, handoff))
+            self._ended = False
+        frames = stream.next()
+        if frames is None:
+            self._ended = True
+            self.resume_offset = stream.offset
+            if stream.offset == offset < self._log.start_offset and not stream.closed:
+                self._require_object(offset)
+        elif frames.offsets[0] > offset:
+            self.resume_offset, self._held = frames.offsets[0], frames
+            return None
+        return frames
+
+    def _require_object(self, offset: int) -> None:
+        """Raises if no object holds the offset: what the stream knew of may have been old."""
+        if not self._source.descriptors(offset, offset + 1, 1):
+            raise self._source.missing(offset)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class CatalogSource:
+    """The descriptors of one topic, from the catalog, for streams of its objects."""
+
+    def __init__(self, catalog: Catalog, topic: TopicName) -> None:
+        self._catalog = catalog
+        self._topic = topic
+
+    def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
+        return self._catalog.descriptors(self._topic, start, end, limit)
+
+    def missing(self, offset: int) -> ForebayError:
+        """Why no object holds an offset that should be in one."""
+        record = self._catalog.record(self._topic)
+        if record is None:
+            return MissingData(f"{self._topic}: {self._catalog.name} does not know it")
+        hole = record.lost_range(offset)
+        if hole is not None:
+            return LostOffsets(
+                f"{self._topic}: offsets {hole[0]} to {hole[1] - 1} are lost: reserved by "
+                "an owner whose log did not come back, and are in no object; "
+                f"go on from offset {hole[1]}",
+                start=hole[0],
+                end=hole[1],
+            )
+        if offset < record.start_offset:
+            return OffsetOutOfRange(
+                f"{self._topic}: offset {offset} is not in the log: retention removed it; "
+                f"the oldest one is {record.start_offset}",
+                start=record.start_offset,
+                end=record.tail,
+            )
+        return MissingData(
+            f"{self._topic}: offset {offset} is in no object and in no segment, and it should be: "
+            f"the objects go from {record.start_offset} to {record.tail}"
+        )
