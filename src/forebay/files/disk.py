@@ -134,6 +134,12 @@ def write_all_at(file: AppendFile, data: Buffer, position: int) -> None:
         view = view[taken:]
 
 
+def read_range(file: ReadFile, start: int, end: int) -> memoryview:
+    """The bytes `start..end`; fewer if the file ends before."""
+    buffer = memoryview(bytearray(max(end - start, 0)))
+    return buffer[: file.read_into(buffer, start)]
+
+
 def read_file(disk: Disk, path: Path, *, bytes_max: int) -> bytes:
     """A whole small file; ValueError when it is larger than `bytes_max`."""
     file = disk.open_read(path)

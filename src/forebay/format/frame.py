@@ -22,6 +22,7 @@ from forebay.format.layout import Buffer
 from forebay.limits import FRAME_PAYLOAD_BYTES_MAX, FRAME_PAYLOAD_BYTES_MIN
 
 HEADER_BYTES: Final = pure.HEADER.size
+FRAME_BYTES_MIN: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MIN
 FRAME_BYTES_MAX: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MAX
 
 encode_frame = pure.frame

@@ -34,6 +34,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
+from forebay.format.resync import next_frame
 from forebay.logs import event
 from forebay.read.ahead import DescriptorSource, ReadAhead, Taken
 from forebay.read.assemble import Damage, FrameAssembler
@@ -47,7 +48,6 @@ from forebay.read.metrics import (
     counted_request,
 )
 from forebay.read.ranges import Chunk, ObjectRange, object_range
-from forebay.read.salvage import next_frame
 from forebay.settings import CloudReaderSettings
 
 __all__ = ["DescriptorSource", "ObjectStream", "RangeStore"]

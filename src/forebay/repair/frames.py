@@ -19,18 +19,16 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from forebay.errors import CorruptLog, MessageError
-from forebay.files.disk import Disk
-from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES
-from forebay.format.layout import Buffer
+from forebay.files.disk import Disk, read_range
+from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES
 from forebay.format.message import decode_message
-from forebay.limits import READ_CHUNK_BYTES
+from forebay.format.resync import FrameSearch
 from forebay.objects.store import CloudStore
-from forebay.read.salvage import FRAME_BYTES_MIN, next_frame
 from forebay.wal.segment import ChunkReader
 
 
@@ -134,19 +132,21 @@ def find_runs(
     also hold some of this one, so the search goes on behind a run as if the run were not there.
     """
     runs: list[Run] = []
-    position, offset = 0, expected
+    position, damaged = 0, -1 if expected is None else expected
     run = _walk(source, 0, expected)
     if run is not None and run.first < bound:
         runs.append(replace(run, sure=expected is not None))
-        position, offset = run.stop, run.end
-    size = source.size()
-    while position < size:
-        found = _behind_damage(source, offset, position, bound)
-        while found is not None and not is_of(source, found[1], topic):
-            found = _behind_damage(source, offset, found[1] + 1, bound)
+        position, damaged = run.stop, run.end
+    search = FrameSearch(partial(read_range, source), source.size())
+    while position < search.size:
+        found = search.after(damaged, position, bound - 1)
         if found is None:
             break
-        run = _walk(source, found[1], found[0])
+        offset, position = found
+        if not is_of(source, position, topic):
+            position += 1
+            continue
+        run = _walk(source, position, offset)
         assert run is not None, "its first frame was whole a moment ago"
         runs.append(run)
         position = run.stop
@@ -184,30 +184,6 @@ def _walk(source: FrameBytes, start: int, expected: int | None) -> Run | None:
     if first is None or expected is None:
         return None
     return Run(source, first, expected, start, position)
-
-
-def _behind_damage(
-    source: FrameBytes, offset: int | None, position: int, bound: int
-) -> tuple[int, int] | None:
-    """(offset, position) of the next valid frame; looked for at every byte."""
-    before = -1 if offset is None else offset
-    if bound - 1 <= before:
-        return None
-    place = ObjectDescriptor(source.name, max(before, 0), bound - 1, source.size(), None, 0)
-    return next_frame(place, before, position, _reading(source), READ_CHUNK_BYTES)
-
-
-class _Read(Protocol):
-    def __call__(self, start: int, end: int, /) -> Buffer: ...
-
-
-def _reading(source: FrameBytes) -> _Read:
-    def read(start: int, end: int, /) -> Buffer:
-        buffer = bytearray(max(min(end, source.size()) - start, 0))
-        taken = source.read_into(memoryview(buffer), start)
-        return memoryview(buffer)[:taken]
-
-    return read
 
 
 def cover(first: int, end: int, runs: Iterable[Run]) -> tuple[list[Piece], list[Hole]]:
