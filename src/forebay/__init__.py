@@ -74,7 +74,7 @@ _PLACES = {
     "CloudStore": "objects.store",
     "Deleter": "wal.retention",
     "DeleterSettings": "settings",
-    "EtcdMetadata": "catalog.etcd_metadata",
+    "EtcdMetadata": "catalog.connect",
     "ForebayError": "errors",
     "MessageId": "format.message",
     "MetadataSettings": "settings",

@@ -152,14 +152,14 @@ class Sender:
         self._under_way = None
 
     def _require_message(self, line: bytes) -> None:
-        from forebay.client.http import told_error
+        from forebay.client.http import wire_error
 
         told = json.loads(line)
         told = told if isinstance(told, dict) else {}
         if "offset" not in told:
             error = told.get("error")
             words = {"message": "the server ended before it confirmed that all is synced"}
-            raise told_error(error if isinstance(error, dict) else words)
+            raise wire_error(error if isinstance(error, dict) else words)
 
     def _send(self, lines: list[bytes], durability: Durability) -> None:
         if not lines:
@@ -235,7 +235,7 @@ class Sender:
 
     def _post(self, lines: list[bytes], durability: Durability) -> range:
         """The offsets. Tries again only where the server says that it took nothing, and is busy."""
-        from forebay.client.http import is_busy, untaken
+        from forebay.client.http import is_busy, not_sent
 
         body, kind = _body(lines)
         for _ in range(_BUSY_TRIES):
@@ -245,7 +245,7 @@ class Sender:
                 if not is_busy(error):
                     raise
                 time.sleep(_BUSY_SECONDS)
-        raise untaken(
+        raise not_sent(
             UsageError(f"the server was too busy {_BUSY_TRIES} times in a row; try again later")
         )
 
@@ -389,13 +389,13 @@ def _once(
     client: ServerClient, topic: TopicName, wanted: Wanted
 ) -> Generator[dict[str, Any], None, None]:
     """One request. A reader that follows is told at once where `latest` is, if nothing comes."""
-    from forebay.client.http import told_error, topic_path
+    from forebay.client.http import topic_path, wire_error
 
     try:
         for line in client.lines(topic_path(topic, "messages"), wanted.query()):
             facts = json.loads(line)
             if "error" in facts:
-                raise told_error(facts["error"])
+                raise wire_error(facts["error"])
             yield facts
     except LostOffsets as lost:
         raise with_advice(lost) from lost

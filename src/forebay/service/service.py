@@ -30,7 +30,7 @@ import uvloop
 from forebay.admin.app import build_app
 from forebay.admin.server import AdminServer
 from forebay.admin.site import Site
-from forebay.client import ServerNote
+from forebay.client import ServerInfo
 from forebay.errors import ForebayError, LogClosed, ServiceUnavailable, UsageError
 from forebay.format.names import parse_topic
 from forebay.logs import event
@@ -251,7 +251,7 @@ class Service:
             unready="topics are being opened",
             store_id=directory.store_id,
         )
-        note = ServerNote(self.site.url, self.site.instance, os.getpid(), directory.store_id)
+        note = ServerInfo(self.site.url, self.site.instance, os.getpid(), directory.store_id)
         directory.announce(note)
         if self._spark:
             admin = self.settings.admin
