@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import Final
 
 from forebay.catalog.catalog import Catalog, Change, fenced
+from forebay.catalog.job_state import ORIGIN_HERE, ORIGIN_NAME
 from forebay.catalog.kv import ABSENT, Compare, Put, Remove
-from forebay.catalog.notes import BEGAN, HERE
 from forebay.catalog.records import Owner, TopicRecord, decode_record, encode_record
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import LogClosed, ServiceError, TopicFenced, TopicOwned
@@ -301,7 +301,7 @@ def _hold(
             Put(owner_key, encode_record(replace(owner, epoch=wanted.epoch)), lease),
         ]
         if record is None and wanted.reserved == 0:
-            writes.append(Put(catalog.keys.note(topic, BEGAN), HERE.encode()))
+            writes.append(Put(catalog.keys.job_state(topic, ORIGIN_NAME), ORIGIN_HERE.encode()))
         compares = [
             Compare(record_key, entry.revision if entry else ABSENT),
             Compare(owner_key, held.revision if held else ABSENT),
