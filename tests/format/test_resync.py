@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES, encode_frame, scan
+from forebay.format.frame import HEADER_BYTES, encode_frame, scan
 from forebay.format.message import MessageId, StreamMessage, encode_message
 from forebay.format.resync import FrameSearch, Place, SearchTooLong, next_frame
 from forebay.limits import OFFSET_MAX
@@ -45,7 +45,7 @@ class Bytes:
 def every_frame(data: bytes, start: int, stop: int, first: int, last: int) -> list[Place]:
     """What `between` promises, by trying each position."""
     found = []
-    for at in range(start, max(stop - FRAME_BYTES_MIN + 1, start)):
+    for at in range(start, max(stop - HEADER_BYTES + 1, start)):
         for frame in scan(data, at):
             if first <= frame.offset <= last:
                 found.append((frame.offset, at))

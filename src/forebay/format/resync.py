@@ -88,9 +88,9 @@ class FrameSearch:
         return None
 
     def between(self, start: int, stop: int, first: int, last: int) -> Iterator[Place]:
-        """All valid frames of offsets `first..last` whose header lies in `start..stop`."""
+        """All valid frames of offsets `first..last` whose whole header lies in `start..stop`."""
         hashed = 0
-        while first <= last and stop - start >= FRAME_BYTES_MIN:
+        while first <= last and stop - start >= HEADER_BYTES:
             window = memoryview(self.read(start, min(start + self._step + HEADER_BYTES - 1, stop)))
             for at in frame_candidates(window, first, last):
                 offset, length, _ = pure.HEADER.unpack_from(window, at)
