@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from forebay.objects.remote import place_of
+from forebay.objects.remote import store_location
 from forebay.settings import CloudReaderSettings, CloudSettings, UploaderSettings
 
 KEY: Final = "bare"
@@ -89,8 +89,8 @@ def _client(settings: CloudSettings) -> Any:
     import obstore
     from obstore.store import S3Store
 
-    place = place_of(settings)
-    config: Any = dict(place.config)  # its names are checked by `place_of`
+    place = store_location(settings)
+    config: Any = dict(place.config)  # its names are checked by `store_location`
     client = S3Store(
         place.bucket,
         prefix=place.prefix,

@@ -256,7 +256,7 @@ def acquire(
 ) -> tuple[Ownership, TopicRecord]:
     """Takes the topic for this process, with the next epoch.
 
-    `settle` gets the record as it is, None for a new topic, and answers what it shall become, but
+    `settle` gets the record as it is, None for a new topic, and returns what it shall become, but
     for the epoch; it may raise to refuse. TopicOwned while another process holds the topic, and
     it did not hold the same `lock` as we do now (which proves that it is gone).
     """
@@ -289,7 +289,7 @@ def _hold(
     lease: int,
     decide: Callable[[TopicRecord | None, Owner | None], TopicRecord],
 ) -> TopicRecord:
-    """Writes the owner key and the record that `decide` answers, in one transaction."""
+    """Writes the owner key and the record that `decide` returns, in one transaction."""
     record_key, owner_key = catalog.keys.record(topic), catalog.keys.owner(topic)
     for _ in range(_TRIES):
         entry, held = catalog.kv.get(record_key), catalog.kv.get(owner_key)
