@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, encode_frame, scan
 from forebay.format.message import MessageId, StreamMessage, encode_message
-from forebay.format.resync import FrameSearch, Place, SearchTooLong, next_frame
+from forebay.format.resync import FrameSearch, OffsetPosition, SearchTooLong, next_frame
 from forebay.limits import OFFSET_MAX
 from frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, header
 
@@ -42,7 +42,7 @@ class Bytes:
         return FrameSearch(self.read, len(self.data), window_bytes, hash_bytes_max)
 
 
-def every_frame(data: bytes, start: int, stop: int, first: int, last: int) -> list[Place]:
+def every_frame(data: bytes, start: int, stop: int, first: int, last: int) -> list[OffsetPosition]:
     """What `between` promises, by trying each position."""
     found = []
     for at in range(start, max(stop - HEADER_BYTES + 1, start)):

@@ -32,7 +32,7 @@ from forebay.limits import KIB, READ_CHUNK_BYTES
 ReadAt = Callable[[int, int], Buffer]
 """The bytes `start..end` of a file or an object, fewer only where it ends."""
 
-Place = tuple[int, int]
+OffsetPosition = tuple[int, int]
 """Offset and position of a frame."""
 
 _HEAD_BYTES: Final = 4 * KIB
@@ -45,7 +45,7 @@ class SearchTooLong(Exception):
 
 def next_frame(
     descriptor: ObjectDescriptor, offset: int, position: int, read: ReadAt, window_bytes: int
-) -> Place | None:
+) -> OffsetPosition | None:
     """Where a reader of an object goes on after damage; see `FrameSearch.after`."""
     search = FrameSearch(read, descriptor.size, window_bytes)
     return search.after(offset, position, descriptor.end_offset, descriptor.offset_index or ())
@@ -64,8 +64,8 @@ class FrameSearch:
     SearchTooLong once frames of more bytes than this were checked."""
 
     def after(
-        self, offset: int, position: int, last: int, index: Sequence[Place] = ()
-    ) -> Place | None:
+        self, offset: int, position: int, last: int, index: Sequence[OffsetPosition] = ()
+    ) -> OffsetPosition | None:
         """The first valid frame after the damage at `position`, where `offset` should be.
 
         Its offset is in `offset + 1 .. last`. It is looked for where the length of the damaged
@@ -87,7 +87,7 @@ class FrameSearch:
             offset = next_offset
         return None
 
-    def between(self, start: int, stop: int, first: int, last: int) -> Iterator[Place]:
+    def between(self, start: int, stop: int, first: int, last: int) -> Iterator[OffsetPosition]:
         """All valid frames of offsets `first..last` whose whole header lies in `start..stop`."""
         hashed = 0
         while first <= last and stop - start >= HEADER_BYTES:
