@@ -254,13 +254,7 @@ class Catalog:
         Succeeds when it was done before. TopicFenced if the topic has another owner by now;
         CommitRefused if the tail moved, or a sweep took the intent back: plan again.
         """
-        for attempt in range(_COMMIT_TRIES):
-            try:
-                return self._commit(topic, intent, descriptor)
-            except ServiceUnavailable:
-                if attempt == _COMMIT_TRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
+        return until_known(lambda: self._commit(topic, intent, descriptor))
 
     def _commit(
         self, topic: TopicName, intent: Intent, descriptor: ObjectDescriptor
@@ -435,6 +429,16 @@ class Catalog:
 
     def put_cursor(self, topic: TopicName, subscription: str, offset: int) -> None:
         self.kv.commit([], [Put(self.keys.cursor(topic, subscription), encode_cursor(offset))])
+
+
+def until_known(change: Callable[[], TopicRecord]) -> TopicRecord:
+    """Repeats a change of which nobody knows whether it was made; it finds out by itself."""
+    for _ in range(_COMMIT_TRIES - 1):
+        try:
+            return change()
+        except ServiceUnavailable:
+            continue
+    return change()
 
 
 def fenced(topic: TopicName, epoch: int, now: int) -> TopicFenced:
