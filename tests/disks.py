@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import ForebayError
-from forebay.files.disk import AppendFile, Buffer, Disk, ReadFile, append_all, read_file
+from forebay.files.disk import AppendFile, Disk, ReadFile, append_all, read_file
 from forebay.files.local import LocalDisk
 from forebay.format.frame import Scan, scan
+from forebay.format.layout import Buffer
 from forebay.format.message import decode_messages
 from forebay.settings import WalSettings
 from forebay.testing import CrashDisk, FaultDisk

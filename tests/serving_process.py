@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forebay.client import ServerNote, server_file
+from forebay.client import ServerInfo, server_file
 from served import served
 
 
 def main() -> None:
     data = Path(sys.argv[1])
     with served(data) as server:
-        note = ServerNote(server.url, server.site.instance, 0, server.site.store_id)
+        note = ServerInfo(server.url, server.site.instance, 0, server.site.store_id)
         server_file(data).write_bytes(note.encode())
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()

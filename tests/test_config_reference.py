@@ -14,7 +14,7 @@ from forebay.config.aliases import ALIASES
 from forebay.config.load import LOOSE, SECTIONS, keys_of
 from forebay.config.reference import render, sample
 from forebay.errors import InvalidSetting
-from forebay.objects.remote import place_of
+from forebay.objects.remote import store_location
 from forebay.settings import CloudSettings, StoreSettings
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "guide" / "configuration.md"
@@ -73,6 +73,6 @@ def test_every_option_of_a_remote_store_is_on_the_page(
     backend: Literal["s3", "gcs", "azure"], root: str
 ) -> None:
     with pytest.raises(InvalidSetting) as refused:
-        place_of(CloudSettings(backend, root, {"no-such": "x"}))
+        store_location(CloudSettings(backend, root, {"no-such": "x"}))
     known = str(refused.value).rsplit(", of ", maxsplit=1)[1]
     assert f"{backend}: {known}." in render()

@@ -21,7 +21,7 @@ from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import FILE_NAME
 from forebay.catalog.kv import Kv
 from forebay.catalog.sqlite import SqliteKv
-from forebay.client import is_id, read_note
+from forebay.client import is_id, read_server_info
 from forebay.errors import CheckpointError, DescriptorError, MessageError, UsageError
 from forebay.files.disk import Disk, read_file
 from forebay.files.local import LocalDisk
@@ -105,10 +105,10 @@ def _small(disk: Disk, path: Path, bytes_max: int) -> bytes:
 
 
 def _server(path: Path) -> Facts:
-    note = read_note(path.parent)
+    note = read_server_info(path.parent)
     if note is None:
         raise UsageError(f"{path}: no note of a server")
-    return {"type": "ServerNote", **asdict(note)}
+    return {"type": "ServerInfo", **asdict(note)}
 
 
 def _store_id(path: Path, data: bytes) -> Facts:

@@ -83,10 +83,10 @@ CATALOG_PAGE: Final = 256
 CATALOG_OPERATIONS_MAX: Final = 100
 """In one transaction; etcd allows 128."""
 
-NOTE_BYTES_MAX: Final = 64 * KIB
+JOB_STATE_BYTES_MAX: Final = 64 * KIB
 """Of what a job remembers of a topic in the catalog."""
 
-NOTE_NAME_BYTES_MAX: Final = 256
+JOB_STATE_NAME_BYTES_MAX: Final = 256
 """Percent-encoded it may be three times as long, within the 2 KiB of a catalog's key."""
 
 LOST_RANGES_MAX: Final = 10_000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_runs import make_tiered, refused, run
-from forebay.client import ServerNote, server_file
+from forebay.client import ServerInfo, server_file
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def data(model: Path, tmp_path: Path) -> Path:
     shutil.copytree(model, tmp_path / "data")
-    note = ServerNote("http://127.0.0.1:8650", "0" * 32, 1)
+    note = ServerInfo("http://127.0.0.1:8650", "0" * 32, 1)
     server_file(tmp_path / "data").write_bytes(note.encode())
     (tmp_path / "data/store.id").write_text("0" * 32 + "\n")
     (tmp_path / "data/jobs.ndjson").write_text('{"id": "one", "state": "done"}\n')
@@ -47,7 +47,7 @@ KINDS = {
     f"{OBJECTS}/data-0-19.dnb1": "Frames",
     f"{OBJECTS}/data-0-19.dnb1.json": "ObjectDescriptor",
     "catalog.db": "Catalog",
-    "server.json": "ServerNote",
+    "server.json": "ServerInfo",
     "store.id": "StoreId",
     "jobs.ndjson": "Jobs",
 }

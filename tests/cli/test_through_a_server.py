@@ -18,7 +18,7 @@ import pytest
 
 from cli_runs import lose_local_log, make_tiered, run, small_segments
 from forebay.cli.remote_messages import Wanted, received
-from forebay.client import ServerNote, server_file
+from forebay.client import ServerInfo, server_file
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import parse_topic
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
@@ -44,7 +44,7 @@ def noted(settings: StoreSettings | Path) -> Iterator[Served]:
     with served(settings) as server:
         data = server.store.settings.data
         assert data is not None
-        note = ServerNote(server.url, server.site.instance, 1, server.site.store_id)
+        note = ServerInfo(server.url, server.site.instance, 1, server.site.store_id)
         server_file(data).write_bytes(note.encode())
         yield server
 

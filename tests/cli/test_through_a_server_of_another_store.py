@@ -14,7 +14,7 @@ from answering import Address, Lines, answering
 from cli_runs import small_segments
 from forebay.cli.options import connected
 from forebay.cli.remote_messages import Sender, Wanted, received
-from forebay.client import ServerNote, find_server, server_file
+from forebay.client import ServerInfo, find_server, server_file
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import parse_topic
 from forebay.settings import ServerAddress, StoreSettings
@@ -44,7 +44,7 @@ def by_url(address: Address, _a: Served) -> ServerAddress:
 def by_note(address: Address, a: Served) -> ServerAddress:
     data = a.store.settings.data
     assert data is not None
-    note = ServerNote(address.url, a.site.instance, 1, a.site.store_id)
+    note = ServerInfo(address.url, a.site.instance, 1, a.site.store_id)
     server_file(data).write_bytes(note.encode())
     found = find_server(StoreSettings(data=data, admin=a.store.settings.admin))
     assert found is not None

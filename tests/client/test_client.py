@@ -17,8 +17,8 @@ import pytest
 from disks import in_thread, wait_until
 from forebay import errors
 from forebay.admin.errors import error_fields
-from forebay.client import ServerClient, ServerNote, read_note, server_file
-from forebay.client.http import told_error, took_nothing
+from forebay.client import ServerClient, ServerInfo, read_server_info, server_file
+from forebay.client.http import took_nothing, wire_error
 from forebay.errors import (
     CorruptFrame,
     DiskError,
@@ -121,7 +121,7 @@ def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_survives_the_way_over_the_wire(error: ForebayError) -> None:
-    again = told_error(json.loads(json.dumps(error_fields(error))))
+    again = wire_error(json.loads(json.dumps(error_fields(error))))
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert vars(again) == vars(error)
@@ -130,9 +130,9 @@ def test_an_error_survives_the_way_over_the_wire(error: ForebayError) -> None:
 
 def test_an_error_of_another_version_is_an_error_still() -> None:
     for told in ({"kind": "Unheard", "message": "words"}, {"kind": "annotations"}, {}):
-        assert type(told_error(told)) is ServiceError
+        assert type(wire_error(told)) is ServiceError
     assert all(
-        isinstance(told_error({"kind": name, "message": "m"}), ForebayError)
+        isinstance(wire_error({"kind": name, "message": "m"}), ForebayError)
         for name, kind in vars(errors).items()
         if isinstance(kind, type) and issubclass(kind, ForebayError)
     )
@@ -357,12 +357,12 @@ def test_a_client_is_held_to_the_store_that_it_met(tmp_path: Path) -> None:
 def test_notes_of_older_servers_are_read(tmp_path: Path) -> None:
     note = {"url": "http://127.0.0.1:1", "instance": "1" * 32, "pid": 7}
     server_file(tmp_path).write_text(json.dumps(note))
-    assert read_note(tmp_path) == ServerNote("http://127.0.0.1:1", "1" * 32, 7)
+    assert read_server_info(tmp_path) == ServerInfo("http://127.0.0.1:1", "1" * 32, 7)
     for store, expected in (("a" * 32, "a" * 32), (None, None)):
         server_file(tmp_path).write_text(json.dumps({**note, "store": store}))
-        assert read_note(tmp_path) == ServerNote("http://127.0.0.1:1", "1" * 32, 7, expected)
+        assert read_server_info(tmp_path) == ServerInfo("http://127.0.0.1:1", "1" * 32, 7, expected)
     for wrong in ("", "A" * 32, 7, ["a" * 32]):
         server_file(tmp_path).write_text(json.dumps({**note, "store": wrong}))
-        assert read_note(tmp_path) is None
+        assert read_server_info(tmp_path) is None
     server_file(tmp_path).write_text("[]")
-    assert read_note(tmp_path) is None
+    assert read_server_info(tmp_path) is None

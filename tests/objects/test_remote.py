@@ -25,7 +25,7 @@ from forebay.errors import (
 )
 from forebay.limits import PART_BYTES_MIN
 from forebay.objects.backend import CopyUnsupported
-from forebay.objects.remote import RemoteBackend, place_of, translated
+from forebay.objects.remote import RemoteBackend, store_location, translated
 from forebay.settings import CloudSettings
 from forebay.testing.s3 import S3Server, free_ports
 from gcs_fake import GcsFake
@@ -100,7 +100,9 @@ def test_an_endpoint_that_is_no_plain_url_is_refused(endpoint: str) -> None:
 
 def test_buckets_are_in_the_path_where_the_endpoint_is_ones_own() -> None:
     def config(**options: str) -> dict[str, str | bool]:
-        return dict(place_of(CloudSettings(backend="s3", root="s3://b/p", options=options)).config)
+        return dict(
+            store_location(CloudSettings(backend="s3", root="s3://b/p", options=options)).config
+        )
 
     assert config()["virtual_hosted_style_request"] is True
     own = config(endpoint="http://127.0.0.1:1")
@@ -114,7 +116,9 @@ def test_buckets_are_in_the_path_where_the_endpoint_is_ones_own() -> None:
 def test_http_is_allowed_only_where_the_endpoint_says_so() -> None:
     def allowed(endpoint: str) -> bool:
         options = {"endpoint": endpoint}
-        return place_of(CloudSettings(backend="s3", root="s3://b", options=options)).allow_http
+        return store_location(
+            CloudSettings(backend="s3", root="s3://b", options=options)
+        ).allow_http
 
     assert allowed("http://127.0.0.1:1")
     assert not allowed("https://127.0.0.1:1")

@@ -28,6 +28,22 @@ def faults() -> FaultBackend:
     return FaultBackend(MemoryBackend())
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 3, 4, 9, 10, 100])
+def test_a_ranged_reader_gives_every_byte_in_order_a_chunk_at_a_time(chunk_bytes: int) -> None:
+    store = CloudStore(MemoryBackend())
+    data = b"0123456789"
+    store.put("a", data)
+    for start in range(11):
+        chunks = list(map(bytes, store.open_ranged_reader("a", start, chunk_bytes=chunk_bytes)))
+        assert b"".join(chunks) == data[start:]
+        assert all(len(chunk) == chunk_bytes for chunk in chunks[:-1])
+        for end in range(start, 11):
+            reader = store.open_ranged_reader("a", start, end=end, chunk_bytes=chunk_bytes)
+            assert b"".join(map(bytes, reader)) == data[start:end]
+    with pytest.raises(ObjectMissing):
+        list(store.open_ranged_reader("b", chunk_bytes=chunk_bytes))
+
+
 # ---- metrics ----
 
 

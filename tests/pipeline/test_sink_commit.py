@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 import forebay
-from forebay.catalog.notes import read_note
+from forebay.catalog.job_state import read_job_state
 from forebay.errors import ForebayError, TopicOwned, UsageError
 from forebay.format.names import parse_topic
 from forebay.pipeline.sink.commit import Committed, commit_batch, note_name
@@ -118,7 +118,7 @@ def test_sinks_with_random_ids_leave_no_note(ground: SinkGround) -> None:
     ground.write(run, numbered(0, 5))
     assert ground.write(run, numbered(5, 5)) == Committed(5, 0)
     assert ground.values() == [f"{at:06d}" for at in range(10)]
-    assert read_note(ground.bench.catalog, parse_topic(TOPIC), note_name("once-abc")) is None
+    assert read_job_state(ground.bench.catalog, parse_topic(TOPIC), note_name("once-abc")) is None
 
 
 def test_an_empty_batch_is_nothing(ground: SinkGround) -> None:
@@ -288,7 +288,7 @@ def test_after_a_restore_the_log_tells_what_is_there(ground: SinkGround) -> None
 
 def test_the_note_says_what_is_complete(ground: SinkGround) -> None:
     ground.write(Run("q", 7, named=True), numbered(0, 10))
-    data = read_note(ground.bench.catalog, parse_topic(TOPIC), note_name("q"))
+    data = read_job_state(ground.bench.catalog, parse_topic(TOPIC), note_name("q"))
     assert data is not None
     note = decode_note(data, "it")
     assert (note.batch, note.done, note.offset, note.rows) == (7, True, 10, 10)

@@ -19,7 +19,7 @@ import yaml
 from blind_driver import FILLER, BlindDriver
 from cluster_fixtures import BlindCluster
 from forebay.admin.executors import TRANSFERS
-from forebay.client import ServerNote, server_file
+from forebay.client import ServerInfo, server_file
 from forebay.config import load_config
 from forebay.limits import MIB
 from forebay.testing.s3 import S3Server
@@ -60,7 +60,7 @@ def server_at(data: Path, config: Path, cloud: dict[str, Any]) -> Iterator[Serve
     }
     config.write_text(yaml.safe_dump(document))
     with served(load_config(config)) as server:
-        note = ServerNote(server.url, server.site.instance, 1, server.site.store_id)
+        note = ServerInfo(server.url, server.site.instance, 1, server.site.store_id)
         server_file(data).write_bytes(note.encode())
         yield server
 

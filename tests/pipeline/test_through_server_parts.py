@@ -14,7 +14,7 @@ import pytest
 from fleets import HereFleet
 from forebay.admin.executors import TRANSFERS
 from forebay.catalog.catalog import Catalog
-from forebay.client import ServerNote, server_file
+from forebay.client import ServerInfo, server_file
 from forebay.client.disk import WINDOW_BYTES, ServerDisk
 from forebay.client.objects import ServerBackend, ServerWriter
 from forebay.errors import (
@@ -48,7 +48,7 @@ QUIET = UploaderSettings(enabled=False, max_object_bytes=2 * 1024 * 1024)
 def announce(server: Served, instance: str | None = None) -> None:
     """The file that a server keeps in its directory."""
     site = server.site
-    note = ServerNote(server.url, instance or site.instance, 1, site.store_id)
+    note = ServerInfo(server.url, instance or site.instance, 1, site.store_id)
     server_file(server.store.settings.data or "").write_bytes(note.encode())
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from cli_runs import done, facts, refused, run
 from forebay.catalog.catalog import Change
+from forebay.catalog.job_state import ANYTHING, read_job_state, write_job_state
 from forebay.catalog.kv import Put
-from forebay.catalog.notes import ANYTHING, read_note, write_note
 from forebay.errors import UsageError
 from forebay.format.descriptor import encode_descriptor
 from forebay.format.names import object_key
@@ -285,18 +285,18 @@ def test_a_memory_that_another_run_wrote_meanwhile_stays(
 
     def write(*_: int) -> None:
         with folders.catalog() as catalog:
-            write_note(catalog, topic_name("orders"), NOTE, others, expected=ANYTHING)
+            write_job_state(catalog, topic_name("orders"), NOTE, others, expected=ANYTHING)
 
     assert verify(folders.settings, spark=spark, progress=write, orphans=False).ok
     with folders.catalog() as catalog:
-        assert read_note(catalog, topic_name("orders"), NOTE) == others
+        assert read_job_state(catalog, topic_name("orders"), NOTE) == others
     assert verify(folders.settings, spark=spark, incremental=True, orphans=False).objects == 3
 
 
 def test_a_memory_that_nobody_can_read_is_forgotten(spark: SparkSession, folders: Folders) -> None:
     folders.fill(["orders"])
     with folders.catalog() as catalog:
-        write_note(catalog, topic_name("orders"), NOTE, b"?", expected=None)
+        write_job_state(catalog, topic_name("orders"), NOTE, b"?", expected=None)
     again = partial(verify, folders.settings, spark=spark, incremental=True, orphans=False)
     assert (again().objects, again().objects) == (3, 0)
 

@@ -15,7 +15,7 @@ import pytest
 
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.sqlite import SqliteKv
-from forebay.client import ServerNote, server_file
+from forebay.client import ServerInfo, server_file
 from forebay.errors import ForebayError, LogLocked, UnknownTopic, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
@@ -387,7 +387,7 @@ def test_a_topic_in_use_is_refused(data: Path) -> None:
 
 def test_a_store_that_is_served_is_refused(data: Path) -> None:
     with served(settings_of(data)) as server:
-        note = ServerNote(server.url, server.site.instance, 1)
+        note = ServerInfo(server.url, server.site.instance, 1)
         server_file(data).write_bytes(note.encode())
         with pytest.raises(UsageError, match=f"a server runs on .*{server.url}: stop it first"):
             repair(settings_of(data))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from forebay.client import ServerNote, is_id, read_note, server_file
+from forebay.client import ServerInfo, is_id, read_server_info, server_file
 from forebay.errors import DiskError, FormatError, LogLocked
 from forebay.format.names import STORE_ID_FILE
 from forebay.service.directory import DataDirectory
 
-NOTE = ServerNote("http://127.0.0.1:8650", "0" * 32, os.getpid())
+NOTE = ServerInfo("http://127.0.0.1:8650", "0" * 32, os.getpid())
 
 
 def test_one_server_at_a_time(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_the_note_is_its_owners_alone_and_goes_with_the_server(tmp_path: Path) -
     directory = DataDirectory(tmp_path)
     server_file(tmp_path).write_text("of a server that was killed")
     directory.announce(NOTE)
-    assert read_note(tmp_path) == NOTE
+    assert read_server_info(tmp_path) == NOTE
     assert server_file(tmp_path).stat().st_mode & 0o777 == 0o600
     directory.close()
     directory.close()
@@ -40,10 +40,10 @@ def test_the_note_is_its_owners_alone_and_goes_with_the_server(tmp_path: Path) -
 def test_a_note_of_somebody_else_stays(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path)
     directory.announce(NOTE)
-    other = ServerNote("http://127.0.0.1:1", "1" * 32, 1)
+    other = ServerInfo("http://127.0.0.1:1", "1" * 32, 1)
     server_file(tmp_path).write_bytes(other.encode())
     directory.close()
-    assert read_note(tmp_path) == other
+    assert read_server_info(tmp_path) == other
 
 
 def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:

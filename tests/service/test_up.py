@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from forebay.client import read_note, server_file
+from forebay.client import read_server_info, server_file
 from forebay.config import load_config
 from forebay.errors import ForebayError, UnknownTopic, UsageError
 from forebay.topic.view import StoreView
@@ -193,7 +193,7 @@ def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with ServerProcess("up", config, tmp_path / "log") as server:
         server.wait_ready()
-        note = read_note(data)
+        note = read_server_info(data)
         assert note is not None
         assert (note.pid, note.url) == (server.pid, server.where["url"])
         assert server_file(data).stat().st_mode & 0o777 == 0o600

@@ -28,7 +28,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key, parse_topic
 from forebay.limits import MIB
-from forebay.objects.remote import place_of
+from forebay.objects.remote import store_location
 from forebay.objects.store import connect
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.object_stream import FetchPool, RangeStore
@@ -293,8 +293,8 @@ def _client(settings: CloudSettings) -> Any:
     import obstore
     from obstore.store import S3Store
 
-    place = place_of(settings)
-    config: Any = dict(place.config)  # its names are checked by `place_of`
+    place = store_location(settings)
+    config: Any = dict(place.config)  # its names are checked by `store_location`
     client = S3Store(
         place.bucket,
         prefix=place.prefix,

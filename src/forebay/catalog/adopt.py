@@ -62,12 +62,12 @@ def adopt(
     allow_gaps: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> int:
-    """Adds the objects to the end of the chain; answers how many transactions that took.
+    """Adds the objects to the end of the chain; returns how many transactions that took.
 
     The caller knows that they are there. CommitRefused if one does not begin where the chain
     ends; with `allow_gaps` what is between is recorded as lost. TopicFenced if the topic has
-    another epoch by now. After an error, one of the iterable's too,
-    the objects up to the record's tail are adopted.
+    another epoch by now. After an error, one of the iterable's too, the objects up to the record's
+    tail are adopted.
     """
     count = 0
     for batch in _batches(descriptors):

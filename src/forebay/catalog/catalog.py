@@ -5,7 +5,7 @@ one thing that every change of its chain compares, so that the chain stays conti
 commits (I4), and an owner of an older epoch can change nothing (I7).
 
 What a caller gets wrong: ServiceUnavailable from a change means that nobody knows whether it was
-made. All changes here can be asked for again; a commit that finds itself done has succeeded.
+made. All changes here can be repeated; a commit that finds itself done has succeeded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from forebay.catalog.kv import ABSENT, DESCRIPTOR_WRITES, Compare, Entry, Kv, Put, Remove, Watch
+from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
 from forebay.catalog.records import (
     Life,
     Owner,
@@ -34,84 +34,15 @@ from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, T
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.names import CatalogKeys, ObjectName, TopicName, after_prefix, parse_object
 from forebay.limits import CATALOG_PAGE, OFFSET_MAX
+from forebay.metrics import Counter
 
-# ---- The descriptors that hold a range of offsets, as of one moment.
-#
-# The one that begins before the range is found by a request of its own. A compaction between the
-# two requests moves the border between objects: without a second look the answer could have a
-# hole that never was, which to a reader is the end of the topic, or lost data.
-
-
-"""Each lost to a compaction that was committed in between."""
-
-
-def overlapping(
-    kv: Kv,
-    keys: CatalogKeys,
-    topic: TopicName,
-    offsets: tuple[int, int | None],
-    limit: int,
-    decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
-) -> list[ObjectDescriptor]:
-    """Those that overlap `offsets`, oldest first, at most `limit`."""
-    start, end = offsets
-    if end is not None and end <= start:
-        return []
-    first = keys.descriptor(topic, 0)
-    from_start = keys.descriptor(topic, start)
-    stop = keys.descriptor(topic, OFFSET_MAX if end is None else end)
-
-    prefix = keys.objects(topic)
-
-    def decode(entries: Sequence[Entry]) -> list[ObjectDescriptor]:
-        return [decoded(kv, prefix, entry, decoder) for entry in entries]
-
-    for _ in range(_TRIES):
-        before = kv.range(first, from_start, limit=1, descending=True)
-        found = [each for each in decode(before) if each.end_offset >= start]
-        if len(found) >= limit:
-            return found
-        found += decode(kv.range(from_start, stop, limit=limit - len(found)))
-        if _follow(found, start):
-            return found
-        if kv.range(first, from_start, limit=1, descending=True) == before:
-            return found
-    raise ServiceUnavailable(f"{topic}: {kv.name} changes too fast to be read")
-
-
-def decoded(
-    kv: Kv,
-    prefix: str,
-    entry: Entry,
-    decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
-) -> ObjectDescriptor:
-    """The descriptor that the entry holds; DescriptorError if it is none of its key.
-
-    `prefix` is what the keys of the topic's descriptors start with.
-    """
-    try:
-        found = decoder(entry.value)
-    except DescriptorError as error:
-        raise DescriptorError(f"{kv.name}: {entry.key}: {error}") from error
-    if entry.key != f"{prefix}{found.start_offset:020d}":
-        raise DescriptorError(f"{kv.name}: {entry.key} holds offset {found.start_offset}")
-    return found
-
-
-def _follow(found: Sequence[ObjectDescriptor], start: int) -> bool:
-    """Whether the first one holds `start`, and the border between the requests has no gap."""
-    if not found or found[0].start_offset > start:
-        return False
-    if found[0].start_offset == start:
-        return True
-    return len(found) > 1 and found[1].start_offset == found[0].next_offset
-
-
-# ---- catalog
-
+DESCRIPTOR_WRITES = Counter(
+    "forebay_catalog_descriptor_write_total",
+    "Descriptors of objects that were written to the catalog.",
+)
 
 _TRIES: Final = 100
-"""Of one compare-and-set, each lost to somebody who made progress."""
+"""Of one compare-and-set, each lost to a process that made progress."""
 _NAMES_MAX: Final = 1000
 _COMMIT_TRIES: Final = 3
 _NEXT_KEY: Final = "\1"
@@ -180,7 +111,7 @@ class Catalog:
         """Changes the record and whatever `change` adds, in one transaction.
 
         TopicFenced if the topic has another epoch by now; None is for changes that any process
-        may make. `change` is called again when somebody else was faster.
+        may make. `change` is called again when another process was faster.
         """
         for _ in range(_TRIES):
             record, revision = self._record(topic)
@@ -229,8 +160,31 @@ class Catalog:
         *,
         decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
     ) -> list[ObjectDescriptor]:
-        """Those that overlap `start..end`, oldest first, at most `limit`; as of one moment."""
-        return overlapping(self.kv, self.keys, topic, (start, end), limit, decoder)
+        """Those that overlap `start..end`, oldest first, at most `limit`; as of one moment.
+
+        The one that begins before `start` is found by a request of its own. A compaction between
+        the two requests moves the border between objects: without a second look there could be a
+        hole that never was, which to a reader is the end of the topic, or lost data.
+        """
+        if end is not None and end <= start:
+            return []
+        first = self.keys.descriptor(topic, 0)
+        from_start = self.keys.descriptor(topic, start)
+        stop = self.keys.descriptor(topic, OFFSET_MAX if end is None else end)
+        for _ in range(_TRIES):
+            before = self.kv.range(first, from_start, limit=1, descending=True)
+            found = [
+                each for each in self._decoded(topic, before, decoder) if each.end_offset >= start
+            ]
+            if len(found) >= limit:
+                return found
+            behind = self.kv.range(from_start, stop, limit=limit - len(found))
+            found += self._decoded(topic, behind, decoder)
+            if _joined(found, start):
+                return found
+            if self.kv.range(first, from_start, limit=1, descending=True) == before:
+                return found
+        raise ServiceUnavailable(f"{topic}: {self.name} changes too fast to be read")
 
     def all_descriptors(self, topic: TopicName, start: int = 0) -> Iterator[ObjectDescriptor]:
         """Every descriptor from the one that holds `start` on, a page at a time.
@@ -242,15 +196,35 @@ class Catalog:
             start = page[-1].next_offset
 
     def _descriptor(self, topic: TopicName, entry: Entry) -> ObjectDescriptor:
-        return decoded(self.kv, self.keys.objects(topic), entry)
+        return self._decoded(topic, [entry])[0]
+
+    def _decoded(
+        self,
+        topic: TopicName,
+        entries: Sequence[Entry],
+        decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
+    ) -> list[ObjectDescriptor]:
+        """The descriptors that the entries hold; DescriptorError if one is not that of its key."""
+        prefix = self.keys.objects(topic)
+        found = []
+        for entry in entries:
+            try:
+                descriptor = decoder(entry.value)
+            except DescriptorError as error:
+                raise DescriptorError(f"{self.name}: {entry.key}: {error}") from error
+            if entry.key != f"{prefix}{descriptor.start_offset:020d}":
+                held = f"{entry.key} holds offset {descriptor.start_offset}"
+                raise DescriptorError(f"{self.name}: {held}")
+            found.append(descriptor)
+        return found
 
     # -- the way of an object into the chain ----------------------------------------------------
 
     def intend(self, topic: TopicName, epoch: int, name: ObjectName | str) -> Intent:
         """Announces that the object will be written; a plain name that is taken gets a number.
 
-        A name that was intended before is taken over: whoever intended it has been fenced, or
-        was this process.
+        A name that was intended before is taken over: the process that intended it has been
+        fenced, or was this one.
         """
         record = self.record(topic)
         if record is None or record.epoch != epoch:
@@ -280,13 +254,7 @@ class Catalog:
         Succeeds when it was done before. TopicFenced if the topic has another owner by now;
         CommitRefused if the tail moved, or a sweep took the intent back: plan again.
         """
-        for attempt in range(_COMMIT_TRIES):
-            try:
-                return self._commit(topic, intent, descriptor)
-            except ServiceUnavailable:
-                if attempt == _COMMIT_TRIES - 1:
-                    raise
-        raise AssertionError("unreachable")
+        return until_known(lambda: self._commit(topic, intent, descriptor))
 
     def _commit(
         self, topic: TopicName, intent: Intent, descriptor: ObjectDescriptor
@@ -337,7 +305,7 @@ class Catalog:
             self.kv.commit([Compare(key, entry.revision)], [Remove(key)])
 
     def mark_verified(self, topic: TopicName, descriptor: ObjectDescriptor) -> TopicRecord:
-        """Notes that the object was read back; the watermark moves if it is the next one."""
+        """Records that the object was read back; the watermark moves if it is the next one."""
 
         def change(record: TopicRecord) -> Change:
             verified = skip_lost(record, record.verified)  # a restore may have found a gap there
@@ -374,8 +342,8 @@ class Catalog:
     def condemn(self, topic: TopicName, object_id: str, seen: Life | None) -> str | None:
         """Makes the key one that is being deleted, if its row still is as it was `seen`.
 
-        Answers the token for `bury`, or None if somebody was faster, or a descriptor names the
-        object: then it must not be deleted.
+        Returns the token for `bury`, or None if another process was faster, or a descriptor names
+        the object: then it must not be deleted.
         """
         key = self.keys.life(topic, object_id)
         entry = self.kv.get(key)
@@ -401,7 +369,8 @@ class Catalog:
     def bury(self, topic: TopicName, object_id: str, token: str, *, certain: bool) -> None:
         """After the object was deleted: its row goes, or stays as a mark if that is not certain.
 
-        `certain` is for whoever condemned the key himself and had every request answered.
+        `certain` is for the process that condemned the key itself and got a response to every
+        request.
         """
         key = self.keys.life(topic, object_id)
         entry = self.kv.get(key)
@@ -417,7 +386,7 @@ class Catalog:
     ) -> str | None:
         """Takes the oldest object out of the chain; its key is being deleted from then on.
 
-        Answers the token for `bury`; None if it is not the oldest one (any more).
+        Returns the token for `bury`; None if it is not the oldest one (any more).
         """
         key = self.keys.descriptor(topic, descriptor.start_offset)
         life_key = self.keys.life(topic, descriptor.object_id)
@@ -462,6 +431,16 @@ class Catalog:
         self.kv.commit([], [Put(self.keys.cursor(topic, subscription), encode_cursor(offset))])
 
 
+def until_known(change: Callable[[], TopicRecord]) -> TopicRecord:
+    """Repeats a change of which nobody knows whether it was made; it finds out by itself."""
+    for _ in range(_COMMIT_TRIES - 1):
+        try:
+            return change()
+        except ServiceUnavailable:
+            continue
+    return change()
+
+
 def fenced(topic: TopicName, epoch: int, now: int) -> TopicFenced:
     return TopicFenced(
         f"{topic}: another process took the topic over (its epoch is {now}, ours was {epoch}); "
@@ -471,3 +450,12 @@ def fenced(topic: TopicName, epoch: int, now: int) -> TopicFenced:
 
 def pointer(start: int) -> bytes:
     return b'{"start":"%020d"}' % start
+
+
+def _joined(found: Sequence[ObjectDescriptor], start: int) -> bool:
+    """Whether the first one holds `start`, and the border between the requests has no gap."""
+    if not found or found[0].start_offset > start:
+        return False
+    if found[0].start_offset == start:
+        return True
+    return len(found) > 1 and found[1].start_offset == found[0].next_offset

@@ -1,4 +1,7 @@
-"""Opens the catalog that the settings name."""
+"""From settings to a catalog: `connect_kv` for any backend, and the seeds' `EtcdMetadata`.
+
+gRPC is imported only where etcd is asked for: it is slow to import.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def connect_kv(settings: MetadataSettings, data: Path | None) -> Kv:
         if path is None and data is not None:
             path = data / FILE_NAME
         return ObservedKv(SqliteKv(path, timeout_seconds=settings.timeout_seconds), "sqlite")
-    from forebay.catalog.etcd import EtcdKv  # gRPC is slow to import
+    from forebay.catalog.etcd import EtcdKv
 
     kv = EtcdKv(
         settings.endpoints,
@@ -40,11 +43,8 @@ def _path(setting: Path | str | None) -> Path | None:
     return None if setting is None else Path(setting)
 
 
-# ---- `EtcdMetadata`: the catalog in etcd, by the name that the design documents give it.
-
-
 class EtcdMetadata(Catalog):
-    """Like `Catalog`, on the etcd at `endpoints` (`host:port`); see `MetadataSettings`."""
+    """The `Catalog` in the etcd at `endpoints` (`host:port`), under the seeds' name."""
 
     def __init__(
         self,

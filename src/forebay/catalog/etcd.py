@@ -1,9 +1,17 @@
 """The catalog in an etcd cluster: for stores whose topics move between machines.
 
-Reads are linearizable. A transaction that got no answer is not asked again: it may have happened.
-A lease has whole seconds, and never fewer than the cluster's own minimum (about two).
+`EtcdKv` is the `Kv`, `EtcdChannel` below it sends its requests: endpoints, TLS, log-in, deadlines,
+and what errors mean. `etcd.proto` has what is used of etcd's API; this module alone uses gRPC.
 
-`etcd.proto` has what is used of etcd's API.
+Reads are linearizable. There is a channel for each endpoint and one is in use; when it fails the
+next one is. A request that may be repeated is, until its time is up. One that may not (a
+transaction) is sent again only if it certainly did not leave, or was refused for its token. A
+lease has whole seconds, and never fewer than the cluster's own minimum (about two).
+
+What a caller gets wrong: the timeout is for a whole request, whatever the number of endpoints. And
+gRPC does not survive a fork: all channels are closed before one, and both sides open new ones on
+their next request. Even so a child can hang in gRPC if threads of its parent had requests under way
+(3 of 80 children did, and none of 80 of an idle parent): connect after forking, or spawn.
 """
 
 from __future__ import annotations
@@ -46,25 +54,13 @@ from forebay.errors import (
 from forebay.forks import registering
 from forebay.limits import CATALOG_PAGE, CATALOG_VALUE_BYTES_MAX, MIB
 
-# ---- Requests to an etcd cluster: endpoints, TLS, log-in, deadlines, and what errors mean.
-#
-# The door to gRPC. There is a channel for each endpoint and one is in use; when it fails the
-# next one is. A request that may be asked again is, until its time is up. One that may not (a
-# transaction) is asked again only if it certainly did not leave, or was refused for its token.
-#
-# gRPC does not survive a fork. All channels are closed before one, and both sides open new ones
-# on their next request. Even so a child can hang in gRPC if threads of its parent were asking at
-# the time (3 of 80 children did, and none of 80 of an idle parent): connect after forking, or
-# spawn.
-#
-# What a caller gets wrong: the time is for a whole request, whatever the number of endpoints.
-
-
 Request = TypeVar("Request", bound="pb.Message")
 Response = TypeVar("Response", bound="pb.Message")
 
 _PAUSE_SECONDS: Final = 0.02
 _PAUSE_SECONDS_MAX: Final = 0.25
+_RECONNECT_SECONDS: Final = 0.1
+_LEASE_SECONDS_MAX: Final = 9_000_000_000
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", (CATALOG_PAGE + 1) * CATALOG_VALUE_BYTES_MAX),
     ("grpc.max_send_message_length", 2 * MIB),
@@ -88,6 +84,8 @@ _REFUSED: Final = frozenset(
         grpc.StatusCode.FAILED_PRECONDITION,
     }
 )
+_FIRST: Final = b"\0"
+"""etcd has no empty key; this is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,284 +93,6 @@ class Method(Generic[Request, Response]):
     path: str
     request: type[Request]
     response: type[Response]
-
-
-AUTHENTICATE: Final = Method(
-    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Where the cluster is, and who asks."""
-
-    endpoints: tuple[str, ...]
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not self.endpoints or any("@" in endpoint for endpoint in self.endpoints):
-            raise InvalidSetting("metadata.endpoints must be a list of host:port, with no user")
-        if (self.username is None) != (self.password is None):
-            raise InvalidSetting("metadata.username and metadata.password go together")
-        if (self.cert_file is None) != (self.key_file is None):
-            raise InvalidSetting("metadata.cert_file and metadata.key_file go together")
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return tuple(re.sub("^https?://", "", item).rstrip("/") for item in self.endpoints)
-
-    def credentials(self) -> object | None:
-        """None: no TLS."""
-        secure = any(endpoint.startswith("https://") for endpoint in self.endpoints)
-        if self.ca_file is None and self.cert_file is None and not secure:
-            return None
-        credentials: object = grpc.ssl_channel_credentials(
-            _content(self.ca_file), _content(self.key_file), _content(self.cert_file)
-        )
-        return credentials
-
-
-def _content(path: Path | None) -> bytes | None:
-    try:
-        return None if path is None else path.read_bytes()
-    except OSError as error:
-        raise InvalidSetting(f"{path}: {error.strerror}") from error
-
-
-class Call(Protocol):
-    """A running stream of answers; `cancel` ends it from any thread."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def cancel(self) -> object: ...
-
-
-class _Failure:
-    """What an error of gRPC means."""
-
-    def __init__(self, error: grpc.RpcError) -> None:
-        self.code = error.code()
-        self.text = str(error.details())
-        self.token = bool(_TOKEN.search(self.text))
-        self.unsent = self.code is grpc.StatusCode.UNAVAILABLE and bool(_UNSENT.search(self.text))
-
-    def error(self, name: str) -> ForebayError:
-        text = f"{name}: {self.text} ({self.code.name})"
-        if self.code is grpc.StatusCode.NOT_FOUND and "lease not found" in self.text:
-            return TopicFenced(f"{name}: the lease has ended")
-        if self.code in _REFUSED or _CERTIFICATE.search(self.text):
-            return ServiceRefused(f"{text}; check the user, its permissions and the certificates")
-        if self.code is grpc.StatusCode.OUT_OF_RANGE:
-            return ServiceError(text)
-        return ServiceUnavailable(f"{text}; try again")
-
-
-class EtcdChannel:
-    """Thread-safe."""
-
-    def __init__(self, cluster: Cluster, timeout_seconds: float) -> None:
-        self._cluster = cluster
-        self._credentials = cluster.credentials()
-        self._timeout = timeout_seconds
-        self.name = f"the catalog in etcd at {', '.join(cluster.targets)}"
-        self.closed = threading.Event()
-        self._lock = threading.Lock()
-        self._gate = threading.Condition(threading.Lock())
-        self._asking = 0
-        self._forking = False
-        self._channels: dict[int, grpc.Channel] = {}
-        self._calls: dict[tuple[int, str], Callable[..., Any]] = {}
-        self._current = 0
-        self._token: str | None = None
-        with registering(self):
-            pass
-
-    def call(
-        self,
-        method: Method[Request, Response],
-        request: Request,
-        *,
-        again: bool,
-        deadline: float | None = None,
-    ) -> Response:
-        """The answer. `again`: the request may be asked more than once."""
-        deadline = time.monotonic() + self._timeout if deadline is None else deadline
-        pause = _PAUSE_SECONDS
-        tokens = 0
-        while True:
-            token = None if method is AUTHENTICATE else self._log_in(deadline)
-            at = self._current
-            try:
-                with self._no_fork():
-                    answer: Response = self._callable(at, method)(
-                        request,
-                        timeout=self._attempt_seconds(deadline, again=again),
-                        metadata=self._metadata(token),
-                    )
-            except grpc.RpcError as error:
-                failure = _Failure(error)
-                if failure.token and self._cluster.username is not None and tokens == 0:
-                    tokens += 1
-                    self.forget_token(token)
-                    continue
-                self._require_open()
-                meaning = failure.error(self.name)
-                if not isinstance(meaning, ServiceUnavailable):
-                    raise meaning from error
-                self._leave(at)
-                late = time.monotonic() + pause >= deadline
-                if late or not (again or failure.unsent):
-                    raise meaning from error
-            else:
-                return answer
-            self.closed.wait(pause)
-            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
-
-    def stream(
-        self,
-        method: Method[Request, Response],
-        requests: Iterator[Request],
-        started: Callable[[Call], None],
-    ) -> Iterator[Response]:
-        """The answers of a stream, which is told to `started` at once, for it to be cancelled.
-
-        ServiceUnavailable when it breaks.
-        """
-        token = self._log_in(time.monotonic() + self._timeout)
-        at = self._current
-        with self._no_fork():
-            call = self._callable(at, method, stream=True)(requests, metadata=self._metadata(token))
-        started(call)
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            failure = _Failure(error)
-            if failure.token:
-                self.forget_token(token)
-            self._leave(at)
-            if failure.token and self._cluster.username is not None:
-                raise ServiceUnavailable(f"{self.name}: the log-in has run out") from error
-            raise failure.error(self.name) from error
-        finally:
-            call.cancel()
-
-    def forget_token(self, token: str | None = None) -> None:
-        """Has the next request log in again; `token`: unless another one is known by now."""
-        with self._lock:
-            if token is None or self._token == token:
-                self._token = None
-
-    def close(self) -> None:
-        self.closed.set()
-        self._close_channels()
-
-    # ---- forks ----
-
-    @contextmanager
-    def _no_fork(self) -> Iterator[None]:
-        with self._gate:
-            self._gate.wait_for(lambda: not self._forking)
-            self._asking += 1
-        try:
-            yield
-        finally:
-            with self._gate:
-                self._asking -= 1
-                self._gate.notify_all()
-
-    def before_fork(self) -> None:
-        with self._gate:
-            self._forking = True
-            self._gate.wait_for(lambda: self._asking == 0, self._timeout)
-        self._close_channels()
-
-    def after_fork_in_parent(self) -> None:
-        with self._gate:
-            self._forking = False
-            self._gate.notify_all()
-
-    def after_fork_in_child(self) -> None:
-        self._lock = threading.Lock()
-        self._gate = threading.Condition(threading.Lock())
-        self._asking, self._forking = 0, False
-
-    # ---- inside ----
-
-    def _require_open(self) -> None:
-        if self.closed.is_set():
-            raise LogClosed(f"{self.name}: it was closed")
-
-    def _close_channels(self) -> None:
-        with self._lock:
-            channels, self._channels = self._channels, {}
-            self._calls = {}
-        for channel in channels.values():
-            channel.close()
-
-    def _callable(
-        self, at: int, method: Method[Request, Response], *, stream: bool = False
-    ) -> Callable[..., Any]:
-        found = self._calls.get((at, method.path))
-        if found is not None:
-            return found
-        with self._lock:
-            self._require_open()
-            if at not in self._channels:
-                self._channels[at] = self._connect(self._cluster.targets[at])
-            channel = self._channels[at]
-            make = channel.stream_stream if stream else channel.unary_unary
-            made: Callable[..., Any] = make(
-                method.path,
-                request_serializer=method.request.SerializeToString,
-                response_deserializer=method.response.FromString,
-            )
-            self._calls[at, method.path] = made
-            return made
-
-    def _connect(self, target: str) -> grpc.Channel:
-        if self._credentials is None:
-            return grpc.insecure_channel(target, options=_OPTIONS)
-        return grpc.secure_channel(target, self._credentials, options=_OPTIONS)
-
-    def _leave(self, at: int) -> None:
-        """The next request goes to the next endpoint, unless another thread saw to that."""
-        with self._lock:
-            if self._current == at:
-                self._current = (at + 1) % len(self._cluster.endpoints)
-
-    def _attempt_seconds(self, deadline: float, *, again: bool) -> float:
-        """All that is left, or a part of it where another endpoint can be asked after this one."""
-        left = max(0.001, deadline - time.monotonic())
-        others = again and len(self._cluster.endpoints) > 1
-        return left / 2 if others and left > _PAUSE_SECONDS_MAX else left
-
-    def _metadata(self, token: str | None) -> list[tuple[str, str]]:
-        # A member that lost its leader says so at once, rather than when the time is up.
-        return [("hasleader", "true")] + ([] if token is None else [("token", token)])
-
-    def _log_in(self, deadline: float) -> str | None:
-        self._require_open()
-        if self._cluster.username is None or self._token is not None:
-            return self._token
-        assert self._cluster.password is not None
-        request = pb.AuthenticateRequest(
-            name=self._cluster.username, password=self._cluster.password
-        )
-        try:
-            answer = self.call(AUTHENTICATE, request, again=True, deadline=deadline)
-        except ServiceRefused as error:
-            if "authentication is not enabled" in str(error):
-                return None
-            raise
-        self._token = answer.token
-        return answer.token
-
-
-# ---- etcd
 
 
 _RANGE: Final = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeResponse)
@@ -387,19 +107,16 @@ _REVOKE: Final = Method(
 _KEEP_ALIVE: Final = Method(
     "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse
 )
-"""A stream that is used for one request and one answer, which on the wire is a plain call."""
-
-_FIRST: Final = b"\0"
-"""etcd has no empty key; this is the first."""
-
-_RECONNECT_SECONDS: Final = 0.1
-_LEASE_SECONDS_MAX: Final = 9_000_000_000
+"""A stream used for one request and one response, which on the wire is a plain call."""
+_AUTHENTICATE: Final = Method(
+    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse
+)
 
 
 class EtcdKv:
     """A `Kv` in the cluster at `endpoints`, each `host:port`.
 
-    With a `ca_file`, a `cert_file` or an `https://` the connection is encrypted. Nothing is asked
+    With a `ca_file`, a `cert_file` or an `https://` the connection is encrypted. Nothing is sent
     until the first request.
     """
 
@@ -560,7 +277,7 @@ class EtcdWatch:
                 progress_notify=True,
             )
         )
-        ended.wait()  # the server ends the stream when it hears that nothing more will be asked
+        ended.wait()  # the server ends the stream once the requests end
 
     def _started(self, call: Call) -> None:
         self._call = call
@@ -568,7 +285,7 @@ class EtcdWatch:
             call.cancel()
 
     def _take(self, response: pb.WatchResponse) -> None:
-        """The answer's changes have been received, and how far the watch has got is known."""
+        """Keeps the changes of the response, and how far the watch has got."""
         if response.canceled:
             self._cancelled(response)
         elif response.events:
@@ -593,3 +310,273 @@ class EtcdWatch:
             self._forbidden = True
             self._channel.forget_token()
         raise ServiceUnavailable(f"{name}: {response.cancel_reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where the cluster is, and as whom to log in."""
+
+    endpoints: tuple[str, ...]
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.endpoints or any("@" in endpoint for endpoint in self.endpoints):
+            raise InvalidSetting("metadata.endpoints must be a list of host:port, with no user")
+        if (self.username is None) != (self.password is None):
+            raise InvalidSetting("metadata.username and metadata.password go together")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidSetting("metadata.cert_file and metadata.key_file go together")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(re.sub("^https?://", "", item).rstrip("/") for item in self.endpoints)
+
+    def credentials(self) -> object | None:
+        """None: no TLS."""
+        secure = any(endpoint.startswith("https://") for endpoint in self.endpoints)
+        if self.ca_file is None and self.cert_file is None and not secure:
+            return None
+        credentials: object = grpc.ssl_channel_credentials(
+            _content(self.ca_file), _content(self.key_file), _content(self.cert_file)
+        )
+        return credentials
+
+
+def _content(path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError as error:
+        raise InvalidSetting(f"{path}: {error.strerror}") from error
+
+
+class Call(Protocol):
+    """A running stream of responses; `cancel` ends it from any thread."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def cancel(self) -> object: ...
+
+
+class _Failure:
+    """What an error of gRPC means."""
+
+    def __init__(self, error: grpc.RpcError) -> None:
+        self.code = error.code()
+        self.text = str(error.details())
+        self.token = bool(_TOKEN.search(self.text))
+        self.unsent = self.code is grpc.StatusCode.UNAVAILABLE and bool(_UNSENT.search(self.text))
+
+    def error(self, name: str) -> ForebayError:
+        text = f"{name}: {self.text} ({self.code.name})"
+        if self.code is grpc.StatusCode.NOT_FOUND and "lease not found" in self.text:
+            return TopicFenced(f"{name}: the lease has ended")
+        if self.code in _REFUSED or _CERTIFICATE.search(self.text):
+            return ServiceRefused(f"{text}; check the user, its permissions and the certificates")
+        if self.code is grpc.StatusCode.OUT_OF_RANGE:
+            return ServiceError(text)
+        return ServiceUnavailable(f"{text}; try again")
+
+
+class EtcdChannel:
+    """Thread-safe."""
+
+    def __init__(self, cluster: Cluster, timeout_seconds: float) -> None:
+        self._cluster = cluster
+        self._credentials = cluster.credentials()
+        self._timeout = timeout_seconds
+        self.name = f"the catalog in etcd at {', '.join(cluster.targets)}"
+        self.closed = threading.Event()
+        self._lock = threading.Lock()
+        self._gate = threading.Condition(threading.Lock())
+        self._asking = 0
+        self._forking = False
+        self._channels: dict[int, grpc.Channel] = {}
+        self._calls: dict[tuple[int, str], Callable[..., Any]] = {}
+        self._current = 0
+        self._token: str | None = None
+        with registering(self):
+            pass
+
+    def call(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        again: bool,
+        deadline: float | None = None,
+    ) -> Response:
+        """The response. `again`: the request may be sent more than once."""
+        deadline = time.monotonic() + self._timeout if deadline is None else deadline
+        pause = _PAUSE_SECONDS
+        tokens = 0
+        while True:
+            token = None if method is _AUTHENTICATE else self._log_in(deadline)
+            at = self._current
+            try:
+                with self._no_fork():
+                    answer: Response = self._callable(at, method)(
+                        request,
+                        timeout=self._attempt_seconds(deadline, again=again),
+                        metadata=self._metadata(token),
+                    )
+            except grpc.RpcError as error:
+                failure = _Failure(error)
+                if failure.token and self._cluster.username is not None and tokens == 0:
+                    tokens += 1
+                    self.forget_token(token)
+                    continue
+                self._require_open()
+                meaning = failure.error(self.name)
+                if not isinstance(meaning, ServiceUnavailable):
+                    raise meaning from error
+                self._leave(at)
+                late = time.monotonic() + pause >= deadline
+                if late or not (again or failure.unsent):
+                    raise meaning from error
+            else:
+                return answer
+            self.closed.wait(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+
+    def stream(
+        self,
+        method: Method[Request, Response],
+        requests: Iterator[Request],
+        started: Callable[[Call], None],
+    ) -> Iterator[Response]:
+        """The responses of a stream, which is passed to `started` at once, to be cancelled.
+
+        ServiceUnavailable when it breaks.
+        """
+        token = self._log_in(time.monotonic() + self._timeout)
+        at = self._current
+        with self._no_fork():
+            call = self._callable(at, method, stream=True)(requests, metadata=self._metadata(token))
+        started(call)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            failure = _Failure(error)
+            if failure.token:
+                self.forget_token(token)
+            self._leave(at)
+            if failure.token and self._cluster.username is not None:
+                raise ServiceUnavailable(f"{self.name}: the log-in has run out") from error
+            raise failure.error(self.name) from error
+        finally:
+            call.cancel()
+
+    def forget_token(self, token: str | None = None) -> None:
+        """Makes the next request log in again, unless a newer token than `token` is known."""
+        with self._lock:
+            if token is None or self._token == token:
+                self._token = None
+
+    def close(self) -> None:
+        self.closed.set()
+        self._close_channels()
+
+    # ---- forks ----
+
+    @contextmanager
+    def _no_fork(self) -> Iterator[None]:
+        with self._gate:
+            self._gate.wait_for(lambda: not self._forking)
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._asking -= 1
+                self._gate.notify_all()
+
+    def before_fork(self) -> None:
+        with self._gate:
+            self._forking = True
+            self._gate.wait_for(lambda: self._asking == 0, self._timeout)
+        self._close_channels()
+
+    def after_fork_in_parent(self) -> None:
+        with self._gate:
+            self._forking = False
+            self._gate.notify_all()
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self._gate = threading.Condition(threading.Lock())
+        self._asking, self._forking = 0, False
+
+    # ---- inside ----
+
+    def _require_open(self) -> None:
+        if self.closed.is_set():
+            raise LogClosed(f"{self.name}: it was closed")
+
+    def _close_channels(self) -> None:
+        with self._lock:
+            channels, self._channels = self._channels, {}
+            self._calls = {}
+        for channel in channels.values():
+            channel.close()
+
+    def _callable(
+        self, at: int, method: Method[Request, Response], *, stream: bool = False
+    ) -> Callable[..., Any]:
+        found = self._calls.get((at, method.path))
+        if found is not None:
+            return found
+        with self._lock:
+            self._require_open()
+            if at not in self._channels:
+                self._channels[at] = self._connect(self._cluster.targets[at])
+            channel = self._channels[at]
+            make = channel.stream_stream if stream else channel.unary_unary
+            made: Callable[..., Any] = make(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            self._calls[at, method.path] = made
+            return made
+
+    def _connect(self, target: str) -> grpc.Channel:
+        if self._credentials is None:
+            return grpc.insecure_channel(target, options=_OPTIONS)
+        return grpc.secure_channel(target, self._credentials, options=_OPTIONS)
+
+    def _leave(self, at: int) -> None:
+        """The next request goes to the next endpoint, unless another thread saw to that."""
+        with self._lock:
+            if self._current == at:
+                self._current = (at + 1) % len(self._cluster.endpoints)
+
+    def _attempt_seconds(self, deadline: float, *, again: bool) -> float:
+        """All that is left, or half of it where another endpoint can be tried after this one."""
+        left = max(0.001, deadline - time.monotonic())
+        others = again and len(self._cluster.endpoints) > 1
+        return left / 2 if others and left > _PAUSE_SECONDS_MAX else left
+
+    def _metadata(self, token: str | None) -> list[tuple[str, str]]:
+        # A member without a leader then fails at once, rather than when the time is up.
+        return [("hasleader", "true")] + ([] if token is None else [("token", token)])
+
+    def _log_in(self, deadline: float) -> str | None:
+        self._require_open()
+        if self._cluster.username is None or self._token is not None:
+            return self._token
+        assert self._cluster.password is not None
+        request = pb.AuthenticateRequest(
+            name=self._cluster.username, password=self._cluster.password
+        )
+        try:
+            answer = self.call(_AUTHENTICATE, request, again=True, deadline=deadline)
+        except ServiceRefused as error:
+            if "authentication is not enabled" in str(error):
+                return None
+            raise
+        self._token = answer.token
+        return answer.token

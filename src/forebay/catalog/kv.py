@@ -1,19 +1,18 @@
-"""The catalog's ground: an ordered map with transactions, leases and watches, as etcd has them.
+"""`Kv`: what the catalog needs of a metadata store, as etcd has it, and `ObservedKv` around one.
 
-Every implementation passes `tests/contract/test_kv.py`. The promises that matter:
+An ordered map with transactions, leases and watches. Every implementation passes
+`tests/contract/test_kv.py`:
 
 - A key's revision changes with every write to it and is never reused; revisions only grow.
-- `commit` applies all of its writes at one moment, or none, and what it applied is durable when
-  it returns. If it raises ServiceUnavailable nobody knows: read, and ask again.
+- `commit` applies all of its writes at one moment, or none, and what it applied is durable when it
+  returns. If it raises ServiceUnavailable nobody knows: read, and try again.
 - A key put with a lease goes away when the lease ends, and not before.
 - Values are bytes up to `CATALOG_VALUE_BYTES_MAX`; a transaction has at most
-  `CATALOG_OPERATIONS_MAX` writes.
-
-- A call that cannot be right (too large, a key twice in one transaction) is a UsageError, and
-  nothing was asked. After `close` every call raises LogClosed.
+  `CATALOG_OPERATIONS_MAX` writes. A call that cannot be right (too large, a key twice in one
+  transaction) is a UsageError, and nothing was sent. After `close` every call raises LogClosed.
 
 What a caller gets wrong: a lease is alive as long as the server says so. The holder may count on
-`keep_alive`'s answer only from the moment *before* it asked.
+what `keep_alive` returns only from the moment *before* the call.
 """
 
 from __future__ import annotations
@@ -37,6 +36,18 @@ COMMIT_BYTES_MAX: Final = 1472 * KIB
 
 _OPERATION_BYTES: Final = 64
 """What a request says about an operation besides its key and value, at most."""
+
+CATALOG_SECONDS = Histogram(
+    "forebay_catalog_seconds",
+    "Time that a request to the catalog took, failed ones too.",
+    SECONDS,
+    ("operation", "backend"),
+)
+CATALOG_ERRORS = Counter(
+    "forebay_catalog_errors_total",
+    "Requests that the catalog did not carry out, or did not answer.",
+    ("operation", "backend"),
+)
 
 assert CATALOG_VALUE_BYTES_MAX + KEY_BYTES_MAX + _OPERATION_BYTES <= COMMIT_BYTES_MAX
 assert COMMIT_BYTES_MAX < MIB + MIB // 2
@@ -74,7 +85,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a watch tells: the key's new value, or None if it was removed."""
+    """One change that a watch saw: the key's new value, or None if it was removed."""
 
     key: str
     value: bytes | None
@@ -125,7 +136,7 @@ class Kv(Protocol):
         """A new lease; its number is never 0."""
 
     def keep_alive(self, lease: int) -> float:
-        """Renews the lease; answers the seconds it has from now on. TopicFenced if it is gone."""
+        """Renews the lease; returns the seconds it has from now on. TopicFenced if it is gone."""
 
     def revoke(self, lease: int) -> None:
         """Ends the lease, and removes its keys. Idempotent."""
@@ -183,28 +194,11 @@ def check_commit(compares: Sequence[Compare], writes: Sequence[Put | Remove]) ->
         )
 
 
-# ---- A catalog whose requests are timed and whose failures are counted.
-
-
-CATALOG_SECONDS = Histogram(
-    "forebay_catalog_seconds",
-    "Time that a request to the catalog took, failed ones too.",
-    SECONDS,
-    ("operation", "backend"),
-)
-CATALOG_ERRORS = Counter(
-    "forebay_catalog_errors_total",
-    "Requests that the catalog did not carry out, or did not answer.",
-    ("operation", "backend"),
-)
-DESCRIPTOR_WRITES = Counter(
-    "forebay_catalog_descriptor_write_total",
-    "Descriptors of objects that were written to the catalog.",
-)
-
-
 class ObservedKv:
-    """Forwards to `inner`; `backend` is the metrics' label. What a watch waits is not measured."""
+    """A `Kv` whose requests are timed and whose failures are counted, under the label `backend`.
+
+    How long a watch waits is not measured.
+    """
 
     def __init__(self, inner: Kv, backend: str) -> None:
         self._inner = inner

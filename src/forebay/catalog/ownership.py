@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import Final
 
 from forebay.catalog.catalog import Catalog, Change, fenced
+from forebay.catalog.job_state import ORIGIN_HERE, ORIGIN_NAME
 from forebay.catalog.kv import ABSENT, Compare, Put, Remove
-from forebay.catalog.notes import BEGAN, HERE
 from forebay.catalog.records import Owner, TopicRecord, decode_record, encode_record
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import LogClosed, ServiceError, TopicFenced, TopicOwned
@@ -256,7 +256,7 @@ def acquire(
 ) -> tuple[Ownership, TopicRecord]:
     """Takes the topic for this process, with the next epoch.
 
-    `settle` gets the record as it is, None for a new topic, and answers what it shall become, but
+    `settle` gets the record as it is, None for a new topic, and returns what it shall become, but
     for the epoch; it may raise to refuse. TopicOwned while another process holds the topic, and
     it did not hold the same `lock` as we do now (which proves that it is gone).
     """
@@ -289,7 +289,7 @@ def _hold(
     lease: int,
     decide: Callable[[TopicRecord | None, Owner | None], TopicRecord],
 ) -> TopicRecord:
-    """Writes the owner key and the record that `decide` answers, in one transaction."""
+    """Writes the owner key and the record that `decide` returns, in one transaction."""
     record_key, owner_key = catalog.keys.record(topic), catalog.keys.owner(topic)
     for _ in range(_TRIES):
         entry, held = catalog.kv.get(record_key), catalog.kv.get(owner_key)
@@ -301,7 +301,7 @@ def _hold(
             Put(owner_key, encode_record(replace(owner, epoch=wanted.epoch)), lease),
         ]
         if record is None and wanted.reserved == 0:
-            writes.append(Put(catalog.keys.note(topic, BEGAN), HERE.encode()))
+            writes.append(Put(catalog.keys.job_state(topic, ORIGIN_NAME), ORIGIN_HERE.encode()))
         compares = [
             Compare(record_key, entry.revision if entry else ABSENT),
             Compare(owner_key, held.revision if held else ABSENT),

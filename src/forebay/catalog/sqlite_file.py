@@ -56,6 +56,12 @@ _REFUSED: Final = {
     sqlite3.SQLITE_CORRUPT: "the database is damaged; restore it from a backup",
 }
 
+_SHARED: Final = re.compile(
+    "9p|afs|beegfs|ceph|cifs|coda|gfs2?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|pvfs2|"
+    "smb2|smb3|smbfs|fuse\\.(?:ceph|ceph-fuse|curlftpfs|davfs|gcsfuse|geesefs|glusterfs|goofys|"
+    "juicefs|mfs|moosefs|mount-s3|mountpoint-s3|rclone|s3fs|sshfs)"
+)
+"""Network file systems, on which SQLite's locks do not hold. A type that is not here passes."""
 _inherited: Final[list[sqlite3.Connection]] = []
 """Connections of a parent that could not be closed before the fork; closing them here could
 delete its write-ahead log."""
@@ -329,25 +335,14 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-# ---- Which kind of file system a path is on: SQLite's locks do not hold over a network.
-#
-# Linux's `/proc/self/mountinfo` has a line for each mount: numbers, the mounted root, the mount
-# point (blanks as `\040`), options, ` - `, and the type:
-#
-# 36 35 98:0 / /mnt/shared rw,noatime shared:1 - nfs4 server:/export rw
-#
-# Downside: a network file system of a type that is not in the list below passes.
-
-
-_SHARED: Final = re.compile(
-    "9p|afs|beegfs|ceph|cifs|coda|gfs2?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|pvfs2|"
-    "smb2|smb3|smbfs|fuse\\.(?:ceph|ceph-fuse|curlftpfs|davfs|gcsfuse|geesefs|glusterfs|goofys|"
-    "juicefs|mfs|moosefs|mount-s3|mountpoint-s3|rclone|s3fs|sshfs)"
-)
-
-
 def filesystem_type(path: Path, mountinfo: str) -> str | None:
-    """Of the mount that `path`, an absolute one, is on; None if no line says it."""
+    """Of the mount that `path`, an absolute one, is on; None if no line says it.
+
+    Linux's `/proc/self/mountinfo` has a line for each mount: numbers, the mounted root, the mount
+    point (blanks as `\\040`), options, ` - `, and the type:
+
+        36 35 98:0 / /mnt/shared rw,noatime shared:1 - nfs4 server:/export rw
+    """
     found: tuple[int, str] | None = None
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from forebay.catalog.catalog import Catalog, Change, Intent, Write, pointer
+from forebay.catalog.catalog import Catalog, Change, Intent, Write, pointer, until_known
 from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
 from forebay.catalog.records import (
     Life,
@@ -34,7 +34,7 @@ from forebay.catalog.records import (
     may_become,
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, UsageError
+from forebay.errors import CommitRefused, DescriptorError, UsageError
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.names import TopicName, parse_object
 from forebay.limits import CATALOG_OPERATIONS_MAX, CATALOG_PAGE, MIB
@@ -43,7 +43,6 @@ OBJECTS_PER_SWAP_MAX: Final = 32
 """Each takes three writes: its descriptor, its life, and the descriptor that is kept."""
 SWAP_BYTES_MAX: Final = 1 * MIB
 """Of the descriptors that one swap keeps; keys and the new descriptor come on top."""
-_TRIES: Final = 3
 _NEXT_KEY: Final = "\1"
 
 assert 3 * OBJECTS_PER_SWAP_MAX + 3 <= CATALOG_OPERATIONS_MAX
@@ -100,7 +99,7 @@ def swap(
     """
     _require_same_range(intent, descriptor, replaced)
     state = _Swapping(catalog, topic, intent, descriptor, tuple(replaced), clock)
-    return _surely(lambda: catalog.update(topic, None, state.change))
+    return until_known(lambda: catalog.update(topic, None, state.change))
 
 
 def swap_back(
@@ -114,19 +113,8 @@ def swap_back(
     if name is None:
         raise UsageError(f"{object_id!r} is not the name of an object")
     state = _SwappingBack(catalog, topic, object_id, (name.start, name.end + 1), clock)
-    _surely(lambda: catalog.update(topic, None, state.change))
+    until_known(lambda: catalog.update(topic, None, state.change))
     return state.restored
-
-
-def _surely(change: Callable[[], TopicRecord]) -> TopicRecord:
-    """Asked again where nobody knows whether it was done: it finds out."""
-    for attempt in range(_TRIES):
-        try:
-            return change()
-        except ServiceUnavailable:
-            if attempt == _TRIES - 1:
-                raise
-    raise AssertionError("unreachable")
 
 
 def _require_same_range(

@@ -156,14 +156,14 @@ class Sender:
         self._under_way = None
 
     def _require_message(self, line: bytes) -> None:
-        from forebay.client.http import told_error
+        from forebay.client.http import wire_error
 
         answer = json.loads(line)
         answer = answer if isinstance(answer, dict) else {}
         if "offset" not in answer:
             error = answer.get("error")
             words = {"message": "the server ended before it confirmed that all is synced"}
-            raise told_error(error if isinstance(error, dict) else words)
+            raise wire_error(error if isinstance(error, dict) else words)
 
     def _send(self, lines: list[bytes], durability: Durability) -> None:
         if not lines:
@@ -237,7 +237,7 @@ class Sender:
 
     def _post(self, lines: list[bytes], durability: Durability) -> range:
         """Returns the offsets. Retries only if the server says that it took nothing and is busy."""
-        from forebay.client.http import is_busy, untaken
+        from forebay.client.http import is_busy, not_sent
 
         body, kind = _body(lines)
         for _ in range(_BUSY_TRIES):
@@ -247,7 +247,7 @@ class Sender:
                 if not is_busy(error):
                     raise
                 time.sleep(_BUSY_SECONDS)
-        raise untaken(
+        raise not_sent(
             UsageError(f"the server was too busy {_BUSY_TRIES} times in a row; try again later")
         )
 
@@ -386,13 +386,13 @@ def _once(
     client: ServerClient, topic: TopicName, wanted: Wanted
 ) -> Generator[dict[str, Any], None, None]:
     """The lines that one request gets."""
-    from forebay.client.http import told_error, topic_path
+    from forebay.client.http import topic_path, wire_error
 
     try:
         for line in client.lines(topic_path(topic, "messages"), wanted.query()):
             facts = json.loads(line)
             if "error" in facts:
-                raise told_error(facts["error"])
+                raise wire_error(facts["error"])
             yield facts
     except LostOffsets as lost:
         raise with_advice(lost) from lost

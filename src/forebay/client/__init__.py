@@ -4,15 +4,15 @@ Used by the command line and by Spark's drivers and executors. It imports nothin
 that only asks a question must start quickly.
 """
 
-from forebay.client.address import ServerNote, find_server, is_id, read_note, server_file
-from forebay.client.http import Answer, ServerClient
+from forebay.client.address import ServerInfo, find_server, is_id, read_server_info, server_file
+from forebay.client.http import Response, ServerClient
 
 __all__ = [
-    "Answer",
+    "Response",
     "ServerClient",
-    "ServerNote",
+    "ServerInfo",
     "find_server",
     "is_id",
-    "read_note",
+    "read_server_info",
     "server_file",
 ]

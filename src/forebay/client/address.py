@@ -3,10 +3,12 @@
     {"url": "http://127.0.0.1:8650", "instance": "<32 hex digits>", "pid": 4711,
      "store": "<32 hex digits>"}
 
-A process that can read this file with the instance that it was told sees the server's own
-directory, and needs no server to read it. After a crash the file stays: whoever finds it asks the
-address which instance it is before believing it. The store stays the same from one run to the next
-(`store.id` in the directory): a client that was given it holds every connection to it.
+A process that finds the expected instance in this file sees the server's own directory, and can
+read it without the server. The store's id stays the same from one run to the next (`store.id` in
+the directory); a client that was given one checks it on every connection.
+
+What a caller gets wrong: after a crash the file stays. Ask the address which instance it is before
+believing the file; `find_server` does.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ from forebay.limits import KIB
 from forebay.settings import ServerAddress, StoreSettings
 
 TOKEN_VARIABLE: Final = "FOREBAY_TOKEN"  # noqa: S105  # the name of a variable
-_NOTE_BYTES_MAX: Final = 4 * KIB
+_FILE_BYTES_MAX: Final = 4 * KIB
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-_LOOK_SECONDS: Final = 2.0
+_TIMEOUT_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServerNote:
-    """What a server says of itself in its data directory."""
+class ServerInfo:
+    """What a server writes about itself into its data directory."""
 
     url: str
     instance: str
     pid: int
     store: str | None = None
-    """None in a note of an older version."""
+    """None in a file of an older version."""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -48,18 +50,18 @@ def server_file(data: Path | str) -> Path:
     return Path(data) / SERVER_FILE
 
 
-def read_note(data: Path | str) -> ServerNote | None:
-    """What the file says; None if there is none here, or it cannot be read or is no such note."""
+def read_server_info(data: Path | str) -> ServerInfo | None:
+    """The content of the file; None if there is none, or it cannot be read or is something else."""
     try:
         with server_file(data).open("rb") as file:
-            found: Any = json.loads(file.read(_NOTE_BYTES_MAX))
-        note = ServerNote(
+            found: Any = json.loads(file.read(_FILE_BYTES_MAX))
+        info = ServerInfo(
             str(found["url"]), str(found["instance"]), int(found["pid"]), found.get("store")
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    whole = note.url.startswith(("http://", "https://")) and is_id(note.instance)
-    return note if whole and (note.store is None or is_id(note.store)) else None
+    whole = info.url.startswith(("http://", "https://")) and is_id(info.instance)
+    return info if whole and (info.store is None or is_id(info.store)) else None
 
 
 def is_id(found: object) -> bool:
@@ -68,23 +70,23 @@ def is_id(found: object) -> bool:
 
 
 def known_token(settings: StoreSettings | None) -> str | None:
-    """The token that requests bring: of the configuration, else of the environment."""
+    """The token for requests: of the configuration, else of the environment."""
     configured = None if settings is None else settings.admin.token
     return configured or os.environ.get(TOKEN_VARIABLE) or None
 
 
 def find_server(settings: StoreSettings) -> ServerAddress | None:
-    """The server that runs on the store's data directory now; None if none answers."""
-    note = None if settings.data is None else read_note(settings.data)
-    if note is None:
+    """The server that runs on the store's data directory now; None if none responds."""
+    info = None if settings.data is None else read_server_info(settings.data)
+    if info is None:
         return None
     token, ca_file = known_token(settings), settings.admin.ca_file
-    address = ServerAddress(note.url, note.instance, token, ca_file, note.store)
+    address = ServerAddress(info.url, info.instance, token, ca_file, info.store)
     try:
-        # After a crash another program may have the address: it is to know no token.
-        nobody = replace(address, token=None, store=None)
-        with ServerClient(nobody, timeout_seconds=_LOOK_SECONDS) as client:
-            found = client.who()
+        # After a crash another program may have the address: it must not see the token.
+        anonymous = replace(address, token=None, store=None)
+        with ServerClient(anonymous, timeout_seconds=_TIMEOUT_SECONDS) as client:
+            found = client.identity()
     except ForebayError:
         return None
-    return address if found.instance == note.instance else None
+    return address if found.instance == info.instance else None

@@ -1,11 +1,11 @@
 """A server's segments, for a process that cannot see the server's directory.
 
-Who sees it: a process that reads `<data>/server.json` with the instance that it was told, or that
-the server tells it. A directory that is elsewhere, or an old copy at the same path, has no such
-file, and is not read while the server runs.
+A process sees the directory if `<data>/server.json` there has the instance of its settings, or
+the one that the server itself gives. A directory that is elsewhere, or an old copy at the same
+path, has no such file, and is not read while the server runs.
 
-`ServerDisk` is the part of a disk that executors need: segments, read in order, a window of some
-megabytes at a time. Everything else is refused.
+`ServerDisk` is the part of a `Disk` that executors need: segments, read in order, a window of some
+megabytes at a time. Everything else raises PermissionError.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from forebay.client import ServerClient, read_note
-from forebay.client.http import topic_path
-from forebay.client.objects import ServerClients
+from forebay.client.address import read_server_info
+from forebay.client.http import ClientPool, ServerClient, topic_path
 from forebay.errors import (
     ForebayError,
     ObjectMissing,
@@ -35,11 +34,11 @@ from forebay.settings import ServerAddress, StoreSettings
 
 WINDOW_BYTES: Final = 8 * MIB
 """Of one request for a part of a segment."""
-_ASK_SECONDS: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
 
 
 def wal_root(settings: StoreSettings) -> Path:
-    """Where the directories of all topics are, on the machine that owns them."""
+    """Where the directories of all topics are, on the machine of the server."""
     root = settings.wal_root
     return Path(settings.data or "") / "wal" if root is None else Path(root)
 
@@ -47,15 +46,15 @@ def wal_root(settings: StoreSettings) -> Path:
 def server_to_ask(settings: StoreSettings) -> ServerAddress | None:
     """The server whose files this process cannot see; None if it sees them, or there is none.
 
-    Settings outlive a run of the server. Where the directory is here and its note is not the one
-    that was told, the server is asked who it is: the directory may be that of its next run, or
-    nobody may serve it any more.
+    Settings outlive a run of the server. Where the directory is here and its file has another
+    instance than the settings, the server is asked for its own: the directory may be that of its
+    next run, or nobody may serve it any more.
     """
     server = settings.server
     if server is None or settings.data is None:
         return None
-    note = read_note(settings.data)
-    here = None if note is None else note.instance
+    info = read_server_info(settings.data)
+    here = None if info is None else info.instance
     logs = os.path.isdir(wal_root(settings))  # noqa: PTH112  # also where it may not be looked at
     if here is not None and here == server.instance and (logs or settings.wal_root is None):
         return None
@@ -66,11 +65,11 @@ def server_to_ask(settings: StoreSettings) -> ServerAddress | None:
 
 
 def _instance_at(address: ServerAddress) -> str | None:
-    """Which run of the server answers there; None if none does."""
+    """Which run of the server is there; None if none responds."""
     try:
-        # Whoever answers there may be another program by now, which is to know no token.
-        with ServerClient(replace(address, token=None), timeout_seconds=_ASK_SECONDS) as client:
-            return str(client.json("GET", "/healthz").get("instance"))
+        # It may be another program by now, which must not see the token.
+        with ServerClient(replace(address, token=None), timeout_seconds=_TIMEOUT_SECONDS) as client:
+            return client.identity().instance
     except ForebayError:
         return None
 
@@ -78,17 +77,17 @@ def _instance_at(address: ServerAddress) -> str | None:
 class ServerDisk:
     """The segments of a server's topics, below the directory where the server has them."""
 
-    def __init__(self, clients: ServerClients, wal_root: Path, log_id: str | None = None) -> None:
-        self._clients = clients
+    def __init__(self, pool: ClientPool, wal_root: Path, log_id: str | None = None) -> None:
+        self._pool = pool
         self._root = wal_root
         self._log_id = log_id
 
     def of_log(self, log_id: str | None) -> ServerDisk:
         """The same, where a topic whose segments are of another log is CommitRefused."""
-        return ServerDisk(self._clients, self._root, log_id)
+        return ServerDisk(self._pool, self._root, log_id)
 
     def open_read(self, path: Path) -> ServerFile:
-        file = ServerFile(self._clients, path, *self._place(path), self._log_id)
+        file = ServerFile(self._pool, path, *self._place(path), self._log_id)
         file.size()
         return file
 
@@ -114,7 +113,7 @@ class ServerDisk:
 
     def _refused(self, path: Path) -> NoReturn:
         raise PermissionError(
-            errno.EROFS, f"it is on the machine of {self._clients.address.url}", str(path)
+            errno.EROFS, f"it is on the machine of {self._pool.address.url}", str(path)
         )
 
     def modified(self, path: Path) -> float:
@@ -150,13 +149,13 @@ class ServerFile:
 
     def __init__(
         self,
-        clients: ServerClients,
+        pool: ClientPool,
         path: Path,
         topic: TopicName,
         name: str,
         log_id: str | None,
     ) -> None:
-        self._clients = clients
+        self._pool = pool
         self._path = path
         self._target = topic_path(topic, "segments", name)
         self._query = {} if log_id is None else {"log": log_id}
@@ -165,9 +164,9 @@ class ServerFile:
         self._size: int | None = None
 
     def size(self) -> int:
-        """As the last answer told."""
+        """By the last response."""
         if self._size is None:
-            self._fetch(0, 1)  # the answer to a HEAD could not say what is wrong
+            self._fetch(0, 1)  # the response to a HEAD could not say what is wrong
         assert self._size is not None
         return self._size
 
@@ -189,24 +188,24 @@ class ServerFile:
         """Empty if the synced part of the segment ends at `start` or before."""
         self._window, self._start = memoryview(b""), start
         headers = {"Range": f"bytes={start}-{start + count - 1}"}
-        with self._asking() as client:
+        with self._borrowed() as client:
             try:
-                answer = client.request("GET", self._target, query=self._query, headers=headers)
+                response = client.request("GET", self._target, query=self._query, headers=headers)
             except OffsetOutOfRange as error:
                 self._size = error.end
                 return
-            data = answer.read(count)
-            self._size = int(answer.headers["Content-Range"].rpartition("/")[2])
+            data = response.read(count)
+            self._size = int(response.headers["Content-Range"].rpartition("/")[2])
         expected = min(count, self._size - start)
         if len(data) != expected:
             raise ServiceUnavailable(f"{self._path}: {len(data)} bytes came, not {expected}")
         self._window = memoryview(data)
 
     @contextmanager
-    def _asking(self) -> Iterator[ServerClient]:
-        """What the server lacks is a file that is missing here."""
+    def _borrowed(self) -> Iterator[ServerClient]:
+        """A client; what the server does not have is FileNotFoundError."""
         try:
-            with self._clients.borrowed() as client:
+            with self._pool.borrowed() as client:
                 yield client
         except (ObjectMissing, UnknownTopic) as error:
             raise FileNotFoundError(errno.ENOENT, str(error), str(self._path)) from error

@@ -1,11 +1,13 @@
-"""`ServerClient`: one kept-alive connection to a server, and its errors as ours.
+"""`ServerClient`: one kept-alive connection to a server; `ClientPool`: some, for many threads.
 
-An error that the server tells is raised as the class that the server raised. A server that does
-not answer, or breaks off, is ServiceUnavailable: what was asked may have happened. Nothing is
-asked again here; a request on a connection that the server had closed meanwhile is the exception.
+An error that the server sends (`{"kind": ..., "message": ..., ...}`) is raised as the class that
+the server raised, with its fields and the `status` of the response. A server that does not answer,
+or breaks off, is ServiceUnavailable: what was requested may have happened. Where it certainly did
+not, the error has `taken` as False (`took_nothing`). Nothing is sent twice here, except on a
+connection that the server had closed meanwhile.
 
-Whoever knows the store that it wants asks each new connection who is there before it sends
-anything, the token least of all: a port is anybody's once its server has ended.
+A client that knows the store it wants asks each new connection which one is there before it sends
+anything, the token least of all: once a server has ended, its port is anybody's.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import os
 import select
 import socket
 import ssl
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -38,17 +42,10 @@ from forebay.format.names import TopicName
 from forebay.limits import KIB, MIB
 from forebay.settings import ServerAddress
 
-# ---- What a server tells: errors as ours, whether it took what was sent, and who it is. Pure.
-#
-# An error that a server tells is the class that the server raised, with its fields. It has the
-# `status` of the answer; where it has `taken` as False, nothing of the request was taken for
-# sure.
-
-
 STORE_HEADER: Final = "Forebay-Store"
 """Of a request: the store that it is meant for."""
 INSTANCE_HEADER: Final = "Forebay-Instance"
-"""Of an answer: the run of the server that gave it."""
+"""Of a response: the run of the server that sent it."""
 _SILENT: Final[Mapping[int, type[ForebayError]]] = {
     401: ServiceRefused,
     403: ServiceRefused,
@@ -57,92 +54,20 @@ _SILENT: Final[Mapping[int, type[ForebayError]]] = {
     412: ServiceUnavailable,
     503: ServiceUnavailable,
 }
-"""What the answer to a HEAD means, which has no words."""
+"""What the response to a HEAD means, which has no body."""
 _REFUSED: Final = {400, 401, 403, 404, 413}
-"""With these, a request was looked at and not carried out."""
-_Error = TypeVar("_Error", bound=ForebayError)
-
-
-@dataclass(frozen=True, slots=True)
-class Who:
-    """A server, by what `/healthz` says."""
-
-    instance: str
-    store: str | None
-    """None of an older version."""
-
-
-def told_who(body: bytes) -> Who | None:
-    """None if it is no Forebay server's answer."""
-    try:
-        told: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(told, dict) or not isinstance(told.get("instance"), str):
-        return None
-    store = told.get("store")
-    return Who(told["instance"], store if isinstance(store, str) else None)
-
-
-def told_error(told: Mapping[str, Any]) -> ForebayError:
-    """The error that a server tells: `{"kind": ..., "message": ..., ...}`."""
-    message = str(told.get("message", "the server told an error without words"))
-    kind = getattr(errors, str(told.get("kind")), None)
-    if not (isinstance(kind, type) and issubclass(kind, ForebayError)):
-        kind = ServiceError
-    fields = {name: each for name, each in told.items() if name not in {"kind", "message"}}
-    if issubclass(kind, DiskError):
-        number = fields.pop("errno", None)
-        error: ForebayError = kind(number if isinstance(number, int) else errno.EIO, message)
-    else:
-        error = kind.__new__(kind, message)
-        error.args = (message,)
-    vars(error).update(fields)
-    return error
-
-
-def error_of(url: str, status: int, body: bytes) -> ForebayError:
-    """What an answer with a status of 400 or more says."""
-    error: ForebayError
-    if not body and status in _SILENT:
-        error = _SILENT[status](f"{url} answered with status {status}")
-    else:
-        try:
-            error = told_error(json.loads(body)["error"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            error = ServiceError(f"{url} answered with status {status}, and is no Forebay server")
-    vars(error)["status"] = status
-    return error
-
-
-def untaken(error: _Error) -> _Error:
-    """The error, of a request that never got to a server."""
-    vars(error)["taken"] = False
-    return error
-
-
-def took_nothing(error: ForebayError) -> bool:
-    """Whether nothing of the request was taken for sure. Without that, nobody knows."""
-    known = vars(error)
-    return known.get("taken") is False or known.get("status") in _REFUSED
-
-
-def is_busy(error: ForebayError) -> bool:
-    """Whether the server took nothing and may take it in a moment."""
-    known = vars(error)
-    return known.get("taken") is False and known.get("status") == 503
-
-
-# ---- client
-
-
-_ANSWER_BYTES_MAX: Final = 64 * MIB
+"""With these, the server looked at the request and did not carry it out."""
+_BODY_BYTES_MAX: Final = 64 * MIB
 _ERROR_BYTES_MAX: Final = 1 * MIB
 _LINE_BYTES_MAX: Final = 256 * MIB
-_WHO_BYTES_MAX: Final = 64 * KIB
-_WHO_PATH: Final = "/healthz"
+_IDENTITY_BYTES_MAX: Final = 64 * KIB
+_HEALTH_PATH: Final = "/healthz"
 _READ_BYTES: Final = 64 * KIB
 _GONE: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+_POOL_SILENCE_SECONDS: Final = 60.0
+"""How long a client of a pool waits for the next bytes."""
+_POOL_IDLE_MAX: Final = 8
+_Error = TypeVar("_Error", bound=ForebayError)
 
 
 def topic_path(topic: TopicName, *rest: str) -> str:
@@ -152,14 +77,14 @@ def topic_path(topic: TopicName, *rest: str) -> str:
 
 
 @dataclass(slots=True)
-class Answer:
-    """A response whose body has not been read yet; read it, or close the client."""
+class Response:
+    """A response whose body has not been read yet: read it, or close the client."""
 
     status: int
     headers: http.client.HTTPMessage
     body: http.client.HTTPResponse
 
-    def read(self, bytes_max: int = _ANSWER_BYTES_MAX) -> bytes:
+    def read(self, bytes_max: int = _BODY_BYTES_MAX) -> bytes:
         """The whole body; HTTPException or OSError if it breaks off."""
         data = self.body.read(bytes_max + 1)
         if len(data) <= bytes_max and self.body.length:  # a read of so many bytes does not tell
@@ -176,10 +101,10 @@ class ServerClient:
     def __init__(self, address: ServerAddress, *, timeout_seconds: float = 60) -> None:
         self.address = address
         self.instance: str | None = None
-        """The run of the server that gave the last answer, if it said so."""
+        """The run of the server that sent the last response, if it said so."""
         self._connection, self._path = _connection(address, timeout_seconds)
         self._socket: socket.socket | None = None
-        self._answer: http.client.HTTPResponse | None = None
+        self._response: http.client.HTTPResponse | None = None
         self._interrupted = False
 
     def request(
@@ -190,8 +115,8 @@ class ServerClient:
         query: Mapping[str, str | int] | None = None,
         body: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
-        """The answer if its status is below 400; else the error that it tells."""
+    ) -> Response:
+        """The response if its status is below 400; else the error in it is raised."""
         target = self._path + path + (f"?{urlencode(query)}" if query else "")
         sent = dict(headers or {})
         if self.address.token is not None:
@@ -200,34 +125,34 @@ class ServerClient:
             sent[STORE_HEADER] = self.address.store
         response = self._send(method, target, body, sent)
         if response.status >= 400:
-            raise self._told(response)
-        return Answer(response.status, response.headers, response)
+            raise self._error_of(response)
+        return Response(response.status, response.headers, response)
 
-    def who(self) -> Who:
-        """Who is there, asked without the token; ServiceError if it is no Forebay server."""
-        response = self._send("GET", self._path + _WHO_PATH, None, {})
+    def identity(self) -> ServerIdentity:
+        """Which server is there, without sending the token; ServiceError if it is not Forebay."""
+        response = self._send("GET", self._path + _HEALTH_PATH, None, {})
         try:
-            found = _who_answers(response)
+            found = _read_identity(response)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise self._unavailable(error) from error
         if found is None:
             self.close()
-            raise untaken(ServiceError(f"what answers at {self.address.url} is no Forebay server"))
+            raise not_sent(ServiceError(f"what answers at {self.address.url} is no Forebay server"))
         return found
 
     def pin(self) -> None:
-        """Holds the client to the store of the server that is there now, if nobody said which."""
+        """Holds the client to the store of the server that is there now, if it was given none."""
         if self.address.store is None:
-            self.address = replace(self.address, store=self.who().store)
+            self.address = replace(self.address, store=self.identity().store)
 
-    def _told(self, response: http.client.HTTPResponse) -> ForebayError:
+    def _error_of(self, response: http.client.HTTPResponse) -> ForebayError:
         try:
-            told = response.read(_ERROR_BYTES_MAX)
+            body = response.read(_ERROR_BYTES_MAX)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             return self._unavailable(error)
-        return error_of(self.address.url, response.status, told)
+        return response_error(self.address.url, response.status, body)
 
     def _send(
         self,
@@ -236,8 +161,8 @@ class ServerClient:
         body: bytes | Iterable[bytes] | None,
         headers: dict[str, str],
     ) -> http.client.HTTPResponse:
-        if self._answer is not None and not self._answer.isclosed():
-            self.close()  # what is left of the last answer would be taken for the next one
+        if self._response is not None and not self._response.isclosed():
+            self.close()  # what is left of the last response would be taken for the next one
         elif self._connection.sock is not None and _was_closed(self._connection.sock):
             self.close()
         reused = self._connection.sock is not None
@@ -259,51 +184,51 @@ class ServerClient:
         *,
         last: bool = False,
     ) -> http.client.HTTPResponse:
-        """One try; a connection that was closed meanwhile is for the caller, unless it is last."""
+        """One try; if the connection was closed meanwhile the caller tries again, unless `last`."""
         asked = False
         try:
-            self._answer = None
+            self._response = None
             self._open()
             asked = True
             self._ask(method, target, body, headers)
-            self._answer = self._connection.getresponse()
-            self.instance = self._answer.headers.get(INSTANCE_HEADER)
+            self._response = self._connection.getresponse()
+            self.instance = self._response.headers.get(INSTANCE_HEADER)
         except ssl.SSLError as error:
             self.close()
             refused = ServiceRefused(f"{self.address.url}: {error}; check ca_file")
-            raise (refused if asked else untaken(refused)) from error
+            raise (refused if asked else not_sent(refused)) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if asked and isinstance(error, _GONE) and not last:
                 raise
             away = self._unavailable(error)
-            raise (away if asked else untaken(away)) from error
+            raise (away if asked else not_sent(away)) from error
         except BaseException:  # interrupted half-way: nobody can tell what comes next on it
             self.close()
             raise
-        return self._answer
+        return self._response
 
     def _open(self) -> None:
-        """Sees to a connection; on a new one it asks who is there, if it matters."""
+        """Makes a connection if there is none, and checks that the server is the right one."""
         if self._connection.sock is None:
             self._connection.connect()
-            self._heed_interrupt()
+            self._raise_if_interrupted()
             if self.address.store is not None:
-                self._make_sure(self.address.store)
-        self._heed_interrupt()
+                self._require_store(self.address.store)
+        self._raise_if_interrupted()
 
-    def _make_sure(self, store: str) -> None:
+    def _require_store(self, store: str) -> None:
         url = self.address.url
-        self._connection.request("GET", self._path + _WHO_PATH)
-        found = _who_answers(self._connection.getresponse())
+        self._connection.request("GET", self._path + _HEALTH_PATH)
+        found = _read_identity(self._connection.getresponse())
         if found is None:
-            raise untaken(
+            raise not_sent(
                 ServiceUnavailable(
                     f"what answers at {url} now is no Forebay server: nothing was sent to it"
                 )
             )
         if found.store != store:
-            raise untaken(
+            raise not_sent(
                 ServiceUnavailable(
                     f"the server at {url} is of another store now ({found.store}, and not {store}):"
                     " nothing was sent to it"
@@ -312,7 +237,7 @@ class ServerClient:
         if self._connection.sock is None:
             raise ConnectionAbortedError("it closes connections that something more is asked on")
 
-    def _heed_interrupt(self) -> None:
+    def _raise_if_interrupted(self) -> None:
         self._socket = self._connection.sock
         if self._interrupted:
             raise ConnectionAbortedError("interrupted")
@@ -328,10 +253,10 @@ class ServerClient:
             self._connection.request(method, target, body=body, headers=headers)
         except (ConnectionResetError, BrokenPipeError):
             # A server that refuses a body says so before it has read all of it.
-            if body is None or not self._has_answered():
+            if body is None or not self._has_responded():
                 raise
 
-    def _has_answered(self) -> bool:
+    def _has_responded(self) -> bool:
         connected = self._connection.sock
         if connected is None or isinstance(connected, ssl.SSLSocket):
             return False
@@ -354,12 +279,12 @@ class ServerClient:
         query: Mapping[str, str | int] | None = None,
         value: object = None,
     ) -> Any:
-        """Sends a JSON value, or nothing, and answers the JSON value that comes back."""
+        """Sends a JSON value, or nothing, and returns the JSON value of the response."""
         body = None if value is None else json.dumps(value).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
-        answer = self.request(method, path, query=query, body=body, headers=headers)
+        response = self.request(method, path, query=query, body=body, headers=headers)
         try:
-            return json.loads(answer.read())
+            return json.loads(response.read())
         except ValueError as error:
             raise ServiceError(f"{self.address.url}{path}: the answer is not JSON") from error
         except (OSError, http.client.HTTPException) as error:
@@ -367,16 +292,16 @@ class ServerClient:
             raise self._unavailable(error) from error
 
     def lines(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[bytes]:
-        """The lines of an answer as they come, without their ends; blank ones are left out.
+        """The lines of a response as they come, without their ends; blank ones are left out.
 
-        A last line that has no end is one too; an answer that breaks off is ServiceUnavailable,
+        A last line that has no end is one too. A response that breaks off is ServiceUnavailable,
         and what came of its last line is dropped.
         """
-        answer = self.request("GET", path, query=query)
+        response = self.request("GET", path, query=query)
         parts: list[bytes] = []
         held = 0
         try:
-            while data := answer.body.read1(_READ_BYTES):
+            while data := response.body.read1(_READ_BYTES):
                 head, *lines = data.split(b"\n")
                 parts.append(head)
                 held += len(head)
@@ -423,6 +348,125 @@ class ServerClient:
         self.close()
 
 
+class ClientPool:
+    """Connections to one server, kept for the next request; one is closed after an error.
+
+    Thread-safe: a client that was borrowed is the borrower's alone.
+    """
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
+        self._lock = threading.Lock()
+        self._idle: list[ServerClient] = []
+        self._pid = os.getpid()
+
+    @contextmanager
+    def borrowed(self, *, fresh: bool = False) -> Iterator[ServerClient]:
+        """A client; read its responses to their end inside the block.
+
+        A response that breaks off is ServiceUnavailable. The server may have closed a connection
+        that was kept: for what cannot be sent twice, ask for a fresh one.
+        """
+        client = self._new() if fresh else self._take()
+        whole = False
+        try:
+            yield client
+            whole = True
+        except ForebayError:
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            raise ServiceUnavailable(
+                f"the server at {self.address.url} broke off: {error!r}"
+            ) from error
+        finally:
+            if whole:
+                self._give_back(client)
+            else:
+                client.close()
+
+    def _take(self) -> ServerClient:
+        with self._lock:
+            if self._pid != os.getpid():  # the connections are of the process that forked
+                self._idle, self._pid = [], os.getpid()
+            if self._idle:
+                return self._idle.pop()
+        return self._new()
+
+    def _new(self) -> ServerClient:
+        return ServerClient(self.address, timeout_seconds=_POOL_SILENCE_SECONDS)
+
+    def _give_back(self, client: ServerClient) -> None:
+        with self._lock:
+            if len(self._idle) < _POOL_IDLE_MAX:
+                self._idle.append(client)
+                return
+        client.close()
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for client in idle:
+            client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """Which store a server serves, and in which run, by its `/healthz`."""
+
+    instance: str
+    store: str | None
+    """None for a server of an older version."""
+
+
+def wire_error(facts: Mapping[str, Any]) -> ForebayError:
+    """The error that a server sent, as the class that it raised there."""
+    message = str(facts.get("message", "the server told an error without words"))
+    kind = getattr(errors, str(facts.get("kind")), None)
+    if not (isinstance(kind, type) and issubclass(kind, ForebayError)):
+        kind = ServiceError
+    fields = {name: each for name, each in facts.items() if name not in {"kind", "message"}}
+    if issubclass(kind, DiskError):
+        number = fields.pop("errno", None)
+        error: ForebayError = kind(number if isinstance(number, int) else errno.EIO, message)
+    else:
+        error = kind.__new__(kind, message)
+        error.args = (message,)
+    vars(error).update(fields)
+    return error
+
+
+def response_error(url: str, status: int, body: bytes) -> ForebayError:
+    """The error of a response with a status of 400 or more."""
+    error: ForebayError
+    if not body and status in _SILENT:
+        error = _SILENT[status](f"{url} answered with status {status}")
+    else:
+        try:
+            error = wire_error(json.loads(body)["error"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            error = ServiceError(f"{url} answered with status {status}, and is no Forebay server")
+    vars(error)["status"] = status
+    return error
+
+
+def not_sent(error: _Error) -> _Error:
+    """Marks the error of a request that never got to a server."""
+    vars(error)["taken"] = False
+    return error
+
+
+def took_nothing(error: ForebayError) -> bool:
+    """Whether certainly nothing of the request was carried out; if False, nobody knows."""
+    known = vars(error)
+    return known.get("taken") is False or known.get("status") in _REFUSED
+
+
+def is_busy(error: ForebayError) -> bool:
+    """Whether the server took nothing, and may take it in a moment."""
+    known = vars(error)
+    return known.get("taken") is False and known.get("status") == 503
+
+
 def _connection(
     address: ServerAddress, timeout_seconds: float
 ) -> tuple[http.client.HTTPConnection, str]:
@@ -437,7 +481,7 @@ def _connection(
     path = parts.path.rstrip("/")
     if parts.scheme == "http":
         plain = http.client.HTTPConnection(parts.hostname, port or 8650, timeout=timeout_seconds)
-        plain.auto_open = 0  # a new connection is asked who is there first
+        plain.auto_open = 0  # a new connection is asked for its store first
         return plain, path
     file = None if address.ca_file is None else str(address.ca_file)
     try:
@@ -451,13 +495,21 @@ def _connection(
     return secure, path
 
 
-def _who_answers(response: http.client.HTTPResponse) -> Who | None:
-    """By an answer of `/healthz`, which is read to its end; None if it is no Forebay server's."""
-    body = response.read(_WHO_BYTES_MAX)
-    whole = response.status == 200 and not response.read(1)
-    return told_who(body) if whole else None
+def _read_identity(response: http.client.HTTPResponse) -> ServerIdentity | None:
+    """Of a response of `/healthz`, which is read to its end; None if it is no Forebay server's."""
+    body = response.read(_IDENTITY_BYTES_MAX)
+    if response.status != 200 or response.read(1):
+        return None
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("instance"), str):
+        return None
+    store = found.get("store")
+    return ServerIdentity(found["instance"], store if isinstance(store, str) else None)
 
 
 def _was_closed(connected: socket.socket) -> bool:
-    """Whether the server ended a connection that nothing is asked on: the only thing to read."""
+    """Whether the server ended an idle connection: nothing else makes it readable."""
     return bool(select.select([connected], [], [], 0)[0])

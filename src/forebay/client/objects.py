@@ -1,25 +1,21 @@
-"""`ServerBackend`: a server's object store through the server.
+"""`ServerBackend`: a server's object store, through the server.
 
-For objects that are files on the server's machine, and for the rows of a sink that was told of a
-server and of nothing else. It offers what tasks need: looking, reading and writing. Listing,
-copying and deleting are for those who own the objects.
+For objects that are files on the server's machine, and for the rows of a sink that knows a server
+and nothing else. It has what tasks need: `head`, reading and writing. Listing, copying and deleting
+raise UsageError: they are for the process that owns the objects.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.client import HTTPException
 from typing import Any, Final, NoReturn
 from urllib.parse import quote
 
-from forebay.client import ServerClient
+from forebay.client.http import ClientPool
 from forebay.errors import (
-    ForebayError,
     ObjectMissing,
     OffsetOutOfRange,
     ServiceError,
@@ -37,79 +33,10 @@ from forebay.objects.backend import (
 )
 from forebay.settings import ServerAddress
 
-# ---- `ServerClients`: connections to one server, kept for the next request, for many threads.
-
-
-_SECONDS_MAX: Final = 60.0
-"""Of silence."""
-_KEPT_MAX: Final = 8
-
-
-class ServerClients:
-    """Thread-safe. A connection is its borrower's alone; after an error it is closed."""
-
-    def __init__(self, address: ServerAddress) -> None:
-        self.address = address
-        self._lock = threading.Lock()
-        self._idle: list[ServerClient] = []
-        self._pid = os.getpid()
-
-    @contextmanager
-    def borrowed(self, *, fresh: bool = False) -> Iterator[ServerClient]:
-        """A client, whose answers are to be read to their end inside the block.
-
-        An answer that breaks off is ServiceUnavailable. A kept connection may have been closed by
-        the server; what cannot be sent twice wants a fresh one.
-        """
-        client = self._new() if fresh else self._take()
-        whole = False
-        try:
-            yield client
-            whole = True
-        except ForebayError:
-            raise
-        except (OSError, HTTPException) as error:
-            raise ServiceUnavailable(
-                f"the server at {self.address.url} broke off: {error!r}"
-            ) from error
-        finally:
-            if whole:
-                self._give_back(client)
-            else:
-                client.close()
-
-    def _take(self) -> ServerClient:
-        with self._lock:
-            if self._pid != os.getpid():  # a connection of the process that forked is its own
-                self._idle, self._pid = [], os.getpid()
-            if self._idle:
-                return self._idle.pop()
-        return self._new()
-
-    def _new(self) -> ServerClient:
-        return ServerClient(self.address, timeout_seconds=_SECONDS_MAX)
-
-    def _give_back(self, client: ServerClient) -> None:
-        with self._lock:
-            if len(self._idle) < _KEPT_MAX:
-                self._idle.append(client)
-                return
-        client.close()
-
-    def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for client in idle:
-            client.close()
-
-
-# ---- server_objects
-
-
 _MODIFIED: Final = "Forebay-Modified-Ms"
-_PIECES_MAX: Final = 4
-"""Between the one who writes an object and the one who sends it."""
-_LOOK_SECONDS: Final = 0.2
+_QUEUE_CHUNKS_MAX: Final = 4
+"""In the queue between the caller and the thread that sends."""
+_POLL_SECONDS: Final = 0.2
 
 
 def _path_of(key: str) -> str:
@@ -120,7 +47,7 @@ class ServerBackend:
     """The operations of `Backend` that tasks need. Thread-safe."""
 
     def __init__(self, address: ServerAddress) -> None:
-        self._clients = ServerClients(address)
+        self._pool = ClientPool(address)
         self._name = f"{address.url}/v1/objects"
 
     @property
@@ -130,12 +57,12 @@ class ServerBackend:
     def head(self, key: str) -> ObjectMeta:
         path = _path_of(key)
         try:
-            with self._clients.borrowed() as client:
-                answer = client.request("HEAD", path)
-                answer.read()
+            with self._pool.borrowed() as client:
+                response = client.request("HEAD", path)
+                response.read()
         except ObjectMissing:
             raise self._missing(key) from None
-        found = answer.headers
+        found = response.headers
         etag = found["ETag"]
         return ObjectMeta(
             key,
@@ -152,16 +79,16 @@ class ServerBackend:
             return b""
         headers = {"Range": f"bytes={start}-{end - 1}"}
         try:
-            with self._clients.borrowed() as client:
-                answer = client.request("GET", _path_of(key), headers=headers)
-                data = answer.read(end - start)
-                told = answer.headers["Content-Range"]
+            with self._pool.borrowed() as client:
+                response = client.request("GET", _path_of(key), headers=headers)
+                data = response.read(end - start)
+                content_range = response.headers["Content-Range"]
         except ObjectMissing:
             raise self._missing(key) from None
         except OffsetOutOfRange:
             raise ends_early(self._name, key, start, end) from None
         if len(data) < end - start:
-            size = int(told.rpartition("/")[2])
+            size = int(content_range.rpartition("/")[2])
             if size < end:
                 raise ends_early(self._name, key, start, end)
             raise ServiceUnavailable(f"{self._name}: {key!r}: an answer that broke off")
@@ -169,9 +96,9 @@ class ServerBackend:
 
     def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
         _require_none(metadata)
-        with self._clients.borrowed() as client:
-            answer = client.request("PUT", _path_of(key), body=bytes(data))
-            return _meta_of(answer.read())
+        with self._pool.borrowed() as client:
+            response = client.request("PUT", _path_of(key), body=bytes(data))
+            return _meta_of(response.read())
 
     def open_writer(
         self,
@@ -182,7 +109,7 @@ class ServerBackend:
         metadata: Mapping[str, str] | None = None,
     ) -> ServerWriter:
         _require_none(metadata)
-        return ServerWriter(self._clients, key, chunk_bytes)
+        return ServerWriter(self._pool, key, chunk_bytes)
 
     def copy(self, source: str, target: str) -> None:  # noqa: ARG002  # as the protocol has it
         self._refused("copies")
@@ -194,7 +121,7 @@ class ServerBackend:
         self._refused("lists")
 
     def close(self) -> None:
-        self._clients.close()
+        self._pool.close()
 
     def _missing(self, key: str) -> ObjectMissing:
         return ObjectMissing(f"{self._name}: there is no object {key!r}")
@@ -210,9 +137,9 @@ def _require_none(metadata: Mapping[str, str] | None) -> None:
         raise UsageError("objects that are put through a server have no metadata")
 
 
-def _meta_of(told: bytes) -> ObjectMeta:
+def _meta_of(body: bytes) -> ObjectMeta:
     try:
-        found: Any = json.loads(told)
+        found: Any = json.loads(body)
         return ObjectMeta(
             str(found["key"]), int(found["size"]), found["etag"], int(found["modified_ms"])
         )
@@ -220,23 +147,23 @@ def _meta_of(told: bytes) -> ObjectMeta:
         raise ServiceError(f"the server's answer tells of no object: {error!r}") from error
 
 
-class _Broken(Exception):
-    """Ends the sending of an object that is not to be."""
+class _Aborted(Exception):
+    """Ends the request of an object that is not wanted any more."""
 
 
 class ServerWriter(WriterScope):
     """One object on its way to the server, which shows it when its last byte has come.
 
-    A thread sends what `write` hands it, some pieces at most between the two. An aborted one
-    breaks the request off, so that the server never sees its end.
+    A thread sends what `write` puts into a short queue. An abort breaks the request off, so that
+    the server never sees its end.
     """
 
-    def __init__(self, clients: ServerClients, key: str, chunk_bytes: int) -> None:
+    def __init__(self, pool: ClientPool, key: str, chunk_bytes: int) -> None:
         self._key = key
         self._path = _path_of(key)
-        self._clients = clients
-        self._chunk_bytes = max(chunk_bytes // _PIECES_MAX, 1)
-        self._pieces: queue.Queue[bytes | None] = queue.Queue(_PIECES_MAX)
+        self._pool = pool
+        self._chunk_bytes = max(chunk_bytes // _QUEUE_CHUNKS_MAX, 1)
+        self._queue: queue.Queue[bytes | None] = queue.Queue(_QUEUE_CHUNKS_MAX)
         self._gathered = bytearray()
         self._aborted = threading.Event()
         self._ended = False
@@ -254,16 +181,16 @@ class ServerWriter(WriterScope):
             for start in range(0, len(view), self._chunk_bytes):
                 self._gathered += view[start : start + self._chunk_bytes]
                 if len(self._gathered) >= self._chunk_bytes:
-                    self._hand_over()
+                    self._enqueue_gathered()
 
     def close(self) -> ObjectMeta:
         self._require_open()
         try:
-            self._hand_over()
-            self._put(None)
+            self._enqueue_gathered()
+            self._enqueue(None)
             assert self._thread is not None
             self._thread.join()
-            self._require_well()
+            self._raise_if_failed()
         finally:
             self.abort()
         assert self._result is not None
@@ -280,24 +207,24 @@ class ServerWriter(WriterScope):
         if self._ended:
             raise UsageError(f"the writer of {self._key!r} is closed")
 
-    def _require_well(self) -> None:
+    def _raise_if_failed(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _hand_over(self) -> None:
+    def _enqueue_gathered(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._send, name="put", daemon=True)
             self._thread.start()
         if self._gathered:
-            piece, self._gathered = bytes(self._gathered), bytearray()
-            self._put(piece)
+            chunk, self._gathered = bytes(self._gathered), bytearray()
+            self._enqueue(chunk)
 
-    def _put(self, piece: bytes | None) -> None:
-        """Waits while the pieces are too many, unless the sending has ended."""
+    def _enqueue(self, chunk: bytes | None) -> None:
+        """Waits while the queue is full; raises the error that ended the thread."""
         while True:
-            self._require_well()
+            self._raise_if_failed()
             try:
-                self._pieces.put(piece, timeout=_LOOK_SECONDS)
+                self._queue.put(chunk, timeout=_POLL_SECONDS)
             except queue.Full:
                 continue
             return
@@ -306,22 +233,22 @@ class ServerWriter(WriterScope):
 
     def _send(self) -> None:
         try:
-            with self._clients.borrowed(fresh=True) as client:
-                answer = client.request("PUT", self._path, body=self._body())
-                self._result = _meta_of(answer.read())
-        except _Broken:
+            with self._pool.borrowed(fresh=True) as client:
+                response = client.request("PUT", self._path, body=self._body())
+                self._result = _meta_of(response.read())
+        except _Aborted:
             pass
-        except BaseException as error:  # noqa: BLE001  # told to the one who writes
+        except BaseException as error:  # noqa: BLE001  # raised by the next call of the writer
             self._error = error
 
     def _body(self) -> Iterator[bytes]:
         while True:
             if self._aborted.is_set():
-                raise _Broken
+                raise _Aborted
             try:
-                piece = self._pieces.get(timeout=_LOOK_SECONDS)
+                chunk = self._queue.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 continue
-            if piece is None:
+            if chunk is None:
                 return
-            yield piece
+            yield chunk

@@ -1,4 +1,4 @@
-"""What the log asks of a disk, and not a word more.
+"""`Disk`: what the log needs of a disk, and nothing else.
 
 Only two calls make anything last: `AppendFile.sync` (the bytes of that file, as `fdatasync`) and
 `Disk.sync_dir` (the names in that directory: created, renamed, removed). Everything else may be
@@ -12,22 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
+from forebay.format.layout import Buffer
 
 
 class AppendFile(Protocol):
     """One open file that is written at its end. Not thread-safe: it has one writer."""
 
     def append(self, data: Buffer) -> int:
-        """Writes some of `data` at the end of the file; answers how many bytes it took."""
+        """Writes some of `data` at the end of the file; returns how many bytes it took."""
 
     def append_parts(self, parts: Sequence[Buffer]) -> int:
         """`append` of all parts, one after the other, in one call where that can be."""
 
     def write_at(self, data: Buffer, position: int) -> int:
-        """Overwrites from `position`, which is at most the file's size; answers the bytes taken."""
+        """Overwrites from `position`, which is at most the file's size; returns the bytes taken."""
 
     def truncate(self, size: int) -> None: ...
 
@@ -48,7 +48,7 @@ class ReadFile(Protocol):
     """One open file for reading at positions; safe to use while another handle appends."""
 
     def read_into(self, buffer: memoryview, position: int) -> int:
-        """Fills `buffer` from `position` as far as the file goes; answers the bytes read.
+        """Fills `buffer` from `position` as far as the file goes; returns the bytes read.
 
         Fewer bytes than the buffer holds means that the file ended there.
         """
@@ -132,6 +132,12 @@ def write_all_at(file: AppendFile, data: Buffer, position: int) -> None:
         taken = file.write_at(view, position)
         position += taken
         view = view[taken:]
+
+
+def read_range(file: ReadFile, start: int, end: int) -> memoryview:
+    """The bytes `start..end`; fewer if the file ends before."""
+    buffer = memoryview(bytearray(max(end - start, 0)))
+    return buffer[: file.read_into(buffer, start)]
 
 
 def read_file(disk: Disk, path: Path, *, bytes_max: int) -> bytes:

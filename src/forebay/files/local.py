@@ -1,7 +1,7 @@
 """The machine's own disk, one system call to a method where that can be.
 
 A file remembers its end instead of opening with `O_APPEND`: on Linux a `pwrite` on such a
-descriptor appends wherever it was told to write. So two handles that append to one file overwrite
+descriptor appends whatever position it is given. So two handles that append to one file overwrite
 each other; `open_locked` is how a directory is kept to one writer. The lock is `flock` on the
 directory, which belongs to the open handle and not to the process: a second one of the same process
 conflicts too.
@@ -18,7 +18,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from forebay.files.disk import Buffer
+from forebay.format.layout import Buffer
 
 _CLOSED = -1  # read and write answer EBADF to it; os.fdatasync makes it a ValueError
 _MODE = 0o644
@@ -128,7 +128,7 @@ class LocalDisk:
         try:
             self.sync_dir(path.parent)
         except PermissionError:
-            return  # whoever made it has more rights than this process, so it was not one like it
+            return  # it was made with more rights than this process has, so not by one like it
 
     def list_dir(self, path: Path) -> list[str]:
         return sorted(entry.name for entry in path.iterdir())

@@ -1,17 +1,28 @@
-"""Checkpoints: where the log, and later the uploader, had got to when they last said so.
+"""Checkpoints: where the log and the uploader had got to when they last said so.
 
-A 16-byte header (magic, version, kind, body length, CRC-32 over the rest) and a JSON body, so
-that a person can read one with `forebay inspect`. The layout: `docs/formats/checkpoint.md`.
+Three kinds of files:
+
+- `wal.ckpt` and `uploader.ckpt`: a 16-byte header (magic, version, kind, body length, CRC-32 over
+  the rest) and a JSON body, which a person can read with `forebay inspect`. The layout:
+  `docs/formats/checkpoint.md`.
+- `wal.synced`, the published position (rule R7): one record of 48 bytes, overwritten in place after
+  every group commit. Nobody syncs this file, and nobody needs to: what it says was true before it
+  was written, so an old record is behind, never wrong. A reader that meets a half-written one (the
+  CRC tells) reads again. The layout: `docs/formats/published.md`.
+- Danube's own checkpoints, for inspection and migration; they are never written. Plain bincode of
+  either flavour, with no magic and no checksum: a reading counts if it consumes every byte.
 
 What a caller gets wrong: a checkpoint is a memory, not the truth. Where it disagrees with the
 frames in the segments, it is either behind them, which is normal, or ahead, which means that
-acknowledged data is gone.
+acknowledged data is gone. Danube's are not to be trusted at all: they are written without syncing,
+name segments that hold other offsets, and forget what retention removed.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 from zlib import crc32
@@ -31,130 +42,13 @@ from forebay.format.layout import (
 )
 from forebay.limits import OFFSET_MAX
 
-# ---- Danube's own checkpoint files, read for inspection and migration; they are never written.
-#
-# Plain bincode of either flavour with no magic and no checksum, so a reading counts only when it
-# consumes every byte.
-#
-# What a caller gets wrong: these files are not to be trusted. Danube writes them without
-# syncing, names segments that hold other offsets than it says, and forgets what retention
-# removed; a log is rebuilt from its frames instead.
-
-
-@dataclass(frozen=True, slots=True)
-class DanubeRotatedFile:
-    seq: int
-    path: str
-    first_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class DanubeWalCheckpoint:
-    start_offset: int
-    last_offset: int
-    file_seq: int
-    file_path: str
-    rotated_files: tuple[DanubeRotatedFile, ...]
-    active_file_name: str | None
-    last_rotation_at: int | None
-    active_file_first_offset: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class DanubeUploaderCheckpoint:
-    last_committed_offset: int
-    last_read_file_seq: int
-    last_read_byte_position: int
-    last_object_id: str | None
-    updated_at: int
-
-
-def _text(data: Buffer, found: Span | None) -> str:
-    if found is None:
-        return ""
-    return str(data[found.position : found.position + found.length], "utf-8")
-
-
-def _rotated(data: bytes, at: int, u64: Reader) -> tuple[tuple[DanubeRotatedFile, ...], int]:
-    end = len(data)
-    count, at = u64(data, at, end)
-    if count > end - at:
-        raise MalformedError
-    files = []
-    for _ in range(count):
-        seq, at = u64(data, at, end)
-        path, at = span(data, at, end, u64)
-        first_offset, at = u64(data, at, end)
-        files.append(DanubeRotatedFile(seq, _text(data, path), first_offset))
-    return tuple(files), at
-
-
-def _read_wal(data: bytes, flavour: int) -> DanubeWalCheckpoint:
-    u64, _ = readers(flavour)
-    end = len(data)
-    start_offset, at = u64(data, 0, end)
-    last_offset, at = u64(data, at, end)
-    file_seq, at = u64(data, at, end)
-    file_path, at = span(data, at, end, u64)
-    rotated_files, at = _rotated(data, at, u64)
-    active_name, at = option_span(data, at, end, u64)
-    last_rotation_at, at = option(data, at, end, u64)
-    active_first, at = option(data, at, end, u64)
-    if at != end:
-        raise MalformedError
-    return DanubeWalCheckpoint(
-        start_offset,
-        last_offset,
-        file_seq,
-        _text(data, file_path),
-        rotated_files,
-        None if active_name is None else _text(data, active_name),
-        last_rotation_at,
-        active_first,
-    )
-
-
-def _read_uploader(data: bytes, flavour: int) -> DanubeUploaderCheckpoint:
-    u64, _ = readers(flavour)
-    end = len(data)
-    committed, at = u64(data, 0, end)
-    seq, at = u64(data, at, end)
-    position, at = u64(data, at, end)
-    object_id, at = option_span(data, at, end, u64)
-    updated_at, at = u64(data, at, end)
-    if at != end:
-        raise MalformedError
-    name = None if object_id is None else _text(data, object_id)
-    return DanubeUploaderCheckpoint(committed, seq, position, name, updated_at)
-
-
-def decode_danube_wal_checkpoint(data: bytes) -> DanubeWalCheckpoint:
-    """Danube's `wal.ckpt`, of any version, or CheckpointError."""
-    for flavour in (FIXED, VARINT):
-        try:
-            return _read_wal(data, flavour)
-        except (MalformedError, UnicodeDecodeError):
-            continue
-    raise CheckpointError(f"{len(data)} bytes are no Danube wal.ckpt")
-
-
-def decode_danube_uploader_checkpoint(data: bytes) -> DanubeUploaderCheckpoint:
-    """Danube's `uploader.ckpt`, of any version, or CheckpointError."""
-    for flavour in (FIXED, VARINT):
-        try:
-            return _read_uploader(data, flavour)
-        except (MalformedError, UnicodeDecodeError):
-            continue
-    raise CheckpointError(f"{len(data)} bytes are no Danube uploader.ckpt")
-
-
-# ---- checkpoint
-
-
 _HEADER: Final = struct.Struct("<4sHHI")
 _CRC: Final = struct.Struct("<I")
 _MAGIC: Final = b"FBCK"
 VERSION: Final = 1
+_POSITION: Final = struct.Struct("<8sQQQQI")
+_POSITION_MAGIC: Final = b"FBSYNC01"
+RECORD_BYTES: Final = _POSITION.size + _CRC.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +91,23 @@ class UploaderCheckpoint:
     last_activity_unix: int = 0
 
 
+class Published(NamedTuple):
+    """All bytes of older segments, and of segment `seq` up to `position`, are synced."""
+
+    seq: int
+    position: int
+    next_offset: int
+    """One more than the last synced offset."""
+    start_offset: int
+    pid: int
+
+
 _KINDS: Final[dict[int, type[WalCheckpoint | UploaderCheckpoint]]] = {
     1: WalCheckpoint,
     2: UploaderCheckpoint,
 }
 _Kind = TypeVar("_Kind", WalCheckpoint, UploaderCheckpoint)
+_Danube = TypeVar("_Danube")
 
 
 def encode_checkpoint(checkpoint: WalCheckpoint | UploaderCheckpoint) -> bytes:
@@ -209,11 +115,6 @@ def encode_checkpoint(checkpoint: WalCheckpoint | UploaderCheckpoint) -> bytes:
     body = json.dumps(asdict(checkpoint), separators=(",", ":"), sort_keys=True).encode()
     head = _HEADER.pack(_MAGIC, VERSION, kind, len(body))
     return head + _CRC.pack(crc32(body, crc32(head))) + body
-
-
-def is_checkpoint(data: bytes) -> bool:
-    """Whether these bytes claim to be one of ours (Danube's have no magic)."""
-    return data[: len(_MAGIC)] == _MAGIC
 
 
 def decode_checkpoint(data: bytes, kind: type[_Kind]) -> _Kind:
@@ -246,18 +147,25 @@ def decode_any_checkpoint(data: bytes) -> WalCheckpoint | UploaderCheckpoint:
         raise CheckpointError(f"checkpoint body: {error}") from error
 
 
-def _foreign(data: bytes) -> str:
-    """What a person who moved Danube's directory here wants to know."""
-    for name, decode in (
-        ("wal.ckpt", decode_danube_wal_checkpoint),
-        ("uploader.ckpt", decode_danube_uploader_checkpoint),
-    ):
-        try:
-            decode(data)
-        except CheckpointError:
-            continue
-        return f"; it reads as Danube's {name}, which is not trusted"
-    return ""
+def is_checkpoint(data: bytes) -> bool:
+    """Whether these bytes claim to be one of ours (Danube's have no magic)."""
+    return data[: len(_MAGIC)] == _MAGIC
+
+
+def encode_published(record: Published) -> bytes:
+    raw = _POSITION.pack(_POSITION_MAGIC, *record)
+    return raw + _CRC.pack(crc32(raw))
+
+
+def decode_published(data: bytes) -> Published | None:
+    """The record at the start of `data`, or None where it is missing, half-written or damaged."""
+    if len(data) < RECORD_BYTES:
+        return None
+    raw = data[: _POSITION.size]
+    if _CRC.unpack_from(data, _POSITION.size)[0] != crc32(raw):
+        return None
+    magic, *record = _POSITION.unpack(raw)
+    return Published(*record) if magic == _POSITION_MAGIC else None
 
 
 def _parse(
@@ -265,62 +173,6 @@ def _parse(
 ) -> WalCheckpoint | UploaderCheckpoint:
     found = _fields(body, kind)
     return _parse_uploader(found) if kind is UploaderCheckpoint else _parse_wal(found)
-
-
-def _fields(value: object, kind: type[Any]) -> dict[str, Any]:
-    """A JSON object with exactly the fields of `kind`."""
-    wanted = {field.name for field in fields(kind)}
-    if not isinstance(value, dict) or value.keys() != wanted:
-        raise ValueError(f"it has not exactly the fields of a {kind.__name__}")
-    return value
-
-
-def _number(body: dict[str, Any], name: str) -> int:
-    value = body[name]
-    if not _is_number(value):
-        raise ValueError(f"{name} is no whole number in 0..{OFFSET_MAX}")
-    return value
-
-
-def _is_number(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value <= OFFSET_MAX
-
-
-def _optional_number(body: dict[str, Any], name: str) -> int | None:
-    return None if body[name] is None else _number(body, name)
-
-
-def _parse_uploader(body: dict[str, Any]) -> UploaderCheckpoint:
-    object_id = body["last_object_id"]
-    if object_id is not None and not isinstance(object_id, str):
-        raise ValueError("last_object_id is no text")
-    return UploaderCheckpoint(
-        _optional_number(body, "last_committed_offset"),
-        _number(body, "last_read_file_seq"),
-        _number(body, "last_read_byte_position"),
-        object_id,
-        _number(body, "updated_at"),
-        _optional_number(body, "active_start_offset"),
-        _number(body, "active_bytes_written"),
-        _number(body, "active_msgs_written"),
-        _parse_index(body["index_entries_in_progress"]),
-        _number(body, "opened_at_unix"),
-        _number(body, "last_activity_unix"),
-    )
-
-
-def _parse_index(value: object) -> tuple[tuple[int, int], ...]:
-    if type(value) is not list:
-        raise ValueError("index_entries_in_progress is no list")
-    return tuple(_parse_entry(each) for each in value)
-
-
-def _parse_entry(value: object) -> tuple[int, int]:
-    match value:
-        case [offset, position] if _is_number(offset) and _is_number(position):
-            return offset, position
-        case _:
-            raise ValueError(f"{value!r} is no entry of an index")
 
 
 def _parse_wal(body: dict[str, Any]) -> WalCheckpoint:
@@ -357,42 +209,175 @@ def _require_order(checkpoint: WalCheckpoint) -> None:
         raise ValueError("a segment before the last is active")
 
 
-# ---- The published position: how far a log is synced, for readers in other processes (rule R7).
-#
-# One record of 48 bytes at the start of `wal.synced`, overwritten in place after every group
-# commit: magic, segment, position in it, next offset, start offset, writer's process, CRC-32.
-# Nobody syncs this file, and nobody needs to: what it says was true before it was written, so an
-# old record is behind, never wrong. A reader that meets a half-written one (the CRC tells) reads
-# again. The layout: `docs/formats/published.md`.
+def _parse_uploader(body: dict[str, Any]) -> UploaderCheckpoint:
+    object_id = body["last_object_id"]
+    if object_id is not None and not isinstance(object_id, str):
+        raise ValueError("last_object_id is no text")
+    return UploaderCheckpoint(
+        _optional_number(body, "last_committed_offset"),
+        _number(body, "last_read_file_seq"),
+        _number(body, "last_read_byte_position"),
+        object_id,
+        _number(body, "updated_at"),
+        _optional_number(body, "active_start_offset"),
+        _number(body, "active_bytes_written"),
+        _number(body, "active_msgs_written"),
+        _parse_index(body["index_entries_in_progress"]),
+        _number(body, "opened_at_unix"),
+        _number(body, "last_activity_unix"),
+    )
 
 
-_LAYOUT: Final = struct.Struct("<8sQQQQI")
-_PUBLISHED_MAGIC: Final = b"FBSYNC01"
-RECORD_BYTES: Final = _LAYOUT.size + _CRC.size
+def _parse_index(value: object) -> tuple[tuple[int, int], ...]:
+    if type(value) is not list:
+        raise ValueError("index_entries_in_progress is no list")
+    return tuple(_parse_entry(each) for each in value)
 
 
-class Published(NamedTuple):
-    """All bytes of older segments, and of segment `seq` up to `position`, are synced."""
+def _parse_entry(value: object) -> tuple[int, int]:
+    match value:
+        case [offset, position] if _is_number(offset) and _is_number(position):
+            return offset, position
+        case _:
+            raise ValueError(f"{value!r} is no entry of an index")
 
+
+def _fields(value: object, kind: type[Any]) -> dict[str, Any]:
+    """A JSON object with exactly the fields of `kind`."""
+    wanted = {field.name for field in fields(kind)}
+    if not isinstance(value, dict) or value.keys() != wanted:
+        raise ValueError(f"it has not exactly the fields of a {kind.__name__}")
+    return value
+
+
+def _number(body: dict[str, Any], name: str) -> int:
+    value = body[name]
+    if not _is_number(value):
+        raise ValueError(f"{name} is no whole number in 0..{OFFSET_MAX}")
+    return value
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= OFFSET_MAX
+
+
+def _optional_number(body: dict[str, Any], name: str) -> int | None:
+    return None if body[name] is None else _number(body, name)
+
+
+@dataclass(frozen=True, slots=True)
+class DanubeRotatedFile:
     seq: int
-    position: int
-    next_offset: int
-    """One more than the last synced offset."""
+    path: str
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DanubeWalCheckpoint:
     start_offset: int
-    pid: int
+    last_offset: int
+    file_seq: int
+    file_path: str
+    rotated_files: tuple[DanubeRotatedFile, ...]
+    active_file_name: str | None
+    last_rotation_at: int | None
+    active_file_first_offset: int | None
 
 
-def encode_published(record: Published) -> bytes:
-    raw = _LAYOUT.pack(_PUBLISHED_MAGIC, *record)
-    return raw + _CRC.pack(crc32(raw))
+@dataclass(frozen=True, slots=True)
+class DanubeUploaderCheckpoint:
+    last_committed_offset: int
+    last_read_file_seq: int
+    last_read_byte_position: int
+    last_object_id: str | None
+    updated_at: int
 
 
-def decode_published(data: bytes) -> Published | None:
-    """The record at the start of `data`, or None where it is missing, half-written or damaged."""
-    if len(data) < RECORD_BYTES:
-        return None
-    raw = data[: _LAYOUT.size]
-    if _CRC.unpack_from(data, _LAYOUT.size)[0] != crc32(raw):
-        return None
-    magic, *record = _LAYOUT.unpack(raw)
-    return Published(*record) if magic == _PUBLISHED_MAGIC else None
+def decode_danube_wal_checkpoint(data: bytes) -> DanubeWalCheckpoint:
+    """Danube's `wal.ckpt`, of any version, or CheckpointError."""
+    return _read_danube(data, _read_wal, "wal.ckpt")
+
+
+def decode_danube_uploader_checkpoint(data: bytes) -> DanubeUploaderCheckpoint:
+    """Danube's `uploader.ckpt`, of any version, or CheckpointError."""
+    return _read_danube(data, _read_uploader, "uploader.ckpt")
+
+
+def _read_danube(data: bytes, read: Callable[[bytes, int], _Danube], name: str) -> _Danube:
+    for flavour in (FIXED, VARINT):
+        try:
+            return read(data, flavour)
+        except (MalformedError, UnicodeDecodeError):
+            continue
+    raise CheckpointError(f"{len(data)} bytes are no Danube {name}")
+
+
+def _foreign(data: bytes) -> str:
+    """What a person who moved Danube's directory here wants to know."""
+    for name, decode in (
+        ("wal.ckpt", decode_danube_wal_checkpoint),
+        ("uploader.ckpt", decode_danube_uploader_checkpoint),
+    ):
+        try:
+            decode(data)
+        except CheckpointError:
+            continue
+        return f"; it reads as Danube's {name}, which is not trusted"
+    return ""
+
+
+def _read_wal(data: bytes, flavour: int) -> DanubeWalCheckpoint:
+    u64, _ = readers(flavour)
+    end = len(data)
+    start_offset, at = u64(data, 0, end)
+    last_offset, at = u64(data, at, end)
+    file_seq, at = u64(data, at, end)
+    file_path, at = span(data, at, end, u64)
+    rotated_files, at = _rotated(data, at, u64)
+    active_name, at = option_span(data, at, end, u64)
+    last_rotation_at, at = option(data, at, end, u64)
+    active_first, at = option(data, at, end, u64)
+    if at != end:
+        raise MalformedError
+    return DanubeWalCheckpoint(
+        start_offset,
+        last_offset,
+        file_seq,
+        _text(data, file_path),
+        rotated_files,
+        None if active_name is None else _text(data, active_name),
+        last_rotation_at,
+        active_first,
+    )
+
+
+def _rotated(data: bytes, at: int, u64: Reader) -> tuple[tuple[DanubeRotatedFile, ...], int]:
+    end = len(data)
+    count, at = u64(data, at, end)
+    if count > end - at:
+        raise MalformedError
+    files = []
+    for _ in range(count):
+        seq, at = u64(data, at, end)
+        path, at = span(data, at, end, u64)
+        first_offset, at = u64(data, at, end)
+        files.append(DanubeRotatedFile(seq, _text(data, path), first_offset))
+    return tuple(files), at
+
+
+def _read_uploader(data: bytes, flavour: int) -> DanubeUploaderCheckpoint:
+    u64, _ = readers(flavour)
+    end = len(data)
+    committed, at = u64(data, 0, end)
+    seq, at = u64(data, at, end)
+    position, at = u64(data, at, end)
+    object_id, at = option_span(data, at, end, u64)
+    updated_at, at = u64(data, at, end)
+    if at != end:
+        raise MalformedError
+    name = None if object_id is None else _text(data, object_id)
+    return DanubeUploaderCheckpoint(committed, seq, position, name, updated_at)
+
+
+def _text(data: Buffer, found: Span) -> str:
+    return str(data[found.position : found.position + found.length], "utf-8")

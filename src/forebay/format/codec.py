@@ -1,7 +1,7 @@
 """Picks the compiled twin of the frame codec where it was built, else the plain one.
 
 Set `FOREBAY_PURE=1` in the environment before the first import to use the plain one regardless.
-`COMPILED` says which one serves. Both give the same answers; only speed differs.
+`COMPILED` says which one is used. Both give the same results; only speed differs.
 """
 
 from __future__ import annotations

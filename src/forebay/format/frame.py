@@ -1,8 +1,9 @@
 """Frames: `[u64 offset][u32 length][u32 crc][payload]`, little-endian, one after the other.
 
-Two ways in: `scan` walks a whole buffer at once and answers columns; `FrameDecoder` is fed chunks
+Two ways in: `scan` walks a whole buffer at once and returns columns; `FrameDecoder` is fed chunks
 that are cut anywhere. Neither does I/O, and both tell a torn tail (the bytes end inside a frame)
-from a corrupt frame (the bytes are there and wrong). The layout: `docs/formats/frame.md`.
+from a corrupt frame (the bytes are there and wrong). The layout: `docs/formats/frame.md`. How to go
+on behind a corrupt frame: `forebay.format.resync`.
 
 What a caller gets wrong: the CRC covers the payload only, so the header's offset is checked by
 nothing but its neighbours. Ask for `consecutive` wherever offsets must be.
@@ -22,6 +23,7 @@ from forebay.format.layout import Buffer
 from forebay.limits import FRAME_PAYLOAD_BYTES_MAX, FRAME_PAYLOAD_BYTES_MIN
 
 HEADER_BYTES: Final = pure.HEADER.size
+FRAME_BYTES_MIN: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MIN
 FRAME_BYTES_MAX: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MAX
 
 encode_frame = pure.frame
@@ -149,8 +151,8 @@ def frame_candidates(buffer: Buffer, first: int, last: int) -> Iterator[int]:
 class FrameDecoder:
     """Frames from a stream of chunks that are cut anywhere.
 
-    Feed it, use the scan it answers before feeding it again, and ask `pending` at the end: bytes
-    left over there are a torn frame. It holds less than one frame between feeds.
+    Feed it, use the scan it returns before feeding it again, and look at `pending` at the end:
+    bytes left over there are a torn frame. It holds less than one frame between feeds.
     """
 
     __slots__ = (
@@ -181,7 +183,7 @@ class FrameDecoder:
         """The frames that `chunk` completes; a corrupt one raises nothing: see `Scan.end`.
 
         `Scan.end` is TORN while a frame is incomplete, which is normal in mid-stream. After a
-        corrupt frame the decoder stays where it is, and every further feed answers the same end.
+        corrupt frame the decoder stays where it is, and every further feed returns the same end.
         """
         if self._corrupt is not None:
             return self._corrupt

@@ -1,9 +1,13 @@
-"""Where in a segment to start looking for an offset.
+"""Sparse indexes: where in a segment, or in an object, to start looking for an offset.
 
-A sparse list of (offset, position), at most one entry in `SEGMENT_INDEX_BYTES`. It is kept in
-memory while a segment grows and written beside it when it is sealed. It is a hint that is
-checked: frames are validated from the entry on, and an index that is missing, damaged or of
-another segment size is built again. The layout: `docs/formats/segment-index.md`.
+Both are lists of (offset, position). `SegmentIndex` has at most one entry in `SEGMENT_INDEX_BYTES`;
+it is kept in memory while a segment grows and written beside it when it is sealed (the layout:
+`docs/formats/segment-index.md`). `ObjectIndex` has an entry after every 1,000 messages or 1 MiB,
+whichever comes first, and is stored in the object's descriptor: when there are too many entries
+every second one goes and both intervals double, so that it always fits.
+
+What a caller gets wrong: an index is a hint that is checked. Frames are validated from the entry
+on, and an index of a segment that is missing, damaged or of another size is built again.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ _MAGIC: Final = b"FBINDX01"
 
 
 class SegmentIndex:
+    """Grows with its segment. One thread adds; others may look meanwhile."""
+
     __slots__ = ("offsets", "positions")
 
     def __init__(self) -> None:
@@ -38,7 +44,7 @@ class SegmentIndex:
         self.positions = array("Q")
 
     def add(self, offset: int, position: int) -> None:
-        """Notes the frame at `position`; frames come in order, and most are left out."""
+        """Adds the frame at `position`, if it is far enough from the last entry; in order."""
         if not self.positions or position - self.positions[-1] >= SEGMENT_INDEX_BYTES:
             # Readers look while the writer adds: an offset that is there has its position.
             self.positions.append(position)
@@ -58,13 +64,6 @@ class SegmentIndex:
 
     def __len__(self) -> int:
         return len(self.offsets)
-
-
-def _little(values: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        values = array("Q", values)
-        values.byteswap()
-    return values.tobytes()
 
 
 def encode_index(index: SegmentIndex, segment_bytes: int) -> bytes:
@@ -99,14 +98,16 @@ def decode_index(data: bytes, segment_bytes: int) -> SegmentIndex | None:
     return index
 
 
-# ---- The sparse index of an object while it is written: an entry every so often, never too many.
-#
-# An entry after every 1,000 messages or 1 MiB, whichever comes first. When there are too many,
-# every second one goes and both intervals double, so the index of any object fits its
-# descriptor.
+def _little(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values = array("Q", values)
+        values.byteswap()
+    return values.tobytes()
 
 
 class ObjectIndex:
+    """The index of an object while it is written, or goes on being written."""
+
     __slots__ = ("_bytes", "_messages", "_next_offset", "_next_position", "entries")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
@@ -116,7 +117,7 @@ class ObjectIndex:
         self._expect()
 
     def add(self, frames: Scan, position: int) -> None:
-        """Notes scanned frames that lie in the object from `position` on, in order."""
+        """Adds those scanned frames that are due; they lie in the object from `position` on."""
         if not len(frames):
             return
         first = frames.offsets[0]

@@ -1,10 +1,11 @@
 """Where the fields of an encoded message lie, for all of Danube's encodings.
 
 Two flavours of integers (bincode 1 fixed width, bincode 2 varint), each with none, two or three
-of the later fields appended. Nothing in the bytes names the flavour, so it is told by reading:
-a payload is of a flavour when that reading consumes every byte of it, exactly. Fixed is tried
-first; it wins unless its topic name does not start with "/" and the varint reading's does.
-`docs/formats/message.md` argues why that is safe.
+of the later fields appended. Nothing in the bytes names the flavour, so it is found by reading: a
+payload is of a flavour when that reading consumes every byte of it, exactly. Fixed is tried first;
+it wins unless its topic name does not start with "/" and the varint reading's does.
+`docs/formats/message.md` argues why that is safe. The readers of single integers, strings and
+options serve everything that Danube encodes, its checkpoints too.
 
 What a caller gets wrong: only the structure is checked here. Strings are byte ranges, and may
 still turn out not to be UTF-8.
@@ -19,10 +20,13 @@ from typing import Final, NamedTuple, TypeAlias
 from forebay.errors import MessageError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Reader: TypeAlias = Callable[[Buffer, int, int], tuple[int, int]]
+"""Reads a number of a buffer at a position, with the end that it must not pass; returns the number
+and the position behind it, or raises MalformedError."""
 
 FIXED: Final = 1
 VARINT: Final = 2
-
+_SLASH: Final = 0x2F
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -40,7 +44,115 @@ class MalformedError(Exception):
     """This reading does not fit; another one may."""
 
 
-Reader: TypeAlias = Callable[[Buffer, int, int], tuple[int, int]]
+class Layout(NamedTuple):
+    """The plain values of one message, and the ranges of its strings."""
+
+    flavour: int
+    request_id: int
+    producer_id: int
+    topic_name: Span
+    broker_addr: Span
+    topic_offset: int
+    payload: Span
+    publish_time: int
+    producer_name: Span
+    subscription_name: Span | None
+    attributes: Span
+    """The key and value pairs, without their count."""
+    attribute_count: int
+    schema_id: int | None
+    schema_version: int | None
+    routing_key: Span | None
+
+
+def locate(buffer: Buffer, position: int, length: int) -> Layout:
+    """The layout of the message in `buffer[position:position + length]`, or MessageError."""
+    end = position + length
+    fixed = _try(buffer, position, end, FIXED)
+    if fixed is not None and _rooted(buffer, fixed):
+        return fixed
+    varint = _try(buffer, position, end, VARINT)
+    if varint is not None and (fixed is None or _rooted(buffer, varint)):
+        return varint
+    if fixed is not None:
+        return fixed
+    raise MessageError(f"{length} bytes at position {position} are no known message encoding")
+
+
+def attribute_spans(buffer: Buffer, pairs: Span, count: int, flavour: int) -> list[Span]:
+    """Key, value, key, value …: the ranges inside an attributes block that `locate` found."""
+    u64, _ = readers(flavour)
+    at, end = pairs.position, pairs.position + pairs.length
+    spans: list[Span] = []
+    for _ in range(2 * count):
+        found, at = span(buffer, at, end, u64)
+        spans.append(found)
+    return spans
+
+
+def _try(buffer: Buffer, position: int, end: int, flavour: int) -> Layout | None:
+    try:
+        return _read(buffer, position, end, flavour)
+    except MalformedError:
+        return None
+
+
+def _rooted(buffer: Buffer, layout: Layout) -> bool:
+    return layout.topic_name.length > 0 and buffer[layout.topic_name.position] == _SLASH
+
+
+def _read(buffer: Buffer, at: int, end: int, flavour: int) -> Layout:
+    u64, u32 = readers(flavour)
+    request_id, at = u64(buffer, at, end)
+    producer_id, at = u64(buffer, at, end)
+    topic_name, at = span(buffer, at, end, u64)
+    broker_addr, at = span(buffer, at, end, u64)
+    topic_offset, at = u64(buffer, at, end)
+    payload, at = span(buffer, at, end, u64)
+    publish_time, at = u64(buffer, at, end)
+    producer_name, at = span(buffer, at, end, u64)
+    subscription_name, at = option_span(buffer, at, end, u64)
+    attributes, attribute_count, at = _attributes(buffer, at, end, u64)
+    schema_id = schema_version = routing_key = None
+    if at < end:
+        schema_id, at = option(buffer, at, end, u64)
+        schema_version, at = option(buffer, at, end, u32)
+        if at < end:
+            routing_key, at = option_span(buffer, at, end, u64)
+    if at != end:
+        raise MalformedError
+    return Layout(
+        flavour,
+        request_id,
+        producer_id,
+        topic_name,
+        broker_addr,
+        topic_offset,
+        payload,
+        publish_time,
+        producer_name,
+        subscription_name,
+        attributes,
+        attribute_count,
+        schema_id,
+        schema_version,
+        routing_key,
+    )
+
+
+def _attributes(buffer: Buffer, at: int, end: int, u64: Reader) -> tuple[Span, int, int]:
+    count, at = u64(buffer, at, end)
+    if count > end - at:
+        raise MalformedError
+    first = at
+    for _ in range(2 * count):
+        _, at = span(buffer, at, end, u64)
+    return Span(first, at - first), count, at
+
+
+def readers(flavour: int) -> tuple[Reader, Reader]:
+    """How that flavour reads a u64 and a u32."""
+    return (fixed_u64, fixed_u32) if flavour == FIXED else (varint, varint_u32)
 
 
 def fixed_u64(buffer: Buffer, at: int, end: int) -> tuple[int, int]:
@@ -96,131 +208,3 @@ def option(buffer: Buffer, at: int, end: int, read: Reader) -> tuple[int | None,
 def option_span(buffer: Buffer, at: int, end: int, u64: Reader) -> tuple[Span | None, int]:
     present, at = tag(buffer, at, end)
     return span(buffer, at, end, u64) if present else (None, at)
-
-
-def readers(flavour: int) -> tuple[Reader, Reader]:
-    """How that flavour reads a u64 and a u32."""
-    return (fixed_u64, fixed_u32) if flavour == FIXED else (varint, varint_u32)
-
-
-# ---- Where the fields of an encoded message lie, for all of Danube's encodings.
-#
-# Two flavours of integers (bincode 1 fixed width, bincode 2 varint), each with none, two or
-# three of the later fields appended. Nothing in the bytes names the flavour, so it is told by
-# reading: a payload is of a flavour when that reading consumes every byte of it, exactly. Fixed
-# is tried first; it wins unless its topic name does not start with "/" and the varint reading's
-# does. `docs/formats/message.md` argues why that is safe.
-#
-# What a caller gets wrong: only the structure is checked here. Strings are byte ranges, and may
-# still turn out not to be UTF-8.
-
-
-__all__ = ["FIXED", "VARINT", "Buffer", "Layout", "Span", "attribute_spans", "locate"]
-
-SLASH: Final = 0x2F
-
-
-class Layout(NamedTuple):
-    """The plain values of one message, and the ranges of its strings."""
-
-    flavour: int
-    request_id: int
-    producer_id: int
-    topic_name: Span
-    broker_addr: Span
-    topic_offset: int
-    payload: Span
-    publish_time: int
-    producer_name: Span
-    subscription_name: Span | None
-    attributes: Span
-    """The key and value pairs, without their count."""
-    attribute_count: int
-    schema_id: int | None
-    schema_version: int | None
-    routing_key: Span | None
-
-
-def _attributes(buffer: Buffer, at: int, end: int, u64: Reader) -> tuple[Span, int, int]:
-    count, at = u64(buffer, at, end)
-    if count > end - at:
-        raise MalformedError
-    first = at
-    for _ in range(2 * count):
-        _, at = span(buffer, at, end, u64)
-    return Span(first, at - first), count, at
-
-
-def _read(buffer: Buffer, at: int, end: int, flavour: int) -> Layout:
-    u64, u32 = readers(flavour)
-    request_id, at = u64(buffer, at, end)
-    producer_id, at = u64(buffer, at, end)
-    topic_name, at = span(buffer, at, end, u64)
-    broker_addr, at = span(buffer, at, end, u64)
-    topic_offset, at = u64(buffer, at, end)
-    payload, at = span(buffer, at, end, u64)
-    publish_time, at = u64(buffer, at, end)
-    producer_name, at = span(buffer, at, end, u64)
-    subscription_name, at = option_span(buffer, at, end, u64)
-    attributes, attribute_count, at = _attributes(buffer, at, end, u64)
-    schema_id = schema_version = routing_key = None
-    if at < end:
-        schema_id, at = option(buffer, at, end, u64)
-        schema_version, at = option(buffer, at, end, u32)
-        if at < end:
-            routing_key, at = option_span(buffer, at, end, u64)
-    if at != end:
-        raise MalformedError
-    return Layout(
-        flavour,
-        request_id,
-        producer_id,
-        topic_name,
-        broker_addr,
-        topic_offset,
-        payload,
-        publish_time,
-        producer_name,
-        subscription_name,
-        attributes,
-        attribute_count,
-        schema_id,
-        schema_version,
-        routing_key,
-    )
-
-
-def _try(buffer: Buffer, position: int, end: int, flavour: int) -> Layout | None:
-    try:
-        return _read(buffer, position, end, flavour)
-    except MalformedError:
-        return None
-
-
-def _rooted(buffer: Buffer, layout: Layout) -> bool:
-    return layout.topic_name.length > 0 and buffer[layout.topic_name.position] == SLASH
-
-
-def locate(buffer: Buffer, position: int, length: int) -> Layout:
-    """The layout of the message in `buffer[position:position + length]`, or MessageError."""
-    end = position + length
-    fixed = _try(buffer, position, end, FIXED)
-    if fixed is not None and _rooted(buffer, fixed):
-        return fixed
-    varint = _try(buffer, position, end, VARINT)
-    if varint is not None and (fixed is None or _rooted(buffer, varint)):
-        return varint
-    if fixed is not None:
-        return fixed
-    raise MessageError(f"{length} bytes at position {position} are no known message encoding")
-
-
-def attribute_spans(buffer: Buffer, pairs: Span, count: int, flavour: int) -> list[Span]:
-    """Key, value, key, value …: the ranges inside an attributes block that `locate` found."""
-    u64, _ = readers(flavour)
-    at, end = pairs.position, pairs.position + pairs.length
-    spans: list[Span] = []
-    for _ in range(2 * count):
-        found, at = span(buffer, at, end, u64)
-        spans.append(found)
-    return spans

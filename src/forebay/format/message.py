@@ -31,9 +31,6 @@ from forebay.format.layout import (
 from forebay.format.pure import encode_attributes
 from forebay.limits import MESSAGE_BYTES_MAX
 
-# ---- message
-
-
 _HEAD: Final = struct.Struct("<QQQ")
 _NO_SCHEMA: Final = b"\0\0"
 _PARTS_KNOWN_MAX: Final = 1024

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from forebay.errors import InvalidSetting, InvalidTopicName, UsageError
-from forebay.limits import FILE_NAME_BYTES_MAX, NOTE_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
+from forebay.limits import FILE_NAME_BYTES_MAX, JOB_STATE_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 DEFAULT_NAMESPACE: Final = "default"
 SEGMENT_FILE: Final = "wal.log"
@@ -305,24 +305,25 @@ class CatalogKeys:
     def life(self, topic: TopicName, object_id: str) -> str:
         return self.lives(topic) + object_id
 
-    def notes(self, topic: TopicName) -> str:
-        """What the keys of a topic's notes start with."""
+    def job_states(self, topic: TopicName) -> str:
+        """What the keys of the states that jobs keep of a topic start with."""
         return self.topic(topic) + "notes/"
 
-    def note(self, topic: TopicName, name: str) -> str:
-        """Of the note called `name`, any text; what is no letter, digit or slash is encoded."""
-        if not 0 < len(name.encode("utf-8", "surrogatepass")) <= NOTE_NAME_BYTES_MAX:
+    def job_state(self, topic: TopicName, name: str) -> str:
+        """Of the state called `name`, any text; what is no letter, digit or slash is encoded."""
+        if not 0 < len(name.encode("utf-8", "surrogatepass")) <= JOB_STATE_NAME_BYTES_MAX:
             raise UsageError(
-                f"the name of a note, {name[:80]!r}, must have 1 to {NOTE_NAME_BYTES_MAX} bytes"
+                f"the name of a note, {name[:80]!r}, must have 1 to "
+                f"{JOB_STATE_NAME_BYTES_MAX} bytes"
             )
         try:
-            return self.notes(topic) + quote(name, safe="/")
+            return self.job_states(topic) + quote(name, safe="/")
         except UnicodeEncodeError as error:
             raise UsageError(f"the name of a note, {name!r}, is not Unicode text") from error
 
-    def note_name(self, topic: TopicName, key: str) -> str | None:
-        """The name of the note at `key`, or None if it is none of the topic's."""
-        prefix = self.notes(topic)
+    def job_state_name(self, topic: TopicName, key: str) -> str | None:
+        """The name of the state at `key`, or None if it is none of the topic's."""
+        prefix = self.job_states(topic)
         return unquote(key.removeprefix(prefix)) if key.startswith(prefix) else None
 
     def replaced(self, topic: TopicName, start_offset: int = 0) -> str:

@@ -82,7 +82,7 @@ def _view(buffer: Buffer) -> memoryview:
 def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawScan:
     """Walks the frames from `start`; `expected` is the first frame's offset, or -1 for any.
 
-    Answers offsets, payload positions, payload lengths, the position after the last whole frame,
+    Returns offsets, payload positions, payload lengths, the position after the last whole frame,
     how the walk ended, and the offset it ended at where one is known. ValueError for a `start`
     outside the buffer.
     """
@@ -174,7 +174,7 @@ def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawCo
 def gather(buffer: Buffer, positions: Buffer, lengths: Buffer) -> tuple[bytes, bytes, bytes | None]:
     """The spans one behind the other, as Arrow lays out a binary array.
 
-    `positions` and `lengths` are signed 64-bit; a length below zero is a null. Answers where each
+    `positions` and `lengths` are signed 64-bit; a length below zero is a null. Returns where each
     span begins in the data and where the last one ends (32-bit, little-endian), the data, and a bit
     for each row that is no null, the lowest first; None where none is. ValueError for columns that
     are not of one count and for a span that is not inside the buffer, OverflowError for more data
@@ -286,7 +286,7 @@ def append_one(
     attributes: Attributes,
     routing_key: str | None,
 ) -> int:
-    """Adds a frame to a run whose first frame has `first_offset`; answers the frame's offset."""
+    """Adds a frame to a run whose first frame has `first_offset`; returns the frame's offset."""
     added = run_count(run)
     first_offset = _checked(first_offset, OFFSET_MAX)
     if added > OFFSET_MAX - first_offset:
@@ -337,7 +337,7 @@ def encode_many(
 ) -> tuple[bytes, int]:
     """Frames of `payloads[index:]`, the first with `offset`, up to `bytes_max` but at least one.
 
-    Answers the frames and the index of the first payload that is not among them.
+    Returns the frames and the index of the first payload that is not among them.
     """
     index = _checked(index, len(payloads))
     offset, publish_time = _checked(offset, OFFSET_MAX), _checked(publish_time, _U64_MAX)

@@ -1,10 +1,15 @@
-"""Buffers for chunks of objects, used again once nobody looks at them.
+"""Memory for chunks of objects: buffers that are used again, and blocks that go back when freed.
 
 A fresh buffer of megabytes costs a page fault for every 4 KiB of it, which is several times what
-copying a chunk out of the kernel's cache costs. So a few are kept, and lent as read-only views. A
-buffer is free when the pool alone refers to it: a view, and whatever is made of one without a
-copy, keeps a reference. That is CPython's count, and true only under its lock; without the lock
-every buffer is a fresh one.
+copying a chunk out of the kernel's cache costs. So `BufferPool` keeps a few, and lends them as
+read-only views. A buffer is free when the pool alone refers to it: a view, and whatever is made of
+one without a copy, keeps a reference. That is CPython's count, and true only under its lock;
+without the lock every buffer is a fresh one.
+
+`return_large_blocks` is for chunks that the client allocates, on many threads. glibc keeps such
+blocks for each thread once it has seen one freed: it raises its threshold for separate mappings up
+to 32 MiB, and a process then holds up to three times what is in use. A threshold that is set stays
+where it is. It is the whole process's, so one that was chosen by the environment is left alone.
 """
 
 from __future__ import annotations
@@ -26,6 +31,15 @@ KEPT_BYTES_MAX: Final = 8 * MIB
 _FREE: Final = 3
 """References to a buffer that nobody looks at: the list's, the loop's name, the count's own."""
 _COUNTED: Final = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+_CHOSEN: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+
+LARGE_BYTES: Final = 2 * MIB
+"""Above what appending and reading segments use, which is faster without fresh pages."""
+KEPT_BYTES: Final = 4 * MIB
+"""Free memory at the end of a heap that is kept; setting the other would lower it to 128 KiB."""
 
 
 class BufferPool:
@@ -59,29 +73,9 @@ class BufferPool:
                 return
 
 
-# ---- Large blocks of memory go back to the system when they are freed.
-#
-# Chunks of objects are megabytes, allocated and freed by many threads, the client's own
-# included. glibc keeps such blocks for each thread once it has seen one freed: it raises its
-# threshold for separate mappings up to 32 MiB. What a process then holds grows with the threads
-# it has used, up to three times what is in use. A threshold that is set stays where it is.
-#
-# It is the whole process's. Somebody who has chosen another by the environment keeps it.
-
-
-_TRIM_THRESHOLD: Final = -1
-_MMAP_THRESHOLD: Final = -3
-_CHOSEN: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-
-LARGE_BYTES: Final = 2 * MIB
-"""Above what appending and reading segments use, which is faster without fresh pages."""
-KEPT_BYTES: Final = 4 * MIB
-"""Free memory at the end of a heap that is kept; setting the other would lower it to 128 KiB."""
-
-
 @cache
 def return_large_blocks() -> bool:
-    """Whether it is so from now on: not where the C library is another, or was told otherwise."""
+    """Sets the threshold; False where the C library is another, or the environment chose one."""
     if any(name in os.environ for name in _CHOSEN) or "malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
     ):

@@ -3,6 +3,18 @@
 The client retries what can be retried, within `max_retries` and `retry_timeout_seconds`; what it
 then raises is final for the call. Over plain HTTP payloads are signed, over TLS they are not.
 
+Options, besides what the environment and the machine's identity give:
+
+    s3      endpoint region access_key secret_key session_token virtual_host_style anonymous
+    gcs     endpoint credentials_path (of a service account's file) anonymous (for reading only)
+    azure   endpoint account_name account_key sas_token anonymous
+
+The client raises one kind of error for most things, with the whole response of the server in its
+text. What to raise instead is decided by the HTTP status and the server's code, such as
+`NoSuchBucket`. Only code and message of that text are taken over: the rest may hold what was
+signed, with tokens in it. Queries of URLs are left out, for they are signatures, and so is every
+known secret.
+
 The order of `list` is the server's. S3, GCS and Azure order by the bytes of the key; SeaweedFS
 orders directory by directory, which is the same within one directory.
 
@@ -54,18 +66,15 @@ if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile
     from obstore.store import ClientConfig, RetryConfig
 
-
-# ---- The options of a remote store: known names, secrets, and what the client calls them.
-#
-# s3      endpoint region access_key secret_key session_token virtual_host_style anonymous
-# gcs     endpoint credentials_path (of a service account's file) anonymous (for reading only)
-# azure   endpoint account_name account_key sas_token anonymous
-#
-# What is not given is taken from the environment and the machine's identity, as the client does
-# it. Pure: nothing is opened here, and no client is imported.
-
-
+T = TypeVar("T")
 Kind = Literal["s3", "gcs", "azure"]
+_CLIENT_ERRORS: Final = (BaseError, OSError, ValueError, NotImplementedError)
+_PAGE: Final = 1000
+_CONNECT_SECONDS_MAX: Final = 5.0
+_BACKOFF_SECONDS_MAX: Final = 15.0
+_STORES: Final[Mapping[str, Any]] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
+_started_by: int | None = None
+"""The process that started the client's threads: they are one set for all clients."""
 
 _SCHEMES: Final[Mapping[Kind, str]] = {"s3": "s3", "gcs": "gs", "azure": "azure"}
 _NAMES: Final[Mapping[Kind, Mapping[str, str]]] = {
@@ -106,107 +115,15 @@ _SECRET_VARIABLES: Final = (
 )
 _SECRET_LENGTH_MIN: Final = 4  # shorter ones would blank out words by chance
 
-
-class Place(NamedTuple):
-    """Where a remote store is, and how the client is told."""
-
-    kind: Kind
-    bucket: str
-    prefix: str
-    config: Mapping[str, str | bool]
-    allow_http: bool
-
-    @property
-    def name(self) -> str:
-        root = f"{_SCHEMES[self.kind]}://{self.bucket}"
-        return f"{root}/{self.prefix}" if self.prefix else root
-
-
-def place_of(settings: CloudSettings) -> Place:
-    """InvalidSetting for a root or an option that cannot be right."""
-    kind = settings.backend
-    if kind not in ("s3", "gcs", "azure"):
-        raise InvalidSetting(f"the backend {kind!r} is no remote store")
-    bucket, prefix = _root(kind, settings.root)
-    for name in settings.options:
-        if name not in _NAMES[kind]:
-            raise InvalidSetting(_unknown(kind, name))
-    given = {name: str(value) for name, value in settings.options.items()}
-    config: dict[str, str | bool] = {
-        _NAMES[kind][name]: _flag(name, value) if name in _FLAGS else value
-        for name, value in given.items()
-    }
-    endpoint = given.get("endpoint", "")
-    if endpoint:
-        _check_endpoint(endpoint)
-    if kind == "s3":
-        # A server of one's own rarely has a host name for each bucket; Amazon prefers them.
-        config.setdefault("virtual_hosted_style_request", not endpoint)
-        # Over TLS the connection checks the bytes already, and the hash is half of the work.
-        config["unsigned_payload"] = not endpoint.startswith("http://")
-    return Place(kind, bucket, prefix, config, endpoint.startswith("http://"))
-
-
-def secrets_of(settings: CloudSettings) -> list[str]:
-    """Every text that must be in no message, longest first, also as a URL would carry it."""
-    plain = [str(value) for name, value in settings.options.items() if name in _SECRETS]
-    plain += [os.environ[name] for name in _SECRET_VARIABLES if name in os.environ]
-    plain += [value for token in plain for name, value in parse_qsl(token) if name == "sig"]
-    found = {form for value in plain for form in (value, quote(value), quote(value, safe=""))}
-    return sorted((text for text in found if len(text) >= _SECRET_LENGTH_MIN), key=len)[::-1]
-
-
-def _root(kind: Kind, root: str | None) -> tuple[str, str]:
-    scheme = _SCHEMES[kind]
-    parts = urlsplit(root or "")
-    if parts.scheme != scheme or not parts.netloc or "@" in parts.netloc or parts.query:
-        raise InvalidSetting(
-            f"the root of the backend {kind} must be like {scheme}://bucket/prefix"
-        )
-    return parts.netloc, parts.path.strip("/")
-
-
-def _check_endpoint(endpoint: str) -> None:
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidSetting("the option endpoint must be like https://host:port")
-    if parts.username or parts.password or parts.query:
-        raise InvalidSetting("the option endpoint must not have credentials or a query in it")
-
-
-def _unknown(kind: Kind, name: str) -> str:
-    nearest = difflib.get_close_matches(name, _NAMES[kind], n=1, cutoff=0)
-    return (
-        f"the backend {kind} has no option {name!r}; the nearest is {nearest[0]!r}, "
-        f"of {', '.join(_NAMES[kind])}"
-    )
-
-
-def _flag(name: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise InvalidSetting(f"the option {name} must be true or false")
-    return value.lower() == "true"
-
-
-# ---- What the client's errors mean for the caller, in words without secrets.
-#
-# The client raises one kind of error for most things, with the whole answer of the server in its
-# text. The remedy is told from the HTTP status and from the server's code, such as
-# `NoSuchBucket`. Of the server's text only code and message are taken over: the rest may hold
-# what was signed, with tokens in it. Queries of URLs go, for they are signatures, and so does
-# every known secret.
-
-
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>\s*(\w{1,80})\s*</Code>")
 _MESSAGE: Final = re.compile(r"<Message>\s*([^<\r\n]{1,200})")
 _QUERY: Final = re.compile(r"\?[^\s\"'<>)]*")
 _USER_INFO: Final = re.compile(r"(?<=://)[^/\s@]*@")
 _REASON_LENGTH_MAX: Final = 300
-
-_PLACE_MISSING: Final = {"NoSuchBucket", "ContainerNotFound", "BucketNotFound", "AccountNotFound"}
-_COME_BACK_CODES: Final = {"RequestTimeout", "SlowDown", "ServerBusy", "OperationTimedOut"}
-_COME_BACK_STATUSES: Final = {408, 409, 423, 425, 429}
+_BUCKET_MISSING: Final = {"NoSuchBucket", "ContainerNotFound", "BucketNotFound", "AccountNotFound"}
+_RETRYABLE_CODES: Final = {"RequestTimeout", "SlowDown", "ServerBusy", "OperationTimedOut"}
+_RETRYABLE_STATUSES: Final = {408, 409, 423, 425, 429}
 _NO_COPY_CODES: Final = {"NotImplemented", "MethodNotAllowed", "InvalidRequest", "EntityTooLarge"}
 _NO_COPY_STATUSES: Final = {405, 501}
 _WRONG_CONFIGURATION: Final = (
@@ -220,175 +137,16 @@ _REFUSING: Final = {"PermissionDeniedError", "UnauthenticatedError", "UnknownCon
 _MISSING: Final = ("head", "get_range", "copy", "delete")
 
 
-def translated(
-    error: Exception, *, operation: str, key: str, name: str, secrets: Sequence[str]
-) -> ServiceError:
-    """The error to raise instead; raise it outside of the `except`, so that it carries no other."""
-    text = str(error)
-    reason = f"{name}: {operation} of {key!r}: {scrubbed(_summary(text), secrets)}"
-    status = int(found[1]) if (found := _STATUS.search(text)) else None
-    code = found[1] if (found := _CODE.search(text)) else ""
-    if code in _PLACE_MISSING:
-        return ServiceRefused(reason)
-    if isinstance(error, FileNotFoundError) and operation in _MISSING:
-        return ObjectMissing(f"{name}: there is no object {key!r}")
-    if operation == "copy" and _no_copy(error, status, code):
-        return CopyUnsupported(reason)
-    if type(error).__name__ in _REFUSING or isinstance(error, ValueError):
-        return ServiceRefused(reason)
-    if any(mark in text for mark in _WRONG_CONFIGURATION):
-        return ServiceRefused(reason)
-    # 404 of a write is an upload that the server no longer knows: it was done, or given up.
-    passing = status is None or status >= 500 or status in _COME_BACK_STATUSES
-    if passing or code in _COME_BACK_CODES or isinstance(error, FileNotFoundError):
-        return ServiceUnavailable(reason)
-    return ServiceRefused(reason)
-
-
-def is_past_the_end(error: Exception) -> bool:
-    """Whether a ranged read failed because the object has no such bytes."""
-    text = str(error)
-    found = _STATUS.search(text)
-    return (found is not None and found[1] == "416") or "Wanted range starting at" in text
-
-
-def scrubbed(text: str, secrets: Sequence[str]) -> str:
-    """The text without queries, user names in URLs, and the secrets."""
-    text = _USER_INFO.sub("", _QUERY.sub("", text))
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return text
-
-
-def _no_copy(error: Exception, status: int | None, code: str) -> bool:
-    unsupported = type(error).__name__ == "NotSupportedError"
-    unsupported = unsupported or isinstance(error, NotImplementedError)
-    return unsupported or status in _NO_COPY_STATUSES or code in _NO_COPY_CODES
-
-
-def _summary(text: str) -> str:
-    """The client's own sentence, and of the server's answer its code and message."""
-    sentence = text.split("\n\nDebug source", 1)[0].split("<", 1)[0]
-    sentence = " ".join(sentence.split())[:_REASON_LENGTH_MAX]
-    code, message = _CODE.search(text), _MESSAGE.search(text)
-    parts = [sentence.rstrip(": ")]
-    parts += [found[1].strip() for found in (code, message) if found is not None]
-    return ": ".join(parts)
-
-
-# ---- remote
-
-
-T = TypeVar("T")
-
-_CLIENT_ERRORS: Final = (BaseError, OSError, ValueError, NotImplementedError)
-_PAGE: Final = 1000
-_CONNECT_SECONDS_MAX: Final = 5.0
-_BACKOFF_SECONDS_MAX: Final = 15.0
-_STORES: Final[Mapping[str, Any]] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
-_started_by: int | None = None
-"""The process that started the client's threads: they are one set for all clients."""
-
-
-class RemoteWriter(WriterScope):
-    """Collects a chunk, hands it over, and collects the next one while it travels.
-
-    What fits into one chunk is one PUT. The client keeps the buffer it is given until it has sent
-    it, so it is given one of the writer's own, never the caller's.
-    """
-
-    def __init__(
-        self,
-        backend: RemoteBackend,
-        key: str,
-        *,
-        chunk_bytes: int,
-        concurrent_parts: int,
-        metadata: dict[str, str],
-    ) -> None:
-        self._backend = backend
-        self._key = key
-        self._chunk_bytes = chunk_bytes
-        self._concurrent_parts = concurrent_parts
-        self._metadata = metadata
-        self._chunk: bytearray | None = bytearray()
-        self._parts: WritableFile | None = None
-        self._size = 0
-
-    def write(self, data: Buffer) -> None:
-        self._open_chunk()
-        with memoryview(data).cast("B") as view:
-            at = 0
-            while at < len(view):
-                chunk = self._open_chunk()
-                if len(chunk) == self._chunk_bytes:
-                    self._send(chunk)
-                    self._chunk = chunk = bytearray()
-                end = at + self._chunk_bytes - len(chunk)
-                chunk += view[at:end]
-                at = end
-            self._size += len(view)
-
-    def close(self) -> ObjectMeta:
-        chunk = self._open_chunk()
-        if self._parts is None:
-            self._chunk = None
-            return self._backend.put(self._key, chunk, self._metadata)
-        if chunk:
-            self._send(chunk)
-        try:
-            self._backend.call("complete", self._key, self._parts.close)
-        except BaseException:
-            self.abort()
-            raise
-        self._parts = self._chunk = None
-        meta = self._backend.head(self._key)
-        if meta.size != self._size:
-            raise ServiceError(
-                f"{self._backend.name}: the object {self._key!r} has {meta.size} bytes after "
-                f"{self._size} were written"
-            )
-        return meta
-
-    def abort(self) -> None:
-        parts, self._parts, self._chunk = self._parts, None, None
-        if parts is not None:
-            try:
-                parts.__exit__(RuntimeError, RuntimeError("aborted"), None)
-            except _CLIENT_ERRORS:
-                return  # the parts stay until the bucket's lifecycle rule; nothing is visible
-
-    def _send(self, chunk: bytearray) -> None:
-        try:
-            if self._parts is None:
-                self._parts = self._backend.start_parts(
-                    self._key, self._chunk_bytes, self._concurrent_parts, self._metadata
-                )
-            self._backend.call("part", self._key, self._parts.write, chunk)
-        except BaseException:
-            self.abort()
-            raise
-
-    def _open_chunk(self) -> bytearray:
-        if self._chunk is None:
-            raise UsageError(f"the writer of {self._key!r} is closed, or has failed")
-        return self._chunk
-
-    @property
-    def ended(self) -> bool:
-        return self._chunk is None
-
-
 class RemoteBackend:
     def __init__(self, settings: CloudSettings) -> None:
         self._settings = settings
-        self._place = place_of(settings)
+        self._location = store_location(settings)
         self._secrets = secrets_of(settings)
         self._store: Any = None
 
     @property
     def name(self) -> str:
-        return self._place.name
+        return self._location.name
 
     def head(self, key: str) -> ObjectMeta:
         options: GetOptions = {"head": True}
@@ -509,7 +267,7 @@ class RemoteBackend:
 
     def _check(self, key: str) -> None:
         check_key(key)
-        if len(f"{self._place.prefix}/{key}".encode()) > OBJECT_KEY_BYTES_MAX:
+        if len(f"{self._location.prefix}/{key}".encode()) > OBJECT_KEY_BYTES_MAX:
             raise UsageError(f"the key {key[:80]!r}... is too long behind the root's prefix")
 
     def _translated(self, error: Exception, operation: str, key: str) -> ServiceError:
@@ -537,7 +295,7 @@ class RemoteBackend:
         return self._store
 
     def _connect(self) -> Any:
-        place, settings = self._place, self._settings
+        place, settings = self._location, self._settings
         client: ClientConfig = {
             "allow_http": place.allow_http,
             "timeout": timedelta(seconds=settings.request_timeout_seconds),
@@ -569,6 +327,95 @@ class RemoteBackend:
         raise ServiceRefused(f"{self.name}: the store's options are wrong: {reason}")
 
 
+class RemoteWriter(WriterScope):
+    """Collects a chunk, gives it to the client, and collects the next one while it is sent.
+
+    What fits into one chunk is one PUT. The client keeps the buffer it is given until it has sent
+    it, so it is given one of the writer's own, never the caller's.
+    """
+
+    def __init__(
+        self,
+        backend: RemoteBackend,
+        key: str,
+        *,
+        chunk_bytes: int,
+        concurrent_parts: int,
+        metadata: dict[str, str],
+    ) -> None:
+        self._backend = backend
+        self._key = key
+        self._chunk_bytes = chunk_bytes
+        self._concurrent_parts = concurrent_parts
+        self._metadata = metadata
+        self._chunk: bytearray | None = bytearray()
+        self._parts: WritableFile | None = None
+        self._size = 0
+
+    def write(self, data: Buffer) -> None:
+        self._open_chunk()
+        with memoryview(data).cast("B") as view:
+            at = 0
+            while at < len(view):
+                chunk = self._open_chunk()
+                if len(chunk) == self._chunk_bytes:
+                    self._send(chunk)
+                    self._chunk = chunk = bytearray()
+                end = at + self._chunk_bytes - len(chunk)
+                chunk += view[at:end]
+                at = end
+            self._size += len(view)
+
+    def close(self) -> ObjectMeta:
+        chunk = self._open_chunk()
+        if self._parts is None:
+            self._chunk = None
+            return self._backend.put(self._key, chunk, self._metadata)
+        if chunk:
+            self._send(chunk)
+        try:
+            self._backend.call("complete", self._key, self._parts.close)
+        except BaseException:
+            self.abort()
+            raise
+        self._parts = self._chunk = None
+        meta = self._backend.head(self._key)
+        if meta.size != self._size:
+            raise ServiceError(
+                f"{self._backend.name}: the object {self._key!r} has {meta.size} bytes after "
+                f"{self._size} were written"
+            )
+        return meta
+
+    def abort(self) -> None:
+        parts, self._parts, self._chunk = self._parts, None, None
+        if parts is not None:
+            try:
+                parts.__exit__(RuntimeError, RuntimeError("aborted"), None)
+            except _CLIENT_ERRORS:
+                return  # the parts stay until the bucket's lifecycle rule; nothing is visible
+
+    def _send(self, chunk: bytearray) -> None:
+        try:
+            if self._parts is None:
+                self._parts = self._backend.start_parts(
+                    self._key, self._chunk_bytes, self._concurrent_parts, self._metadata
+                )
+            self._backend.call("part", self._key, self._parts.write, chunk)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _open_chunk(self) -> bytearray:
+        if self._chunk is None:
+            raise UsageError(f"the writer of {self._key!r} is closed, or has failed")
+        return self._chunk
+
+    @property
+    def ended(self) -> bool:
+        return self._chunk is None
+
+
 def _etag(text: str | None) -> str | None:
     """Without the quotes, which Azure leaves out in lists."""
     return None if text is None else text.strip('"')
@@ -577,3 +424,140 @@ def _etag(text: str | None) -> str | None:
 def _meta(key: str, found: Mapping[str, Any], metadata: dict[str, str]) -> ObjectMeta:
     modified_ms = int(found["last_modified"].timestamp() * 1000)
     return ObjectMeta(key, found["size"], _etag(found["e_tag"]), modified_ms, metadata)
+
+
+class StoreLocation(NamedTuple):
+    """Where a remote store is, and how the client is configured for it."""
+
+    kind: Kind
+    bucket: str
+    prefix: str
+    config: Mapping[str, str | bool]
+    allow_http: bool
+
+    @property
+    def name(self) -> str:
+        root = f"{_SCHEMES[self.kind]}://{self.bucket}"
+        return f"{root}/{self.prefix}" if self.prefix else root
+
+
+def store_location(settings: CloudSettings) -> StoreLocation:
+    """InvalidSetting for a root or an option that cannot be right."""
+    kind = settings.backend
+    if kind not in ("s3", "gcs", "azure"):
+        raise InvalidSetting(f"the backend {kind!r} is no remote store")
+    bucket, prefix = _root(kind, settings.root)
+    for name in settings.options:
+        if name not in _NAMES[kind]:
+            raise InvalidSetting(_unknown(kind, name))
+    given = {name: str(value) for name, value in settings.options.items()}
+    config: dict[str, str | bool] = {
+        _NAMES[kind][name]: _flag(name, value) if name in _FLAGS else value
+        for name, value in given.items()
+    }
+    endpoint = given.get("endpoint", "")
+    if endpoint:
+        _check_endpoint(endpoint)
+    if kind == "s3":
+        # A server of one's own rarely has a host name for each bucket; Amazon prefers them.
+        config.setdefault("virtual_hosted_style_request", not endpoint)
+        # Over TLS the connection checks the bytes already, and the hash is half of the work.
+        config["unsigned_payload"] = not endpoint.startswith("http://")
+    return StoreLocation(kind, bucket, prefix, config, endpoint.startswith("http://"))
+
+
+def secrets_of(settings: CloudSettings) -> list[str]:
+    """Every text that must be in no message, longest first, also as a URL would carry it."""
+    plain = [str(value) for name, value in settings.options.items() if name in _SECRETS]
+    plain += [os.environ[name] for name in _SECRET_VARIABLES if name in os.environ]
+    plain += [value for token in plain for name, value in parse_qsl(token) if name == "sig"]
+    found = {form for value in plain for form in (value, quote(value), quote(value, safe=""))}
+    return sorted((text for text in found if len(text) >= _SECRET_LENGTH_MIN), key=len)[::-1]
+
+
+def _root(kind: Kind, root: str | None) -> tuple[str, str]:
+    scheme = _SCHEMES[kind]
+    parts = urlsplit(root or "")
+    if parts.scheme != scheme or not parts.netloc or "@" in parts.netloc or parts.query:
+        raise InvalidSetting(
+            f"the root of the backend {kind} must be like {scheme}://bucket/prefix"
+        )
+    return parts.netloc, parts.path.strip("/")
+
+
+def _check_endpoint(endpoint: str) -> None:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidSetting("the option endpoint must be like https://host:port")
+    if parts.username or parts.password or parts.query:
+        raise InvalidSetting("the option endpoint must not have credentials or a query in it")
+
+
+def _unknown(kind: Kind, name: str) -> str:
+    nearest = difflib.get_close_matches(name, _NAMES[kind], n=1, cutoff=0)
+    return (
+        f"the backend {kind} has no option {name!r}; the nearest is {nearest[0]!r}, "
+        f"of {', '.join(_NAMES[kind])}"
+    )
+
+
+def _flag(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise InvalidSetting(f"the option {name} must be true or false")
+    return value.lower() == "true"
+
+
+def translated(
+    error: Exception, *, operation: str, key: str, name: str, secrets: Sequence[str]
+) -> ServiceError:
+    """The error to raise instead; raise it outside of the `except`, so that it carries no other."""
+    text = str(error)
+    reason = f"{name}: {operation} of {key!r}: {scrubbed(_summary(text), secrets)}"
+    status = int(found[1]) if (found := _STATUS.search(text)) else None
+    code = found[1] if (found := _CODE.search(text)) else ""
+    if code in _BUCKET_MISSING:
+        return ServiceRefused(reason)
+    if isinstance(error, FileNotFoundError) and operation in _MISSING:
+        return ObjectMissing(f"{name}: there is no object {key!r}")
+    if operation == "copy" and _no_copy(error, status, code):
+        return CopyUnsupported(reason)
+    if type(error).__name__ in _REFUSING or isinstance(error, ValueError):
+        return ServiceRefused(reason)
+    if any(mark in text for mark in _WRONG_CONFIGURATION):
+        return ServiceRefused(reason)
+    # 404 of a write is an upload that the server no longer knows: it was done, or given up.
+    passing = status is None or status >= 500 or status in _RETRYABLE_STATUSES
+    if passing or code in _RETRYABLE_CODES or isinstance(error, FileNotFoundError):
+        return ServiceUnavailable(reason)
+    return ServiceRefused(reason)
+
+
+def is_past_the_end(error: Exception) -> bool:
+    """Whether a ranged read failed because the object has no such bytes."""
+    text = str(error)
+    found = _STATUS.search(text)
+    return (found is not None and found[1] == "416") or "Wanted range starting at" in text
+
+
+def scrubbed(text: str, secrets: Sequence[str]) -> str:
+    """The text without queries, user names in URLs, and the secrets."""
+    text = _USER_INFO.sub("", _QUERY.sub("", text))
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _no_copy(error: Exception, status: int | None, code: str) -> bool:
+    unsupported = type(error).__name__ == "NotSupportedError"
+    unsupported = unsupported or isinstance(error, NotImplementedError)
+    return unsupported or status in _NO_COPY_STATUSES or code in _NO_COPY_CODES
+
+
+def _summary(text: str) -> str:
+    """The client's own sentence, and of the server's response its code and message."""
+    sentence = text.split("\n\nDebug source", 1)[0].split("<", 1)[0]
+    sentence = " ".join(sentence.split())[:_REASON_LENGTH_MAX]
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    parts = [sentence.rstrip(": ")]
+    parts += [found[1].strip() for found in (code, message) if found is not None]
+    return ": ".join(parts)

@@ -1,9 +1,12 @@
-"""The object store as every other layer uses it: a backend, counted.
+"""`CloudStore`: the object store as every other layer uses it, a backend with counted requests.
 
-Requests, bytes and seconds are metrics by operation. The client does not tell how many parts it
+Requests, bytes and seconds are metrics by operation. The client does not say how many parts it
 sent, so those of a writer are computed when it ends: one `put` up to a chunk, else a `part` for
 each chunk and one `complete`. A request that the client tried again counts once. A `list` counts
 one for every 1000 objects.
+
+`connect` makes one from settings. The client of remote stores is imported only where one is
+configured: it is large, and most commands need none.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ HELD: Final = Gauge(
 _LIST_PAGE: Final = 1000
 _COPY_CHUNK_BYTES: Final = 8 * MIB
 _COPY_PARTS: Final = 4
+_lock: Final = threading.Lock()
+_in_memory: Final[dict[str, MemoryBackend]] = {}
 
 
 def outcome(error: BaseException) -> str:
@@ -110,7 +115,7 @@ class CloudWriter(WriterScope):
         self._hold(min(self._size, self._held_max))
 
     def _hold(self, size: int) -> None:
-        """The client does not tell what it has sent; it holds the parts in flight and the next."""
+        """The client does not say what it has sent; it holds the parts in flight and the next."""
         if size != self._held:
             HELD.add(size - self._held)
             self._held = size
@@ -168,6 +173,14 @@ class CloudStore:
             data = self._backend.get_range(key, start, end)
         BYTES.add(end - start, "down")
         return data
+
+    def open_ranged_reader(
+        self, key: str, start: int = 0, *, end: int | None = None, chunk_bytes: int
+    ) -> Iterator[Buffer]:
+        """The bytes from `start` to `end`, or to the end of the object, a chunk at a time."""
+        stop = self.head(key).size if end is None else end
+        for at in range(start, stop, chunk_bytes):
+            yield self.get_range(key, at, min(at + chunk_bytes, stop))
 
     def get(self, key: str, bytes_max: int) -> Buffer:
         """The whole object; ServiceError if it is larger than `bytes_max`."""
@@ -241,20 +254,9 @@ class CloudStore:
             concurrent_parts=concurrent_parts,
             metadata=meta.metadata,
         ) as writer:
-            for start in range(0, meta.size, chunk_bytes):
-                end = min(start + chunk_bytes, meta.size)
-                writer.write(self.get_range(source, start, end))
+            for chunk in self.open_ranged_reader(source, end=meta.size, chunk_bytes=chunk_bytes):
+                writer.write(chunk)
             return writer.close()
-
-
-# ---- From settings to a store.
-#
-# The client of remote stores is imported only when one is asked for: it is large, and most
-# commands need none.
-
-
-_lock: Final = threading.Lock()
-_in_memory: Final[dict[str, MemoryBackend]] = {}
 
 
 def connect(settings: CloudSettings, data: Path | None = None) -> CloudStore:

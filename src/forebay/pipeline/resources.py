@@ -23,7 +23,8 @@ from forebay.catalog.adopt import restored
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
 from forebay.client.disk import ServerDisk, server_to_ask, wal_root
-from forebay.client.objects import ServerBackend, ServerClients
+from forebay.client.http import ClientPool
+from forebay.client.objects import ServerBackend
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, UsageError
 from forebay.files.disk import Disk
@@ -49,7 +50,7 @@ class Workbench:
         self.clock = clock
         self.server = server_to_ask(settings)
         """The server to go through; None where everything is within reach."""
-        self._closers: list[CloudStore | Catalog | FetchPool | ServerClients] = []
+        self._closers: list[CloudStore | Catalog | FetchPool | ClientPool] = []
         self.disk = self._disk()
 
     @property
@@ -59,7 +60,7 @@ class Workbench:
     def _disk(self) -> LocalDisk | ServerDisk:
         if self.server is None:
             return LocalDisk()
-        clients = ServerClients(self.server)
+        clients = ClientPool(self.server)
         self._closers.append(clients)
         return ServerDisk(clients, wal_root(self.settings))
 

@@ -38,6 +38,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, Corruption, FrameAssembler, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
+from forebay.format.resync import next_frame
 from forebay.limits import FETCH_THREADS
 from forebay.logs import event
 from forebay.read.metrics import (
@@ -59,7 +60,6 @@ from forebay.read.plan import (
     position_after,
     position_of,
 )
-from forebay.read.salvage import next_frame
 from forebay.settings import CloudReaderSettings
 
 _Result = TypeVar("_Result")

@@ -3,7 +3,11 @@ is changed.
 
 Every step leaves a store that is no worse than before it, and that a second run finds its way in:
 a file is replaced by a whole one, an object likewise, and a loss is in the catalog before the log
-is cut.
+is cut. Before anything of a log is changed, recovery itself opens what it would become
+(`PlannedDisk`).
+
+What a caller gets wrong: that recovery opens a log says nothing about frames in the middle of
+sealed segments, which it does not read. The survey has read them.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from forebay.format.names import (
 )
 from forebay.limits import MIB, READ_CHUNK_BYTES
 from forebay.objects.store import CloudStore
-from forebay.repair.frames import Hole, Piece, cover, frames_of
+from forebay.repair.frames import FrameSlice, Hole, cover, frames_of
 from forebay.repair.plan import LocalPlan, ObjectRewrite, Rewrite
 from forebay.repair.survey import Survey
 from forebay.settings import UploaderSettings
@@ -49,92 +53,6 @@ from forebay.wal.checkpoints import Publisher
 from forebay.wal.identity import write_log_id
 from forebay.wal.recovery import Recovery, remove_segment
 from forebay.wal.segment import build_index
-
-# ---- Whether a log would open: recovery itself is asked, before anything is changed.
-#
-# What a repair has planned is shown to recovery as if it were done: new files under the names of
-# those that they replace, and files that are to be removed as if they were gone.
-#
-# What a caller gets wrong: it says nothing about frames in the middle of sealed segments, which
-# recovery does not read. The survey has read them.
-
-
-class _CheckedError(Exception):
-    """Recovery has seen all that it wants to see, and begins to write."""
-
-
-class PlannedDisk:
-    """A disk as it will be, for reading: `staged` says which file takes which one's place."""
-
-    def __init__(
-        self,
-        disk: Disk,
-        staged: Mapping[Path, Path] | None = None,
-        gone: frozenset[Path] = frozenset(),
-    ) -> None:
-        self._disk = disk
-        self._staged = dict(staged or {})
-        self._gone = gone
-
-    def _place(self, path: Path) -> Path:
-        if path in self._gone:
-            raise FileNotFoundError(str(path))
-        return self._staged.get(path, path)
-
-    def list_dir(self, path: Path) -> list[str]:
-        names = {*self._disk.list_dir(path), *(each.name for each in self._staged)}
-        return sorted(names - {each.name for each in self._gone})
-
-    def exists(self, path: Path) -> bool:
-        if path in self._gone or path.name == FAILED_FILE:
-            return False  # a note of a failed sync asks for writing, not for a check
-        return self._disk.exists(self._place(path))
-
-    def size(self, path: Path) -> int:
-        return self._disk.size(self._place(path))
-
-    def modified(self, path: Path) -> float:
-        return self._disk.modified(self._place(path))
-
-    def open_read(self, path: Path) -> ReadFile:
-        return self._disk.open_read(self._place(path))
-
-    def unlink(self, path: Path) -> None: ...
-
-    def sync_dir(self, path: Path) -> None: ...
-
-    def make_dirs(self, path: Path) -> NoReturn:  # noqa: ARG002
-        raise _CheckedError
-
-    def create(self, path: Path) -> AppendFile:  # noqa: ARG002
-        raise _CheckedError
-
-    def open_append(self, path: Path) -> AppendFile:  # noqa: ARG002
-        raise _CheckedError
-
-    def replace(self, source: Path, target: Path) -> NoReturn:  # noqa: ARG002
-        raise _CheckedError
-
-    def open_locked(self, path: Path) -> AppendFile:  # noqa: ARG002
-        raise _CheckedError
-
-
-def why_closed(
-    disk: Disk, survey: Survey, checkpoint: WalCheckpoint | None, published: Published | None
-) -> str | None:
-    """What recovery would say against the log, or None. Changes nothing on a PlannedDisk."""
-    recovery = Recovery(disk, survey.directory, survey.names, SYSTEM_CLOCK, checkpoint, published)
-    try:
-        recovery.run()
-    except _CheckedError:
-        return None
-    except ForebayError as error:
-        return str(error)
-    return None
-
-
-# ---- repairs_apply
-
 
 _COPY_BYTES: Final = 4 * MIB
 FOLDER: Final = "repair"
@@ -179,8 +97,8 @@ class Copies:
         if target is None:
             return
         with closing(target):
-            for start in range(0, size, _COPY_BYTES):
-                append_all(target, store.get_range(key, start, min(start + _COPY_BYTES, size)))
+            for chunk in store.open_ranged_reader(key, end=size, chunk_bytes=_COPY_BYTES):
+                append_all(target, chunk)
             target.sync()
         self._end(topic)
 
@@ -219,7 +137,7 @@ class LocalRepair:
         self._staged: dict[Path, Path] = {}
 
     def stage(self) -> str | None:
-        """Answers why a log of the new files would not open, if it would not; else None."""
+        """Returns why a log of the new files would not open; None if it would."""
         for rewrite in self._plan.rewrites:
             self._stage(rewrite)
         if self._staged:
@@ -312,6 +230,83 @@ class LocalRepair:
             self._disk.sync_dir(self._directory)
 
 
+class _CheckedError(Exception):
+    """Recovery has read all that it needs, and begins to write."""
+
+
+class PlannedDisk:
+    """A disk as it will be once a repair is done, for reading.
+
+    `staged` maps a file to the one that takes its place; files in `gone` are removed.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        staged: Mapping[Path, Path] | None = None,
+        gone: frozenset[Path] = frozenset(),
+    ) -> None:
+        self._disk = disk
+        self._staged = dict(staged or {})
+        self._gone = gone
+
+    def _place(self, path: Path) -> Path:
+        if path in self._gone:
+            raise FileNotFoundError(str(path))
+        return self._staged.get(path, path)
+
+    def list_dir(self, path: Path) -> list[str]:
+        names = {*self._disk.list_dir(path), *(each.name for each in self._staged)}
+        return sorted(names - {each.name for each in self._gone})
+
+    def exists(self, path: Path) -> bool:
+        if path in self._gone or path.name == FAILED_FILE:
+            return False  # a note of a failed sync asks for writing, not for a check
+        return self._disk.exists(self._place(path))
+
+    def size(self, path: Path) -> int:
+        return self._disk.size(self._place(path))
+
+    def modified(self, path: Path) -> float:
+        return self._disk.modified(self._place(path))
+
+    def open_read(self, path: Path) -> ReadFile:
+        return self._disk.open_read(self._place(path))
+
+    def unlink(self, path: Path) -> None: ...
+
+    def sync_dir(self, path: Path) -> None: ...
+
+    def make_dirs(self, path: Path) -> NoReturn:  # noqa: ARG002
+        raise _CheckedError
+
+    def create(self, path: Path) -> AppendFile:  # noqa: ARG002
+        raise _CheckedError
+
+    def open_append(self, path: Path) -> AppendFile:  # noqa: ARG002
+        raise _CheckedError
+
+    def replace(self, source: Path, target: Path) -> NoReturn:  # noqa: ARG002
+        raise _CheckedError
+
+    def open_locked(self, path: Path) -> AppendFile:  # noqa: ARG002
+        raise _CheckedError
+
+
+def why_closed(
+    disk: Disk, survey: Survey, checkpoint: WalCheckpoint | None, published: Published | None
+) -> str | None:
+    """What recovery would say against the log, or None. Changes nothing on a PlannedDisk."""
+    recovery = Recovery(disk, survey.directory, survey.names, SYSTEM_CLOCK, checkpoint, published)
+    try:
+        recovery.run()
+    except _CheckedError:
+        return None
+    except ForebayError as error:
+        return str(error)
+    return None
+
+
 def put_log_id(disk: Disk, topic: TopicName, directory: Path, log_id: str, copies: Copies) -> None:
     copies.keep(topic, directory / LOG_ID_FILE)
     copies.keep(topic, directory / LOG_ID_COPY_FILE)
@@ -325,11 +320,8 @@ def drop_uploader_checkpoint(disk: Disk, topic: TopicName, directory: Path, copi
     disk.sync_dir(directory)
 
 
-# ---- objects and the catalog ------------------------------------------------------------------
-
-
 def write_object(
-    store: CloudStore, key: str, pieces: Sequence[Piece], settings: UploaderSettings
+    store: CloudStore, key: str, pieces: Sequence[FrameSlice], settings: UploaderSettings
 ) -> Transferred:
     index = ObjectIndex()
     size = 0
@@ -403,7 +395,7 @@ def _known(topic: TopicName) -> Callable[[TopicRecord | None], TopicRecord]:
     return decide
 
 
-def _upload(tiers: Tiers, topic: TopicName, epoch: int, piece: Piece) -> None:
+def _upload(tiers: Tiers, topic: TopicName, epoch: int, piece: FrameSlice) -> None:
     catalog, settings = tiers.catalog, tiers.settings.uploader
     intent = catalog.intend(topic, epoch, ObjectName(piece.first, piece.end - 1))
     key = object_key(topic, intent.object_id)

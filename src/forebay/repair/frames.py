@@ -2,7 +2,7 @@
 a range of offsets.
 
 A run is frames one behind the other, each checked. `find_runs` looks for all runs of one file or
-object, stepping over damage as `forebay.read.salvage` does. `cover` is pure: which runs give which
+object, with `forebay.format.resync` where it is damaged. `cover` is pure: which runs give which
 offsets, and which offsets nobody has.
 
 A run that begins where its file does, with the offset that belongs there, is sure. One that was
@@ -10,7 +10,7 @@ found behind damage, or in a file where it should not be, may be part of a paylo
 no sure run does, and only if no other run says something else (`contested`).
 
 What a caller gets wrong: a run is a place, not a copy. Once its file was rewritten it may be
-elsewhere: look again.
+elsewhere: search again.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from forebay.errors import CorruptLog, MessageError
-from forebay.files.disk import Disk
-from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES
-from forebay.format.layout import Buffer
+from forebay.files.disk import Disk, read_range
+from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES
 from forebay.format.message import decode_message
-from forebay.limits import READ_CHUNK_BYTES
+from forebay.format.resync import FrameSearch
 from forebay.objects.store import CloudStore
-from forebay.read.salvage import FRAME_BYTES_MIN, next_frame
 from forebay.wal.segment import ChunkReader
 
 
@@ -96,7 +94,7 @@ class ObjectBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FrameRun:
     """Frames of offsets `first..end`, at the positions `start..stop` of their source."""
 
     source: FrameBytes
@@ -107,10 +105,10 @@ class Run:
     sure: bool = False
 
 
-class Piece(NamedTuple):
+class FrameSlice(NamedTuple):
     """Some offsets of a run."""
 
-    run: Run
+    run: FrameRun
     first: int
     end: int
 
@@ -126,27 +124,29 @@ def offsets_max(size: int) -> int:
 
 def find_runs(
     source: FrameBytes, expected: int | None, bound: int, topic: str | None = None
-) -> tuple[Run, ...]:
+) -> tuple[FrameRun, ...]:
     """All runs, in order. The first frame should have the offset `expected`, if it is known; none
     is of `bound` or later.
 
     Behind damage only frames of `topic` count: a payload may hold frames of another one. It may
     also hold some of this one, so the search goes on behind a run as if the run were not there.
     """
-    runs: list[Run] = []
-    position, offset = 0, expected
+    runs: list[FrameRun] = []
+    position, damaged = 0, -1 if expected is None else expected
     run = _walk(source, 0, expected)
     if run is not None and run.first < bound:
         runs.append(replace(run, sure=expected is not None))
-        position, offset = run.stop, run.end
-    size = source.size()
-    while position < size:
-        found = _behind_damage(source, offset, position, bound)
-        while found is not None and not is_of(source, found[1], topic):
-            found = _behind_damage(source, offset, found[1] + 1, bound)
+        position, damaged = run.stop, run.end
+    search = FrameSearch(partial(read_range, source), source.size())
+    while position < search.size:
+        found = search.after(damaged, position, bound - 1)
         if found is None:
             break
-        run = _walk(source, found[1], found[0])
+        offset, position = found
+        if not is_of(source, position, topic):
+            position += 1
+            continue
+        run = _walk(source, position, offset)
         assert run is not None, "its first frame was whole a moment ago"
         runs.append(run)
         position = run.stop
@@ -167,7 +167,7 @@ def is_of(source: FrameBytes, position: int, topic: str | None) -> bool:
     return message.msg_id.topic_name == topic
 
 
-def _walk(source: FrameBytes, start: int, expected: int | None) -> Run | None:
+def _walk(source: FrameBytes, start: int, expected: int | None) -> FrameRun | None:
     """The run that begins at `start`, if one does."""
     chunks = ChunkReader()
     size, position = source.size(), start
@@ -183,36 +183,12 @@ def _walk(source: FrameBytes, start: int, expected: int | None) -> Run | None:
             break
     if first is None or expected is None:
         return None
-    return Run(source, first, expected, start, position)
+    return FrameRun(source, first, expected, start, position)
 
 
-def _behind_damage(
-    source: FrameBytes, offset: int | None, position: int, bound: int
-) -> tuple[int, int] | None:
-    """(offset, position) of the next valid frame; looked for at every byte."""
-    before = -1 if offset is None else offset
-    if bound - 1 <= before:
-        return None
-    place = ObjectDescriptor(source.name, max(before, 0), bound - 1, source.size(), None, 0)
-    return next_frame(place, before, position, _reading(source), READ_CHUNK_BYTES)
-
-
-class _Read(Protocol):
-    def __call__(self, start: int, end: int, /) -> Buffer: ...
-
-
-def _reading(source: FrameBytes) -> _Read:
-    def read(start: int, end: int, /) -> Buffer:
-        buffer = bytearray(max(min(end, source.size()) - start, 0))
-        taken = source.read_into(memoryview(buffer), start)
-        return memoryview(buffer)[:taken]
-
-    return read
-
-
-def cover(first: int, end: int, runs: Iterable[Run]) -> tuple[list[Piece], list[Hole]]:
+def cover(first: int, end: int, runs: Iterable[FrameRun]) -> tuple[list[FrameSlice], list[Hole]]:
     """Which runs give the offsets `first..end`, in order, and which offsets none gives."""
-    pieces: list[Piece] = []
+    pieces: list[FrameSlice] = []
     holes: list[Hole] = []
     known = sorted(runs, key=lambda run: run.first)
     at = first
@@ -226,12 +202,12 @@ def cover(first: int, end: int, runs: Iterable[Run]) -> tuple[list[Piece], list[
         if best is None:
             holes.append((at, stop))
         else:
-            pieces.append(Piece(best, at, stop))
+            pieces.append(FrameSlice(best, at, stop))
         at = stop
     return pieces, holes
 
 
-def contested(pieces: Sequence[Piece], runs: Sequence[Run]) -> Hole | None:
+def contested(pieces: Sequence[FrameSlice], runs: Sequence[FrameRun]) -> Hole | None:
     """Offsets of which two runs have different frames, and neither is sure."""
     for piece in pieces:
         if piece.run.sure:
@@ -240,19 +216,19 @@ def contested(pieces: Sequence[Piece], runs: Sequence[Run]) -> Hole | None:
             first, end = max(piece.first, run.first), min(piece.end, run.end)
             if run is piece.run or first >= end:
                 continue
-            if _digest(Piece(run, first, end)) != _digest(Piece(piece.run, first, end)):
+            if _digest(FrameSlice(run, first, end)) != _digest(FrameSlice(piece.run, first, end)):
                 return first, end
     return None
 
 
-def _digest(piece: Piece) -> bytes:
+def _digest(piece: FrameSlice) -> bytes:
     found = hashlib.blake2b()
     for frames in frames_of([piece]):
         found.update(frames)
     return found.digest()
 
 
-def frames_of(pieces: Sequence[Piece]) -> Iterator[memoryview]:
+def frames_of(pieces: Sequence[FrameSlice]) -> Iterator[memoryview]:
     """The raw frames of the pieces, checked again on the way; each is valid until the next."""
     chunks = ChunkReader()
     for piece in pieces:

@@ -1,15 +1,19 @@
-"""What is wrong with a topic, and what can be done about it: decided here, done elsewhere.
+"""What is wrong with a topic, and what can be done about it: decided here, done in `apply`.
 
     damage                                    remedy
     frames of a segment, in a good object     the segment is written again
     frames of an object, in a good segment    the object is written again, under its name
     checkpoint, position, index, sidecar      written again from what it was made of
     id of the log                             written again from its copy; never from the catalog
-    frames that are nowhere else              with leave: recorded as lost, the log goes on behind
+    frames that are nowhere else              if allowed: recorded as lost, the log goes on behind
     frames that object and segment both lost  none here
 
 A loss that is recorded ends the local log before it: what is readable before the hole goes into
 objects, and the log begins behind it, as logs have no holes.
+
+What a caller gets wrong: the id of a log is never taken from the catalog. That a log fits to the
+objects shows that it was the topic's once, not that it still is: with another machine's id, an old
+log would hand out offsets again that were acknowledged there.
 """
 
 from __future__ import annotations
@@ -29,94 +33,8 @@ from forebay.format.names import (
     LOG_ID_FILE,
     PUBLISHED_FILE,
 )
-from forebay.repair.frames import (
-    FileBytes,
-    Hole,
-    Piece,
-    Run,
-    contested,
-    cover,
-)
+from forebay.repair.frames import FileBytes, FrameRun, FrameSlice, Hole, contested, cover
 from forebay.repair.survey import SegmentFound, Survey, Target
-
-# ---- Which log a directory holds, where the files that say so are damaged.
-#
-# The id is never taken from the catalog: that a log fits to the objects shows that it was the
-# topic's once, not that it still is. With another machine's id, an old log would hand out
-# offsets again that were acknowledged there. Its copy beside it is another matter: it was
-# written with the id.
-
-
-def judge_id(
-    topic: str, survey: Survey, record: TopicRecord | None
-) -> tuple[str | None, Finding | None]:
-    """The id of the log as far as it can be known, and what is wrong with the files.
-
-    A finding that is fixable is put right by writing the id.
-    """
-    own, copy = survey.ids.own, survey.ids.copy
-    known = record.log_id if record is not None else None
-    if own is not None and own in (copy, known):
-        return own, None if copy == own else _of_copy(topic, survey)
-    if copy is not None:
-        what = _what(survey) if own is None else "it does not say what its copy says"
-        remedy = f"it is written again from its copy, {LOG_ID_COPY_FILE}"
-        return copy, _finding(topic, survey, what, remedy)
-    if record is None or known is None:
-        return own, _without_catalog(topic, survey)
-    if not survey.begun:
-        return own, None
-    what = f"{_what(survey)}: opening it sets the log aside{_at_stake(survey, record)}"
-    remedy = (
-        f"none: if the topic was never open on another machine, this is its log, with the id "
-        f"{known} by the catalog: write that into {LOG_ID_FILE}. Otherwise put the file back from "
-        "a copy; where the topic went on elsewhere, there is nothing to do"
-    )
-    return None, _finding(topic, survey, what, remedy, fixable=False)
-
-
-def _what(survey: Survey) -> str:
-    if not survey.ids.whole:
-        return "it is damaged"
-    if survey.ids.own is None:
-        return "it is missing"
-    return "it is not the id of the log that the topic goes on in"
-
-
-def _at_stake(survey: Survey, record: TopicRecord) -> str:
-    """What would not be readable any more."""
-    first = max(record.tail, survey.start)
-    goes_on = max(record.tail, record.reserved, survey.end)
-    if survey.end <= first:
-        return f", and goes on at offset {goes_on}; the objects have all of its messages"
-    return (
-        f", and goes on at offset {goes_on}; {survey.end - first} messages of it, {first} to "
-        f"{survey.end - 1}, are in no object"
-    )
-
-
-def _of_copy(topic: str, survey: Survey) -> Finding | None:
-    """One that is missing is made by the next open."""
-    if survey.ids.copy is None and survey.ids.copy_whole:
-        return None
-    where = str(survey.directory / LOG_ID_COPY_FILE)
-    what = "it is damaged" if survey.ids.copy is None else f"it is no copy of {LOG_ID_FILE}"
-    return Finding(topic, Kind.LOG_ID, where, what, f"it is written again from {LOG_ID_FILE}")
-
-
-def _without_catalog(topic: str, survey: Survey) -> Finding | None:
-    """Where the catalog knows no id, opening takes the log whatever its id is."""
-    if survey.ids.whole:
-        return None
-    remedy = "none: remove it; the catalog knows of no log yet, so this one gets a new id"
-    return _finding(topic, survey, "it is damaged", remedy, fixable=False)
-
-
-def _finding(
-    topic: str, survey: Survey, what: str, remedy: str, *, fixable: bool = True
-) -> Finding:
-    where = str(survey.directory / LOG_ID_FILE)
-    return Finding(topic, Kind.LOG_ID, where, what, remedy, fixable)
 
 
 class Kind(StrEnum):
@@ -151,13 +69,13 @@ class Rewrite:
     """A segment that is written again."""
 
     target: Target
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FrameSlice, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRewrite:
     descriptor: ObjectDescriptor
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FrameSlice, ...]
 
 
 @dataclass(slots=True)
@@ -177,7 +95,7 @@ class LocalPlan:
     """Why nothing of it may be changed, if so."""
 
     def refuse(self, topic: str, where: str, why: str, kind: Kind = Kind.SEGMENT) -> None:
-        """Nothing may be changed, and that is told."""
+        """Records that nothing may be changed, and why."""
         self.obstacles.append(why)
         remedy = "none: nothing of the log is changed; put its files back from a copy"
         self.findings.append(Finding(topic, kind, where, why, remedy, fixable=False))
@@ -187,7 +105,7 @@ class LocalPlan:
         return bool(self.rewrites or self.removals or self.memories)
 
 
-ObjectRuns = Callable[[int, int], list[Run]]
+ObjectRuns = Callable[[int, int], list[FrameRun]]
 """The runs of committed objects that hold some of the offsets."""
 
 
@@ -220,6 +138,55 @@ def plan_local(
     plan.removals = [each for seq, each in survey.segments.items() if seq not in kept]
     _plan_memories(topic, plan)
     return plan
+
+
+def plan_object(
+    topic: str, key: str, descriptor: ObjectDescriptor, fault: str, runs: list[FrameRun]
+) -> tuple[ObjectRewrite | None, Finding]:
+    """For an object that is damaged or missing: `runs` are those of segments and its own."""
+    pieces, holes = cover(descriptor.start_offset, descriptor.next_offset, runs)
+    twice = contested(pieces, runs)
+    if twice is not None:
+        remedy = f"none: offsets {_spell([twice])} are there twice, and not the same"
+        return None, Finding(topic, Kind.OBJECT, key, fault, remedy, fixable=False)
+    if holes:
+        remedy = (
+            f"none: offsets {_spell(holes)} are in no local segment; put the object back from a "
+            "copy of the bucket, or read on with cloud_reader.lenient"
+        )
+        return None, Finding(topic, Kind.OBJECT, key, fault, remedy, fixable=False)
+    finding = Finding(
+        topic, Kind.OBJECT, key, fault, "it is written again from local segments, and read back"
+    )
+    return ObjectRewrite(descriptor, tuple(pieces)), finding
+
+
+def judge_id(
+    topic: str, survey: Survey, record: TopicRecord | None
+) -> tuple[str | None, Finding | None]:
+    """The id of the log as far as it can be known, and what is wrong with the files.
+
+    A finding that is fixable is put right by writing the id.
+    """
+    own, copy = survey.ids.own, survey.ids.copy
+    known = record.log_id if record is not None else None
+    if own is not None and own in (copy, known):
+        return own, None if copy == own else _of_copy(topic, survey)
+    if copy is not None:
+        what = _what(survey) if own is None else "it does not say what its copy says"
+        remedy = f"it is written again from its copy, {LOG_ID_COPY_FILE}"
+        return copy, _finding(topic, survey, what, remedy)
+    if record is None or known is None:
+        return own, _without_catalog(topic, survey)
+    if not survey.begun:
+        return own, None
+    what = f"{_what(survey)}: opening it sets the log aside{_at_stake(survey, record)}"
+    remedy = (
+        f"none: if the topic was never open on another machine, this is its log, with the id "
+        f"{known} by the catalog: write that into {LOG_ID_FILE}. Otherwise put the file back from "
+        "a copy; where the topic went on elsewhere, there is nothing to do"
+    )
+    return None, _finding(topic, survey, what, remedy, fixable=False)
 
 
 def _in_order(plan: LocalPlan) -> bool:
@@ -319,7 +286,7 @@ def _plan_segment(
         _plan_loss(topic, plan, hole, str(path), what)
 
 
-def _whence(pieces: list[Piece], path: Path) -> str:
+def _whence(pieces: list[FrameSlice], path: Path) -> str:
     names = {each.run.source.name for each in pieces}
     if names <= {str(path)}:
         return "from its own frames"
@@ -423,25 +390,45 @@ def _spell(holes: list[Hole]) -> str:
     return ", ".join(f"{start} to {end - 1}" for start, end in holes[:5])
 
 
-# ---- objects ----------------------------------------------------------------------------------
+def _what(survey: Survey) -> str:
+    if not survey.ids.whole:
+        return "it is damaged"
+    if survey.ids.own is None:
+        return "it is missing"
+    return "it is not the id of the log that the topic goes on in"
 
 
-def plan_object(
-    topic: str, key: str, descriptor: ObjectDescriptor, fault: str, runs: list[Run]
-) -> tuple[ObjectRewrite | None, Finding]:
-    """For an object that is damaged or missing: `runs` are those of segments and its own."""
-    pieces, holes = cover(descriptor.start_offset, descriptor.next_offset, runs)
-    twice = contested(pieces, runs)
-    if twice is not None:
-        remedy = f"none: offsets {_spell([twice])} are there twice, and not the same"
-        return None, Finding(topic, Kind.OBJECT, key, fault, remedy, fixable=False)
-    if holes:
-        remedy = (
-            f"none: offsets {_spell(holes)} are in no local segment; put the object back from a "
-            "copy of the bucket, or read on with cloud_reader.lenient"
-        )
-        return None, Finding(topic, Kind.OBJECT, key, fault, remedy, fixable=False)
-    finding = Finding(
-        topic, Kind.OBJECT, key, fault, "it is written again from local segments, and read back"
+def _at_stake(survey: Survey, record: TopicRecord) -> str:
+    """What would not be readable any more."""
+    first = max(record.tail, survey.start)
+    goes_on = max(record.tail, record.reserved, survey.end)
+    if survey.end <= first:
+        return f", and goes on at offset {goes_on}; the objects have all of its messages"
+    return (
+        f", and goes on at offset {goes_on}; {survey.end - first} messages of it, {first} to "
+        f"{survey.end - 1}, are in no object"
     )
-    return ObjectRewrite(descriptor, tuple(pieces)), finding
+
+
+def _of_copy(topic: str, survey: Survey) -> Finding | None:
+    """One that is missing is made by the next open."""
+    if survey.ids.copy is None and survey.ids.copy_whole:
+        return None
+    where = str(survey.directory / LOG_ID_COPY_FILE)
+    what = "it is damaged" if survey.ids.copy is None else f"it is no copy of {LOG_ID_FILE}"
+    return Finding(topic, Kind.LOG_ID, where, what, f"it is written again from {LOG_ID_FILE}")
+
+
+def _without_catalog(topic: str, survey: Survey) -> Finding | None:
+    """Where the catalog knows no id, opening takes the log whatever its id is."""
+    if survey.ids.whole:
+        return None
+    remedy = "none: remove it; the catalog knows of no log yet, so this one gets a new id"
+    return _finding(topic, survey, "it is damaged", remedy, fixable=False)
+
+
+def _finding(
+    topic: str, survey: Survey, what: str, remedy: str, *, fixable: bool = True
+) -> Finding:
+    where = str(survey.directory / LOG_ID_FILE)
+    return Finding(topic, Kind.LOG_ID, where, what, remedy, fixable)

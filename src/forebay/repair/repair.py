@@ -1,8 +1,9 @@
-"""`repair`: finds what is damaged in a store, and puts right what can be.
+"""`repair`: finds what is damaged in a store, and repairs what can be.
 
-A dry run unless told otherwise. It needs the topics for itself: the lock on each directory is
-held while it works, and a running server is refused. Of the objects, those that local segments
-could put right are read in full, the others are looked at: `forebay verify` reads everything.
+A dry run unless `apply` is given. It needs the topics for itself: the lock on each directory is
+held while it works, and it refuses to run beside a server. An object that overlaps the local log is
+read in full, as segments could repair it; of the others only presence and size are checked:
+`forebay verify` reads everything.
 
 What a caller gets wrong: a repair that found nothing is no proof about objects that it did not
 read.
@@ -44,10 +45,7 @@ from forebay.format.names import (
     sidecar,
     topic_of_key,
 )
-from forebay.limits import (
-    CHECKPOINT_BYTES_MAX,
-    DESCRIPTOR_BYTES_MAX,
-)
+from forebay.limits import CHECKPOINT_BYTES_MAX, DESCRIPTOR_BYTES_MAX
 from forebay.objects.store import connect
 from forebay.read.verify import FaultKind, examine_object
 from forebay.repair.apply import (
@@ -59,7 +57,7 @@ from forebay.repair.apply import (
     rewrite_object,
     with_loss,
 )
-from forebay.repair.frames import ObjectBytes, Run, find_runs
+from forebay.repair.frames import FrameRun, ObjectBytes, find_runs
 from forebay.repair.plan import (
     Finding,
     Kind,
@@ -76,110 +74,9 @@ from forebay.topic.view import StoreView, catalog_file
 from forebay.upload.transfer import put_sidecar
 from forebay.wal.checkpoints import Publisher
 
-# ---- The objects of a topic as a repair sees them: what is wrong with them, and what of them
-#
-# can be read.
-#
-# An object that overlaps the local log is read in full, as segments could put it right. The
-# others are looked at: there, and of their size.
-
-
 _INDEX: Final = "none: its frames are right, and its descriptor's index is not; compact it"
-
 Repair: TypeAlias = tuple[Callable[[], None], Finding]
 """What is wrong, and what would put it right if it is fixable."""
-
-
-class Objects:
-    def __init__(self, tiers: Tiers, topic: TopicName, copies: Copies) -> None:
-        self._tiers = tiers
-        self._store = tiers.store
-        self._topic = topic
-        self._copies = copies
-
-    def runs(self, start: int, end: int) -> list[Run]:
-        """Runs of the committed objects that overlap the range; of a missing one none."""
-        found: list[Run] = []
-        for each in self._tiers.catalog.descriptors(self._topic, start, end):
-            found += self._runs_of(each)
-        return found
-
-    def _runs_of(self, descriptor: ObjectDescriptor) -> list[Run]:
-        try:
-            source = ObjectBytes(self._store, self._key(descriptor))
-        except ObjectMissing:
-            return []
-        start, end = descriptor.start_offset, descriptor.next_offset
-        return list(find_runs(source, start, end, str(self._topic)))
-
-    def _key(self, descriptor: ObjectDescriptor) -> str:
-        return object_key(self._topic, descriptor.object_id)
-
-    def look(self, local: Sequence[Run]) -> Iterator[Repair]:
-        """Damaged and missing objects; `local` is what the log holds."""
-        for descriptor in self._tiers.catalog.all_descriptors(self._topic):
-            fault = self._fault(descriptor, local)
-            if fault is None:
-                continue
-            runs = [*local, *self._runs_of(descriptor)]
-            key = self._key(descriptor)
-            wanted, finding = plan_object(str(self._topic), key, descriptor, fault[1], runs)
-            if fault[0] is FaultKind.INDEX or wanted is None:
-                if wanted is not None:
-                    finding = replace(finding, fixable=False, remedy=_INDEX)
-                yield _nothing, finding
-            else:
-                yield partial(self._rewrite, wanted), finding
-
-    def _rewrite(self, wanted: ObjectRewrite) -> None:
-        rewrite_object(self._tiers, self._topic, wanted, self._copies)
-
-    def _fault(
-        self, descriptor: ObjectDescriptor, local: Sequence[Run]
-    ) -> tuple[FaultKind, str] | None:
-        start, end = descriptor.start_offset, descriptor.next_offset
-        if any(run.first < end and run.end > start for run in local):
-            reader = self._tiers.settings.cloud_reader
-            seen = examine_object(self._store, self._tiers.pool, reader, self._topic, descriptor)
-            return None if seen.fault is None else (seen.fault.kind, str(seen.fault.error))
-        try:
-            size = self._store.head(self._key(descriptor)).size
-        except ObjectMissing:
-            return FaultKind.MISSING, "it is missing, and the catalog counts on it"
-        if size == descriptor.size:
-            return None
-        return FaultKind.RESIZED, f"it has {size} bytes, its descriptor says {descriptor.size}"
-
-    # -- sidecars -------------------------------------------------------------------------------
-
-    def look_at_sidecars(self) -> Iterator[Repair]:
-        if not self._tiers.settings.uploader.sidecars:
-            return
-        for descriptor in self._tiers.catalog.all_descriptors(self._topic):
-            key = object_key(self._topic, sidecar(descriptor.object_id))
-            what = self._sidecar_fault(key, descriptor)
-            if what is not None:
-                remedy = "it is written again from the catalog"
-                finding = Finding(str(self._topic), Kind.SIDECAR, key, what, remedy)
-                yield partial(self._put_sidecar, descriptor, key), finding
-
-    def _sidecar_fault(self, key: str, descriptor: ObjectDescriptor) -> str | None:
-        try:
-            found = decode_descriptor(bytes(self._store.get(key, DESCRIPTOR_BYTES_MAX)))
-        except ObjectMissing:
-            return "it is missing"
-        except (DescriptorError, ServiceError) as error:
-            return f"it is damaged: {error}"
-        # A restore may have made the descriptor anew, with another time and etag.
-        same = replace(found, etag=descriptor.etag, created_at=descriptor.created_at)
-        return None if same == descriptor else "it says something else than the catalog"
-
-    def _put_sidecar(self, descriptor: ObjectDescriptor, key: str) -> None:
-        self._copies.keep_object(self._topic, self._store, key)
-        put_sidecar(self._store, self._topic, descriptor)
-
-
-def _nothing() -> None: ...
 
 
 @dataclass(slots=True)
@@ -262,7 +159,7 @@ class _TopicRepair:
         self._objects = (
             None
             if self._tiers is None or self._record is None
-            else Objects(self._tiers, topic, copies)
+            else _ObjectRepair(self._tiers, topic, copies)
         )
         self._findings: list[Finding] = []
 
@@ -392,10 +289,10 @@ class _TopicRepair:
         self._findings += [replace(each, repaired=True) for each in plan.findings]
 
     def _would_open(self, plan: LocalPlan, work: LocalRepair) -> bool:
-        """Writes what is planned beside the log, and asks recovery.
+        """Writes what is planned beside the log, and has recovery open it.
 
-        What that says against it is told, and nothing is changed: such a plan is a mistake of
-        this program.
+        If it would refuse the log, that is a finding and nothing is changed: such a plan is a
+        mistake of this program.
         """
         why = work.stage() if not (plan.losses or plan.obstacles) else "a plan with a hole in it"
         if why is not None:
@@ -428,7 +325,7 @@ class _TopicRepair:
         fixable = self._allowed(plan)
         return [replace(each, fixable=each.fixable and fixable) for each in plan.findings]
 
-    def _object_runs(self, start: int, end: int) -> list[Run]:
+    def _object_runs(self, start: int, end: int) -> list[FrameRun]:
         return [] if self._objects is None else self._objects.runs(start, end)
 
     def _repair_uploader_checkpoint(self) -> None:
@@ -452,3 +349,97 @@ class _TopicRepair:
                     self._disk, self._topic, self._directory, self._copies
                 ),
             )
+
+
+class _ObjectRepair:
+    """The objects of a topic: what is wrong with them, and what of them can be read."""
+
+    def __init__(self, tiers: Tiers, topic: TopicName, copies: Copies) -> None:
+        self._tiers = tiers
+        self._store = tiers.store
+        self._topic = topic
+        self._copies = copies
+
+    def runs(self, start: int, end: int) -> list[FrameRun]:
+        """Runs of the committed objects that overlap the range; of a missing one none."""
+        found: list[FrameRun] = []
+        for each in self._tiers.catalog.descriptors(self._topic, start, end):
+            found += self._runs_of(each)
+        return found
+
+    def _runs_of(self, descriptor: ObjectDescriptor) -> list[FrameRun]:
+        try:
+            source = ObjectBytes(self._store, self._key(descriptor))
+        except ObjectMissing:
+            return []
+        start, end = descriptor.start_offset, descriptor.next_offset
+        return list(find_runs(source, start, end, str(self._topic)))
+
+    def _key(self, descriptor: ObjectDescriptor) -> str:
+        return object_key(self._topic, descriptor.object_id)
+
+    def look(self, local: Sequence[FrameRun]) -> Iterator[Repair]:
+        """Damaged and missing objects; `local` is what the log holds."""
+        for descriptor in self._tiers.catalog.all_descriptors(self._topic):
+            fault = self._fault(descriptor, local)
+            if fault is None:
+                continue
+            runs = [*local, *self._runs_of(descriptor)]
+            key = self._key(descriptor)
+            wanted, finding = plan_object(str(self._topic), key, descriptor, fault[1], runs)
+            if fault[0] is FaultKind.INDEX or wanted is None:
+                if wanted is not None:
+                    finding = replace(finding, fixable=False, remedy=_INDEX)
+                yield _nothing, finding
+            else:
+                yield partial(self._rewrite, wanted), finding
+
+    def _rewrite(self, wanted: ObjectRewrite) -> None:
+        rewrite_object(self._tiers, self._topic, wanted, self._copies)
+
+    def _fault(
+        self, descriptor: ObjectDescriptor, local: Sequence[FrameRun]
+    ) -> tuple[FaultKind, str] | None:
+        start, end = descriptor.start_offset, descriptor.next_offset
+        if any(run.first < end and run.end > start for run in local):
+            reader = self._tiers.settings.cloud_reader
+            seen = examine_object(self._store, self._tiers.pool, reader, self._topic, descriptor)
+            return None if seen.fault is None else (seen.fault.kind, str(seen.fault.error))
+        try:
+            size = self._store.head(self._key(descriptor)).size
+        except ObjectMissing:
+            return FaultKind.MISSING, "it is missing, and the catalog counts on it"
+        if size == descriptor.size:
+            return None
+        return FaultKind.RESIZED, f"it has {size} bytes, its descriptor says {descriptor.size}"
+
+    # -- sidecars -------------------------------------------------------------------------------
+
+    def look_at_sidecars(self) -> Iterator[Repair]:
+        if not self._tiers.settings.uploader.sidecars:
+            return
+        for descriptor in self._tiers.catalog.all_descriptors(self._topic):
+            key = object_key(self._topic, sidecar(descriptor.object_id))
+            what = self._sidecar_fault(key, descriptor)
+            if what is not None:
+                remedy = "it is written again from the catalog"
+                finding = Finding(str(self._topic), Kind.SIDECAR, key, what, remedy)
+                yield partial(self._put_sidecar, descriptor, key), finding
+
+    def _sidecar_fault(self, key: str, descriptor: ObjectDescriptor) -> str | None:
+        try:
+            found = decode_descriptor(bytes(self._store.get(key, DESCRIPTOR_BYTES_MAX)))
+        except ObjectMissing:
+            return "it is missing"
+        except (DescriptorError, ServiceError) as error:
+            return f"it is damaged: {error}"
+        # A restore may have made the descriptor anew, with another time and etag.
+        same = replace(found, etag=descriptor.etag, created_at=descriptor.created_at)
+        return None if same == descriptor else "it says something else than the catalog"
+
+    def _put_sidecar(self, descriptor: ObjectDescriptor, key: str) -> None:
+        self._copies.keep_object(self._topic, self._store, key)
+        put_sidecar(self._store, self._topic, descriptor)
+
+
+def _nothing() -> None: ...

@@ -14,11 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.errors import (
-    CheckpointError,
-    CorruptFrame,
-    CorruptLog,
-)
+from forebay.errors import CheckpointError, CorruptFrame, CorruptLog
 from forebay.files.disk import Disk, read_file
 from forebay.format.checkpoint import Published, WalCheckpoint, decode_checkpoint
 from forebay.format.index import decode_index
@@ -28,12 +24,8 @@ from forebay.format.names import (
     SegmentNames,
     is_staged_segment,
 )
-from forebay.limits import (
-    CHECKPOINT_BYTES_MAX,
-    OFFSET_MAX,
-    SEGMENT_INDEX_ENTRIES_MAX,
-)
-from forebay.repair.frames import FileBytes, Run, find_runs, is_of, offsets_max
+from forebay.limits import CHECKPOINT_BYTES_MAX, OFFSET_MAX, SEGMENT_INDEX_ENTRIES_MAX
+from forebay.repair.frames import FileBytes, FrameRun, find_runs, is_of, offsets_max
 from forebay.wal.checkpoints import read_published
 from forebay.wal.identity import read_id_copy, read_log_id
 from forebay.wal.recovery import survey_newest
@@ -45,7 +37,7 @@ class SegmentFound:
     seq: int
     path: Path
     size: int
-    runs: tuple[Run, ...]
+    runs: tuple[FrameRun, ...]
     index_whole: bool
     """Whether its index can be used."""
     torn: bool = False
@@ -91,13 +83,13 @@ class Survey:
     start: int
     end: int
     """The offsets that should be in it: everything that was ever known to be synced."""
-    strays: tuple[Run, ...] = ()
+    strays: tuple[FrameRun, ...] = ()
     """Frames in files where they do not belong, and in what an interrupted repair has left."""
     staged: tuple[Path, ...] = ()
     """What an interrupted repair has left."""
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[FrameRun]:
         """All that can be read, wherever it is."""
         found = [run for segment in self.segments.values() for run in segment.runs]
         return [*found, *self.strays]
@@ -238,7 +230,7 @@ def _strays(
     staged: tuple[Path, ...],
     end: int,
     topic: str,
-) -> tuple[Run, ...]:
+) -> tuple[FrameRun, ...]:
     """Looked for in files that are not what their names say, whatever offsets they hold."""
     sources = [FileBytes(disk, path) for path in staged]
     odd = (each for each in segments.values() if not _is_one_run(each.runs, each.size))
@@ -252,7 +244,7 @@ def _strays(
     )
 
 
-def _is_one_run(runs: tuple[Run, ...], size: int) -> bool:
+def _is_one_run(runs: tuple[FrameRun, ...], size: int) -> bool:
     return len(runs) == 1 and runs[0].start == 0 and runs[0].stop == size
 
 

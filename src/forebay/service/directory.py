@@ -15,7 +15,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from forebay.client import ServerNote, is_id, read_note, server_file
+from forebay.client import ServerInfo, is_id, read_server_info, server_file
 from forebay.errors import DiskError, FormatError, LogLocked, remedy
 from forebay.format.names import SERVER_LOCK_FILE, STORE_ID_FILE
 
@@ -35,7 +35,7 @@ class DataDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._note: ServerNote | None = None
+        self._note: ServerInfo | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(
@@ -63,7 +63,7 @@ class DataDirectory:
         """The id of the process that has the lock, as written in the lock file."""
         return os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
 
-    def announce(self, note: ServerNote) -> None:
+    def announce(self, note: ServerInfo) -> None:
         """Writes the note; one that is there belongs to a server that is gone."""
         path = server_file(self.path)
         draft = path.with_name(path.name + ".tmp")
@@ -81,7 +81,7 @@ class DataDirectory:
     def close(self) -> None:
         """Removes the note, if it is still ours, and releases the lock. Idempotent."""
         note, self._note = self._note, None
-        if note is not None and read_note(self.path) == note:
+        if note is not None and read_server_info(self.path) == note:
             server_file(self.path).unlink(missing_ok=True)
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -131,7 +131,7 @@ def _create_id(path: Path, file: Path) -> str:
 
 
 def _locked_by(path: Path, holder: str) -> str:
-    note = read_note(path)
+    note = read_server_info(path)
     process = f"process {holder}" if holder else "another process"
     where = f" at {note.url}" if note is not None and str(note.pid) == holder else ""
     return (

@@ -33,7 +33,7 @@ import uvloop
 from forebay.admin.app import build_app
 from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
-from forebay.client import ServerNote
+from forebay.client import ServerInfo
 from forebay.errors import ForebayError, LogClosed, ServiceUnavailable, UsageError
 from forebay.format.names import parse_topic
 from forebay.logs import event
@@ -149,7 +149,7 @@ class Service:
             unready="topics are being opened",
             store_id=directory.store_id,
         )
-        note = ServerNote(self.context.url, self.context.instance, os.getpid(), directory.store_id)
+        note = ServerInfo(self.context.url, self.context.instance, os.getpid(), directory.store_id)
         directory.announce(note)
         if self._spark:
             admin = self.settings.admin

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.files.disk import Buffer
+from forebay.format.layout import Buffer
 
 
 class _Patch(NamedTuple):

@@ -19,7 +19,8 @@ from errno import ENOSPC
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from forebay.files.disk import AppendFile, Buffer, Disk, ReadFile
+from forebay.files.disk import AppendFile, Disk, ReadFile
+from forebay.format.layout import Buffer
 from forebay.testing.crash import CrashAppendFile, os_error
 
 Operation: TypeAlias = Literal[

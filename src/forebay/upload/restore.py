@@ -27,8 +27,8 @@ from typing import Final
 
 from forebay.catalog.adopt import adopt, is_restoring, restored, restoring
 from forebay.catalog.catalog import Catalog, Change
+from forebay.catalog.job_state import ORIGIN_NAME
 from forebay.catalog.kv import Put
-from forebay.catalog.notes import BEGAN
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import TopicRecord
 from forebay.errors import CommitRefused, CorruptLog, MissingData, ServiceError, TopicFenced
@@ -347,7 +347,7 @@ class _Restore:
                     reserved=self._next_offset(record, record.tail, stock),
                 ),
                 # What jobs noted may be older than what was added: they must look for themselves.
-                (Put(self._catalog.keys.note(self._topic, BEGAN), origin),),
+                (Put(self._catalog.keys.job_state(self._topic, ORIGIN_NAME), origin),),
             )
 
         return self._catalog.update(self._topic, ownership.epoch, change)

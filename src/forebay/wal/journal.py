@@ -21,7 +21,6 @@ from forebay.clock import Clock
 from forebay.errors import DiskError, InvalidSetting, remedy
 from forebay.files.disk import (
     AppendFile,
-    Buffer,
     Disk,
     append_all,
     append_all_parts,
@@ -29,6 +28,7 @@ from forebay.files.disk import (
 )
 from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
 from forebay.format.index import SegmentIndex, encode_index
+from forebay.format.layout import Buffer
 from forebay.format.names import FAILED_FILE, SegmentNames
 from forebay.logs import event
 from forebay.settings import WalSettings

@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, TypeAlias
 
 from forebay.errors import CorruptFrame, ForebayError, UsageError
-from forebay.files.disk import Buffer, Disk
+from forebay.files.disk import Disk
 from forebay.format.frame import Scan, scan
+from forebay.format.layout import Buffer
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import READ_CHUNK_BYTES
 from forebay.wal import metrics

@@ -20,20 +20,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from forebay.clock import Clock
 from forebay.errors import CorruptFrame, MissingData
-from forebay.files.disk import Disk, ReadFile, append_all, write_all_at
+from forebay.files.disk import Disk, ReadFile, append_all, read_range, write_all_at
 from forebay.format.checkpoint import Published, SegmentEntry, WalCheckpoint
-from forebay.format.frame import HEADER_BYTES, End, Scan, frame_bytes, frame_candidates, scan
+from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES, End, Scan
 from forebay.format.index import SegmentIndex
-from forebay.format.layout import FIXED, VARINT, MalformedError, readers, span
 from forebay.format.names import FAILED_FILE, SegmentNames, aside
-from forebay.format.pure import HEADER
-from forebay.limits import FRAME_PAYLOAD_BYTES_MIN, KIB, MIB, OFFSET_MAX, READ_CHUNK_BYTES
+from forebay.format.resync import FrameSearch, SearchTooLong
+from forebay.limits import MIB, OFFSET_MAX, READ_CHUNK_BYTES
 from forebay.logs import event
 from forebay.wal.segment import (
     ChunkReader,
@@ -46,9 +46,6 @@ from forebay.wal.segment import (
 
 _log: Final = logging.getLogger("forebay.wal")
 _HASHED_BYTES_MIN: Final = 64 * MIB
-_HEAD_BYTES: Final = 4 * KIB
-"""More than the header, the numbers, the topic and the broker of any message take."""
-_FRAME_BYTES_MIN: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,84 +102,31 @@ def _require_torn(
     file: ReadFile, path: Path, newest: Newest, last: Scan, *, size: int, synced: int, known: int
 ) -> None:
     what = last.end.describe()
+    hash_bytes_max = 8 * newest.torn_bytes + _HASHED_BYTES_MIN
+    search = FrameSearch(partial(read_range, file), size, hash_bytes_max=hash_bytes_max)
     if newest.size < synced:
         reason = f"{what} below the synced position {synced}"
     elif last.offset is not None and last.offset < known:
         reason = f"{what} below the synced offset {known}"
-    elif last.end is End.BAD_OFFSET and _valid_frame_at(file, newest.size, size):
+    elif last.end is End.BAD_OFFSET and search.is_frame(None, newest.size):
         # A write that was cut short does not leave a whole frame.
         reason = what
-    elif _valid_frame_follows(file, newest.size + 1, size, last.offset):
+    elif _valid_frame_follows(search, newest.size + 1, last.offset):
         reason = f"{what}, and valid frames follow"
     else:
         return
     raise CorruptFrame(reason, file=str(path), position=newest.size, offset=last.offset)
 
 
-def _valid_frame_follows(file: ReadFile, start: int, size: int, expected: int | None) -> bool:
+def _valid_frame_follows(search: FrameSearch, start: int, expected: int | None) -> bool:
     """Whether any byte position from `start` on begins a valid frame of a later offset."""
-    first = expected or 0
-    last = OFFSET_MAX if expected is None else expected + (size - start) // _FRAME_BYTES_MIN + 1
-    buffer = memoryview(bytearray(READ_CHUNK_BYTES))
-    budget = 8 * (size - start) + _HASHED_BYTES_MIN
-    position = start
-    while size - position >= _FRAME_BYTES_MIN:
-        taken = file.read_into(buffer, position)
-        for at in frame_candidates(buffer[:taken], first, last):
-            head = buffer[at : min(at + _HEAD_BYTES, taken)]
-            if len(head) < _HEAD_BYTES:
-                head = _read_head(file, position + at)
-            length = _message_length(head, size - position - at)
-            if length is None:
-                continue
-            budget -= length
-            # What cannot be told in reasonable time is not cut either.
-            if budget < 0 or _valid_frame_at(file, position + at, size):
-                return True
-        position += max(taken - HEADER_BYTES + 1, 1)
-    return False
-
-
-def _read_head(file: ReadFile, position: int) -> memoryview:
-    head = memoryview(bytearray(_HEAD_BYTES))
-    return head[: file.read_into(head, position)]
-
-
-def _message_length(head: memoryview, available: int) -> int | None:
-    """The length of the message in a frame that starts so; None if it does not look like one.
-
-    A message carries a copy of its frame's offset after topic and broker. Looking for it spares
-    hashing megabytes for each plausible header in a payload full of numbers.
-    """
-    offset, length, _ = HEADER.unpack_from(head)
-    if length > available - HEADER_BYTES:
-        return None
-    end = min(len(head), HEADER_BYTES + length)
-    carried = (_carried_offset(head, end, flavour) for flavour in (FIXED, VARINT))
-    return int(length) if offset in carried else None
-
-
-def _carried_offset(frame: memoryview, end: int, flavour: int) -> int | None:
-    u64, _ = readers(flavour)
+    first, last = expected or 0, OFFSET_MAX
+    if expected is not None:
+        last = expected + (search.size - start) // FRAME_BYTES_MIN + 1
     try:
-        _, at = u64(frame, HEADER_BYTES, end)
-        _, at = u64(frame, at, end)
-        _, at = span(frame, at, end, u64)
-        _, at = span(frame, at, end, u64)
-        return u64(frame, at, end)[0]
-    except MalformedError:
-        return None
-
-
-def _valid_frame_at(file: ReadFile, position: int, size: int) -> bool:
-    header = bytearray(HEADER_BYTES)
-    file.read_into(memoryview(header), position)
-    length = frame_bytes(header, 0)
-    if length is None or length > size - position:
-        return False
-    whole = bytearray(length)
-    file.read_into(memoryview(whole), position)
-    return len(scan(whole)) == 1
+        return any(True for _ in search.between(start, search.size, first, last))
+    except SearchTooLong:
+        return True  # what cannot be told in reasonable time is not cut either
 
 
 def _some(taken: int) -> int:

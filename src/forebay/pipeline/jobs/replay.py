@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from forebay.catalog.notes import HERE, origin
+from forebay.catalog.job_state import ORIGIN_HERE, origin
 from forebay.errors import ForebayError, UsageError
 from forebay.format.names import TopicName, parse_topic, staged_file
 from forebay.limits import MIB, TASK_BYTES, WAVE_TASKS_PER_SLOT
@@ -299,7 +299,7 @@ class _Replay:
         elif catalog.record(self._into) is None:
             return  # nothing can be there
         came_from = origin(catalog, self._into)
-        if came_from == HERE or (note is not None and note.origin == came_from):
+        if came_from == ORIGIN_HERE or (note is not None and note.origin == came_from):
             return
         if door is None:
             raise UsageError(

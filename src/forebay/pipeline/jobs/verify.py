@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.notes import Note, write_note
+from forebay.catalog.job_state import JobState, write_job_state
 from forebay.catalog.records import TopicRecord, skip_lost
 from forebay.errors import CommitRefused, ForebayError, UsageError
 from forebay.format.names import TopicName, parse_topic
@@ -132,7 +132,7 @@ class _Topic:
 
     survey: Survey
     record: TopicRecord
-    note: Note | None
+    note: JobState | None
     done: set[str] = field(default_factory=set)
     damaged: set[str] = field(default_factory=set)
 
@@ -313,6 +313,6 @@ class _Run:
                 continue
             value = encode_memory(memory)
             try:
-                state.note = write_note(self._catalog, topic, NOTE, value, expected=state.note)
+                state.note = write_job_state(self._catalog, topic, NOTE, value, expected=state.note)
             except CommitRefused as error:  # another run: what it remembers is true as well
                 event(_log, logging.INFO, "not remembered", topic=topic, error=error)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.notes import Note, find_note
+from forebay.catalog.job_state import JobState, find_job_state
 from forebay.catalog.records import TopicRecord
 from forebay.errors import DescriptorError
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
@@ -31,7 +31,7 @@ _LOOKS_MAX: Final = 3
 """At a chain that is not whole, before it is called so: it may be changing."""
 
 
-def survey_topic(catalog: Catalog, topic: TopicName) -> tuple[Survey, Note | None] | None:
+def survey_topic(catalog: Catalog, topic: TopicName) -> tuple[Survey, JobState | None] | None:
     """The chain, its flaws, and what was remembered of it; None if the catalog has no record."""
     record = catalog.record(topic)
     if record is None:
@@ -43,7 +43,7 @@ def survey_topic(catalog: Catalog, topic: TopicName) -> tuple[Survey, Note | Non
             break
         survey = _look(catalog, topic, catalog.record(topic) or record)
         flaws &= set(survey.flaws)
-    note = find_note(catalog, topic, NOTE)
+    note = find_job_state(catalog, topic, NOTE)
     memory = Memory() if note is None else _memory(topic, note)
     return replace(survey, flaws=tuple(sorted(flaws)), memory=memory), note
 
@@ -110,7 +110,7 @@ def _links(catalog: Catalog, topic: TopicName, flaws: list[Flaw]) -> Iterator[Li
         at = page[-1].key + "\1"
 
 
-def _memory(topic: TopicName, note: Note) -> Memory:
+def _memory(topic: TopicName, note: JobState) -> Memory:
     try:
         return decode_memory(note.value, f"{topic}: the note {NOTE!r}")
     except DescriptorError as error:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.notes import Note, find_note, origin, write_note
+from forebay.catalog.job_state import JobState, find_job_state, origin, write_job_state
 from forebay.errors import FormatError, UsageError
 from forebay.format.names import TopicName, parse_topic, write_of_staged
 from forebay.limits import OFFSET_MAX
@@ -79,7 +79,7 @@ class _Target:
 
     name: TopicName
     rows: int
-    note: Note | None
+    note: JobState | None
     before: SinkNote | None
     origin: str | None
     decision: Decision
@@ -120,7 +120,7 @@ def note_name(sink_id: str) -> str:
 
 def read_sink_note(catalog: Catalog, topic: TopicName, sink_id: str) -> SinkNote | None:
     """What the catalog remembers of the sink in the topic."""
-    note = find_note(catalog, topic, note_name(sink_id))
+    note = find_job_state(catalog, topic, note_name(sink_id))
     return None if note is None else decode_note(note.value, f"{topic}: {note.name}")
 
 
@@ -173,7 +173,7 @@ class _Commit:
         note, before, came_from = None, None, None
         if self._run.named:
             name = note_name(self._run.sink_id)
-            note = find_note(self._catalog, topic, name)
+            note = find_job_state(self._catalog, topic, name)
             before = None if note is None else decode_note(note.value, f"{topic}: {name}")
             came_from = origin(self._catalog, topic)
         digest = digest_of(parts)
@@ -295,7 +295,7 @@ class _Commit:
 
     def _note(self, target: _Target, note: SinkNote) -> None:
         name = note_name(self._run.sink_id)
-        target.note = write_note(
+        target.note = write_job_state(
             self._catalog, target.name, name, encode_note(note), expected=target.note
         )
         target.before = note

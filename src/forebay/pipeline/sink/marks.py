@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from forebay.catalog.notes import HERE
+from forebay.catalog.job_state import ORIGIN_HERE
 from forebay.errors import DescriptorError, UsageError
 from forebay.format.names import TopicName
 from forebay.limits import OFFSET_MAX
@@ -134,7 +134,7 @@ def decide(
         return Decision(Action.APPEND)
     trusted = note is not None and note.origin == origin
     if note is None:
-        return Decision(Action.APPEND, None if origin == HERE else 0)
+        return Decision(Action.APPEND, None if origin == ORIGIN_HERE else 0)
     if note.batch < run.batch:
         return Decision(Action.APPEND, None if trusted and note.done else note.offset)
     if note.batch == run.batch and not note.done:

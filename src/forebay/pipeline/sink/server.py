@@ -16,7 +16,7 @@ from http.client import HTTPException
 from typing import Any, Final
 
 from forebay.client import ServerClient, find_server
-from forebay.client.http import told_error
+from forebay.client.http import wire_error
 from forebay.errors import ServiceError, ServiceUnavailable, UsageError
 from forebay.format.names import is_staged_file, parse_topic
 from forebay.limits import MIB, OFFSET_MAX
@@ -58,7 +58,7 @@ def commit_through(address: ServerAddress, run: Run, parts: Sequence[Part]) -> C
         for line in _lines(client, run, body):
             told = json.loads(line)
             if "error" in told:
-                raise told_error(told["error"])
+                raise wire_error(told["error"])
             if "appended" in told:
                 return Committed(int(told["appended"]), int(told["known"]))
     raise ServiceUnavailable(_broke_off(address, run))
