@@ -18,7 +18,7 @@ from disks import wait_until
 from fleets import HereFleet
 from forebay.errors import ServiceUnavailable
 from forebay.pipeline.jobs.continuous import FAILURES, Pipeline
-from forebay.pipeline.jobs.offload_report import OffloadReport
+from forebay.pipeline.jobs.offload import OffloadReport
 from forebay.pipeline.location import site_settings
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.view import StoreView

@@ -15,16 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forebay
+from disks import wait_until
 from fleets import HereFleet
-from forebay.errors import MissingData, ServiceUnavailable, UsageError
-from forebay.pipeline.jobs.offload import Offload
-from forebay.pipeline.jobs.offload_report import OffloadReport
-from forebay.pipeline.jobs.offload_task import Inspection, Shipment
+from forebay.catalog.catalog import Change
+from forebay.catalog.records import TopicRecord
+from forebay.errors import CorruptFrame, MissingData, ServiceUnavailable, UsageError
+from forebay.format.names import parse_topic
+from forebay.pipeline.jobs import offload as offload_module
+from forebay.pipeline.jobs.offload import Offload, OffloadReport, ReadBackTask
 from forebay.pipeline.location import site_settings
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.testing.clock import ManualClock
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView
+from forebay.upload import metrics
+from forebay.upload.engine import UploadTask
+from forebay.upload.sweep import Action, SweepReport, sweep
 
 NAME = "/default/orders"
 
@@ -115,8 +121,8 @@ def test_only_the_prefix_of_what_succeeded_is_committed(tmp_path: Path) -> None:
             store.topic(name).append_many(payloads(300))
     broken = ServiceUnavailable("no answer")
 
-    def fail(errand: Any) -> None:
-        if errand.topic.topic == "a" and errand.planned.start_offset > 100:
+    def fail(task: Any) -> None:
+        if task.topic.topic == "a" and task.planned.start_offset > 100:
             raise broken
 
     fleet.before = fail
@@ -127,7 +133,7 @@ def test_only_the_prefix_of_what_succeeded_is_committed(tmp_path: Path) -> None:
     assert committed[-1][1] < 299
     assert [row.error for row in report.rows if row.error] == [str(broken)]
     assert chain(settings, "b")[-1][1] == 299
-    fleet.before = lambda _errand: None
+    fleet.before = lambda _task: None
     assert once(settings, fleet).ok
     assert chain(settings, "a")[-1][1] == 299
     assert contents(settings, "a") == payloads(300)
@@ -185,7 +191,24 @@ def test_the_thresholds_hold_unless_it_is_forced(tmp_path: Path) -> None:
     assert contents(settings) == payloads(220)
 
 
-def test_what_was_committed_and_not_read_back_is_read_back(tmp_path: Path) -> None:
+def forget_verified(settings: StoreSettings) -> None:
+    """As after a restore: what is committed counts as not read back."""
+    with StoreView(settings) as view:
+        tiers = view.tiers()
+        assert tiers is not None
+        tiers.catalog.update(
+            parse_topic(NAME), None, lambda record: Change(replace(record, verified=0))
+        )
+
+
+def record_of(settings: StoreSettings) -> TopicRecord:
+    with StoreView(settings) as view:
+        record = view.topic(NAME).record
+    assert record is not None
+    return record
+
+
+def test_what_is_committed_counts_as_verified_at_once(tmp_path: Path) -> None:
     settings, fleet = settings_of(tmp_path, max_object_bytes=5000), HereFleet()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(200))
@@ -195,19 +218,26 @@ def test_what_was_committed_and_not_read_back_is_read_back(tmp_path: Path) -> No
 
     with offloading(settings, fleet) as run:
         run.catalog().mark_verified = die  # type: ignore[method-assign,assignment]
-        with pytest.raises(KeyboardInterrupt):
-            run.once(force=True)
-    with StoreView(settings) as view:
-        record = view.topic(NAME).record
-    assert record is not None
-    assert record.verified < record.tail
+        assert run.once(force=True).objects > 1
+    assert record_of(settings).verified == record_of(settings).tail == 200
+
+
+def test_what_was_committed_and_not_read_back_is_read_back(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path, max_object_bytes=5000), HereFleet()
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(200))
+    once(settings, fleet)
+    forget_verified(settings)
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(100, 200))
+    fleet.items.clear()
     report = once(settings, fleet)
     assert report.ok
-    assert any(isinstance(item, Inspection) for item in fleet.items)
-    with StoreView(settings) as view:
-        record = view.topic(NAME).record
-    assert record is not None
-    assert record.verified == record.tail == 200
+    assert report.messages == 100
+    kinds = [type(item) for item in fleet.items]
+    assert kinds.count(ReadBackTask) > 1
+    assert kinds.count(UploadTask) == report.objects
+    assert record_of(settings).verified == record_of(settings).tail == 300
 
 
 def test_an_unsound_object_is_told_and_uploads_go_on(tmp_path: Path) -> None:
@@ -217,14 +247,13 @@ def test_an_unsound_object_is_told_and_uploads_go_on(tmp_path: Path) -> None:
         topic.append_many(payloads(100))
         topic.flush()
 
-        def ruin(errand: Any) -> None:
-            if isinstance(errand, Inspection):
+        def ruin(task: Any) -> None:
+            if isinstance(task, ReadBackTask):
                 raise MissingData("it is not there")
 
         fleet = HereFleet()
-        with offloading(settings, fleet) as run:
-            run.catalog().mark_verified = lambda *_: None  # type: ignore[method-assign,assignment]
-            assert run.once(force=True).ok
+        assert once(settings, fleet).ok
+        forget_verified(settings)
         topic.append_many(payloads(100, 100))
         topic.flush()
         fleet.before = ruin
@@ -243,8 +272,8 @@ def test_the_owner_that_uploads_as_well_is_no_error(tmp_path: Path) -> None:
         topic.append_many(payloads(100))
         topic.flush()
 
-        def race(errand: Any) -> None:
-            if isinstance(errand, Shipment) and errand.planned.start_offset == 0:
+        def race(task: Any) -> None:
+            if isinstance(task, UploadTask) and task.planned.start_offset == 0:
                 topic.upload()
 
         fleet.before = race
@@ -264,7 +293,7 @@ def test_an_owner_that_changes_in_the_middle_costs_no_transfer(tmp_path: Path) -
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(100))
 
-    def take_over(_errand: Any) -> None:
+    def take_over(_task: Any) -> None:
         with forebay.open(settings) as store:
             store.topic(NAME).append(b"from the next owner", durability="synced")
 
@@ -272,7 +301,7 @@ def test_an_owner_that_changes_in_the_middle_costs_no_transfer(tmp_path: Path) -
     report = once(settings, fleet)
     assert report.ok
     assert (report.messages, fleet.runs) == (100, 1)
-    fleet.before = lambda _errand: None
+    fleet.before = lambda _task: None
     assert once(settings, fleet).messages == 1
     assert len(contents(settings)) == 101
 
@@ -393,8 +422,8 @@ def test_a_segment_that_cannot_be_opened_is_its_topics_own_trouble(tmp_path: Pat
             store.topic(name).flush()
         path = store.topic("bad").segments()[-1].path
 
-        def take_away(errand: Any) -> None:
-            if errand.topic.topic == "bad" and path.exists():
+        def take_away(task: Any) -> None:
+            if task.topic.topic == "bad" and path.exists():
                 path.rename(path.with_suffix(".away"))
 
         fleet.before = take_away
@@ -402,6 +431,56 @@ def test_a_segment_that_cannot_be_opened_is_its_topics_own_trouble(tmp_path: Pat
         path.with_suffix(".away").rename(path)
     assert [row.topic for row in report.rows if row.error] == ["/default/bad"]
     assert chain(settings, "good")[-1][1] == 99
-    fleet.before = lambda _errand: None
+    fleet.before = lambda _task: None
     assert once(settings, fleet).ok
     assert contents(settings, "bad") == payloads(100)
+
+
+def test_no_sweep_overtakes_a_wave_of_a_topic_that_nobody_owns(tmp_path: Path) -> None:
+    """A wave takes longer than the grace time: its driver lives, and renews what it announced."""
+    clock = ManualClock()
+    settings = settings_of(tmp_path, max_object_bytes=5000, sweep_grace_minutes=0.01)
+    with Store(settings, clock=clock) as store:
+        store.topic(NAME).append_many(payloads(200))
+    fleet = HereFleet()
+    reports: list[SweepReport] = []
+    with offloading(settings, fleet, clock) as run:
+
+        def take_hours(_task: Any) -> None:
+            clock.advance(3600)
+            catalog, topic = run.catalog(), parse_topic(NAME)
+            assert catalog.owner(topic) is None
+            now = clock.now_ms()
+            wait_until(lambda: all(life.updated_ms == now for _, life in catalog.lives(topic)))
+            tiers = run.store.tiers()
+            assert tiers is not None
+            swept = sweep(catalog, tiers.store, grace_minutes=30, dry_run=False, clock=clock)
+            reports.append(swept)
+
+        fleet.before = take_hours
+        report = run.once(force=True)
+    assert report.ok
+    assert report.waves == 1, "nothing was taken away, and planned again"
+    assert len(reports) == report.objects > 2
+    assert sum(each.counts[Action.REMOVED] for each in reports) == 0
+    assert contents(settings) == payloads(200)
+
+
+def test_an_object_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
+    settings, fleet = settings_of(tmp_path), HereFleet()
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(100))
+    before = metrics.verified.value("failed")
+
+    def unreadable(*_: object) -> None:
+        raise CorruptFrame("a checksum", file="data-0-99.dnb1", position=7, offset=1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offload_module, "_verify", unreadable)
+        report = once(settings, fleet)
+    assert not report.ok
+    assert chain(settings) == []
+    assert metrics.verified.value("failed") == before + 1
+    assert [path.suffix for path in (tmp_path / "objects").rglob("data-*")] == [".dnb1"]
+    assert once(settings, fleet).ok
+    assert contents(settings) == payloads(100)

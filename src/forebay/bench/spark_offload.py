@@ -1,7 +1,7 @@
 """Offload on Spark beside a pool of two processes that runs the same transfer function.
 
 The topics are written once. Each round begins with the catalog as it was before the first, and
-with no objects. The pool is given errands that are planned and announced already; Spark's time is
+with no objects. The pool is given objects that are planned and announced already; Spark's time is
 that of the whole run: planning, intents, transfer, reading back, commits.
 """
 
@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Final
 import forebay
 from forebay.bench.measure import rate_of
 from forebay.bench.spark_fleets import PoolFleet
-from forebay.format.names import ObjectName
 from forebay.limits import MIB, TASK_BYTES
 from forebay.pipeline.execute import SparkFleet, pack
-from forebay.pipeline.jobs.offload import Offload
-from forebay.pipeline.jobs.offload_task import Errand, Shipment, run_errand
+from forebay.pipeline.jobs.offload import Offload, run_task
 from forebay.pipeline.location import site_settings
 from forebay.settings import StoreSettings, UploaderSettings
+from forebay.upload import engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,17 +90,17 @@ def spark_rate(backlog: Backlog, spark: SparkSession, _path: Path) -> float:
 def pool_rate(backlog: Backlog, pool: PoolFleet, _path: Path) -> float:
     """MiB a second of the transfers alone."""
     backlog.reset()
-    errands: list[Errand] = []
     with Offload(backlog.settings, pool) as run:
+        uploads: list[engine.UploadTask] = []
         for name in run.store.topics():
             plan = run.planner(run.store.topic(name).topic).plan(None, force=True)
             assert plan is not None
-            for planned in plan.objects:
-                object_name = ObjectName(planned.start_offset, planned.next_offset - 1)
-                intent = run.catalog().intend(plan.topic, plan.epoch, object_name)
-                errands.append(Shipment(plan.topic, intent, planned))
-        tasks = pack(errands, lambda each: each.size, TASK_BYTES, least=pool.slots())
-        work = partial(run_errand, backlog.settings)
+            uploads += [
+                engine.intend(run.catalog(), plan.topic, plan.epoch, planned)
+                for planned in plan.objects
+            ]
+        tasks = pack(uploads, lambda each: each.size, TASK_BYTES, least=pool.slots())
+        work = partial(run_task, backlog.settings)
 
         def transfer() -> None:
             done = pool.run(tasks, work, "bench")

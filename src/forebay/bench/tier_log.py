@@ -117,7 +117,7 @@ def upload(log: BenchLog, data: Path, cloud: CloudSettings) -> Uploaded:
         ports = replace(ready.ports, verify=verify)
         uploader = Uploader(TOPIC, storage.wal, ready.epoch, ports)
         started = time.perf_counter()
-        objects = uploader.cycle(force=True)
+        objects = uploader.run_once(force=True)
         seconds = time.perf_counter() - started
         uploader.close()
     return Uploaded(objects, seconds - verify_seconds, verify_seconds)

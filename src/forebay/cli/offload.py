@@ -26,7 +26,7 @@ from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
     from forebay.pipeline.jobs.compact_report import CompactReport, CompactRow
-    from forebay.pipeline.jobs.offload_report import OffloadReport
+    from forebay.pipeline.jobs.offload import OffloadReport
 
 
 @click.command()

@@ -44,7 +44,7 @@ from forebay.repair.survey import Survey
 from forebay.settings import UploaderSettings
 from forebay.topic.opening import lock_name
 from forebay.topic.tiers import Tiers
-from forebay.upload.transfer import Transferred, describe, put_sidecar, require_size
+from forebay.upload.engine import Transferred, describe, put_sidecar, require_size
 from forebay.wal.identity import write_log_id
 from forebay.wal.publisher import Publisher
 from forebay.wal.recovery import Recovery, remove_segment

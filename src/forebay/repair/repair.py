@@ -73,7 +73,7 @@ from forebay.repair.survey import Survey, survey_log
 from forebay.settings import StoreSettings
 from forebay.topic.tiers import Tiers
 from forebay.topic.view import StoreView, catalog_file
-from forebay.upload.transfer import put_sidecar
+from forebay.upload.engine import put_sidecar
 from forebay.wal.publisher import Publisher
 
 # ---- The objects of a topic as a repair sees them: what is wrong with them, and what of them

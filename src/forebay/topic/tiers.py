@@ -16,7 +16,7 @@ from forebay.read.fetch import FetchPool
 from forebay.read.joined import CatalogSource, LocalEnd, TieredLog
 from forebay.read.verify import looks_same, verify_object
 from forebay.settings import StoreSettings
-from forebay.upload.uploader import UploadPorts
+from forebay.upload.engine import UploadPorts
 
 
 class Tiers:
@@ -46,9 +46,7 @@ class Tiers:
         self._own_store = store is None
         self.pool = FetchPool(settings.cloud_reader.fetch_threads)
         self.session = Session(self.catalog, settings.metadata, clock)
-        self.upload_ports = UploadPorts(
-            self.catalog, self.store, settings.uploader, self._verify, clock
-        )
+        self.upload_ports = UploadPorts(self.store, settings.uploader, self._verify, clock)
 
     def _verify(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
         """After an upload: reads the object back, or looks at it, as configured."""

@@ -23,7 +23,7 @@ from forebay.pipeline.resources import Workbench, workbench
 from forebay.read.history import ObjectStream
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
-from forebay.upload.transfer import put_sidecar, require_size
+from forebay.upload.engine import put_sidecar, require_size
 
 
 @dataclass(frozen=True, slots=True)

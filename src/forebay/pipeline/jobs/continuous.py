@@ -16,8 +16,7 @@ from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.pipeline.execute import Fleet
-from forebay.pipeline.jobs.offload import Offload
-from forebay.pipeline.jobs.offload_report import OffloadReport
+from forebay.pipeline.jobs.offload import Offload, OffloadReport
 from forebay.settings import StoreSettings
 
 _log: Final = logging.getLogger("forebay.pipeline")
