@@ -112,10 +112,7 @@ class RollingUploader(Uploader):
         segments = self.planner.segments_from(self.wal.segments(), offset)
         if not segments:
             return None
-        if opened is not None:
-            start = opened.position
-        else:
-            start = self.planner.locate(segments[0], tail, self.known_position(tail))
+        start = opened.position if opened else self.locate(segments[0], tail)
         settings = self.ports.settings
         if opened is not None:
             room = max(settings.max_object_bytes - opened.builder.size, 1)

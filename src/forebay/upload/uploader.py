@@ -197,13 +197,17 @@ class Uploader:
         due = self.planner.due(
             self.wal.segments(),
             tail,
-            self.known_position(tail),
+            self._known_position(tail),
             force=force,
             waiting_since=self._waiting_since,
         )
         return next(due, None)
 
-    def known_position(self, tail: int) -> LogPosition | None:
+    def locate(self, segment: Segment, tail: int) -> LogPosition:
+        """Where the tail is in the log: by the checkpoint if that is right, else by the index."""
+        return self.planner.locate(segment, tail, self._known_position(tail))
+
+    def _known_position(self, tail: int) -> LogPosition | None:
         """Where the tail is in the log by the checkpoint, which may be wrong."""
         memory = self.checkpoints.get_uploader()
         if memory is None or memory.last_committed_offset != tail - 1:
