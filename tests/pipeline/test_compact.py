@@ -21,7 +21,7 @@ from forebay.objects.store import CloudStore
 from forebay.pipeline.execute import Done
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings
 from forebay.testing.objects import FaultBackend
 from stored_objects import message
@@ -255,7 +255,7 @@ def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(site: Sit
         site.store.put(key, others)
 
     backend.hook("complete", overwrite, when="after")
-    workbench(site.settings).store = CloudStore(backend)
+    executor_resources(site.settings).store = CloudStore(backend)
     with pytest.raises(CorruptLog, match="does not hold what it was made of"):
         rewrite(site.settings, job)
     assert sidecar(job.object_id) not in site.names()

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forebay
-from fleets import HereFleet
 from forebay.errors import MissingData, ServiceUnavailable, UsageError
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.offload_report import OffloadReport
@@ -25,6 +24,7 @@ from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, W
 from forebay.testing.clock import ManualClock
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView
+from inline_executor import InlineExecutor
 
 NAME = "/default/orders"
 
@@ -40,14 +40,16 @@ def settings_of(data: Path, **uploader: Any) -> StoreSettings:
 
 
 @contextmanager
-def offloading(settings: StoreSettings, fleet: HereFleet, clock: Any = None) -> Iterator[Offload]:
+def offloading(
+    settings: StoreSettings, executor: InlineExecutor, clock: Any = None
+) -> Iterator[Offload]:
     more = {} if clock is None else {"clock": clock}
-    with Offload(site_settings(settings), fleet, **more) as run:
+    with Offload(site_settings(settings), executor, **more) as run:
         yield run
 
 
-def once(settings: StoreSettings, fleet: HereFleet, **how: Any) -> OffloadReport:
-    with offloading(settings, fleet) as run:
+def once(settings: StoreSettings, executor: InlineExecutor, **how: Any) -> OffloadReport:
+    with offloading(settings, executor) as run:
         return run.once(**{"force": True, **how})
 
 
@@ -66,34 +68,34 @@ def chain(settings: StoreSettings, topic: str = NAME) -> list[tuple[int, int]]:
 
 
 def test_everything_synced_is_uploaded_while_its_owner_goes_on(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         topic = store.topic(NAME)
         topic.append_many(payloads(500))
         topic.flush()
-        report = once(settings, fleet)
+        report = once(settings, executor)
         assert report.ok
-        assert (report.messages, report.waves, fleet.runs) == (500, 1, 1)
+        assert (report.messages, report.waves, executor.runs) == (500, 1, 1)
         topic.append_many(payloads(100, 500))
         topic.flush()
-        assert once(settings, fleet).messages == 100
+        assert once(settings, executor).messages == 100
         assert topic.trim_local()
         assert [message.payload for message in topic.read(0)] == payloads(600)
     assert contents(settings) == payloads(600)
 
 
 def test_with_nothing_to_do_nothing_runs(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append(b"one", durability="synced")
-    once(settings, fleet)
-    fleet.slots = None  # type: ignore[assignment,method-assign]  # asking would begin a session
-    report = once(settings, fleet)
-    assert (report.rows, report.waves, fleet.runs) == ((), 0, 1)
+    once(settings, executor)
+    executor.slots = None  # type: ignore[assignment,method-assign]  # asking would begin a session
+    report = once(settings, executor)
+    assert (report.rows, report.waves, executor.runs) == ((), 0, 1)
 
 
 def test_objects_of_one_topic_end_with_segments_and_are_made_side_by_side(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path, max_object_bytes=10_000), HereFleet()
+    settings, executor = settings_of(tmp_path, max_object_bytes=10_000), InlineExecutor()
     with forebay.open(settings) as store:
         topic = store.topic(NAME)
         for number in range(10):
@@ -101,15 +103,15 @@ def test_objects_of_one_topic_end_with_segments_and_are_made_side_by_side(tmp_pa
             topic.flush()
             topic.rotate()
         ends = {segment.end_offset - 1 for segment in topic.segments()}
-    report = once(settings, fleet)
-    assert fleet.runs == 1
-    assert len(fleet.items) == report.objects > 2
+    report = once(settings, executor)
+    assert executor.runs == 1
+    assert len(executor.items) == report.objects > 2
     assert {row.end_offset for row in report.rows} <= ends
     assert contents(settings) == payloads(500)
 
 
 def test_only_the_prefix_of_what_succeeded_is_committed(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path, max_object_bytes=5000), HereFleet()
+    settings, executor = settings_of(tmp_path, max_object_bytes=5000), InlineExecutor()
     with forebay.open(settings) as store:
         for name in ("a", "b"):
             store.topic(name).append_many(payloads(300))
@@ -119,31 +121,31 @@ def test_only_the_prefix_of_what_succeeded_is_committed(tmp_path: Path) -> None:
         if errand.topic.topic == "a" and errand.planned.start_offset > 100:
             raise broken
 
-    fleet.before = fail
-    report = once(settings, fleet)
+    executor.before = fail
+    report = once(settings, executor)
     assert not report.ok
     committed = chain(settings, "a")
     assert committed
     assert committed[-1][1] < 299
     assert [row.error for row in report.rows if row.error] == [str(broken)]
     assert chain(settings, "b")[-1][1] == 299
-    fleet.before = lambda _errand: None
-    assert once(settings, fleet).ok
+    executor.before = lambda _errand: None
+    assert once(settings, executor).ok
     assert chain(settings, "a")[-1][1] == 299
     assert contents(settings, "a") == payloads(300)
 
 
 def test_work_that_is_done_twice_is_done_once(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
-    fleet.twice = True
+    settings, executor = settings_of(tmp_path), InlineExecutor()
+    executor.twice = True
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(300))
-    assert once(settings, fleet).ok
+    assert once(settings, executor).ok
     assert contents(settings) == payloads(300)
 
 
 def test_a_damaged_frame_stops_its_topic_and_nothing_before_it(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         for name in ("bad", "good"):
             store.topic(name).append_many(payloads(300))
@@ -153,7 +155,7 @@ def test_a_damaged_frame_stops_its_topic_and_nothing_before_it(tmp_path: Path) -
             file.seek(segment.size // 2)
             file.write(b"\xff\xff\xff\xff")
         for _ in range(2):  # it stays so, and what is before it stays uploaded
-            report = once(settings, fleet)
+            report = once(settings, executor)
             [error] = [row for row in report.rows if row.error]
             assert error.topic == "/default/bad"
             assert "position" in str(error.error)
@@ -164,8 +166,8 @@ def test_a_damaged_frame_stops_its_topic_and_nothing_before_it(tmp_path: Path) -
 def test_the_thresholds_hold_unless_it_is_forced(tmp_path: Path) -> None:
     clock = ManualClock()
     settings = settings_of(tmp_path, max_object_bytes=5000, max_open_seconds=60)
-    fleet = HereFleet()
-    with Store(settings, clock=clock) as store, offloading(settings, fleet, clock) as run:
+    executor = InlineExecutor()
+    with Store(settings, clock=clock) as store, offloading(settings, executor, clock) as run:
         topic = store.topic(NAME)
         topic.append_many(payloads(10))
         topic.flush()
@@ -186,14 +188,14 @@ def test_the_thresholds_hold_unless_it_is_forced(tmp_path: Path) -> None:
 
 
 def test_what_was_committed_and_not_read_back_is_read_back(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path, max_object_bytes=5000), HereFleet()
+    settings, executor = settings_of(tmp_path, max_object_bytes=5000), InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(200))
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with offloading(settings, fleet) as run:
+    with offloading(settings, executor) as run:
         run.catalog().mark_verified = die  # type: ignore[method-assign,assignment]
         with pytest.raises(KeyboardInterrupt):
             run.once(force=True)
@@ -201,9 +203,9 @@ def test_what_was_committed_and_not_read_back_is_read_back(tmp_path: Path) -> No
         record = view.topic(NAME).record
     assert record is not None
     assert record.verified < record.tail
-    report = once(settings, fleet)
+    report = once(settings, executor)
     assert report.ok
-    assert any(isinstance(item, Inspection) for item in fleet.items)
+    assert any(isinstance(item, Inspection) for item in executor.items)
     with StoreView(settings) as view:
         record = view.topic(NAME).record
     assert record is not None
@@ -221,14 +223,14 @@ def test_an_unsound_object_is_told_and_uploads_go_on(tmp_path: Path) -> None:
             if isinstance(errand, Inspection):
                 raise MissingData("it is not there")
 
-        fleet = HereFleet()
-        with offloading(settings, fleet) as run:
+        executor = InlineExecutor()
+        with offloading(settings, executor) as run:
             run.catalog().mark_verified = lambda *_: None  # type: ignore[method-assign,assignment]
             assert run.once(force=True).ok
         topic.append_many(payloads(100, 100))
         topic.flush()
-        fleet.before = ruin
-        report = once(settings, fleet)
+        executor.before = ruin
+        report = once(settings, executor)
         assert not report.ok
         assert report.messages == 100
         assert chain(settings)[-1][1] == 199
@@ -237,7 +239,7 @@ def test_an_unsound_object_is_told_and_uploads_go_on(tmp_path: Path) -> None:
 def test_the_owner_that_uploads_as_well_is_no_error(tmp_path: Path) -> None:
     """Whoever is first commits; the other one goes on behind it."""
     settings = settings_of(tmp_path)
-    fleet = HereFleet()
+    executor = InlineExecutor()
     with forebay.open(settings) as store:
         topic = store.topic(NAME)
         topic.append_many(payloads(100))
@@ -247,11 +249,11 @@ def test_the_owner_that_uploads_as_well_is_no_error(tmp_path: Path) -> None:
             if isinstance(errand, Shipment) and errand.planned.start_offset == 0:
                 topic.upload()
 
-        fleet.before = race
-        report = once(settings, fleet)
+        executor.before = race
+        report = once(settings, executor)
         assert report.ok
         topic.append_many(payloads(50, 100))
-        assert once(settings, fleet).ok
+        assert once(settings, executor).ok
         topic.upload()
         assert topic.watermarks().verified == 150
     assert contents(settings) == payloads(150)
@@ -260,7 +262,7 @@ def test_the_owner_that_uploads_as_well_is_no_error(tmp_path: Path) -> None:
 def test_an_owner_that_changes_in_the_middle_costs_no_transfer(tmp_path: Path) -> None:
     """As a sink does with every batch: it goes on with the same log, so the object is right."""
     settings = settings_of(tmp_path)
-    fleet = HereFleet()
+    executor = InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(100))
 
@@ -268,21 +270,21 @@ def test_an_owner_that_changes_in_the_middle_costs_no_transfer(tmp_path: Path) -
         with forebay.open(settings) as store:
             store.topic(NAME).append(b"from the next owner", durability="synced")
 
-    fleet.before = take_over
-    report = once(settings, fleet)
+    executor.before = take_over
+    report = once(settings, executor)
     assert report.ok
-    assert (report.messages, fleet.runs) == (100, 1)
-    fleet.before = lambda _errand: None
-    assert once(settings, fleet).messages == 1
+    assert (report.messages, executor.runs) == (100, 1)
+    executor.before = lambda _errand: None
+    assert once(settings, executor).messages == 1
     assert len(contents(settings)) == 101
 
 
 def test_a_log_that_was_replaced_is_read_with_its_own_places(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     settings = replace(settings, wal=WalSettings())
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(100))
-    with offloading(settings, fleet) as run:
+    with offloading(settings, executor) as run:
         assert run.once(force=True).messages == 100
         shutil.rmtree(tmp_path / "wal")
         with forebay.open(settings) as store:
@@ -303,15 +305,15 @@ def test_spark_that_does_not_start_is_told_once(tmp_path: Path) -> None:
         for number in range(3):
             store.topic(f"t{number}").append(b"x", durability="synced")
 
-    class Absent(HereFleet):
+    class Absent(InlineExecutor):
         def slots(self) -> int:
             self.runs += 1
             raise UsageError("no Java")
 
-    fleet = Absent()
+    executor = Absent()
     with pytest.raises(UsageError, match="no Java"):
-        once(settings, fleet)
-    assert fleet.runs == 1
+        once(settings, executor)
+    assert executor.runs == 1
 
 
 def test_a_topic_that_is_not_there_is_an_error_of_the_call(tmp_path: Path) -> None:
@@ -319,15 +321,15 @@ def test_a_topic_that_is_not_there_is_an_error_of_the_call(tmp_path: Path) -> No
     with forebay.open(settings) as store:
         store.topic(NAME).append(b"x", durability="synced")
     with pytest.raises(UsageError, match="no topic"):
-        once(settings, HereFleet(), topics=["nosuch"])
+        once(settings, InlineExecutor(), topics=["nosuch"])
 
 
 def test_a_dry_run_says_what_would_be_and_does_nothing(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(300))
-    report = once(settings, fleet, dry_run=True)
-    assert (report.dry_run, report.messages, fleet.runs) == (True, 300, 0)
+    report = once(settings, executor, dry_run=True)
+    assert (report.dry_run, report.messages, executor.runs) == (True, 300, 0)
     assert chain(settings) == []
 
 
@@ -337,7 +339,7 @@ def test_the_owner_sees_what_the_pipeline_uploaded(tmp_path: Path) -> None:
         topic = store.topic(NAME)
         topic.append_many(payloads(100))
         topic.flush()
-        assert once(settings, HereFleet()).ok
+        assert once(settings, InlineExecutor()).ok
         for _ in range(1000):
             if topic.watermarks().verified == 100:
                 break
@@ -359,7 +361,7 @@ def test_any_history_keeps_every_message_once(
     settings = settings_of(tmp_path_factory.mktemp("any"), max_object_bytes=object_bytes)
     settings = replace(settings, wal=WalSettings(rotate_max_bytes=1000))
     said: list[bytes] = []
-    fleet = HereFleet()
+    executor = InlineExecutor()
     with forebay.open(settings) as store:
         topic = store.topic(NAME)
         topic.append(b"first", durability="synced")
@@ -370,14 +372,14 @@ def test_any_history_keeps_every_message_once(
             topic.flush()
             said += new
             if action == "offload":
-                assert once(settings, fleet).ok
+                assert once(settings, executor).ok
             elif action == "upload":
                 topic.upload()
             elif action == "rotate":
                 topic.rotate()
             else:
                 topic.trim_local()
-    assert once(settings, fleet).ok
+    assert once(settings, executor).ok
     assert contents(settings) == said
     found = chain(settings)
     assert found[0][0] == 0
@@ -386,7 +388,7 @@ def test_any_history_keeps_every_message_once(
 
 
 def test_a_segment_that_cannot_be_opened_is_its_topics_own_trouble(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         for name in ("bad", "good"):
             store.topic(name).append_many(payloads(100))
@@ -397,11 +399,11 @@ def test_a_segment_that_cannot_be_opened_is_its_topics_own_trouble(tmp_path: Pat
             if errand.topic.topic == "bad" and path.exists():
                 path.rename(path.with_suffix(".away"))
 
-        fleet.before = take_away
-        report = once(settings, fleet)
+        executor.before = take_away
+        report = once(settings, executor)
         path.with_suffix(".away").rename(path)
     assert [row.topic for row in report.rows if row.error] == ["/default/bad"]
     assert chain(settings, "good")[-1][1] == 99
-    fleet.before = lambda _errand: None
-    assert once(settings, fleet).ok
+    executor.before = lambda _errand: None
+    assert once(settings, executor).ok
     assert contents(settings, "bad") == payloads(100)

@@ -32,12 +32,12 @@ from forebay.errors import (
     remedy,
 )
 from forebay.format.names import ObjectName, TopicName, parse_topic
-from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.logs import event
-from forebay.pipeline.execute import Done, Fleet, Progress, SparkFleet, pack
+from forebay.pipeline.execute import Done, Executor, Progress, Runner, executor_for
 from forebay.pipeline.jobs.offload_plan import TopicPlan, TopicPlanner
 from forebay.pipeline.jobs.offload_report import OffloadReport, OffloadRow, failed, made, would_be
 from forebay.pipeline.jobs.offload_task import Errand, Inspection, Shipment, Shipped, run_errand
+from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import site_settings
 from forebay.settings import StoreSettings
 from forebay.topic.view import StoreView
@@ -58,6 +58,7 @@ def offload(
     topics: Sequence[str] | None = None,
     *,
     spark: SparkSession | None = None,
+    runner: Runner = "spark",
     force: bool = True,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -65,20 +66,30 @@ def offload(
     """Uploads what is synced, of all topics or of those named; what goes wrong is in the report.
 
     `force` takes everything, whatever the thresholds; without it only what is due by the
-    configuration. A dry run writes nothing and starts no Spark.
+    configuration. A dry run writes nothing and starts no Spark. `runner="threads"` uploads with
+    threads of this process, without Spark.
     """
     settings = site_settings(source)
-    fleet = SparkFleet(spark, settings.spark, progress)
-    with Offload(settings, fleet) as run:
+    executor = executor_for(runner, spark, settings.spark)
+    with Offload(settings, executor, progress=progress) as run:
         return run.once(topics, force=force, dry_run=dry_run)
 
 
 class Offload:
     """The driver: one run after the other, over the same store."""
 
-    def __init__(self, settings: StoreSettings, fleet: Fleet, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        executor: Executor,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
         self.store = StoreView(settings, clock=clock)
-        self._fleet = fleet
+        self._executor = executor
+        self._progress = progress
+        self._waves = self._new_waves()
         self._clock = clock
         self._planners: dict[TopicName, TopicPlanner] = {}
 
@@ -100,10 +111,11 @@ class Offload:
         if topics:
             for name in names:
                 self.planner(name)  # UsageError for a topic that is not there
+        self._waves = self._new_waves()
         run = _Run(self, names, force=force, dry_run=dry_run)
         try:
             report = run()
-        except _NoFleet as none:
+        except _NoExecutor as none:
             raise none.reason from None
         if not dry_run:
             outcome = "failed" if not report.ok else "done" if report.rows else "idle"
@@ -124,18 +136,23 @@ class Offload:
         assert tiers is not None, "a topic that was planned is in the catalog"
         return tiers.catalog
 
+    def _new_waves(self) -> Waves[Errand, Shipped]:
+        return Waves(
+            self._executor,
+            partial(run_errand, self.store.settings),
+            lambda each: each.size,
+            label="forebay offload",
+            progress=self._progress,
+        )
+
     def ship(self, errands: Sequence[Errand]) -> Iterable[tuple[Errand, Done[Shipped]]]:
-        tasks = pack(errands, lambda each: each.size, TASK_BYTES, least=self._fleet.slots())
-        work = partial(run_errand, self.store.settings)
-        done = self._fleet.run(tasks, work, "forebay offload")
-        for task, results in zip(tasks, done, strict=True):
-            yield from zip(task, results, strict=True)
+        return self._waves.run(errands)
 
     def wave_bytes(self) -> int:
-        return self._fleet.slots() * WAVE_TASKS_PER_SLOT * TASK_BYTES
+        return self._waves.bytes_max()
 
 
-class _NoFleet(Exception):
+class _NoExecutor(Exception):
     """Nobody to do the work."""
 
     def __init__(self, reason: ForebayError) -> None:
@@ -233,7 +250,7 @@ class _Run:
             try:
                 self._wave_bytes = self._offload.wave_bytes()
             except ForebayError as error:  # of Spark, and of no topic
-                raise _NoFleet(error) from error
+                raise _NoExecutor(error) from error
         return plan(self._wave_bytes - taken)
 
     def _finish(self, topic: TopicName) -> None:

@@ -16,9 +16,10 @@ from forebay.catalog.catalog import Intent
 from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName
-from forebay.pipeline.resources import Workbench, workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.read.verify import looks_same, verify_object
 from forebay.settings import StoreSettings
+from forebay.topic.resources import StoreResources
 from forebay.upload.plan import PlannedObject, SegmentSource
 from forebay.upload.transfer import describe, put_sidecar, transfer
 
@@ -64,7 +65,7 @@ class Shipped:
 def run_errand(settings: StoreSettings, errand: Errand) -> Shipped:
     """Makes an object, or looks at one; raises unless it is there and right in the end."""
     started = time.monotonic()
-    bench = workbench(settings)
+    bench = executor_resources(settings)
     descriptor = _ship(bench, errand) if isinstance(errand, Shipment) else errand.descriptor
     _require_right(bench, errand.topic, descriptor)
     if isinstance(errand, Shipment) and settings.uploader.sidecars:
@@ -72,7 +73,7 @@ def run_errand(settings: StoreSettings, errand: Errand) -> Shipped:
     return Shipped(descriptor, time.monotonic() - started)
 
 
-def _ship(bench: Workbench, shipment: Shipment) -> ObjectDescriptor:
+def _ship(bench: StoreResources, shipment: Shipment) -> ObjectDescriptor:
     settings = bench.settings
     planned, object_id = shipment.planned, shipment.intent.object_id
     try:
@@ -88,7 +89,7 @@ def _ship(bench: Workbench, shipment: Shipment) -> ObjectDescriptor:
     )
 
 
-def _require_right(bench: Workbench, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+def _require_right(bench: StoreResources, topic: TopicName, descriptor: ObjectDescriptor) -> None:
     """Reads the object back, or looks whether it is there, as configured."""
     settings = bench.settings
     if settings.uploader.verify_after_upload or not looks_same(bench.store, topic, descriptor):

@@ -34,10 +34,10 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import MIB, TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.objects.backend import Backend
-from forebay.pipeline.execute import Done, Progress, pack, spread
+from forebay.pipeline.execute import Done, Progress, SparkExecutor, pack
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.session import slots, spark_session
 from forebay.settings import StoreSettings
 from forebay.topic.tiers import Tiers
@@ -134,7 +134,7 @@ class DescribedAhead:
             batch.append(one)
             size += one.size
         tasks = pack(batch, lambda one: one.size, TASK_BYTES, least=slots(spark))
-        answers = spread(spark, tasks, partial(_read_there, self._settings), label="restore")
+        answers = SparkExecutor(spark).run(tasks, partial(_read_there, self._settings), "restore")
         for items, results in zip(tasks, answers, strict=True):
             for one, done in zip(items, results, strict=True):
                 self._learn(one, done)
@@ -165,7 +165,7 @@ class DescribedAhead:
 
 def _read_there(settings: StoreSettings, candidate: Candidate) -> tuple[ObjectDescriptor, Reading]:
     reading = Reading()
-    return read_whole(workbench(settings).store, candidate, reading), reading
+    return read_whole(executor_resources(settings).store, candidate, reading), reading
 
 
 def _read_here(store: Backend, candidate: Candidate) -> Done[tuple[ObjectDescriptor, Reading]]:
