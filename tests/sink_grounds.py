@@ -22,6 +22,7 @@ import forebay
 from forebay.format.message import StreamMessage
 from forebay.format.names import staged_file
 from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import open_resources
 from forebay.pipeline.sink.columns import staged_batches
 from forebay.pipeline.sink.commit import Committed, commit_batch
 from forebay.pipeline.sink.marks import MARK, Run
@@ -44,7 +45,7 @@ class SinkGround:
 
     def __post_init__(self) -> None:
         self.settings = site_settings(self.data)
-        self.bench = StoreResources(self.settings)
+        self.bench = open_resources(self.settings)
 
     def stage(self, *partitions: Rows, piece: int = 7) -> list[Part]:
         """The partitions' rows as files of one write."""

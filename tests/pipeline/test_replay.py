@@ -23,7 +23,7 @@ from forebay.pipeline.jobs.replay import replay
 from forebay.pipeline.resources import close_executor_resources
 from forebay.pipeline.sink.marks import MARK
 from forebay.settings import StoreSettings, WalSettings
-from forebay.topic.tiers import Tiers
+from forebay.topic.resources import StoreResources
 from forebay.upload.restore import restore_topic
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def test_what_a_restored_target_has_of_a_replay_is_not_guessed(settings: StoreSe
     close_executor_resources()
     for file in Path(settings.data or "").glob("catalog*"):
         file.unlink()
-    tiers = Tiers(settings, SYSTEM_CLOCK)
+    tiers = StoreResources(settings, SYSTEM_CLOCK)
     for name in (SOURCE, TARGET):
         topic = parse_topic(name)
         restore_topic(tiers.catalog, tiers.store, tiers.session, topic, dry_run=False)

@@ -13,15 +13,23 @@ import pickle
 import threading
 from typing import Final
 
+from forebay.client.disk import server_to_ask
 from forebay.settings import StoreSettings
-from forebay.topic.resources import StoreResources
-from forebay.topic.view import catalog_file
+from forebay.topic.resources import StoreResources, catalog_file
 
 _STORES_MAX: Final = 4
 """That one process keeps open; a worker of a shared cluster may serve many."""
 
 _open: Final[dict[tuple[int, bytes], StoreResources]] = {}
 _lock = threading.Lock()
+
+
+def open_resources(settings: StoreSettings) -> StoreResources:
+    """What a process of a job uses, through the store's server where it cannot see its files.
+
+    Which of both it is, is decided here, once.
+    """
+    return StoreResources(settings, server=server_to_ask(settings))
 
 
 def executor_resources(settings: StoreSettings) -> StoreResources:
@@ -32,7 +40,7 @@ def executor_resources(settings: StoreSettings) -> StoreResources:
         if found is None:
             while len(_open) >= _STORES_MAX:
                 _open.pop(next(iter(_open))).close()
-            found = StoreResources(settings)
+            found = open_resources(settings)
         _open[key] = found  # the most recently used one last
         return found
 

@@ -35,10 +35,10 @@ from forebay.pipeline.jobs.compact_plan import Bounds, Group, plan_groups
 from forebay.pipeline.jobs.compact_report import BYTES, OBJECTS, REPLACED, CompactReport, CompactRow
 from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
 from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import open_resources
 from forebay.pipeline.session import slots, spark_session
 from forebay.settings import StoreSettings
-from forebay.topic.resources import StoreResources
-from forebay.topic.view import catalog_file
+from forebay.topic.resources import StoreResources, catalog_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,7 +103,7 @@ def open_site(settings: StoreSettings) -> StoreResources:
     missing = catalog_file(settings)
     if missing is not None and not missing.exists():
         raise UsageError(f"there is no catalog at {missing}: there is nothing to compact")
-    return StoreResources(settings)
+    return open_resources(settings)
 
 
 def known_topics(catalog: Catalog, topics: Sequence[str] | None) -> list[TopicName]:

@@ -40,8 +40,7 @@ from forebay.pipeline.location import site_settings
 from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.session import slots, spark_session
 from forebay.settings import StoreSettings
-from forebay.topic.tiers import Tiers
-from forebay.topic.view import catalog_file
+from forebay.topic.resources import StoreResources, catalog_file
 from forebay.upload.inventory import (
     Candidate,
     Inventory,
@@ -305,13 +304,13 @@ def _require_objects(settings: StoreSettings) -> None:
 
 
 @contextmanager
-def _open_tiers(settings: StoreSettings, *, dry_run: bool) -> Iterator[Tiers]:
+def _open_tiers(settings: StoreSettings, *, dry_run: bool) -> Iterator[StoreResources]:
     """The catalog and the objects. For a dry run a catalog that is not there is an empty one."""
     path = catalog_file(settings)
     absent = dry_run and path is not None and not path.exists()
     with (
         closing(Catalog(SqliteKv(None))) if absent else nullcontext() as catalog,
-        closing(Tiers(settings, SYSTEM_CLOCK, catalog=catalog)) as tiers,
+        closing(StoreResources(settings, SYSTEM_CLOCK, catalog=catalog)) as tiers,
     ):
         yield tiers
 
@@ -319,7 +318,7 @@ def _open_tiers(settings: StoreSettings, *, dry_run: bool) -> Iterator[Tiers]:
 class RestoreRun:
     def __init__(
         self,
-        tiers: Tiers,
+        tiers: StoreResources,
         names: list[TopicName],
         choices: RestoreChoices,
         spark: SparkSession | None,

@@ -43,11 +43,11 @@ from forebay.pipeline.jobs.verify_report import BYTES, ERROR, OBJECTS, Ledger, V
 from forebay.pipeline.jobs.verify_report import NOTE as ASIDE
 from forebay.pipeline.jobs.verify_survey import link_of, named_instead, still_named, survey_topic
 from forebay.pipeline.location import site_settings
+from forebay.pipeline.resources import open_resources
 from forebay.pipeline.session import slots, spark_session
 from forebay.read.verify import FaultKind
 from forebay.settings import StoreSettings
-from forebay.topic.resources import StoreResources
-from forebay.topic.view import catalog_file
+from forebay.topic.resources import StoreResources, catalog_file
 from forebay.upload.inventory import topics_in_store
 from forebay.upload.sweep import sweep
 
@@ -84,7 +84,7 @@ def verify(
     missing = catalog_file(settings)
     if missing is not None and not missing.exists():
         raise UsageError(f"there is no catalog at {missing}: `forebay restore` makes one")
-    bench = StoreResources(settings)
+    bench = open_resources(settings)
     try:
         names = _topics(bench, topics)
         run = _Run(settings, bench, spark, progress)
