@@ -25,7 +25,7 @@ from forebay.format.names import ObjectName, TopicName, object_key, sidecar
 from forebay.pipeline.execute import Done, Progress
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.compact_report import CompactReport
-from forebay.pipeline.resources import Workbench
+from forebay.pipeline.resources import open_resources
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.joined import CatalogSource
 from forebay.settings import StoreSettings, UploaderSettings
@@ -68,7 +68,7 @@ class Site:
 
     def __init__(self, data: Path, **uploader: Any) -> None:
         self.settings = StoreSettings(data=data, uploader=UploaderSettings(**uploader))
-        self.bench = Workbench(self.settings)
+        self.bench = open_resources(self.settings)
         self.catalog = self.bench.catalog
         self.store = self.bench.store
 

@@ -33,8 +33,8 @@ from forebay.settings import CloudReaderSettings, RemoteRetentionSettings
 from forebay.testing import ManualClock
 from forebay.testing.objects import FaultBackend, ObjectFault
 from forebay.topic.factory import _trim
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store, Topic
-from forebay.topic.tiers import Tiers
 from forebay.wal.reader import LogReader
 from tiered_stores import TOPIC, Site, fill, offsets
 
@@ -107,7 +107,7 @@ def test_an_index_that_leads_nowhere_is_not_verified(site: Site) -> None:
         fill(topic, 50)
         made = topic.upload()[0]
     at = made.size // 50
-    tiers = Tiers(site.settings(), site.clock, catalog=site.catalog, store=site.objects)
+    tiers = StoreResources(site.settings(), site.clock, catalog=site.catalog, store=site.objects)
     with closing(tiers):
         for index in ((), ((0, 0), (1, at), (49, 49 * at))):
             tiers.read_back(TOPIC, replace(made, offset_index=index))

@@ -21,7 +21,7 @@ from forebay.objects.store import CloudStore
 from forebay.pipeline.execute import Done
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings
 from forebay.testing.objects import FaultBackend
 from stored_objects import message
@@ -243,7 +243,9 @@ def test_a_new_object_that_was_not_read_back_alike_is_not_committed(site: Site) 
     assert len(site.chain()) == 2
 
 
-def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(site: Site) -> None:
+def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody puts another object there, of valid frames, the same offsets and the same size."""
     made = site.lay([0, 10, 20])
     job = Rewrite(TOPIC, "data-0-19.dnb1", tuple(made))
@@ -255,7 +257,7 @@ def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(site: Sit
         site.store.put(key, others)
 
     backend.hook("complete", overwrite, when="after")
-    workbench(site.settings).store = CloudStore(backend)
+    monkeypatch.setattr(executor_resources(site.settings), "_store", CloudStore(backend))
     with pytest.raises(CorruptLog, match="does not hold what it was made of"):
         rewrite(site.settings, job)
     assert sidecar(job.object_id) not in site.names()

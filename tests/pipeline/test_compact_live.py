@@ -21,8 +21,8 @@ from forebay.settings import (
     StoreSettings,
     UploaderSettings,
 )
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
-from forebay.topic.tiers import Tiers
 from forebay.topic.view import StoreView
 from forebay.upload.sweep import sweep
 
@@ -80,7 +80,7 @@ class Watching:
         from forebay.clock import SYSTEM_CLOCK
 
         self._settings = settings
-        self.tiers = Tiers(settings, SYSTEM_CLOCK)
+        self.tiers = StoreResources(settings, SYSTEM_CLOCK)
         self.compacted = 0
         self.refused = 0
 

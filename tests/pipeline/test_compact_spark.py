@@ -13,7 +13,7 @@ import pytest
 from cli_runs import facts
 from compactions import TOPIC, Site
 from forebay.format.names import TopicName
-from forebay.pipeline.execute import spread
+from forebay.pipeline.execute import SparkExecutor
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
 
@@ -68,7 +68,7 @@ def test_a_worker_that_is_killed_is_repeated(
 
     def runner(tasks: Any, work: Any, *, label: str, progress: Any) -> Any:
         assert work is not None
-        return spread(spark, tasks, dying, label=label, progress=progress)
+        return SparkExecutor(spark).run(tasks, dying, label, progress)
 
     assert site.compacted(runner=runner).ok
     assert mark.exists()

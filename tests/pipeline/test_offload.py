@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 
 import forebay
 from disks import wait_until
-from fleets import HereFleet
 from forebay.catalog.catalog import Change
 from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptFrame, MissingData, ServiceUnavailable, UsageError
 from forebay.format.names import parse_topic
-from forebay.pipeline.jobs import offload as offload_module
 from forebay.pipeline.jobs.offload import Offload, OffloadReport, ReadBackTask
 from forebay.pipeline.location import site_settings
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.testing.clock import ManualClock
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView
 from forebay.upload import metrics
 from forebay.upload.engine import UploadTask
 from forebay.upload.sweep import Action, SweepReport, sweep
+from inline_executor import InlineExecutor
 
 NAME = "/default/orders"
 
@@ -46,14 +46,16 @@ def settings_of(data: Path, **uploader: Any) -> StoreSettings:
 
 
 @contextmanager
-def offloading(settings: StoreSettings, fleet: HereFleet, clock: Any = None) -> Iterator[Offload]:
+def offloading(
+    settings: StoreSettings, executor: InlineExecutor, clock: Any = None
+) -> Iterator[Offload]:
     more = {} if clock is None else {"clock": clock}
-    with Offload(site_settings(settings), fleet, **more) as run:
+    with Offload(site_settings(settings), executor, **more) as run:
         yield run
 
 
-def once(settings: StoreSettings, fleet: HereFleet, **how: Any) -> OffloadReport:
-    with offloading(settings, fleet) as run:
+def once(settings: StoreSettings, executor: InlineExecutor, **how: Any) -> OffloadReport:
+    with offloading(settings, executor) as run:
         return run.once(**{"force": True, **how})
 
 
@@ -72,34 +74,34 @@ def chain(settings: StoreSettings, topic: str = NAME) -> list[tuple[int, int]]:
 
 
 def test_everything_synced_is_uploaded_while_its_owner_goes_on(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         topic = store.topic(NAME)
         topic.append_many(payloads(500))
         topic.flush()
-        report = once(settings, fleet)
+        report = once(settings, executor)
         assert report.ok
-        assert (report.messages, report.waves, fleet.runs) == (500, 1, 1)
+        assert (report.messages, report.waves, executor.runs) == (500, 1, 1)
         topic.append_many(payloads(100, 500))
         topic.flush()
-        assert once(settings, fleet).messages == 100
+        assert once(settings, executor).messages == 100
         assert topic.trim_local()
         assert [message.payload for message in topic.read(0)] == payloads(600)
     assert contents(settings) == payloads(600)
 
 
 def test_with_nothing_to_do_nothing_runs(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append(b"one", durability="synced")
-    once(settings, fleet)
-    fleet.slots = None  # type: ignore[assignment,method-assign]  # asking would begin a session
-    report = once(settings, fleet)
-    assert (report.rows, report.waves, fleet.runs) == ((), 0, 1)
+    once(settings, executor)
+    executor.slots = None  # type: ignore[assignment,method-assign]  # asking would begin a session
+    report = once(settings, executor)
+    assert (report.rows, report.waves, executor.runs) == ((), 0, 1)
 
 
 def test_objects_of_one_topic_end_with_segments_and_are_made_side_by_side(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path, max_object_bytes=10_000), HereFleet()
+    settings, executor = settings_of(tmp_path, max_object_bytes=10_000), InlineExecutor()
     with forebay.open(settings) as store:
         topic = store.topic(NAME)
         for number in range(10):
@@ -107,15 +109,15 @@ def test_objects_of_one_topic_end_with_segments_and_are_made_side_by_side(tmp_pa
             topic.flush()
             topic.rotate()
         ends = {segment.end_offset - 1 for segment in topic.segments()}
-    report = once(settings, fleet)
-    assert fleet.runs == 1
-    assert len(fleet.items) == report.objects > 2
+    report = once(settings, executor)
+    assert executor.runs == 1
+    assert len(executor.items) == report.objects > 2
     assert {row.end_offset for row in report.rows} <= ends
     assert contents(settings) == payloads(500)
 
 
 def test_only_the_prefix_of_what_succeeded_is_committed(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path, max_object_bytes=5000), HereFleet()
+    settings, executor = settings_of(tmp_path, max_object_bytes=5000), InlineExecutor()
     with forebay.open(settings) as store:
         for name in ("a", "b"):
             store.topic(name).append_many(payloads(300))
@@ -125,31 +127,31 @@ def test_only_the_prefix_of_what_succeeded_is_committed(tmp_path: Path) -> None:
         if task.topic.topic == "a" and task.planned.start_offset > 100:
             raise broken
 
-    fleet.before = fail
-    report = once(settings, fleet)
+    executor.before = fail
+    report = once(settings, executor)
     assert not report.ok
     committed = chain(settings, "a")
     assert committed
     assert committed[-1][1] < 299
     assert [row.error for row in report.rows if row.error] == [str(broken)]
     assert chain(settings, "b")[-1][1] == 299
-    fleet.before = lambda _task: None
-    assert once(settings, fleet).ok
+    executor.before = lambda _task: None
+    assert once(settings, executor).ok
     assert chain(settings, "a")[-1][1] == 299
     assert contents(settings, "a") == payloads(300)
 
 
 def test_work_that_is_done_twice_is_done_once(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
-    fleet.twice = True
+    settings, executor = settings_of(tmp_path), InlineExecutor()
+    executor.twice = True
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(300))
-    assert once(settings, fleet).ok
+    assert once(settings, executor).ok
     assert contents(settings) == payloads(300)
 
 
 def test_a_damaged_frame_stops_its_topic_and_nothing_before_it(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         for name in ("bad", "good"):
             store.topic(name).append_many(payloads(300))
@@ -159,7 +161,7 @@ def test_a_damaged_frame_stops_its_topic_and_nothing_before_it(tmp_path: Path) -
             file.seek(segment.size // 2)
             file.write(b"\xff\xff\xff\xff")
         for _ in range(2):  # it stays so, and what is before it stays uploaded
-            report = once(settings, fleet)
+            report = once(settings, executor)
             [error] = [row for row in report.rows if row.error]
             assert error.topic == "/default/bad"
             assert "position" in str(error.error)
@@ -170,8 +172,8 @@ def test_a_damaged_frame_stops_its_topic_and_nothing_before_it(tmp_path: Path) -
 def test_the_thresholds_hold_unless_it_is_forced(tmp_path: Path) -> None:
     clock = ManualClock()
     settings = settings_of(tmp_path, max_object_bytes=5000, max_open_seconds=60)
-    fleet = HereFleet()
-    with Store(settings, clock=clock) as store, offloading(settings, fleet, clock) as run:
+    executor = InlineExecutor()
+    with Store(settings, clock=clock) as store, offloading(settings, executor, clock) as run:
         topic = store.topic(NAME)
         topic.append_many(payloads(10))
         topic.flush()
@@ -209,32 +211,32 @@ def record_of(settings: StoreSettings) -> TopicRecord:
 
 
 def test_what_is_committed_counts_as_verified_at_once(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path, max_object_bytes=5000), HereFleet()
+    settings, executor = settings_of(tmp_path, max_object_bytes=5000), InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(200))
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with offloading(settings, fleet) as run:
+    with offloading(settings, executor) as run:
         run.catalog().mark_verified = die  # type: ignore[method-assign,assignment]
         assert run.once(force=True).objects > 1
     assert record_of(settings).verified == record_of(settings).tail == 200
 
 
 def test_what_was_committed_and_not_read_back_is_read_back(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path, max_object_bytes=5000), HereFleet()
+    settings, executor = settings_of(tmp_path, max_object_bytes=5000), InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(200))
-    once(settings, fleet)
+    once(settings, executor)
     forget_verified(settings)
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(100, 200))
-    fleet.items.clear()
-    report = once(settings, fleet)
+    executor.items.clear()
+    report = once(settings, executor)
     assert report.ok
     assert report.messages == 100
-    kinds = [type(item) for item in fleet.items]
+    kinds = [type(item) for item in executor.items]
     assert kinds.count(ReadBackTask) > 1
     assert kinds.count(UploadTask) == report.objects
     assert record_of(settings).verified == record_of(settings).tail == 300
@@ -251,13 +253,13 @@ def test_an_unsound_object_is_told_and_uploads_go_on(tmp_path: Path) -> None:
             if isinstance(task, ReadBackTask):
                 raise MissingData("it is not there")
 
-        fleet = HereFleet()
-        assert once(settings, fleet).ok
+        executor = InlineExecutor()
+        assert once(settings, executor).ok
         forget_verified(settings)
         topic.append_many(payloads(100, 100))
         topic.flush()
-        fleet.before = ruin
-        report = once(settings, fleet)
+        executor.before = ruin
+        report = once(settings, executor)
         assert not report.ok
         assert report.messages == 100
         assert chain(settings)[-1][1] == 199
@@ -266,7 +268,7 @@ def test_an_unsound_object_is_told_and_uploads_go_on(tmp_path: Path) -> None:
 def test_the_owner_that_uploads_as_well_is_no_error(tmp_path: Path) -> None:
     """Whoever is first commits; the other one goes on behind it."""
     settings = settings_of(tmp_path)
-    fleet = HereFleet()
+    executor = InlineExecutor()
     with forebay.open(settings) as store:
         topic = store.topic(NAME)
         topic.append_many(payloads(100))
@@ -276,11 +278,11 @@ def test_the_owner_that_uploads_as_well_is_no_error(tmp_path: Path) -> None:
             if isinstance(task, UploadTask) and task.planned.start_offset == 0:
                 topic.upload()
 
-        fleet.before = race
-        report = once(settings, fleet)
+        executor.before = race
+        report = once(settings, executor)
         assert report.ok
         topic.append_many(payloads(50, 100))
-        assert once(settings, fleet).ok
+        assert once(settings, executor).ok
         topic.upload()
         assert topic.watermarks().verified == 150
     assert contents(settings) == payloads(150)
@@ -289,7 +291,7 @@ def test_the_owner_that_uploads_as_well_is_no_error(tmp_path: Path) -> None:
 def test_an_owner_that_changes_in_the_middle_costs_no_transfer(tmp_path: Path) -> None:
     """As a sink does with every batch: it goes on with the same log, so the object is right."""
     settings = settings_of(tmp_path)
-    fleet = HereFleet()
+    executor = InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(100))
 
@@ -297,21 +299,21 @@ def test_an_owner_that_changes_in_the_middle_costs_no_transfer(tmp_path: Path) -
         with forebay.open(settings) as store:
             store.topic(NAME).append(b"from the next owner", durability="synced")
 
-    fleet.before = take_over
-    report = once(settings, fleet)
+    executor.before = take_over
+    report = once(settings, executor)
     assert report.ok
-    assert (report.messages, fleet.runs) == (100, 1)
-    fleet.before = lambda _task: None
-    assert once(settings, fleet).messages == 1
+    assert (report.messages, executor.runs) == (100, 1)
+    executor.before = lambda _task: None
+    assert once(settings, executor).messages == 1
     assert len(contents(settings)) == 101
 
 
 def test_a_log_that_was_replaced_is_read_with_its_own_places(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     settings = replace(settings, wal=WalSettings())
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(100))
-    with offloading(settings, fleet) as run:
+    with offloading(settings, executor) as run:
         assert run.once(force=True).messages == 100
         shutil.rmtree(tmp_path / "wal")
         with forebay.open(settings) as store:
@@ -332,15 +334,15 @@ def test_spark_that_does_not_start_is_told_once(tmp_path: Path) -> None:
         for number in range(3):
             store.topic(f"t{number}").append(b"x", durability="synced")
 
-    class Absent(HereFleet):
+    class Absent(InlineExecutor):
         def slots(self) -> int:
             self.runs += 1
             raise UsageError("no Java")
 
-    fleet = Absent()
+    executor = Absent()
     with pytest.raises(UsageError, match="no Java"):
-        once(settings, fleet)
-    assert fleet.runs == 1
+        once(settings, executor)
+    assert executor.runs == 1
 
 
 def test_a_topic_that_is_not_there_is_an_error_of_the_call(tmp_path: Path) -> None:
@@ -348,15 +350,15 @@ def test_a_topic_that_is_not_there_is_an_error_of_the_call(tmp_path: Path) -> No
     with forebay.open(settings) as store:
         store.topic(NAME).append(b"x", durability="synced")
     with pytest.raises(UsageError, match="no topic"):
-        once(settings, HereFleet(), topics=["nosuch"])
+        once(settings, InlineExecutor(), topics=["nosuch"])
 
 
 def test_a_dry_run_says_what_would_be_and_does_nothing(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(300))
-    report = once(settings, fleet, dry_run=True)
-    assert (report.dry_run, report.messages, fleet.runs) == (True, 300, 0)
+    report = once(settings, executor, dry_run=True)
+    assert (report.dry_run, report.messages, executor.runs) == (True, 300, 0)
     assert chain(settings) == []
 
 
@@ -366,7 +368,7 @@ def test_the_owner_sees_what_the_pipeline_uploaded(tmp_path: Path) -> None:
         topic = store.topic(NAME)
         topic.append_many(payloads(100))
         topic.flush()
-        assert once(settings, HereFleet()).ok
+        assert once(settings, InlineExecutor()).ok
         for _ in range(1000):
             if topic.watermarks().verified == 100:
                 break
@@ -388,7 +390,7 @@ def test_any_history_keeps_every_message_once(
     settings = settings_of(tmp_path_factory.mktemp("any"), max_object_bytes=object_bytes)
     settings = replace(settings, wal=WalSettings(rotate_max_bytes=1000))
     said: list[bytes] = []
-    fleet = HereFleet()
+    executor = InlineExecutor()
     with forebay.open(settings) as store:
         topic = store.topic(NAME)
         topic.append(b"first", durability="synced")
@@ -399,14 +401,14 @@ def test_any_history_keeps_every_message_once(
             topic.flush()
             said += new
             if action == "offload":
-                assert once(settings, fleet).ok
+                assert once(settings, executor).ok
             elif action == "upload":
                 topic.upload()
             elif action == "rotate":
                 topic.rotate()
             else:
                 topic.trim_local()
-    assert once(settings, fleet).ok
+    assert once(settings, executor).ok
     assert contents(settings) == said
     found = chain(settings)
     assert found[0][0] == 0
@@ -415,7 +417,7 @@ def test_any_history_keeps_every_message_once(
 
 
 def test_a_segment_that_cannot_be_opened_is_its_topics_own_trouble(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         for name in ("bad", "good"):
             store.topic(name).append_many(payloads(100))
@@ -426,13 +428,13 @@ def test_a_segment_that_cannot_be_opened_is_its_topics_own_trouble(tmp_path: Pat
             if task.topic.topic == "bad" and path.exists():
                 path.rename(path.with_suffix(".away"))
 
-        fleet.before = take_away
-        report = once(settings, fleet)
+        executor.before = take_away
+        report = once(settings, executor)
         path.with_suffix(".away").rename(path)
     assert [row.topic for row in report.rows if row.error] == ["/default/bad"]
     assert chain(settings, "good")[-1][1] == 99
-    fleet.before = lambda _task: None
-    assert once(settings, fleet).ok
+    executor.before = lambda _task: None
+    assert once(settings, executor).ok
     assert contents(settings, "bad") == payloads(100)
 
 
@@ -442,9 +444,9 @@ def test_no_sweep_overtakes_a_wave_of_a_topic_that_nobody_owns(tmp_path: Path) -
     settings = settings_of(tmp_path, max_object_bytes=5000, sweep_grace_minutes=0.01)
     with Store(settings, clock=clock) as store:
         store.topic(NAME).append_many(payloads(200))
-    fleet = HereFleet()
+    executor = InlineExecutor()
     reports: list[SweepReport] = []
-    with offloading(settings, fleet, clock) as run:
+    with offloading(settings, executor, clock) as run:
 
         def take_hours(_task: Any) -> None:
             clock.advance(3600)
@@ -457,7 +459,7 @@ def test_no_sweep_overtakes_a_wave_of_a_topic_that_nobody_owns(tmp_path: Path) -
             swept = sweep(catalog, tiers.store, grace_minutes=30, dry_run=False, clock=clock)
             reports.append(swept)
 
-        fleet.before = take_hours
+        executor.before = take_hours
         report = run.once(force=True)
     assert report.ok
     assert report.waves == 1, "nothing was taken away, and planned again"
@@ -467,7 +469,7 @@ def test_no_sweep_overtakes_a_wave_of_a_topic_that_nobody_owns(tmp_path: Path) -
 
 
 def test_an_object_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
-    settings, fleet = settings_of(tmp_path), HereFleet()
+    settings, executor = settings_of(tmp_path), InlineExecutor()
     with forebay.open(settings) as store:
         store.topic(NAME).append_many(payloads(100))
     before = metrics.verified.value("failed")
@@ -476,11 +478,11 @@ def test_an_object_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> 
         raise CorruptFrame("a checksum", file="data-0-99.dnb1", position=7, offset=1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offload_module, "_verify", unreadable)
-        report = once(settings, fleet)
+        patch.setattr(StoreResources, "read_back", unreadable)
+        report = once(settings, executor)
     assert not report.ok
     assert chain(settings) == []
     assert metrics.verified.value("failed") == before + 1
     assert [path.suffix for path in (tmp_path / "objects").rglob("data-*")] == [".dnb1"]
-    assert once(settings, fleet).ok
+    assert once(settings, executor).ok
     assert contents(settings) == payloads(100)

@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.bench.measure import Measurement, Result, machine, rate_of, run_rounds, scratch
-from forebay.bench.spark_fleets import PoolFleet
 from forebay.bench.spark_memory import measure_memory
 from forebay.bench.spark_offload import Backlog, pool_rate, spark_rate, write_backlog
 from forebay.bench.spark_plan import measure_planning
+from forebay.bench.spark_processes import ProcessExecutor
 from forebay.bench.spark_scan import Table, measurements, write_table
 from forebay.format.codec import COMPILED
 from forebay.format.names import object_key
 from forebay.limits import MIB, TASK_BYTES
-from forebay.pipeline.execute import SparkFleet, pack
+from forebay.pipeline.execute import SparkExecutor, pack
 from forebay.pipeline.jobs.verify import verify
 from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.session import spark_session
 from forebay.settings import SparkSettings, StoreSettings
 from forebay.topic.view import StoreView
@@ -94,7 +94,7 @@ def _measure(
     results += run_rounds([_verifying(spark, table)], rounds, folder, say)
     say(f"writing {topics} topics")
     backlog = write_backlog(folder / "backlog", topics, TOPIC_BYTES)
-    pool = PoolFleet(2)
+    pool = ProcessExecutor(2)
     try:
         pair = _offloading(spark, backlog, pool)
         pair.ours(folder)
@@ -108,7 +108,7 @@ def _measure(
     return results, planning
 
 
-def _offloading(spark: SparkSession, backlog: Backlog, pool: PoolFleet) -> Measurement:
+def _offloading(spark: SparkSession, backlog: Backlog, pool: ProcessExecutor) -> Measurement:
     return Measurement(
         "offload, commits included",
         1024,
@@ -136,7 +136,7 @@ def _verifying(spark: SparkSession, table: Table) -> Measurement:
 
     def bare(_path: Path) -> float:
         read = partial(_read_object, settings)
-        return rate_of(size, lambda: SparkFleet(spark).run(tasks, read, "bare read"))
+        return rate_of(size, lambda: SparkExecutor(spark).run(tasks, read, "bare read"))
 
     ours(table.data)
     bare(table.data)
@@ -154,7 +154,7 @@ def _verifying(spark: SparkSession, table: Table) -> Measurement:
 def _read_object(settings: StoreSettings, stored: tuple[str, int]) -> int:
     """On an executor: the bytes of an object, and nothing made of them."""
     key, size = stored
-    store = workbench(settings).store
+    store = executor_resources(settings).store
     return sum(
         len(store.get_range(key, at, min(at + _READ_BYTES, size)))
         for at in range(0, size, _READ_BYTES)

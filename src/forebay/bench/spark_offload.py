@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import forebay
 from forebay.bench.measure import rate_of
-from forebay.bench.spark_fleets import PoolFleet
+from forebay.bench.spark_processes import ProcessExecutor
 from forebay.limits import MIB, TASK_BYTES
-from forebay.pipeline.execute import SparkFleet, pack
+from forebay.pipeline.execute import SparkExecutor, pack
 from forebay.pipeline.jobs.offload import Offload, run_task
 from forebay.pipeline.location import site_settings
 from forebay.settings import StoreSettings, UploaderSettings
@@ -77,7 +77,7 @@ def write_backlog(path: Path, topics: int, topic_bytes: int) -> Backlog:
 def spark_rate(backlog: Backlog, spark: SparkSession, _path: Path) -> float:
     """MiB a second of a whole run."""
     backlog.reset()
-    with Offload(backlog.settings, SparkFleet(spark)) as run:
+    with Offload(backlog.settings, SparkExecutor(spark)) as run:
 
         def work() -> None:
             report = run.once(force=True)
@@ -87,7 +87,7 @@ def spark_rate(backlog: Backlog, spark: SparkSession, _path: Path) -> float:
         return rate_of(backlog.size / MIB, work)
 
 
-def pool_rate(backlog: Backlog, pool: PoolFleet, _path: Path) -> float:
+def pool_rate(backlog: Backlog, pool: ProcessExecutor, _path: Path) -> float:
     """MiB a second of the transfers alone."""
     backlog.reset()
     with Offload(backlog.settings, pool) as run:

@@ -16,7 +16,7 @@ import forebay
 from forebay.bench.measure import Measurement, rate_of
 from forebay.bench.spark_ceiling import CeilingSource
 from forebay.limits import MIB, TASK_BYTES
-from forebay.pipeline.execute import SparkFleet
+from forebay.pipeline.execute import SparkExecutor
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.location import site_settings
 from forebay.settings import StoreSettings, UploaderSettings
@@ -59,7 +59,7 @@ def write_table(spark: SparkSession, folder: Path, message_bytes: int, mib: int)
                 topic.append_many(_messages(noise, message_bytes, min(5000, last - at)))
             topic.flush()
             if first == 0:
-                with Offload(settings, SparkFleet(spark)) as run:
+                with Offload(settings, SparkExecutor(spark)) as run:
                     assert run.once([name], force=True).ok
     parquet = folder / f"parquet-{message_bytes}"
     table = Table(data, name, parquet, message_bytes, rows, 0)

@@ -90,13 +90,13 @@ def pipeline(master: str | None, settings: StoreSettings, as_json: bool) -> None
       forebay pipeline
       forebay pipeline --config forebay.yml --master spark://10.0.0.1:7077
     """
-    from forebay.pipeline.execute import SparkFleet
+    from forebay.pipeline.execute import SparkExecutor
     from forebay.pipeline.jobs.continuous import Pipeline
     from forebay.pipeline.location import site_settings
 
     open_view(settings).close()
     with job_session(settings, master) as session:
-        driver = Pipeline(site_settings(settings), SparkFleet(session))
+        driver = Pipeline(site_settings(settings), SparkExecutor(session))
 
         def stop(_signal: int, _frame: object) -> None:
             driver.stop()

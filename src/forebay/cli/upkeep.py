@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from forebay.pipeline.jobs.verify_report import VerifyReport, VerifyRow
     from forebay.repair.plan import Finding
     from forebay.repair.repair import RepairReport
-    from forebay.topic.tiers import Tiers
+    from forebay.topic.resources import StoreResources
     from forebay.upload.restore import RestoreReport
     from forebay.upload.sweep import SweepItem, SweepReport
 
 
 def _missing_catalog(settings: StoreSettings) -> Path | None:
     """Where the catalog's file would be, if it is not there."""
-    from forebay.topic.view import catalog_file
+    from forebay.topic.resources import catalog_file
 
     if settings.data is None:
         raise UsageError("a store in memory has no objects")
@@ -76,7 +76,7 @@ def sweep(
     """
     from forebay.clock import SYSTEM_CLOCK
     from forebay.format.names import parse_topic
-    from forebay.topic.tiers import Tiers
+    from forebay.topic.resources import StoreResources
     from forebay.upload.sweep import sweep as run
 
     minutes = settings.uploader.sweep_grace_minutes if grace is None else _minutes(grace)
@@ -84,7 +84,7 @@ def sweep(
     missing = _missing_catalog(settings)
     if missing is not None:
         raise UsageError(f"there is no catalog at {missing}: `forebay restore` makes one")
-    with closing(Tiers(settings, SYSTEM_CLOCK)) as tiers:
+    with closing(StoreResources(settings, SYSTEM_CLOCK)) as tiers:
         for topic in names:
             _require_known(tiers, topic)
         report = run(
@@ -103,7 +103,7 @@ def sweep(
         sys.exit(1)
 
 
-def _require_known(tiers: Tiers, topic: TopicName) -> None:
+def _require_known(tiers: StoreResources, topic: TopicName) -> None:
     from forebay.format.names import objects_prefix
 
     listed = tiers.store.list(objects_prefix(topic))

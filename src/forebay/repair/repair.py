@@ -71,8 +71,8 @@ from forebay.repair.plan import (
 )
 from forebay.repair.survey import Survey, survey_log
 from forebay.settings import StoreSettings
-from forebay.topic.tiers import Tiers
-from forebay.topic.view import StoreView, catalog_file
+from forebay.topic.resources import StoreResources, catalog_file
+from forebay.topic.view import StoreView
 from forebay.upload.engine import put_sidecar
 from forebay.wal.publisher import Publisher
 
@@ -91,7 +91,7 @@ Repair: TypeAlias = tuple[Callable[[], None], Finding]
 
 
 class Objects:
-    def __init__(self, tiers: Tiers, topic: TopicName, copies: Copies) -> None:
+    def __init__(self, tiers: StoreResources, topic: TopicName, copies: Copies) -> None:
         self._tiers = tiers
         self._store = tiers.store
         self._topic = topic
@@ -140,7 +140,9 @@ class Objects:
         start, end = descriptor.start_offset, descriptor.next_offset
         if any(run.first < end and run.end > start for run in local):
             reader = self._tiers.settings.cloud_reader
-            seen = examine_object(self._store, self._tiers.pool, reader, self._topic, descriptor)
+            seen = examine_object(
+                self._store, self._tiers.fetch_pool, reader, self._topic, descriptor
+            )
             return None if seen.fault is None else (seen.fault.kind, str(seen.fault.error))
         try:
             size = self._store.head(self._key(descriptor)).size
@@ -205,7 +207,7 @@ def repair(
     accept_loss: bool = False,
     disk: Disk | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    tiers: Tiers | None = None,
+    tiers: StoreResources | None = None,
 ) -> RepairReport:
     """Looks at the named topics, or at all; with `apply` it puts right what it can.
 

@@ -14,7 +14,7 @@ from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.topic.opening import TopicClaim
-from forebay.topic.tiers import Tiers
+from forebay.topic.resources import StoreResources
 from forebay.topic.trimming import Trimmer
 from forebay.upload.rolling import RollingUploader
 from forebay.upload.uploader import Uploader
@@ -57,7 +57,7 @@ class WalStorage:
         self,
         wal: Wal,
         deleter: Deleter,
-        tiers: Tiers | None = None,
+        tiers: StoreResources | None = None,
         claim: TopicClaim | None = None,
     ) -> None:
         self.wal = wal
@@ -75,7 +75,7 @@ class WalStorage:
             self.uploader = kind(topic, wal, epoch, tiers.catalog, tiers.upload_ports)
             assert claim.record is not None
             self.uploader.follow(claim.record)
-            self._joined = tiers.joined(topic, wal)
+            self._joined = tiers.tiered_log(topic, wal)
             self._trimmer = Trimmer(topic, wal, deleter, tiers)
 
     @property

@@ -30,15 +30,15 @@ from forebay.errors import CommitRefused, CorruptLog, ForebayError, TopicFenced,
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.logs import event
-from forebay.pipeline.execute import Done, Progress, pack, spread
+from forebay.pipeline.execute import Done, Progress, SparkExecutor, pack
 from forebay.pipeline.jobs.compact_plan import Bounds, Group, plan_groups
 from forebay.pipeline.jobs.compact_report import BYTES, OBJECTS, REPLACED, CompactReport, CompactRow
 from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
 from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import Workbench
+from forebay.pipeline.resources import open_resources
 from forebay.pipeline.session import slots, spark_session
 from forebay.settings import StoreSettings
-from forebay.topic.view import catalog_file
+from forebay.topic.resources import StoreResources, catalog_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,12 +98,12 @@ def compact(
         bench.close()
 
 
-def open_site(settings: StoreSettings) -> Workbench:
+def open_site(settings: StoreSettings) -> StoreResources:
     """UsageError where there is no catalog yet: none is made."""
     missing = catalog_file(settings)
     if missing is not None and not missing.exists():
         raise UsageError(f"there is no catalog at {missing}: there is nothing to compact")
-    return Workbench(settings)
+    return open_resources(settings)
 
 
 def known_topics(catalog: Catalog, topics: Sequence[str] | None) -> list[TopicName]:
@@ -137,7 +137,7 @@ class _Hands:
         work = partial(rewrite, self._settings)
         if self._runner is not None:
             return self._runner(tasks, work, label="compact", progress=progress)
-        return spread(self._session(), tasks, work, label="compact", progress=progress)
+        return SparkExecutor(self._session()).run(tasks, work, "compact", progress)
 
     def _session(self) -> SparkSession:
         if self._spark is None:
@@ -154,7 +154,7 @@ class _Job(NamedTuple):
 class _Compaction:
     """One run, on the driver."""
 
-    bench: Workbench
+    bench: StoreResources
     topics: list[TopicName]
     bounds: Bounds
     budget: int | None

@@ -19,10 +19,11 @@ from forebay.format.descriptor import Index, ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES
 from forebay.format.index import ObjectIndex
 from forebay.format.names import TopicName, object_key
-from forebay.pipeline.resources import Workbench, workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.read.history import ObjectStream
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
+from forebay.topic.resources import StoreResources
 from forebay.upload.engine import put_sidecar, require_size
 
 
@@ -61,7 +62,7 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
 
     It is as old as the newest object in it: remote retention by age is not put off.
     """
-    bench = workbench(settings)
+    bench = executor_resources(settings)
     for each in job.objects:
         looks_same(bench.store, job.topic, each)
     writer = bench.store.open_writer(
@@ -113,7 +114,7 @@ class _Chain:
 
 
 def _read(
-    bench: Workbench,
+    bench: StoreResources,
     topic: TopicName,
     objects: tuple[ObjectDescriptor, ...],
     write: Callable[[memoryview], None] | None,

@@ -21,9 +21,9 @@ from forebay.logs import event
 from forebay.pipeline.jobs.compact import known_topics, open_site
 from forebay.pipeline.jobs.compact_report import OBJECTS, CompactReport, CompactRow
 from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import Workbench
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
+from forebay.topic.resources import StoreResources
 
 _log: Final = logging.getLogger("forebay.pipeline")
 
@@ -73,7 +73,7 @@ def _compacted(catalog: Catalog, topic: TopicName) -> Iterator[ObjectDescriptor]
 
 
 def _undo(
-    bench: Workbench, topic: TopicName, compacted: ObjectDescriptor, dry_run: bool
+    bench: StoreResources, topic: TopicName, compacted: ObjectDescriptor, dry_run: bool
 ) -> CompactRow:
     start, end = compacted.start_offset, compacted.next_offset
     kept = [

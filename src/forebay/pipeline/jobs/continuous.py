@@ -15,7 +15,7 @@ from typing import Final
 from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.logs import event
 from forebay.metrics import Counter
-from forebay.pipeline.execute import Fleet
+from forebay.pipeline.execute import Executor
 from forebay.pipeline.jobs.offload import Offload, OffloadReport
 from forebay.settings import StoreSettings
 
@@ -28,10 +28,10 @@ FAILURES: Final = Counter(
 class Pipeline:
     """One cycle each `uploader.interval_seconds`, the first at once."""
 
-    def __init__(self, settings: StoreSettings, fleet: Fleet) -> None:
+    def __init__(self, settings: StoreSettings, executor: Executor) -> None:
         self._interval = settings.uploader.interval_seconds
-        self._fleet = fleet
-        self._offload = Offload(settings, fleet)
+        self._executor = executor
+        self._offload = Offload(settings, executor)
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -62,6 +62,6 @@ class Pipeline:
                 trace=None if expected else error,
                 error=error if expected else repr(error),
             )
-            if not self._fleet.alive():
+            if not self._executor.alive():
                 raise ServiceUnavailable("Spark has ended; start the pipeline again") from error
             return None

@@ -17,7 +17,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,17 +40,16 @@ from forebay.errors import (
 )
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName, parse_topic
-from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.logs import event
-from forebay.pipeline.execute import Done, Fleet, Progress, SparkFleet, pack
+from forebay.pipeline.execute import Done, Executor, Progress, Runner, executor_for
 from forebay.pipeline.jobs.report import to_dataframe
+from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import Workbench, workbench
-from forebay.read.verify import looks_same, verify_object
+from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.view import StoreView, TopicView
 from forebay.upload import engine, metrics
-from forebay.upload.engine import Renewal, Uploaded, UploadPorts, UploadTask
+from forebay.upload.engine import Renewal, Uploaded, UploadTask
 from forebay.upload.plan import LogPosition, PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.segment import Segment
 
@@ -69,6 +68,7 @@ def offload(
     topics: Sequence[str] | None = None,
     *,
     spark: SparkSession | None = None,
+    runner: Runner = "spark",
     force: bool = True,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -76,11 +76,12 @@ def offload(
     """Uploads what is synced, of all topics or of those named; what goes wrong is in the report.
 
     `force` takes everything, whatever the thresholds; without it only what is due by the
-    configuration. A dry run writes nothing and starts no Spark.
+    configuration. A dry run writes nothing and starts no Spark. `runner="threads"` uploads with
+    threads of this process, without Spark.
     """
     settings = site_settings(source)
-    fleet = SparkFleet(spark, settings.spark, progress)
-    with Offload(settings, fleet) as run:
+    executor = executor_for(runner, spark, settings.spark)
+    with Offload(settings, executor, progress=progress) as run:
         return run.once(topics, force=force, dry_run=dry_run)
 
 
@@ -148,27 +149,20 @@ Task: TypeAlias = UploadTask | ReadBackTask
 
 def run_task(settings: StoreSettings, task: Task) -> Uploaded:
     """What an executor does: uploads an object, or reads one back. It commits nothing."""
-    bench = workbench(settings)
-    ports = UploadPorts(bench.store, settings.uploader, partial(_verify, bench), bench.clock)
+    resources = executor_resources(settings)
+    ports = resources.upload_ports
     if isinstance(task, ReadBackTask):
-        started = bench.clock.monotonic()
+        started = ports.clock.monotonic()
         engine.read_back(ports, task.topic, task.descriptor)
-        return Uploaded(task.descriptor, bench.clock.monotonic() - started)
+        return Uploaded(task.descriptor, ports.clock.monotonic() - started)
     try:
-        disk = bench.segments_of(task.topic, task.log_id)
+        disk = resources.segments_of(task.topic, task.log_id)
         source = SegmentSource(disk, SegmentNames(settings.wal.file_name))
         return engine.upload(ports, source, task)
     except OSError as error:
         if isinstance(error, ForebayError):
             raise
         raise ServiceUnavailable(f"{task.topic}: a segment cannot be read: {error}") from error
-
-
-def _verify(bench: Workbench, topic: TopicName, descriptor: ObjectDescriptor) -> None:
-    """Reads the object back, or compares its size and etag, as configured."""
-    settings = bench.settings
-    if settings.uploader.verify_after_upload or not looks_same(bench.store, topic, descriptor):
-        verify_object(bench.store, bench.pool, settings.cloud_reader, topic, descriptor)
 
 
 # ---- planning one topic -----------------------------------------------------------------------
@@ -308,9 +302,17 @@ class ViewPlanner:
 class Offload:
     """The driver: one run after the other, over the same store."""
 
-    def __init__(self, settings: StoreSettings, fleet: Fleet, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        executor: Executor,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
         self.store = StoreView(settings, clock=clock)
-        self._fleet = fleet
+        self._executor = executor
+        self._progress = progress
         self._clock = clock
         self._planners: dict[TopicName, ViewPlanner] = {}
 
@@ -332,10 +334,17 @@ class Offload:
         if topics:
             for name in names:
                 self.planner(name)  # UsageError for a topic that is not there
-        run = _Run(self, names, force=force, dry_run=dry_run)
+        waves: Waves[Task, Uploaded] = Waves(
+            self._executor,
+            partial(run_task, self.store.settings),
+            lambda task: task.size,
+            label="forebay offload",
+            progress=self._progress,
+        )
+        run = _Run(self, waves, names, force=force, dry_run=dry_run)
         try:
             report = run()
-        except _NoFleet as none:
+        except _NoExecutor as none:
             raise none.reason from None
         if not dry_run:
             outcome = "failed" if not report.ok else "done" if report.rows else "idle"
@@ -356,19 +365,9 @@ class Offload:
         assert tiers is not None, "a topic that was planned is in the catalog"
         return tiers.catalog
 
-    def run_tasks(self, wave: Sequence[Task]) -> Iterable[tuple[Task, Done[Uploaded]]]:
-        tasks = pack(wave, lambda each: each.size, TASK_BYTES, least=self._fleet.slots())
-        work = partial(run_task, self.store.settings)
-        done = self._fleet.run(tasks, work, "forebay offload")
-        for task, results in zip(tasks, done, strict=True):
-            yield from zip(task, results, strict=True)
 
-    def wave_bytes(self) -> int:
-        return self._fleet.slots() * WAVE_TASKS_PER_SLOT * TASK_BYTES
-
-
-class _NoFleet(Exception):
-    """Nobody to do the work."""
+class _NoExecutor(Exception):
+    """Spark does not start: no topic's error, and the end of the run."""
 
     def __init__(self, reason: ForebayError) -> None:
         super().__init__(str(reason))
@@ -379,15 +378,22 @@ class _Run:
     """One run over some topics."""
 
     def __init__(
-        self, offload: Offload, topics: Sequence[TopicName], *, force: bool, dry_run: bool
+        self,
+        offload: Offload,
+        waves: Waves[Task, Uploaded],
+        topics: Sequence[TopicName],
+        *,
+        force: bool,
+        dry_run: bool,
     ) -> None:
         self._offload = offload
+        self._waves = waves
         self._todo = dict.fromkeys(topics)
         self._topics = len(self._todo)
         self._force = force
         self._dry_run = dry_run
         self._rows: list[OffloadRow] = []
-        self._waves = 0
+        self._waves_run = 0
         self._wave_bytes: int | None = None
         self._moved = False
         self._refusals: dict[TopicName, int] = {}
@@ -409,9 +415,9 @@ class _Run:
                 for plan in wave:
                     self._rows += [_planned_row(plan.topic, each) for each in plan.objects]
             else:
-                self._waves += 1
+                self._waves_run += 1
                 self._carry_out(wave)
-        return OffloadReport(self._dry_run, self._topics, self._waves, tuple(self._rows))
+        return OffloadReport(self._dry_run, self._topics, self._waves_run, tuple(self._rows))
 
     # -- planning -------------------------------------------------------------------------------
 
@@ -462,9 +468,9 @@ class _Run:
             if plan(1) is None:
                 return None
             try:
-                self._wave_bytes = self._offload.wave_bytes()
+                self._wave_bytes = self._waves.bytes_max()
             except ForebayError as error:  # of Spark, and of no topic
-                raise _NoFleet(error) from error
+                raise _NoExecutor(error) from error
         return plan(self._wave_bytes - taken)
 
     def _finish(self, topic: TopicName) -> None:
@@ -490,12 +496,11 @@ class _Run:
         catalog, settings = self._offload.catalog(), self._offload.store.settings.uploader
         intents = [(task.topic, task.intent) for task in tasks if isinstance(task, UploadTask)]
         with Renewal(catalog, intents, settings):
-            done = {id(task): result for task, result in self._offload.run_tasks(tasks)}
-            by_topic: dict[TopicName, list[Task]] = {}
-            for task in tasks:
-                by_topic.setdefault(task.topic, []).append(task)
-            for topic, own in by_topic.items():
-                self._settle(topic, [(task, done[id(task)]) for task in own])
+            by_topic: dict[TopicName, list[tuple[Task, Done[Uploaded]]]] = {}
+            for task, done in self._waves.run(tasks):
+                by_topic.setdefault(task.topic, []).append((task, done))
+            for topic, results in by_topic.items():
+                self._settle(topic, results)
 
     def _intended(self, plan: TopicPlan) -> list[UploadTask]:
         """Announces the objects; what cannot be announced is not made."""

@@ -29,10 +29,10 @@ from forebay.catalog.notes import HERE, origin
 from forebay.errors import ForebayError, UsageError
 from forebay.format.names import TopicName, parse_topic, staged_file
 from forebay.limits import MIB, TASK_BYTES, WAVE_TASKS_PER_SLOT
-from forebay.pipeline.execute import Fleet, Progress, SparkFleet
+from forebay.pipeline.execute import Executor, Progress, SparkExecutor
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import Workbench, workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.sink.columns import staged_batches
 from forebay.pipeline.sink.commit import Committed, commit_batch, read_sink_note
 from forebay.pipeline.sink.marks import Run, SinkNote, check_sink_id
@@ -50,6 +50,7 @@ from forebay.pipeline.source.plan import (
 )
 from forebay.pipeline.source.scan import offset_at_time, open_view, read_split
 from forebay.settings import StoreSettings
+from forebay.topic.resources import StoreResources
 from forebay.topic.view import TopicView
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def replay(
     again: bool = False,
     skip_lost: bool = False,
     spark: SparkSession | None = None,
-    fleet: Fleet | None = None,
+    executor: Executor | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ReplayReport:
@@ -152,17 +153,17 @@ def replay(
     _check_call(name, target, start, start_time, end, end_time, sink_id, again)
     chosen = sink_id or (secrets.token_hex(8) if again else _PLAIN)
     sink = _sink(name, start, start_time, chosen)
-    bench = workbench(settings)
+    bench = executor_resources(settings)
     with open_view(settings) as store:
         view = store.topic(str(name))
         wanted = _range(bench, view, start, start_time, end, end_time, skip_lost)
         note = read_sink_note(bench.catalog, target, sink)
-        run = _Replay(settings, bench, view, target, sink, skip_lost)
+        run = _Replay(settings, bench, view, target, sink, skip_lost, progress)
         if dry_run:
             rows = run.plan(wanted, note)
         else:
-            fleet = fleet or SparkFleet(spark, settings.spark, progress)
-            rows = tuple(run.run(wanted, note, fleet))
+            executor = executor or SparkExecutor(spark, settings.spark)
+            rows = tuple(run.run(wanted, note, executor))
     return ReplayReport(
         dry_run, str(name), str(target), chosen, wanted.start, wanted.end, tuple(rows)
     )
@@ -203,7 +204,7 @@ def _sink(topic: TopicName, start: int | None, start_time: int | None, sink_id: 
 
 
 def _range(
-    bench: Workbench,
+    bench: StoreResources,
     view: TopicView,
     start: int | None,
     start_time: int | None,
@@ -226,12 +227,14 @@ class _Replay:
     def __init__(
         self,
         settings: StoreSettings,
-        bench: Workbench,
+        bench: StoreResources,
         view: TopicView,
         into: TopicName,
         sink: str,
         skip_lost: bool,
+        progress: Progress | None,
     ) -> None:
+        self._progress = progress
         self._settings = settings
         self._bench = bench
         self._view = view
@@ -253,7 +256,9 @@ class _Replay:
             rows.append(_row(rest, appended=count, size=size))
         return tuple(rows)
 
-    def run(self, wanted: OffsetRange, note: SinkNote | None, fleet: Fleet) -> Iterator[ReplayRow]:
+    def run(
+        self, wanted: OffsetRange, note: SinkNote | None, executor: Executor
+    ) -> Iterator[ReplayRow]:
         """One row for each batch; the first that fails is the last."""
         self._require_all_of_the_begun(wanted, note)
         known, rest = _left(wanted, note)
@@ -263,9 +268,9 @@ class _Replay:
             return
         begun = None if note is None or note.done else note.batch
         with self._owner(note) as commit:
-            for batch, pieces in self._batches(rest, begun, fleet):
+            for batch, pieces in self._batches(rest, begun, executor):
                 try:
-                    row = self._batch(batch, pieces, commit, fleet)
+                    row = self._batch(batch, pieces, commit, executor)
                 except ForebayError as error:
                     yield _row(batch, error=str(error))
                     return
@@ -315,14 +320,14 @@ class _Replay:
             )
 
     def _batches(
-        self, rest: OffsetRange, begun: int | None, fleet: Fleet
+        self, rest: OffsetRange, begun: int | None, executor: Executor
     ) -> Iterator[tuple[OffsetRange, list[Piece]]]:
         """The range in batches; the first one ends where the one that was begun did."""
         if begun is not None and rest.start < begun <= rest.end:
             first = OffsetRange(rest.topic, rest.start, begun)
             yield first, self._pieces(first)
             rest = OffsetRange(rest.topic, begun, rest.end)
-        bytes_max = fleet.slots() * WAVE_TASKS_PER_SLOT * TASK_BYTES
+        bytes_max = executor.slots() * WAVE_TASKS_PER_SLOT * TASK_BYTES
         batch: list[Piece] = []
         size, start = 0, rest.start
         for piece in self._pieces(rest):
@@ -345,13 +350,16 @@ class _Replay:
         )
 
     def _batch(
-        self, batch: OffsetRange, pieces: Sequence[Piece], commit: _Commit, fleet: Fleet
+        self, batch: OffsetRange, pieces: Sequence[Piece], commit: _Commit, executor: Executor
     ) -> ReplayRow:
         store, write = self._bench.store, secrets.token_hex(8)
-        tasks = _tasks(pieces, fleet.slots())
+        tasks = _tasks(pieces, executor.slots())
         work = partial(stage_task, self._settings, str(self._into), write)
         label = f"replay {batch.topic} {batch.start}..{batch.end}"
-        done = [task[0] for task in fleet.run([[task] for task in tasks], work, label)]
+        done = [
+            task[0]
+            for task in executor.run([[task] for task in tasks], work, label, self._progress)
+        ]
         parts = [each.result for each in done if each.result is not None]
         errors = [each.error for each in done if each.error is not None]
         if errors:
@@ -392,7 +400,7 @@ def stage_task(settings: StoreSettings, into: str, write: str, task: ReplayTask)
     rows = read_split(settings, Split(task.pieces), _COLUMNS)
     key = staged_file(write, task.number, secrets.randbits(48))
     return stage(
-        workbench(settings).store,
+        executor_resources(settings).store,
         key,
         task.number,
         staged_batches(rows, task.number, into),

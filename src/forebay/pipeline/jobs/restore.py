@@ -34,14 +34,13 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import MIB, TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.objects.backend import Backend
-from forebay.pipeline.execute import Done, Progress, pack, spread
+from forebay.pipeline.execute import Done, Progress, SparkExecutor, pack
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.session import slots, spark_session
 from forebay.settings import StoreSettings
-from forebay.topic.tiers import Tiers
-from forebay.topic.view import catalog_file
+from forebay.topic.resources import StoreResources, catalog_file
 from forebay.upload.inventory import (
     Candidate,
     Inventory,
@@ -134,7 +133,7 @@ class DescribedAhead:
             batch.append(one)
             size += one.size
         tasks = pack(batch, lambda one: one.size, TASK_BYTES, least=slots(spark))
-        answers = spread(spark, tasks, partial(_read_there, self._settings), label="restore")
+        answers = SparkExecutor(spark).run(tasks, partial(_read_there, self._settings), "restore")
         for items, results in zip(tasks, answers, strict=True):
             for one, done in zip(items, results, strict=True):
                 self._learn(one, done)
@@ -165,7 +164,7 @@ class DescribedAhead:
 
 def _read_there(settings: StoreSettings, candidate: Candidate) -> tuple[ObjectDescriptor, Reading]:
     reading = Reading()
-    return read_whole(workbench(settings).store, candidate, reading), reading
+    return read_whole(executor_resources(settings).store, candidate, reading), reading
 
 
 def _read_here(store: Backend, candidate: Candidate) -> Done[tuple[ObjectDescriptor, Reading]]:
@@ -305,13 +304,13 @@ def _require_objects(settings: StoreSettings) -> None:
 
 
 @contextmanager
-def _open_tiers(settings: StoreSettings, *, dry_run: bool) -> Iterator[Tiers]:
+def _open_tiers(settings: StoreSettings, *, dry_run: bool) -> Iterator[StoreResources]:
     """The catalog and the objects. For a dry run a catalog that is not there is an empty one."""
     path = catalog_file(settings)
     absent = dry_run and path is not None and not path.exists()
     with (
         closing(Catalog(SqliteKv(None))) if absent else nullcontext() as catalog,
-        closing(Tiers(settings, SYSTEM_CLOCK, catalog=catalog)) as tiers,
+        closing(StoreResources(settings, SYSTEM_CLOCK, catalog=catalog)) as tiers,
     ):
         yield tiers
 
@@ -319,7 +318,7 @@ def _open_tiers(settings: StoreSettings, *, dry_run: bool) -> Iterator[Tiers]:
 class RestoreRun:
     def __init__(
         self,
-        tiers: Tiers,
+        tiers: StoreResources,
         names: list[TopicName],
         choices: RestoreChoices,
         spark: SparkSession | None,

@@ -28,7 +28,7 @@ from forebay.errors import CommitRefused, ForebayError, UsageError
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
 from forebay.logs import event
-from forebay.pipeline.execute import Done, Progress, pack, spread
+from forebay.pipeline.execute import Done, Progress, SparkExecutor, pack
 from forebay.pipeline.jobs.verify_check import Checked, Item, check
 from forebay.pipeline.jobs.verify_plan import (
     NOTE,
@@ -43,11 +43,11 @@ from forebay.pipeline.jobs.verify_report import BYTES, ERROR, OBJECTS, Ledger, V
 from forebay.pipeline.jobs.verify_report import NOTE as ASIDE
 from forebay.pipeline.jobs.verify_survey import link_of, named_instead, still_named, survey_topic
 from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import Workbench
+from forebay.pipeline.resources import open_resources
 from forebay.pipeline.session import slots, spark_session
 from forebay.read.verify import FaultKind
 from forebay.settings import StoreSettings
-from forebay.topic.view import catalog_file
+from forebay.topic.resources import StoreResources, catalog_file
 from forebay.upload.inventory import topics_in_store
 from forebay.upload.sweep import sweep
 
@@ -84,7 +84,7 @@ def verify(
     missing = catalog_file(settings)
     if missing is not None and not missing.exists():
         raise UsageError(f"there is no catalog at {missing}: `forebay restore` makes one")
-    bench = Workbench(settings)
+    bench = open_resources(settings)
     try:
         names = _topics(bench, topics)
         run = _Run(settings, bench, spark, progress)
@@ -111,7 +111,7 @@ def verify(
         bench.close()
 
 
-def _topics(bench: Workbench, topics: Sequence[str] | None) -> list[TopicName]:
+def _topics(bench: StoreResources, topics: Sequence[str] | None) -> list[TopicName]:
     if topics is None:
         return list(bench.catalog.topics())
     names = list(dict.fromkeys(parse_topic(name) for name in topics))
@@ -141,7 +141,7 @@ class _Run:
     def __init__(
         self,
         settings: StoreSettings,
-        bench: Workbench,
+        bench: StoreResources,
         spark: SparkSession | None,
         progress: Progress | None,
     ) -> None:
@@ -212,7 +212,7 @@ class _Run:
         spark = self._session()
         tasks = pack(wave, lambda item: item.descriptor.size, TASK_BYTES, least=slots(spark))
         work = partial(check, self._settings)
-        answers = spread(spark, tasks, work, label="verify", progress=self._shown())
+        answers = SparkExecutor(spark).run(tasks, work, "verify", self._shown())
         self._tasks_done += len(tasks)
         good: list[Item] = []
         for items, results in zip(tasks, answers, strict=True):

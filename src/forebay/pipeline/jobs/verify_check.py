@@ -16,7 +16,7 @@ from forebay.format.names import TopicName, object_key, sidecar
 from forebay.limits import DESCRIPTOR_BYTES_MAX
 from forebay.objects.store import CloudStore
 from forebay.pipeline.jobs.verify_report import NOTE, WARNING
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.read.verify import Examined, examine_object
 from forebay.settings import StoreSettings
 
@@ -36,7 +36,7 @@ class Checked:
 
 def check(settings: StoreSettings, item: Item) -> Checked:
     """ServiceError if the store does not answer; everything else is an answer."""
-    bench = workbench(settings)
+    bench = executor_resources(settings)
     examined = examine_object(
         bench.store, bench.pool, settings.cloud_reader, item.topic, item.descriptor
     )

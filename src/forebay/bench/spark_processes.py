@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from forebay.pipeline.execute import Done
+from forebay.pipeline.execute import Done, Progress
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -18,7 +18,7 @@ def _run_task(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[
     return [Done(work(item), None) for item in items]
 
 
-class PoolFleet:
+class ProcessExecutor:
     """A pool of processes, each begun anew: clients of stores do not survive a fork."""
 
     def __init__(self, processes: int) -> None:
@@ -34,6 +34,7 @@ class PoolFleet:
         tasks: Sequence[Sequence[_Item]],
         work: Callable[[_Item], _Result],
         label: str,  # noqa: ARG002
+        progress: Progress | None = None,  # noqa: ARG002
     ) -> list[list[Done[_Result]]]:
         return list(self._pool.map(partial(_run_task, work), tasks))
 
