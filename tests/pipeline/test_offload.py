@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import forebay
 from disks import wait_until
 from forebay.catalog.catalog import Change
+from forebay.catalog.kv import Compare, Kv, Put, Remove
 from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptFrame, MissingData, ServiceUnavailable, UsageError
 from forebay.format.names import parse_topic
@@ -466,6 +467,73 @@ def test_no_sweep_overtakes_a_wave_of_a_topic_that_nobody_owns(tmp_path: Path) -
     assert len(reports) == report.objects > 2
     assert sum(each.counts[Action.REMOVED] for each in reports) == 0
     assert contents(settings) == payloads(200)
+
+
+class Killed(BaseException):
+    """As a kill of the driver, at a call that we choose."""
+
+
+class DyingKv:
+    """A catalog's store whose user dies before or after one of its commits."""
+
+    def __init__(self, kv: Kv, at: int, *, applied: bool) -> None:
+        self._kv = kv
+        self._left = at
+        self._applied = applied
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kv, name)
+
+    def commit(self, compares: Sequence[Compare], writes: Sequence[Put | Remove]) -> int | None:
+        self._left -= 1
+        if self._left == 0 and not self._applied:
+            raise Killed
+        revision = self._kv.commit(compares, writes)
+        if self._left == 0:
+            raise Killed
+        return revision
+
+
+def killed_at(settings: StoreSettings, at: int, *, applied: bool) -> bool:
+    """Whether a run was killed at its `at`-th commit; False where it has fewer."""
+    with offloading(settings, InlineExecutor()) as run:
+        catalog = run.catalog()
+        kv = catalog.kv
+        catalog.kv = DyingKv(kv, at, applied=applied)  # type: ignore[assignment]
+        try:
+            assert run.once(force=True).ok
+        except Killed:
+            return True
+        finally:
+            catalog.kv = kv
+    return False
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+def test_a_driver_that_dies_at_any_commit_leaves_nothing_but_orphans(
+    tmp_path: Path, applied: bool
+) -> None:
+    kills = 0
+    for at in range(1, 50):
+        settings = settings_of(tmp_path / str(at), max_object_bytes=5000)
+        with forebay.open(settings) as store:
+            store.topic(NAME).append_many(payloads(100))
+        if not killed_at(settings, at, applied=applied):
+            break
+        kills += 1
+        before = chain(settings)
+        assert record_of(settings).verified == record_of(settings).tail
+        with StoreView(settings) as view:
+            tiers = view.tiers()
+            assert tiers is not None
+            sweep(tiers.catalog, tiers.store, grace_minutes=0, dry_run=False)
+            ids = {each.object_id for each in view.topic(NAME).objects()}
+            listed = {meta.key.rpartition("/")[2] for meta in tiers.store.list("")}
+        assert listed == ids | {f"{each}.json" for each in ids}
+        assert once(settings, InlineExecutor()).ok
+        assert chain(settings)[: len(before)] == before
+        assert contents(settings) == payloads(100)
+    assert kills >= 4, "two objects, each announced and committed"
 
 
 def test_an_object_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:

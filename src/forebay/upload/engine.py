@@ -11,8 +11,8 @@ or an orphan that a sweep removes:
     sidecar     a copy of the descriptor beside the object
     commit      descriptor, tail and verified watermark change in one transaction
 
-What a caller gets wrong: an intent is only as good as it is young. Whoever holds some for longer,
-for a topic that nobody owns, renews them (`Renewal`), or a sweep takes them back.
+What a caller gets wrong: a sweep takes back an intent that is older than its grace time, unless
+the topic's owner lives. A job that owns no topic renews its intents while it runs (`Renewal`).
 """
 
 from __future__ import annotations

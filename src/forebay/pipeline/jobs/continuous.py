@@ -1,8 +1,8 @@
-"""`Pipeline`: the offload driver that goes on and on, cycle after cycle.
+"""`Pipeline`: the continuous offload driver, one cycle after the other.
 
-A cycle that failed is told, counted and tried again at the next turn: nothing is lost by it, and
-what it committed stays. It ends when it is told to stop, after the wave that is under way, or when
-Spark itself is gone, which only a new process can mend.
+A cycle that fails is logged, counted and tried again at the next turn: nothing is lost by it, and
+what it committed stays. The pipeline ends when it is stopped, after the cycle that is under way,
+or when Spark itself is gone, which takes a new process.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Pipeline:
         """Ends `run` after the cycle that is under way. From any thread, or a signal's handler."""
         self._stopping.set()
 
-    def run(self, told: Callable[[OffloadReport], None] | None = None) -> None:
-        """Until `stop`; `told` gets the report of each cycle."""
+    def run(self, on_report: Callable[[OffloadReport], None] | None = None) -> None:
+        """Runs until `stop`; calls `on_report` after each cycle that did not fail."""
         try:
             while not self._stopping.is_set():
                 report = self._cycle()
-                if report is not None and told is not None:
-                    told(report)
+                if report is not None and on_report is not None:
+                    on_report(report)
                 self._stopping.wait(self._interval)
         finally:
             self._offload.close()
@@ -52,7 +52,7 @@ class Pipeline:
     def _cycle(self) -> OffloadReport | None:
         try:
             return self._offload.once(force=False)
-        except Exception as error:  # told, and tried again: it must not end
+        except Exception as error:  # logged, and tried again: it must not end
             expected = isinstance(error, ForebayError)
             FAILURES.add(1, type(error).__name__)
             event(
