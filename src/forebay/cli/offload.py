@@ -25,7 +25,7 @@ from forebay.errors import UsageError
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from forebay.pipeline.jobs.compact_report import CompactReport, CompactRow
+    from forebay.pipeline.jobs.compact import CompactReport, CompactRow
     from forebay.pipeline.jobs.offload_report import OffloadReport
 
 
@@ -228,7 +228,7 @@ def compact(
 def _undone(
     topics: Sequence[str], object_id: str | None, settings: StoreSettings, *, dry_run: bool
 ) -> CompactReport:
-    from forebay.pipeline.jobs.compact_undo import undo_compaction
+    from forebay.pipeline.jobs.compact import undo_compaction
 
     if len(topics) != 1:
         raise UsageError("name the one topic whose compaction is to be undone")
