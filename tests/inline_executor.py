@@ -35,6 +35,8 @@ class InlineExecutor:
         progress: Progress | None = None,
     ) -> list[list[Done[_Result]]]:
         self.runs += 1
+        if progress is not None:
+            progress(0, len(tasks))
         # In the reverse order: nothing may depend on the order in which tasks end.
         found = [[self._one(work, item) for item in task] for task in reversed(tasks)]
         if progress is not None:

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from compactions import here
+from compactions import RunsHere, here
 from forebay.format.names import TopicName
 from forebay.pipeline.jobs.compact import compact
 from forebay.settings import (
@@ -85,7 +85,7 @@ class Watching:
         self.refused = 0
 
     def compact(self) -> None:
-        report = compact(self._settings, target_bytes=TARGET, runner=here)
+        report = compact(self._settings, target_bytes=TARGET, executor=RunsHere(here))
         self.compacted += report.objects
         self.refused += report.refused
         assert report.ok, report.rows

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from forebay.cli.job_options import (
+    check_runner,
     job_options,
     job_url_option,
     lazy_session,
     master_option,
     progress_bar,
     run_on_server,
+    runner_option,
 )
 from forebay.cli.options import json_option, open_view, store_options
 from forebay.errors import UsageError
@@ -26,8 +28,9 @@ from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
     from forebay.format.names import TopicName
+    from forebay.pipeline.execute import Runner
     from forebay.pipeline.jobs.restore import RestoredTopic
-    from forebay.pipeline.jobs.verify_report import VerifyReport, VerifyRow
+    from forebay.pipeline.jobs.verify import VerifyReport, VerifyRow
     from forebay.repair.plan import Finding
     from forebay.repair.repair import RepairReport
     from forebay.topic.resources import StoreResources
@@ -169,6 +172,7 @@ _LINES_MAX: Final = 100
 @job_url_option
 @store_options
 @json_option
+@runner_option
 @job_options
 def verify(
     topics: tuple[str, ...],
@@ -179,6 +183,7 @@ def verify(
     url: str | None,
     settings: StoreSettings,
     as_json: bool,
+    runner: Runner,
     master: str | None,
     dry_run: bool,
 ) -> None:
@@ -193,9 +198,15 @@ def verify(
       forebay verify --dry-run
       forebay verify orders --report verified.json
       forebay verify --budget 50GiB
+      forebay verify --runner threads
     """
     if url is not None:
-        refused = {"--master": master, "--dry-run": dry_run, "--report": report}
+        refused = {
+            "--master": master,
+            "--dry-run": dry_run,
+            "--report": report,
+            "--runner": runner == "threads",
+        }
         options: dict[str, int | bool] = {"incremental": incremental, "orphans": not no_orphans}
         if budget is not None:
             options["budget_bytes"] = _bytes(budget)
@@ -203,6 +214,7 @@ def verify(
         return
     from forebay.pipeline.jobs.verify import verify as run
 
+    check_runner(runner, master)
     with lazy_session(settings, master) as chosen, progress_bar("verify") as progress:
         done = run(
             chosen,
@@ -210,6 +222,7 @@ def verify(
             incremental=incremental,
             budget_bytes=None if budget is None else _bytes(budget),
             orphans=not no_orphans,
+            runner=runner,
             dry_run=dry_run,
             progress=progress,
         )
@@ -276,12 +289,14 @@ def _verify_line(row: VerifyRow) -> str:
 @click.option("--allow-gaps", is_flag=True, help="Record as lost what no object holds.")
 @store_options
 @json_option
+@runner_option
 @master_option
 def restore(
     topics: tuple[str, ...],
     everything: bool,
     settings: StoreSettings,
     as_json: bool,
+    runner: Runner,
     master: str | None,
     **choices: bool,
 ) -> None:
@@ -289,22 +304,26 @@ def restore(
 
     Offsets that the lost owner may have handed out after its last upload are not used again: they
     are recorded as lost, unless --assume-nothing-lost says otherwise. Objects without a usable
-    sidecar are read in full, by Spark if it is much. A restore that was interrupted goes on where
-    it stopped. Exit code 1 if a topic could not be restored, or an object is damaged.
+    sidecar are read in full, by Spark, or by threads, if it is much. A restore that was interrupted
+    goes on where it stopped. Exit code 1 if a topic could not be restored, or an object is damaged.
 
     \b
     Examples:
       forebay restore --all --dry-run
       forebay restore orders --verify
+      forebay restore --all --runner threads
     """
-    from forebay.pipeline.jobs.restore import RestoreChoices, restoring
+    from forebay.pipeline.jobs.restore import RestoreChoices, open_restore
 
+    check_runner(runner, master)
     if bool(topics) == everything:
         raise UsageError("name the topics to restore, or give --all, and not both")
     bad = False
     with (
         lazy_session(settings, master) as chosen,
-        restoring(chosen, topics, RestoreChoices(**choices), everything=everything) as run,
+        open_restore(
+            chosen, topics, RestoreChoices(**choices), everything=everything, runner=runner
+        ) as run,
     ):
         for done in run.topics(lambda topic: progress_bar(str(topic))):
             _tell(done, as_json=as_json)

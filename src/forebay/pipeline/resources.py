@@ -14,6 +14,7 @@ import threading
 from typing import Final
 
 from forebay.client.disk import server_to_ask
+from forebay.errors import UsageError
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, catalog_file
 
@@ -30,6 +31,14 @@ def open_resources(settings: StoreSettings) -> StoreResources:
     Which of both it is, is decided here, once.
     """
     return StoreResources(settings, server=server_to_ask(settings))
+
+
+def open_existing(settings: StoreSettings) -> StoreResources:
+    """`open_resources` of a store that has a catalog; UsageError if there is none: none is made."""
+    missing = catalog_file(settings)
+    if missing is not None and not missing.exists():
+        raise UsageError(f"there is no catalog at {missing}: `forebay restore` makes one")
+    return open_resources(settings)
 
 
 def executor_resources(settings: StoreSettings) -> StoreResources:
