@@ -499,7 +499,7 @@ def killed_at(settings: StoreSettings, at: int, *, applied: bool) -> bool:
     with offloading(settings, InlineExecutor()) as run:
         catalog = run.catalog()
         kv = catalog.kv
-        catalog.kv = DyingKv(kv, at, applied=applied)  # type: ignore[assignment]
+        catalog.kv = DyingKv(kv, at, applied=applied)
         try:
             assert run.once(force=True).ok
         except Killed:
