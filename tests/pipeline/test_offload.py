@@ -19,7 +19,7 @@ from forebay.errors import MissingData, ServiceUnavailable, UsageError
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.offload_report import OffloadReport
 from forebay.pipeline.jobs.offload_task import Inspection, Shipment
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.testing.clock import ManualClock
 from forebay.topic.store import Store
@@ -44,7 +44,7 @@ def offloading(
     settings: StoreSettings, executor: InlineExecutor, clock: Any = None
 ) -> Iterator[Offload]:
     more = {} if clock is None else {"clock": clock}
-    with Offload(site_settings(settings), executor, **more) as run:
+    with Offload(job_settings(settings), executor, **more) as run:
         yield run
 
 

@@ -38,7 +38,7 @@ from forebay.pipeline.jobs.offload_plan import TopicPlan, TopicPlanner
 from forebay.pipeline.jobs.offload_report import OffloadReport, OffloadRow, failed, made, would_be
 from forebay.pipeline.jobs.offload_task import Errand, Inspection, Shipment, Shipped, run_errand
 from forebay.pipeline.jobs.waves import Waves
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.settings import StoreSettings
 from forebay.topic.view import StoreView
 from forebay.upload import metrics
@@ -69,7 +69,7 @@ def offload(
     configuration. A dry run writes nothing and starts no Spark. `runner="threads"` uploads with
     threads of this process, without Spark.
     """
-    settings = site_settings(source)
+    settings = job_settings(source)
     executor = executor_for(runner, spark, settings.spark)
     with Offload(settings, executor, progress=progress) as run:
         return run.once(topics, force=force, dry_run=dry_run)
