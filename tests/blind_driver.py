@@ -88,9 +88,9 @@ def seen(path: str, _number: int) -> tuple[int, list[str]]:
 
 
 def look(spark: SparkSession, path: str) -> Any:
-    from forebay.pipeline.execute import spread
+    from forebay.pipeline.execute import SparkExecutor
 
-    done = spread(spark, [[number] for number in range(8)], partial(seen, path), label="look")
+    done = SparkExecutor(spark).run([[number] for number in range(8)], partial(seen, path), "look")
     return [each.result for task in done for each in task]
 
 

@@ -13,7 +13,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from forebay.pipeline.execute import spread
+from forebay.pipeline.execute import SparkExecutor
 from forebay.pipeline.session import slots, spark_session
 from forebay.settings import SparkSettings
 
@@ -34,7 +34,7 @@ def counted(folder: Path, first: int) -> tuple[int, int]:
 def main(settings: SparkSettings, folder: Path) -> None:
     spark = spark_session(settings)
     tasks = [[number * 1000] for number in range(TASKS)]
-    done = spread(spark, tasks, partial(counted, folder), label="count")
+    done = SparkExecutor(spark).run(tasks, partial(counted, folder), "count")
     print("slots", slots(spark))
     print("found", json.dumps([each.result for task in done for each in task]))
     spark.stop()

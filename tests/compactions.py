@@ -17,19 +17,18 @@ from forebay.catalog.adopt import adopt
 from forebay.catalog.catalog import Change
 from forebay.catalog.kv import Put
 from forebay.catalog.records import TopicRecord, encode_record
-from forebay.errors import ForebayError
 from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
 from forebay.format.frame import encode_frame, scan
 from forebay.format.index import ObjectIndex
 from forebay.format.names import ObjectName, TopicName, object_key, sidecar
 from forebay.pipeline.execute import Done, Progress
-from forebay.pipeline.jobs.compact import compact
-from forebay.pipeline.jobs.compact_report import CompactReport
-from forebay.pipeline.resources import Workbench
+from forebay.pipeline.jobs.compact import CompactReport, compact
+from forebay.pipeline.resources import open_resources
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.tiered_log import CatalogSource
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.upload.sweep import SweepReport, sweep
+from inline_executor import InlineExecutor
 from stored_objects import message
 
 TOPIC: Final = TopicName("default", "orders")
@@ -39,28 +38,32 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+class RunsHere(InlineExecutor):
+    """One task after the other in this process, by `run`, which may do more than the work."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__(slots=1)
+        self._run = run
+
+    def run(
+        self,
+        tasks: Sequence[Sequence[_Item]],
+        work: Callable[[_Item], _Result],
+        label: str,
+        progress: Progress | None = None,
+    ) -> list[list[Done[_Result]]]:
+        assert label
+        found: list[list[Done[_Result]]] = self._run(tasks, work, progress)
+        return found
+
+
 def here(
     tasks: Sequence[Sequence[_Item]],
     work: Callable[[_Item], _Result],
-    *,
-    label: str,
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> list[list[Done[_Result]]]:
-    """`spread` in this process."""
-    assert label
-    answers = []
-    for at, task in enumerate(tasks):
-        answers.append([_done(work, item) for item in task])
-        if progress is not None:
-            progress(at + 1, len(tasks))
-    return answers
-
-
-def _done(work: Callable[[_Item], _Result], item: _Item) -> Done[_Result]:
-    try:
-        return Done(work(item), None)
-    except ForebayError as error:
-        return Done(None, error)
+    """What an executor does, in this process."""
+    return InlineExecutor().run(tasks, work, "here", progress)
 
 
 class Site:
@@ -68,7 +71,7 @@ class Site:
 
     def __init__(self, data: Path, **uploader: Any) -> None:
         self.settings = StoreSettings(data=data, uploader=UploaderSettings(**uploader))
-        self.bench = Workbench(self.settings)
+        self.bench = open_resources(self.settings)
         self.catalog = self.bench.catalog
         self.store = self.bench.store
 
@@ -127,8 +130,8 @@ class Site:
     # ---- what is done ----
 
     def compacted(self, target: int = 10**6, **options: Any) -> CompactReport:
-        options = {"runner": here, **options}
-        return compact(self.settings, target_bytes=target, **options)
+        executor = RunsHere(options.pop("run", here))
+        return compact(self.settings, target_bytes=target, executor=executor, **options)
 
     def swept(self, grace_minutes: float = 0.0) -> SweepReport:
         return sweep(self.catalog, self.store, [TOPIC], grace_minutes=grace_minutes, dry_run=False)
@@ -158,7 +161,9 @@ def main() -> None:
     data, target = sys.argv[1:]
     sys.stdout.write("begun\n")
     sys.stdout.flush()
-    report = compact(StoreSettings(data=Path(data)), target_bytes=int(target), runner=here)
+    report = compact(
+        StoreSettings(data=Path(data)), target_bytes=int(target), executor=RunsHere(here)
+    )
     sys.stdout.write(f"{'done' if report.ok else 'failed'} {len(report.rows)}\n")
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from forebay.errors import UsageError
-from forebay.pipeline.execute import spread
+from forebay.pipeline.execute import SparkExecutor
 
 
 def main(remote: str, store: str, folder: Path) -> None:
@@ -44,7 +44,7 @@ def main(remote: str, store: str, folder: Path) -> None:
     print("written", copies.count())
 
     try:
-        spread(spark, [[1]], abs, label="a job")
+        SparkExecutor(spark).run([[1]], abs, "a job")
     except UsageError as error:
         print("jobs", error)
     spark.stop()

@@ -21,14 +21,15 @@ import pyarrow as pa
 import forebay
 from forebay.format.message import StreamMessage
 from forebay.format.names import staged_file
-from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import Workbench
+from forebay.pipeline.location import job_settings
+from forebay.pipeline.resources import open_resources
 from forebay.pipeline.sink.columns import staged_batches
 from forebay.pipeline.sink.commit import Committed, commit_batch
 from forebay.pipeline.sink.marks import MARK, Run
 from forebay.pipeline.sink.staging import Part, stage
 from forebay.pipeline.sink.topic_writer import LocalDoor
 from forebay.settings import StoreSettings
+from forebay.topic.resources import StoreResources
 
 TOPIC = "/default/orders"
 OTHER = "/default/other"
@@ -40,11 +41,11 @@ Rows = Sequence[tuple[str, str]]
 class SinkGround:
     data: Path
     settings: StoreSettings = field(init=False)
-    bench: Workbench = field(init=False)
+    bench: StoreResources = field(init=False)
 
     def __post_init__(self) -> None:
-        self.settings = site_settings(self.data)
-        self.bench = Workbench(self.settings)
+        self.settings = job_settings(self.data)
+        self.bench = open_resources(self.settings)
 
     def stage(self, *partitions: Rows, piece: int = 7) -> list[Part]:
         """The partitions' rows as files of one write."""

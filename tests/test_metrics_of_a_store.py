@@ -20,8 +20,8 @@ from forebay.objects.memory import MemoryBackend
 from forebay.settings import CloudReaderSettings, RemoteRetentionSettings
 from forebay.testing import FaultBackend, FaultKv, ObjectFault
 from forebay.topic.factory import Background
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store, Topic
-from forebay.topic.tiers import Tiers
 from forebay.upload.sweep import sweep
 from forebay.wal.pool import WriterPool
 from prometheus_text import Family, parse
@@ -49,7 +49,7 @@ class World:
         return self.store.topic(str(TOPIC))
 
     @property
-    def tiers(self) -> Tiers:
+    def tiers(self) -> StoreResources:
         tiers = self.store._factory.tiers
         assert tiers is not None
         return tiers

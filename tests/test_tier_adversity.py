@@ -16,19 +16,25 @@ from typing import Any
 import pytest
 
 from forebay.catalog.adopt import adopt
-from forebay.catalog.catalog import Intent
+from forebay.catalog.catalog import Change
 from forebay.catalog.records import TopicRecord
-from forebay.errors import CorruptFrame, CorruptLog, ForebayError, LogClosed
+from forebay.errors import (
+    CorruptFrame,
+    CorruptLog,
+    ForebayError,
+    LogClosed,
+    ServiceUnavailable,
+)
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.names import TopicName, object_key
+from forebay.format.names import TopicName
 from forebay.objects.local import LocalBackend
 from forebay.objects.memory import MemoryBackend
 from forebay.settings import CloudReaderSettings, RemoteRetentionSettings
 from forebay.testing import ManualClock
 from forebay.testing.objects import FaultBackend, ObjectFault
 from forebay.topic.factory import _trim
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store, Topic
-from forebay.topic.tiers import Tiers
 from forebay.wal.reader import LogReader
 from tiered_stores import TOPIC, Site, fill, offsets
 
@@ -79,24 +85,20 @@ def test_a_gap_where_verification_had_got_to_does_not_hold_it_up(site: Site) -> 
         assert site.catalog.mark_verified(TOPIC, later).verified == 250
 
 
-def test_an_object_with_another_etag_is_read_even_where_nothing_is_read_back(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_with_another_etag_is_read_even_where_nothing_is_read_back(site: Site) -> None:
     site.uploading(verify_after_upload=False)
-    commit = site.catalog.commit
 
-    def and_replace(topic: TopicName, intent: Intent, made: ObjectDescriptor) -> TopicRecord:
-        record = commit(topic, intent, made)
-        site.objects.put(object_key(topic, made.object_id), bytes(made.size))
-        return record
+    def replace_it(key: str) -> None:
+        faults(site).clear()
+        site.objects.put(key, bytes(site.objects.head(key).size))
 
     with site.topic() as topic:
         fill(topic, 50)
-        monkeypatch.setattr(site.catalog, "commit", and_replace)
+        faults(site).hook("complete", replace_it, when="after")
         with pytest.raises(CorruptFrame):
             topic.upload()
-        assert record_of(site).tail == 50
-        assert record_of(site).verified == 0
+        assert record_of(site).tail == record_of(site).verified == 0
+        assert not [key for key in site.listed() if key.endswith(".json")]
 
 
 def test_an_index_that_leads_nowhere_is_not_verified(site: Site) -> None:
@@ -105,7 +107,7 @@ def test_an_index_that_leads_nowhere_is_not_verified(site: Site) -> None:
         fill(topic, 50)
         made = topic.upload()[0]
     at = made.size // 50
-    tiers = Tiers(site.settings(), site.clock, catalog=site.catalog, store=site.objects)
+    tiers = StoreResources(site.settings(), site.clock, catalog=site.catalog, store=site.objects)
     with closing(tiers):
         for index in ((), ((0, 0), (1, at), (49, 49 * at))):
             tiers.read_back(TOPIC, replace(made, offset_index=index))
@@ -122,10 +124,38 @@ def test_an_uploaded_append_succeeds_when_only_reading_back_failed(site: Site) -
     with site.topic() as topic:
         faults(site).inject(ObjectFault("get_range"))
         assert topic.append(b"once", durability="uploaded") == 0
-        assert topic.watermarks().uploaded == 1
-        assert topic.watermarks().verified == 0
+        assert topic.watermarks().uploaded == topic.watermarks().verified == 1
+        assert faults(site).calls("open_writer") == 1, "a failed read costs no second transfer"
+
+
+def test_an_uploaded_append_succeeds_when_only_an_older_object_is_not_verified(site: Site) -> None:
+    with site.topic() as topic:
+        topic.append(b"restored", durability="uploaded")
+        site.catalog.update(TOPIC, None, lambda record: Change(replace(record, verified=0)))
+        faults(site).inject(ObjectFault("get_range", skip=1, times=None))
+        assert topic.append(b"once", durability="uploaded") == 1
+        assert topic.watermarks().uploaded == 2
+        assert record_of(site).verified == 0
+        faults(site).clear()
         topic.upload()
-        assert topic.watermarks().verified == 1
+        assert topic.watermarks().verified == 2
+
+
+@pytest.mark.parametrize("rolling", [False, True])
+def test_an_object_that_cannot_be_read_back_has_no_sidecar_and_does_not_count(
+    site: Site, rolling: bool
+) -> None:
+    site.uploading(rolling=rolling)
+    with site.topic() as topic:
+        faults(site).inject(ObjectFault("get_range", times=None))
+        with pytest.raises(ServiceUnavailable):
+            topic.append(b"once", durability="uploaded")
+        assert topic.watermarks().uploaded == 0
+        assert site.descriptors() == []
+        assert not [key for key in site.listed() if key.endswith(".json")]
+        faults(site).clear()
+        topic.upload()
+        assert topic.watermarks().uploaded == topic.watermarks().verified == 1
 
 
 @pytest.mark.parametrize("rolling", [False, True])
@@ -170,10 +200,10 @@ def test_an_interrupt_of_an_upload_ends_it_at_once(site: Site) -> None:
                 raise _Interrupt
 
         faults(site).hook("complete", interrupt_the_second)
-        before = faults(site).calls("get_range")
         with pytest.raises(_Interrupt):
             topic.upload()
-        assert faults(site).calls("get_range") == before
+        assert faults(site).calls("get_range") == 1, "the first object was read back, and no more"
+        assert len(site.descriptors()) == 1
         faults(site).clear()
         topic.upload()
         assert topic.watermarks().verified == 300

@@ -145,7 +145,7 @@ class UploaderSettings:
     concurrent_topics: int = UPLOAD_THREADS
     """Topics that are uploaded at the same time."""
     verify_after_upload: bool = True
-    """Reads every object back before it counts for deletion; else its size is compared."""
+    """Reads every object back before it counts; else its size and etag are compared."""
     sidecars: bool = True
     """A small copy of the descriptor beside each object, for a restore from the bucket alone."""
     sweep_grace_minutes: float = 1440

@@ -24,8 +24,8 @@ from forebay.catalog.sqlite import SqliteKv
 from forebay.errors import CommitRefused, ServiceUnavailable, UsageError
 from forebay.format.names import CatalogKeys, TopicName
 from forebay.limits import CATALOG_PAGE, JOB_STATE_BYTES_MAX, JOB_STATE_NAME_BYTES_MAX
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
-from forebay.topic.tiers import Tiers
 from forebay.upload.restore import restore_topic
 from forebay.upload.sweep import sweep
 from kv_grounds import GROUNDS, Ground, etcd_ground
@@ -149,7 +149,7 @@ def test_a_topic_that_was_restored_has_not_begun_here(tmp_path: Path) -> None:
         fill(topic, 20)
         topic.upload()
     new = Catalog(SqliteKv(None), clock=site.clock)
-    tiers = Tiers(site.settings(), site.clock, catalog=new, store=site.objects)
+    tiers = StoreResources(site.settings(), site.clock, catalog=new, store=site.objects)
     try:
         restore_topic(new, site.objects, tiers.session, TOPIC, dry_run=False)
     finally:

@@ -475,6 +475,32 @@ def test_the_verified_watermark_crosses_what_was_compacted_meanwhile(world: Worl
     assert world.catalog.mark_verified(TOPIC, descriptor_of(0, 19)).verified == 20
 
 
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_commit_of_what_was_read_back_moves_both_watermarks_at_once(
+    world: World, applied: bool
+) -> None:
+    world.create()
+    world.kv.fail("commit", at=2, applied=applied)  # an answer that is lost changes nothing
+    record = world.catalog.commit(TOPIC, world.intend(0, 9), descriptor_of(0, 9), verified=True)
+    assert (record.tail, record.verified) == (10, 10)
+
+
+def test_a_commit_of_what_was_read_back_waits_for_what_is_before_it(world: World) -> None:
+    world.create(tail=10, verified=5)
+    commit = world.catalog.commit
+    record = commit(TOPIC, world.intend(10, 19), descriptor_of(10, 19), verified=True)
+    assert (record.tail, record.verified) == (20, 5)
+    assert world.catalog.mark_verified(TOPIC, descriptor_of(0, 9)).verified == 10
+    assert world.catalog.mark_verified(TOPIC, descriptor_of(10, 19)).verified == 20
+
+
+def test_a_commit_of_what_was_read_back_crosses_lost_ranges(world: World) -> None:
+    world.create(tail=50, verified=10, lost=((10, 50), (60, 90)))
+    commit = world.catalog.commit
+    record = commit(TOPIC, world.intend(50, 59), descriptor_of(50, 59), verified=True)
+    assert (record.tail, record.verified) == (90, 90)
+
+
 def test_nothing_beyond_the_tail_is_ever_verified(world: World) -> None:
     world.create(tail=10, verified=10)
     assert world.catalog.mark_verified(TOPIC, descriptor_of(10, 19)).verified == 10

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from catalog_worlds import TOPIC, World, descriptor_of
+from forebay.catalog.catalog import Intent
 from forebay.catalog.records import Life, State, may_become
 from forebay.errors import CommitRefused, ServiceUnavailable, TopicFenced
 from forebay.format.names import ObjectName, pending_object
@@ -63,6 +64,7 @@ def test_a_key_goes_from_state_to_state_by_the_table_alone(
 def test_every_operation_keeps_to_the_table(world: World, before: State | None) -> None:
     operations: dict[str, Callable[[], object]] = {
         "intend": lambda: world.catalog.intend(TOPIC, 1, NAME),
+        "renew": lambda: world.catalog.renew(TOPIC, Intent(NAME, 1, "t")),
         "withdraw": lambda: world.catalog.withdraw(TOPIC, NAME, "t"),
         "condemn": lambda: world.catalog.condemn(TOPIC, NAME, world.catalog.life(TOPIC, NAME)),
         "bury": lambda: world.catalog.bury(TOPIC, NAME, "t", certain=True),
@@ -335,3 +337,41 @@ def test_a_retirement_whose_answer_was_lost_leaves_a_key_to_be_swept(world: Worl
         world.catalog.retire(TOPIC, 1, first)
     assert world.catalog.retire(TOPIC, 1, first) is None
     assert world.catalog.condemn(TOPIC, NAME, world.catalog.life(TOPIC, NAME)) is not None
+
+
+# ---- renewing ----
+
+
+def test_a_renewed_intent_is_as_young_as_a_new_one_and_is_still_the_same(world: World) -> None:
+    intent = world.catalog.intend(TOPIC, 1, ObjectName(0, 9))
+    world.clock.advance(3600)
+    assert world.catalog.renew(TOPIC, intent)
+    life = Life(State.INTENDED, 1, intent.token, world.clock.now_ms())
+    assert world.catalog.life(TOPIC, NAME) == life
+    assert world.catalog.commit(TOPIC, intent, descriptor_of(0, 9)).tail == 10
+
+
+def test_a_sweep_that_looked_before_an_intent_was_renewed_takes_nothing(world: World) -> None:
+    intent = world.catalog.intend(TOPIC, 1, ObjectName(0, 9))
+    seen = world.catalog.life(TOPIC, NAME)
+    world.clock.advance(3600)
+    assert world.catalog.renew(TOPIC, intent)
+    assert world.catalog.condemn(TOPIC, NAME, seen) is None
+
+
+@pytest.mark.parametrize("state", [state for state in STATES if state is not State.INTENDED])
+def test_what_is_not_intended_any_more_is_not_renewed(world: World, state: State | None) -> None:
+    if state is not None:
+        world.row(NAME, state)
+    before = world.catalog.life(TOPIC, NAME)
+    world.clock.advance(3600)
+    assert not world.catalog.renew(TOPIC, Intent(NAME, 1, "t"))
+    assert world.catalog.life(TOPIC, NAME) == before
+
+
+def test_an_intent_that_somebody_took_over_is_not_renewed(world: World) -> None:
+    first = world.catalog.intend(TOPIC, 1, ObjectName(0, 9))
+    second = world.catalog.intend(TOPIC, 1, ObjectName(0, 9))
+    assert first.object_id == second.object_id
+    assert not world.catalog.renew(TOPIC, first)
+    assert world.catalog.renew(TOPIC, second)

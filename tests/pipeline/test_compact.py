@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from compactions import CREATED, TOPIC, Site, here
+from compactions import CREATED, TOPIC, RunsHere, Site, here
 from forebay.catalog.adopt import restoring
+from forebay.catalog.catalog import Intent
 from forebay.catalog.records import State
 from forebay.errors import CorruptLog, UsageError
-from forebay.format.descriptor import decode_descriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
 from forebay.format.frame import encode_frame
 from forebay.format.names import TopicName, object_key, sidecar
 from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
 from forebay.pipeline.execute import Done
-from forebay.pipeline.jobs.compact import compact
-from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.jobs.compact import Group, Rewrite, Rewritten, compact, rewrite
+from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings
 from forebay.testing.objects import FaultBackend
 from stored_objects import message
@@ -98,7 +98,7 @@ def test_nothing_is_left_to_do_by_a_second_run(site: Site) -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("there is nothing to run")
 
-    report = site.compacted(2000, runner=never)
+    report = site.compacted(2000, run=never)
     assert (report.rows, report.rounds, report.ok) == ((), 0, True)
 
 
@@ -132,7 +132,7 @@ def _fields(record: Any) -> dict[str, Any]:
 def test_a_dry_run_changes_nothing(site: Site) -> None:
     site.lay(range(0, 101, 5))
     before = site.names(), site.chain(), list(site.catalog.lives(TOPIC))
-    report = site.compacted(dry_run=True, runner=None)
+    report = site.compacted(dry_run=True)
     assert (site.names(), site.chain(), list(site.catalog.lives(TOPIC))) == before
     [row] = report.rows
     assert (row.object_id, row.replaced, row.sha256_after) == ("data-0-99.dnb1", 20, None)
@@ -154,7 +154,7 @@ def test_a_run_stops_at_its_budget_and_the_next_one_goes_on(site: Site) -> None:
 def test_the_default_target_is_that_of_the_uploader(tmp_path: Path) -> None:
     site = Site(tmp_path / "data", max_object_bytes=2000, max_object_messages=15)
     site.lay(range(0, 61, 5))
-    compact(site.settings, runner=here)
+    compact(site.settings, executor=RunsHere(here))
     assert {each.count for each in site.chain()} == {15}
     site.close()
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_right_is_refused(site: Site, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is 0 bytes"):
             site.compacted(**wrong)
     with pytest.raises(UsageError, match="there is no catalog"):
-        compact(tmp_path / "elsewhere", runner=here)
+        compact(tmp_path / "elsewhere", executor=RunsHere(here))
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -230,24 +230,30 @@ def test_frames_of_another_topic_or_order_are_not_compacted(site: Site) -> None:
 def test_a_new_object_that_was_not_read_back_alike_is_not_committed(site: Site) -> None:
     site.lay([0, 10, 20])
 
-    def careless(tasks: Sequence[Sequence[Rewrite]], work: Any, **how: Any) -> Any:
-        [[done]] = here(tasks, work, **how)
+    def careless(tasks: Sequence[Sequence[Rewrite]], work: Any, progress: Any) -> Any:
+        [[done]] = here(tasks, work, progress)
         made = done.result
         assert isinstance(made, Rewritten)
         wrong = replace(made, after=replace(made.after, sha256="0" * 64))
         return [[Done(wrong, None)]]
 
-    [row] = site.compacted(runner=careless).rows
+    [row] = site.compacted(run=careless).rows
     assert row.error is not None
     assert "was not read back" in row.error
     assert len(site.chain()) == 2
 
 
-def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(site: Site) -> None:
+def rewrite_of(made: Sequence[ObjectDescriptor]) -> Rewrite:
+    return Rewrite(Group(TOPIC, 1, tuple(made)), Intent("data-0-19.dnb1", 1, "token"))
+
+
+def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody puts another object there, of valid frames, the same offsets and the same size."""
     made = site.lay([0, 10, 20])
-    job = Rewrite(TOPIC, "data-0-19.dnb1", tuple(made))
-    key = object_key(TOPIC, job.object_id)
+    job = rewrite_of(made)
+    key = object_key(TOPIC, job.intent.object_id)
     others = b"".join(encode_frame(at, message(at).replace(b"m", b"n")) for at in range(20))
     backend = FaultBackend(LocalBackend(Path(site.settings.data or "") / "objects"))
 
@@ -255,10 +261,10 @@ def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(site: Sit
         site.store.put(key, others)
 
     backend.hook("complete", overwrite, when="after")
-    workbench(site.settings).store = CloudStore(backend)
+    monkeypatch.setattr(executor_resources(site.settings), "_store", CloudStore(backend))
     with pytest.raises(CorruptLog, match="does not hold what it was made of"):
         rewrite(site.settings, job)
-    assert sidecar(job.object_id) not in site.names()
+    assert sidecar(job.intent.object_id) not in site.names()
 
 
 def test_a_topic_whose_restore_is_unfinished_is_left_alone(site: Site) -> None:
@@ -273,7 +279,7 @@ def test_a_topic_whose_restore_is_unfinished_is_left_alone(site: Site) -> None:
 
 def test_doing_a_task_twice_gives_the_same(site: Site) -> None:
     made = site.lay([0, 10, 20])
-    job = Rewrite(TOPIC, "data-0-19.dnb1", tuple(made))
+    job = rewrite_of(made)
     first, second = rewrite(site.settings, job), rewrite(site.settings, job)
     assert (first.before, first.after) == (second.before, second.after)
     assert replace(first.descriptor, etag=None) == replace(second.descriptor, etag=None)
@@ -286,13 +292,13 @@ def moved(site: Site, change: Any) -> Any:
     """A run during which something changes, when its first objects are written."""
     changes = [change]
 
-    def run(tasks: Any, work: Any, **how: Any) -> Any:
-        answers = here(tasks, work, **how)
+    def run(tasks: Any, work: Any, progress: Any) -> Any:
+        answers = here(tasks, work, progress)
         if changes:
             changes.pop()()
         return answers
 
-    return site.compacted(runner=run)
+    return site.compacted(run=run)
 
 
 def test_when_retention_took_one_the_rest_is_planned_anew(site: Site) -> None:
@@ -307,15 +313,15 @@ def test_an_object_that_retention_deleted_while_it_was_read_is_no_error(site: Si
     made = site.lay([0, 10, 20, 30])
     retired = False
 
-    def run(tasks: Any, work: Any, **how: Any) -> Any:
+    def run(tasks: Any, work: Any, progress: Any) -> Any:
         nonlocal retired
         if not retired:
             assert site.catalog.retire(TOPIC, None, made[0]) is not None
             site.store.delete(object_key(TOPIC, made[0].object_id))
             retired = True
-        return here(tasks, work, **how)
+        return here(tasks, work, progress)
 
-    report = site.compacted(runner=run)
+    report = site.compacted(run=run)
     assert (report.ok, report.refused) == (True, 1)
     assert site.ranges() == [(10, 29)]
 
@@ -333,13 +339,13 @@ def test_when_the_topic_has_a_new_owner_it_is_planned_anew(site: Site) -> None:
 def test_a_topic_that_never_stands_still_is_given_up_and_told(site: Site) -> None:
     site.lay([0, 10, 20])
 
-    def run(tasks: Any, work: Any, **how: Any) -> Any:
-        answers = here(tasks, work, **how)
+    def run(tasks: Any, work: Any, progress: Any) -> Any:
+        answers = here(tasks, work, progress)
         record = site.record()
         site.create(**{**_fields(record), "epoch": record.epoch + 1})
         return answers
 
-    report = site.compacted(runner=run)
+    report = site.compacted(run=run)
     [row] = report.rows
     assert "new owner" in str(row.error)
     assert not report.ok
@@ -366,4 +372,4 @@ def test_two_runs_at_once_do_the_work_once(site: Site) -> None:
 
 def test_a_store_in_memory_cannot_be_compacted() -> None:
     with pytest.raises(UsageError, match="memory"):
-        compact(StoreSettings(data=None), runner=here)
+        compact(StoreSettings(data=None), executor=RunsHere(here))

@@ -14,7 +14,7 @@ from forebay.catalog.swap import replaced_descriptors
 from forebay.errors import UsageError
 from forebay.format.names import object_key, sidecar
 from forebay.objects.local import LocalBackend
-from forebay.pipeline.jobs.compact_undo import undo_compaction
+from forebay.pipeline.jobs.compact import undo_compaction
 from forebay.read.object_stream import ObjectStream
 from forebay.read.tiered_log import CatalogSource
 from forebay.settings import CloudReaderSettings
@@ -156,7 +156,7 @@ def test_what_a_killed_compaction_wrote_is_swept(site: Site) -> None:
         raise Killed
 
     with pytest.raises(Killed):
-        site.compacted(runner=dies)
+        site.compacted(run=dies)
     assert site.catalog.life(TOPIC, "data-0-29.dnb1") is not None
     site.swept()
     assert site.catalog.life(TOPIC, "data-0-29.dnb1") is None

@@ -13,7 +13,7 @@ import pytest
 
 import compactions
 from compactions import Site
-from forebay.pipeline.jobs.compact_undo import undo_compaction
+from forebay.pipeline.jobs.compact import undo_compaction
 
 MESSAGES: Final = 240
 """That are added whenever there is nothing left to compact; three to an object."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from compactions import here
+from compactions import RunsHere, here
 from forebay.format.names import TopicName
 from forebay.pipeline.jobs.compact import compact
 from forebay.settings import (
@@ -21,8 +21,8 @@ from forebay.settings import (
     StoreSettings,
     UploaderSettings,
 )
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
-from forebay.topic.tiers import Tiers
 from forebay.topic.view import StoreView
 from forebay.upload.sweep import sweep
 
@@ -80,12 +80,12 @@ class Watching:
         from forebay.clock import SYSTEM_CLOCK
 
         self._settings = settings
-        self.tiers = Tiers(settings, SYSTEM_CLOCK)
+        self.tiers = StoreResources(settings, SYSTEM_CLOCK)
         self.compacted = 0
         self.refused = 0
 
     def compact(self) -> None:
-        report = compact(self._settings, target_bytes=TARGET, runner=here)
+        report = compact(self._settings, target_bytes=TARGET, executor=RunsHere(here))
         self.compacted += report.objects
         self.refused += report.refused
         assert report.ok, report.rows

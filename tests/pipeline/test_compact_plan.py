@@ -16,7 +16,7 @@ from forebay.catalog.swap import OBJECTS_PER_SWAP_MAX
 from forebay.errors import UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.limits import KIB
-from forebay.pipeline.jobs.compact_plan import Bounds, Group, plan_groups
+from forebay.pipeline.jobs.compact import Bounds, Group, plan_groups
 
 VERIFIED = TopicRecord(epoch=7, tail=10**9, verified=10**9, reserved=10**9)
 

@@ -13,9 +13,8 @@ import pytest
 from cli_runs import facts
 from compactions import TOPIC, Site
 from forebay.format.names import TopicName
-from forebay.pipeline.execute import spread
-from forebay.pipeline.jobs.compact import compact
-from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
+from forebay.pipeline.execute import SparkExecutor
+from forebay.pipeline.jobs.compact import Rewrite, Rewritten, compact, rewrite
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,11 +65,11 @@ def test_a_worker_that_is_killed_is_repeated(
             os.kill(os.getpid(), signal.SIGKILL)
         return made
 
-    def runner(tasks: Any, work: Any, *, label: str, progress: Any) -> Any:
+    def run(tasks: Any, work: Any, progress: Any) -> Any:
         assert work is not None
-        return spread(spark, tasks, dying, label=label, progress=progress)
+        return SparkExecutor(spark).run(tasks, dying, "compact", progress)
 
-    assert site.compacted(runner=runner).ok
+    assert site.compacted(run=run).ok
     assert mark.exists()
     assert site.ranges() == [(0, 59)]
     site.require_readable(60)

@@ -15,13 +15,13 @@ import pytest
 
 import forebay
 from disks import wait_until
-from fleets import HereFleet
 from forebay.errors import ServiceUnavailable
 from forebay.pipeline.jobs.continuous import FAILURES, Pipeline
-from forebay.pipeline.jobs.offload_report import OffloadReport
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.jobs.offload import OffloadReport
+from forebay.pipeline.location import job_settings
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.view import StoreView
+from inline_executor import InlineExecutor
 from prometheus_text import parse
 
 NAME = "/default/orders"
@@ -29,7 +29,7 @@ NAME = "/default/orders"
 
 def settings_of(data: Path) -> StoreSettings:
     uploader = UploaderSettings(runner="spark", interval_seconds=0.02, max_open_seconds=0)
-    return site_settings(StoreSettings(data=data, uploader=uploader))
+    return job_settings(StoreSettings(data=data, uploader=uploader))
 
 
 def failures() -> float:
@@ -38,20 +38,20 @@ def failures() -> float:
 
 def test_it_uploads_what_comes_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
-    fleet = HereFleet()
+    executor = InlineExecutor()
     reports: list[OffloadReport] = []
     with forebay.open(settings) as store:
         topic = store.topic(NAME)
-        driver = Pipeline(settings, fleet)
+        driver = Pipeline(settings, executor)
         thread = threading.Thread(target=driver.run, args=[reports.append])
         thread.start()
         for round_ in range(1, 4):
             topic.append_many([b"x"] * 100)
             topic.flush()
             wait_until(lambda: topic.watermarks().verified == 100 * round_)  # noqa: B023
-        runs = fleet.runs
+        runs = executor.runs
         wait_until(lambda: len(reports) > runs + 5)
-        assert fleet.runs == runs, "a cycle with nothing to do runs nothing"
+        assert executor.runs == runs, "a cycle with nothing to do runs nothing"
         driver.stop()
         thread.join(10)
         assert not thread.is_alive()
@@ -66,7 +66,7 @@ def test_a_cycle_that_fails_is_counted_and_tried_again(
     with forebay.open(settings) as store:
         store.topic(NAME).append_many([b"x"] * 100)
 
-    class Failing(HereFleet):
+    class Failing(InlineExecutor):
         def run(self, *arguments: Any, **more: Any) -> Any:
             if self.runs < 2:
                 self.runs += 1
@@ -88,7 +88,7 @@ def test_it_ends_when_spark_has_ended(tmp_path: Path) -> None:
     with forebay.open(settings) as store:
         store.topic(NAME).append(b"x", durability="synced")
 
-    class Dead(HereFleet):
+    class Dead(InlineExecutor):
         def run(self, *_arguments: Any, **_more: Any) -> Any:
             raise ServiceUnavailable("no JVM")
 

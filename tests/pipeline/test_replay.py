@@ -18,12 +18,12 @@ from forebay.clock import SYSTEM_CLOCK
 from forebay.errors import ForebayError, OffsetOutOfRange, ServiceUnavailable, UsageError
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
-from forebay.pipeline.execute import Done
+from forebay.pipeline.execute import Done, Progress
 from forebay.pipeline.jobs.replay import replay
-from forebay.pipeline.resources import close_workbenches
+from forebay.pipeline.resources import close_executor_resources
 from forebay.pipeline.sink.marks import MARK
 from forebay.settings import StoreSettings, WalSettings
-from forebay.topic.tiers import Tiers
+from forebay.topic.resources import StoreResources
 from forebay.upload.restore import restore_topic
 
 if TYPE_CHECKING:
@@ -45,7 +45,11 @@ class ThisProcess:
         return 3
 
     def run(
-        self, tasks: Sequence[Sequence[_Item]], work: Callable[[_Item], _Result], label: str
+        self,
+        tasks: Sequence[Sequence[_Item]],
+        work: Callable[[_Item], _Result],
+        label: str,
+        progress: Progress | None = None,
     ) -> list[list[Done[_Result]]]:
         return [[self._one(work, item) for item in items] for items in tasks]
 
@@ -96,7 +100,7 @@ def staged(settings: StoreSettings) -> list[Path]:
 
 
 def test_a_range_arrives_in_its_order_with_all_that_it_says(settings: StoreSettings) -> None:
-    report = replay(settings, SOURCE, TARGET, start=500, end=5500, fleet=ThisProcess())
+    report = replay(settings, SOURCE, TARGET, start=500, end=5500, executor=ThisProcess())
     assert (report.ok, report.appended, report.known) == (True, 5000, 0)
     before, after = read(settings, SOURCE)[500:5500], read(settings)
     for old, new in zip(before, after, strict=True):
@@ -111,20 +115,20 @@ def test_a_range_arrives_in_its_order_with_all_that_it_says(settings: StoreSetti
 
 def test_a_second_run_adds_nothing_and_a_longer_one_the_rest(settings: StoreSettings) -> None:
     for end, appended in ((2000, 2000), (2000, 0), (1000, 0), (None, 4000), (None, 0)):
-        fleet = ThisProcess()
-        report = replay(settings, SOURCE, TARGET, end=end, fleet=fleet)
+        executor = ThisProcess()
+        report = replay(settings, SOURCE, TARGET, end=end, executor=executor)
         assert (report.ok, report.appended) == (True, appended)
-        assert (fleet.tasks > 0) == (appended > 0)
+        assert (executor.tasks > 0) == (appended > 0)
     assert numbers(settings) == list(range(6000))
     with forebay.open(settings) as store:
         store.topic(SOURCE).append(b"006000")
-    assert replay(settings, SOURCE, TARGET, fleet=ThisProcess()).appended == 1
+    assert replay(settings, SOURCE, TARGET, executor=ThisProcess()).appended == 1
     assert numbers(settings) == list(range(6001))
 
 
 def test_another_start_another_id_or_again_is_another_replay(settings: StoreSettings) -> None:
     def run(**options: object) -> int:
-        return replay(settings, SOURCE, TARGET, end=10, fleet=ThisProcess(), **options).appended  # type: ignore[arg-type]
+        return replay(settings, SOURCE, TARGET, end=10, executor=ThisProcess(), **options).appended  # type: ignore[arg-type]
 
     assert [run(), run(start=0), run(start=5), run(sink_id="b"), run(again=True)] == [
         10,
@@ -137,18 +141,18 @@ def test_another_start_another_id_or_again_is_another_replay(settings: StoreSett
 
 
 def test_a_dry_run_says_what_would_be_done(settings: StoreSettings) -> None:
-    replay(settings, SOURCE, TARGET, start=0, end=1000, fleet=ThisProcess())
+    replay(settings, SOURCE, TARGET, start=0, end=1000, executor=ThisProcess())
     report = replay(settings, SOURCE, TARGET, start=0, dry_run=True)
     assert (report.appended, report.known, report.ok) == (5000, 1000, True)
     assert len(read(settings)) == 1000
 
 
 def test_a_failed_batch_is_told_and_the_next_run_goes_on(settings: StoreSettings) -> None:
-    report = replay(settings, SOURCE, TARGET, fleet=ThisProcess(failing={2}))
+    report = replay(settings, SOURCE, TARGET, executor=ThisProcess(failing={2}))
     assert not report.ok
     assert report.rows[-1].error == "the store does not answer"
     assert (read(settings), staged(settings)) == ([], [])
-    assert replay(settings, SOURCE, TARGET, fleet=ThisProcess()).appended == 6000
+    assert replay(settings, SOURCE, TARGET, executor=ThisProcess()).appended == 6000
     assert numbers(settings) == list(range(6000))
 
 
@@ -161,36 +165,36 @@ def test_a_killed_replay_goes_on_where_it_was(settings: StoreSettings) -> None:
         "LocalDoor.append = lambda self, *rows: (calls.append(1), append(self, *rows), "
         "len(calls) == 2 and (self.flush(), os.kill(os.getpid(), signal.SIGKILL)));"
         "settings = StoreSettings(Path(sys.argv[2]), wal=WalSettings(rotate_max_bytes=200_000));"
-        "replay(settings, SOURCE, TARGET, end=5000, fleet=ThisProcess())"
+        "replay(settings, SOURCE, TARGET, end=5000, executor=ThisProcess())"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parent), str(settings.data)]
     assert subprocess.run(command, check=False).returncode == -9
     there = len(numbers(settings))
     assert 0 < there < 5000
     with pytest.raises(UsageError, match="let it end at 5000 or later"):
-        replay(settings, SOURCE, TARGET, end=4000, fleet=ThisProcess())
-    report = replay(settings, SOURCE, TARGET, fleet=ThisProcess())
+        replay(settings, SOURCE, TARGET, end=4000, executor=ThisProcess())
+    report = replay(settings, SOURCE, TARGET, executor=ThisProcess())
     assert (report.appended, report.known) == (6000 - there, there)
     assert numbers(settings) == list(range(6000))
     assert staged(settings) == []
 
 
 def test_what_a_restored_target_has_of_a_replay_is_not_guessed(settings: StoreSettings) -> None:
-    replay(settings, SOURCE, TARGET, end=1000, fleet=ThisProcess())
+    replay(settings, SOURCE, TARGET, end=1000, executor=ThisProcess())
     with forebay.open(settings) as store:
         for name in (SOURCE, TARGET):
             store.topic(name).upload()
-    close_workbenches()
+    close_executor_resources()
     for file in Path(settings.data or "").glob("catalog*"):
         file.unlink()
-    tiers = Tiers(settings, SYSTEM_CLOCK)
+    tiers = StoreResources(settings, SYSTEM_CLOCK)
     for name in (SOURCE, TARGET):
         topic = parse_topic(name)
         restore_topic(tiers.catalog, tiers.store, tiers.session, topic, dry_run=False)
     tiers.close()
     with pytest.raises(UsageError, match="nobody remembers how far it got"):
-        replay(settings, SOURCE, TARGET, end=2000, fleet=ThisProcess())
-    rest = replay(settings, SOURCE, TARGET, start=1000, end=2000, fleet=ThisProcess())
+        replay(settings, SOURCE, TARGET, end=2000, executor=ThisProcess())
+    rest = replay(settings, SOURCE, TARGET, start=1000, end=2000, executor=ThisProcess())
     assert (rest.ok, rest.appended) == (True, 1000)
     assert numbers(settings) == list(range(2000))
 
@@ -199,9 +203,9 @@ def test_times_are_those_of_publishing(settings: StoreSettings) -> None:
     times = [message.publish_time for message in read(settings, SOURCE)]
     middle = times[3000]
     first = times.index(middle)
-    report = replay(settings, SOURCE, TARGET, start_time=middle, fleet=ThisProcess())
+    report = replay(settings, SOURCE, TARGET, start_time=middle, executor=ThisProcess())
     assert (report.start_offset, report.end_offset) == (first, 6000)
-    rest = replay(settings, SOURCE, TARGET, end_time=middle, fleet=ThisProcess())
+    rest = replay(settings, SOURCE, TARGET, end_time=middle, executor=ThisProcess())
     assert (rest.start_offset, rest.end_offset) == (0, first)
     assert sorted(numbers(settings)) == list(range(6000))
 
@@ -224,12 +228,12 @@ def test_calls_that_cannot_be_right_are_refused(
 ) -> None:
     given = {"topic": SOURCE, "into": TARGET, **call}
     with pytest.raises(UsageError, match=why):
-        replay(settings, **given, fleet=ThisProcess())  # type: ignore[arg-type]
+        replay(settings, **given, executor=ThisProcess())  # type: ignore[arg-type]
 
 
 def test_offsets_that_are_not_in_the_topic_are_an_error(settings: StoreSettings) -> None:
     with pytest.raises(OffsetOutOfRange, match="the ending offset 6001"):
-        replay(settings, SOURCE, TARGET, end=6001, fleet=ThisProcess())
+        replay(settings, SOURCE, TARGET, end=6001, executor=ThisProcess())
 
 
 def test_on_spark_it_is_the_same(spark: SparkSession, settings: StoreSettings) -> None:

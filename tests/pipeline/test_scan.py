@@ -18,7 +18,7 @@ from forebay.errors import (
     OffsetOutOfRange,
     UsageError,
 )
-from forebay.pipeline.resources import close_workbenches
+from forebay.pipeline.resources import close_executor_resources
 from forebay.pipeline.source.options import scan_options
 from forebay.pipeline.source.scan import plan_scan, read_split
 from forebay.settings import WalSettings
@@ -41,7 +41,7 @@ ORDERS = "/default/orders"
 @pytest.fixture(autouse=True)
 def _closed() -> None:
     """Each test has a store of its own."""
-    close_workbenches()
+    close_executor_resources()
 
 
 def test_a_scan_gives_every_row_of_both_tiers(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_a_scan_of_any_history_is_exact(
             "failOnDataLoss": False,
         }
         rows = scanned(path, **options)
-        close_workbenches()
+        close_executor_resources()
     assert offsets(rows) == sorted(offset for offset in kept if first <= offset < last)
     for row in rows:
         assert row["value"].startswith(b"/default/orders %d " % row["offset"])

@@ -14,7 +14,7 @@ from forebay.errors import OffsetOutOfRange
 from forebay.files.local import LocalDisk
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
-from forebay.pipeline.resources import close_workbenches, workbench
+from forebay.pipeline.resources import close_executor_resources, executor_resources
 from forebay.pipeline.source.plan import (
     EARLIEST,
     LATEST,
@@ -110,7 +110,7 @@ def test_neighbours_stay_together() -> None:
 
 @pytest.fixture
 def view_of(tmp_path: Path) -> StoreView:
-    close_workbenches()
+    close_executor_resources()
     return StoreView(settings_of(tmp_path))
 
 
@@ -193,7 +193,7 @@ def test_places_seen_before_are_where_tasks_begin(tmp_path: Path, view_of: Store
         assert len(places.of(view.segments()[-1])) <= 64
         frames = [
             frame
-            for found in scan_pieces(workbench(view.store.settings), [some])
+            for found in scan_pieces(executor_resources(view.store.settings), [some])
             for frame in found.offsets
         ]
         assert frames == list(range(301, 400))
@@ -205,7 +205,7 @@ def test_places_seen_before_are_where_tasks_begin(tmp_path: Path, view_of: Store
 
 
 def test_a_time_finds_the_first_offset_that_is_not_earlier(tmp_path: Path) -> None:
-    close_workbenches()
+    close_executor_resources()
     clock = ManualClock()
     begun = clock.now_ms()
     settings = settings_of(tmp_path, wal=WalSettings(rotate_max_bytes=20_000))
@@ -218,7 +218,7 @@ def test_a_time_finds_the_first_offset_that_is_not_earlier(tmp_path: Path) -> No
                 topic.rotate()
                 topic.upload()
     with StoreView(settings) as views:
-        view, bench = views.topic("orders"), workbench(settings)
+        view, bench = views.topic("orders"), executor_resources(settings)
         assert {one.descriptor is None for one in plan_topic(view, 0, 1500)} == {True, False}
         for number in (*range(0, 300, 17), 99, 100, 101, 200, 299):
             assert offset_at_time(bench, view, begun + 10 * number) == 5 * number
@@ -235,7 +235,7 @@ def test_one_message_is_looked_at_by_a_small_read(tmp_path: Path, view_of: Store
         topic.upload()
         append(topic, 3000, 1000)
     with view_of as views:
-        bench = workbench(views.settings)
+        bench = executor_resources(views.settings)
         for one in plan_topic(views.topic("orders"), 0, 6000):
             found = first_frames(bench, one)
             assert found.offsets[0] == one.first

@@ -29,7 +29,7 @@ from forebay.pipeline.sink.marks import (
 from forebay.pipeline.sink.staging import Part, discard
 from forebay.pipeline.sink.topic_writer import Door, LocalDoor, connect_door
 from forebay.pipeline.sink.writer import ForebayWriter, StagedPart
-from forebay.topic.tiers import Tiers
+from forebay.topic.resources import StoreResources
 from forebay.upload.restore import restore_topic
 from sink_grounds import OTHER, TOPIC, SinkGround, marks, numbered
 
@@ -269,7 +269,7 @@ def test_after_a_restore_the_log_tells_what_is_there(ground: SinkGround) -> None
     ground.close()
     for file in ground.data.glob("catalog*"):
         file.unlink()
-    tiers = Tiers(ground.settings, ground.bench.clock)
+    tiers = StoreResources(ground.settings, ground.bench.clock)
     restore_topic(tiers.catalog, tiers.store, tiers.session, topic, dry_run=False)
     tiers.close()
     ground = SinkGround(ground.data)

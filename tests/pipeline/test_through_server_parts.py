@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from fleets import HereFleet
 from forebay.admin.executors import TRANSFERS
 from forebay.catalog.catalog import Catalog
 from forebay.client import ServerInfo, server_file
@@ -29,13 +28,14 @@ from forebay.format.names import ObjectName, TopicName, object_key
 from forebay.limits import PART_BYTES_MIN
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.replay import replay
-from forebay.pipeline.location import NO_DATA, site_settings
-from forebay.pipeline.resources import Workbench, close_workbenches
+from forebay.pipeline.location import NO_DATA, job_settings
+from forebay.pipeline.resources import close_executor_resources, open_resources
 from forebay.pipeline.sink.server import serving
 from forebay.pipeline.sink.writer import sink_options
 from forebay.pipeline.source.plan import Split, plan_topic
 from forebay.pipeline.source.scan import read_split
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings, UploaderSettings
+from inline_executor import InlineExecutor
 from served import Served, served
 
 TOPIC = TopicName("default", "orders")
@@ -54,7 +54,7 @@ def announce(server: Served, instance: str | None = None) -> None:
 
 def told(server: Served) -> StoreSettings:
     """The settings of a job, as they travel to executors that see no such file."""
-    settings = site_settings(server.store.settings)
+    settings = job_settings(server.store.settings)
     return replace(settings, server=server.client.address)
 
 
@@ -63,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(StoreSettings(data=tmp_path_factory.mktemp("data"), uploader=QUIET)) as server:
         server.store.topic(str(TOPIC)).append_many([b"x"] * 10, durability="synced")
         yield server
-        close_workbenches()
+        close_executor_resources()
 
 
 # ---- objects ----
@@ -218,7 +218,7 @@ def test_a_segment_is_read_as_the_file_is(server: Served) -> None:
     topic = server.store.topic("large")
     topic.append_many([NOISE[:50_000]] * 250)
     topic.flush()
-    bench = Workbench(told(server))
+    bench = open_resources(told(server))
     [segment] = topic.segments()
     data = segment.path.read_bytes()
     assert len(data) > WINDOW_BYTES
@@ -242,7 +242,7 @@ def test_a_segment_is_read_as_the_file_is(server: Served) -> None:
 
 
 def test_everything_else_on_the_disk_is_missing_or_refused(server: Served) -> None:
-    bench = Workbench(told(server))
+    bench = open_resources(told(server))
     folder = Path(server.store.settings.data or "") / "wal/default/orders"
     for path in (folder / "wal.9.log", folder / "wal.id", Path("/etc/passwd"), folder):
         assert not bench.disk.exists(path)
@@ -262,56 +262,56 @@ def test_everything_else_on_the_disk_is_missing_or_refused(server: Served) -> No
 def test_a_process_that_reads_the_servers_note_reads_its_files(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         server.store.topic(str(TOPIC))
-        assert site_settings(tmp_path).server is None
+        assert job_settings(tmp_path).server is None
         announce(server)
-        settings = site_settings(tmp_path)
+        settings = job_settings(tmp_path)
         assert settings.server == server.client.address
-        seeing = Workbench(settings)
+        seeing = open_resources(settings)
         assert isinstance(seeing.disk, LocalDisk)
         assert seeing.objects_are_files
         # The same path on another machine: an old copy of the directory, or nothing.
         announce(server, "0" * 32)
-        blind = Workbench(settings)
+        blind = open_resources(settings)
         assert isinstance(blind.disk, ServerDisk)
         assert not blind.objects_are_files
         with pytest.raises(UsageError, match="keep the catalog in etcd"):
             assert isinstance(blind.catalog, Catalog)
         for bench in (seeing, blind):
             bench.close()
-    assert site_settings(tmp_path).server is None
+    assert job_settings(tmp_path).server is None
     # Nobody serves the directory any more: it is read as it was before there was a server.
-    assert isinstance(Workbench(settings).disk, LocalDisk)
+    assert isinstance(open_resources(settings).disk, LocalDisk)
 
 
 def test_a_directory_of_the_servers_next_run_is_seen(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         server.store.topic(str(TOPIC))
         announce(server)
-        settings = site_settings(tmp_path)
+        settings = job_settings(tmp_path)
         assert settings.server is not None
         old = replace(settings, server=replace(settings.server, instance="0" * 32))
-        assert isinstance(Workbench(old).disk, LocalDisk)
+        assert isinstance(open_resources(old).disk, LocalDisk)
         server_file(tmp_path).unlink()
-        assert isinstance(Workbench(old).disk, ServerDisk)
+        assert isinstance(open_resources(old).disk, ServerDisk)
 
 
 def test_a_copy_of_a_log_is_not_taken_for_the_planned_one(tmp_path: Path) -> None:
     with served(tmp_path / "data") as server:
         server.store.topic(str(TOPIC)).append(b"x", durability="synced")
         announce(server)
-        settings = site_settings(tmp_path / "data")
+        settings = job_settings(tmp_path / "data")
         folder = Path("wal/default/orders")
         log_id = (tmp_path / "data" / folder / "wal.id").read_text()
-        bench = Workbench(settings)
+        bench = open_resources(settings)
         assert bench.segments_of(TOPIC, log_id) is bench.disk
         shutil.copytree(tmp_path / "data", tmp_path / "copy")
         (tmp_path / "copy" / folder / "wal.id").write_text("0" * 32)
-        copy = Workbench(replace(settings, data=tmp_path / "copy"))
+        copy = open_resources(replace(settings, data=tmp_path / "copy"))
         with pytest.raises(CommitRefused, match="is it a copy"):
             copy.segments_of(TOPIC, log_id)
         path = tmp_path / "data" / folder / "wal.log"
         announce(server, "0" * 32)
-        blind = Workbench(settings)
+        blind = open_resources(settings)
         blind.segments_of(TOPIC, log_id).open_read(path).close()
         with pytest.raises(CommitRefused, match="not of the log"):
             blind.segments_of(TOPIC, "1" * 32).open_read(path)
@@ -326,7 +326,7 @@ def test_an_offload_works_through_the_server(tmp_path: Path) -> None:
             server.store.topic(name).append_many([NOISE[:1000]] * 4000)
             server.store.topic(name).flush()
         before = TRANSFERS.values()
-        with Offload(told(server), HereFleet()) as run:
+        with Offload(told(server), InlineExecutor()) as run:
             report = run.once(force=True)
         assert report.ok
         assert report.messages == 12_000
@@ -340,7 +340,7 @@ def test_an_offload_works_through_the_server(tmp_path: Path) -> None:
                 record = view.topic(name).record
                 assert record is not None
                 assert record.tail == record.verified == 4000
-    close_workbenches()
+    close_executor_resources()
 
 
 def test_a_scan_reads_both_tiers_through_the_server(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_a_scan_reads_both_tiers_through_the_server(tmp_path: Path) -> None:
         assert [row["offset"] for row in rows] == list(range(10, 4990))
         assert [row["value"] for row in rows] == [b"%d" % number for number in range(10, 4990)]
         assert all(TRANSFERS.value(each, "down") > count for each, count in before.items())
-    close_workbenches()
+    close_executor_resources()
 
 
 def test_a_replay_appends_through_the_server(tmp_path: Path) -> None:
@@ -370,11 +370,11 @@ def test_a_replay_appends_through_the_server(tmp_path: Path) -> None:
         server.store.topic("from").flush()
         announce(server)
         for _ in range(2):
-            report = replay(tmp_path, "from", "into", fleet=HereFleet())
+            report = replay(tmp_path, "from", "into", executor=InlineExecutor())
             assert report.ok
         found = [each.payload for each in server.store.topic("into").read()]
         assert found == [b"%d" % number for number in range(500)]
-    close_workbenches()
+    close_executor_resources()
 
 
 def test_nothing_is_read_from_the_server_of_another_store(server: Served, tmp_path: Path) -> None:

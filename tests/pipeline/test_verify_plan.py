@@ -13,14 +13,14 @@ from forebay.pipeline.jobs.verify_plan import (
     SUSPECTS_MAX,
     Flaw,
     Link,
-    Memory,
     Read,
+    ScrubState,
     Survey,
     chain_flaws,
     choose_reads,
-    decode_memory,
-    encode_memory,
-    remembered,
+    decode_state,
+    encode_state,
+    state_after,
 )
 
 TOPIC = TopicName("default", "orders")
@@ -31,11 +31,11 @@ def link(start: int, end: int, revision: int = 1, size: int = 100) -> Link:
     return Link(start, end, size, f"data-{start}-{end - 1}.dnb1", revision)
 
 
-def chain(count: int, topic: TopicName = TOPIC, memory: Memory | None = None) -> Survey:
+def chain(count: int, topic: TopicName = TOPIC, state: ScrubState | None = None) -> Survey:
     """Objects of ten messages and 100 bytes, committed one after the other."""
     links = tuple(link(10 * at, 10 * at + 10, revision=at + 1) for at in range(count))
     record = TopicRecord(tail=10 * count, verified=10 * count)
-    return Survey(topic, record, links, revision=count, memory=memory or Memory())
+    return Survey(topic, record, links, revision=count, state=state or ScrubState())
 
 
 def starts(reads: list[Read]) -> list[int]:
@@ -50,27 +50,27 @@ def ids(reads: list[Read]) -> set[str]:
 
 
 def test_a_full_run_reads_everything() -> None:
-    known = chain(3, memory=Memory(revision=3))
+    known = chain(3, state=ScrubState(revision=3))
     assert starts(choose_reads([known], incremental=False, budget_bytes=None)) == [0, 10, 20]
 
 
 def test_an_incremental_run_reads_what_is_new_by_the_catalogs_revisions() -> None:
-    survey = chain(5, memory=Memory(revision=3))
+    survey = chain(5, state=ScrubState(revision=3))
     compacted = replace(survey, links=(link(0, 20, revision=9), *survey.links[2:]))
     assert starts(choose_reads([compacted], incremental=True, budget_bytes=None)) == [0, 30, 40]
 
 
 def test_what_was_damaged_is_read_again_every_time() -> None:
-    survey = chain(3, memory=Memory(revision=3, suspects=("data-10-19.dnb1",)))
+    survey = chain(3, state=ScrubState(revision=3, suspects=("data-10-19.dnb1",)))
     reads = choose_reads([survey], incremental=True, budget_bytes=None)
     assert starts(reads) == [10]
-    after = remembered(survey, ids(reads), ids(reads), now_ms=5)
+    after = state_after(survey, ids(reads), ids(reads), now_ms=5)
     assert after.suspects == ("data-10-19.dnb1",)
-    assert remembered(survey, ids(reads), (), now_ms=5).suspects == ()
+    assert state_after(survey, ids(reads), (), now_ms=5).suspects == ()
 
 
 def test_a_budget_covers_everything_in_rounds() -> None:
-    memories = {TOPIC: Memory(revision=7), OTHER: Memory(revision=2)}
+    memories = {TOPIC: ScrubState(revision=7), OTHER: ScrubState(revision=2)}
     seen: list[tuple[TopicName, int]] = []
     for run in range(6):
         surveys = [chain(7, TOPIC, memories[TOPIC]), chain(2, OTHER, memories[OTHER])]
@@ -79,25 +79,25 @@ def test_a_budget_covers_everything_in_rounds() -> None:
         seen += [(read.topic, read.link.start) for read in reads]
         for survey in surveys:
             done = ids([read for read in reads if read.topic == survey.topic])
-            memories[survey.topic] = remembered(survey, done, (), now_ms=run + 1)
+            memories[survey.topic] = state_after(survey, done, (), now_ms=run + 1)
     everything = {(TOPIC, 10 * at) for at in range(7)} | {(OTHER, 0), (OTHER, 10)}
     assert len(set(seen[:9])) == 9
     assert set(seen[:9]) == set(seen[9:]) == everything
 
 
 def test_a_budget_is_spent_on_the_new_first() -> None:
-    survey = chain(5, memory=Memory(revision=3, cursor=10))
+    survey = chain(5, state=ScrubState(revision=3, cursor=10))
     reads = choose_reads([survey], incremental=True, budget_bytes=300)
     assert starts(reads) == [30, 40, 10]
-    after = remembered(survey, ids(reads), (), now_ms=1)
+    after = state_after(survey, ids(reads), (), now_ms=1)
     assert (after.revision, after.cursor) == (5, 20)
 
 
 def test_what_is_new_and_not_read_stays_new() -> None:
-    survey = chain(5, memory=Memory(revision=1))
+    survey = chain(5, state=ScrubState(revision=1))
     reads = choose_reads([survey], incremental=True, budget_bytes=200)
     assert starts(reads) == [10, 20]
-    assert remembered(survey, ids(reads), (), now_ms=1).revision == 3
+    assert state_after(survey, ids(reads), (), now_ms=1).revision == 3
 
 
 def test_an_object_over_the_whole_budget_is_read_alone() -> None:
@@ -105,7 +105,7 @@ def test_an_object_over_the_whole_budget_is_read_alone() -> None:
 
 
 def test_nothing_is_read_twice_in_one_run() -> None:
-    survey = chain(4, memory=Memory(revision=2, cursor=30))
+    survey = chain(4, state=ScrubState(revision=2, cursor=30))
     reads = choose_reads([survey], incremental=False, budget_bytes=10_000)
     assert sorted(starts(reads)) == [0, 10, 20, 30]
 
@@ -114,22 +114,22 @@ def test_nothing_is_read_twice_in_one_run() -> None:
 
 
 def test_a_full_run_ends_the_round() -> None:
-    survey = chain(3, memory=Memory(cursor=10))
+    survey = chain(3, state=ScrubState(cursor=10))
     done = {each.object_id for each in survey.links}
-    assert remembered(survey, done, (), now_ms=7) == Memory(revision=3, finished_ms=7)
+    assert state_after(survey, done, (), now_ms=7) == ScrubState(revision=3, finished_ms=7)
 
 
 def test_a_run_that_read_nothing_remembers_no_progress() -> None:
-    survey = chain(3, memory=Memory(revision=1, cursor=10, finished_ms=4))
-    assert remembered(survey, (), (), now_ms=7) == survey.memory
+    survey = chain(3, state=ScrubState(revision=1, cursor=10, finished_ms=4))
+    assert state_after(survey, (), (), now_ms=7) == survey.state
 
 
 def test_the_memory_survives_its_encoding() -> None:
-    memory = Memory(5, 6, 7, ("a", "b"))
-    assert decode_memory(encode_memory(memory), "it") == memory
+    state = ScrubState(5, 6, 7, ("a", "b"))
+    assert decode_state(encode_state(state), "it") == state
     damaged = [f"data-{at}-{at}.dnb1" for at in range(SUSPECTS_MAX + 5)]
     many = replace(chain(0), links=tuple(link(at, at + 1) for at in range(SUSPECTS_MAX + 5)))
-    assert len(remembered(many, damaged, damaged, 0).suspects) == SUSPECTS_MAX
+    assert len(state_after(many, damaged, damaged, 0).suspects) == SUSPECTS_MAX
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_the_memory_survives_its_encoding() -> None:
 )
 def test_what_is_no_memory_is_refused(data: bytes) -> None:
     with pytest.raises(DescriptorError, match="it is no memory"):
-        decode_memory(data, "it")
+        decode_state(data, "it")
 
 
 # ---- the chain ----

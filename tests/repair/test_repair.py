@@ -38,8 +38,8 @@ from forebay.testing import (
     ManualClock,
     ObjectFault,
 )
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
-from forebay.topic.tiers import Tiers
 from forebay.topic.view import StoreView
 from forebay.wal.identity import write_log_id
 from served import served
@@ -442,7 +442,7 @@ class Ground:
         )
 
     def repair(self) -> RepairReport:
-        tiers = Tiers(self.settings, self.clock, catalog=self.catalog, store=self.objects)
+        tiers = StoreResources(self.settings, self.clock, catalog=self.catalog, store=self.objects)
         try:
             return repair(
                 self.settings,

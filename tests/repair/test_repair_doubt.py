@@ -34,8 +34,8 @@ from forebay.settings import (
     WalSettings,
 )
 from forebay.testing import CrashDisk, Fault, FaultDisk, ManualClock
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
-from forebay.topic.tiers import Tiers
 from forebay.wal.checkpoints import Publisher
 
 COUNT = 100
@@ -339,7 +339,7 @@ def test_segments_that_hold_each_others_frames_survive_a_power_loss_at_any_call(
             catalog: Catalog = catalog,
             objects: CloudStore = objects,
         ) -> RepairReport:
-            tiers = Tiers(settings, clock, catalog=catalog, store=objects)
+            tiers = StoreResources(settings, clock, catalog=catalog, store=objects)
             try:
                 return repair(settings, apply=True, disk=disk, clock=clock, tiers=tiers)
             finally:

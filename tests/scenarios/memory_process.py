@@ -75,7 +75,7 @@ def is_in_open_object(topic: Topic) -> bool:
     uploader = topic._storage.uploader
     assert isinstance(uploader, RollingUploader)
     opened = uploader._open
-    return opened is not None and opened.place.offset == topic.watermarks().appended
+    return opened is not None and opened.position.offset == topic.watermarks().appended
 
 
 def await_all(topics: list[Topic], done: Callable[[Topic], bool]) -> None:

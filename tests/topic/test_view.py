@@ -19,8 +19,8 @@ from forebay.settings import (
     WalSettings,
 )
 from forebay.topic.describe import describe, explain
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
-from forebay.topic.tiers import Tiers
 from forebay.topic.view import StoreView, TopicView
 from forebay.wal.log import Wal
 from forebay.wal.retention import Deleter
@@ -35,7 +35,7 @@ def site(tmp_path: Path) -> Site:
 @contextmanager
 def viewing(site: Site) -> Iterator[StoreView]:
     """A view of the site's store, as another process would have it."""
-    tiers = Tiers(site.settings(), site.clock, catalog=site.catalog, store=site.objects)
+    tiers = StoreResources(site.settings(), site.clock, catalog=site.catalog, store=site.objects)
     try:
         with StoreView(tiers, clock=site.clock) as view:
             yield view
@@ -130,7 +130,9 @@ def test_retention_while_the_view_is_made_costs_nothing(site: Site) -> None:
     with site.topic() as topic:
         fill(topic, 300)
         topic.upload()
-        tiers = Tiers(site.settings(), site.clock, catalog=site.catalog, store=site.objects)
+        tiers = StoreResources(
+            site.settings(), site.clock, catalog=site.catalog, store=site.objects
+        )
         disk = TrimmedWhileListed(topic.trim_local)
         with StoreView(tiers, disk=disk) as store:
             view = store.topic("orders")

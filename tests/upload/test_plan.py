@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.errors import CorruptFrame, MissingData
 from forebay.settings import UploaderSettings
-from forebay.upload.plan import Place, PlannedObject, plan_object
+from forebay.upload.plan import LogPosition, PlannedObject, plan_object
 from forebay.wal.segment import Segment
 
 Sizes = list[list[int]]
@@ -32,21 +33,21 @@ class Frames:
         self._sizes = sizes
 
     def __call__(
-        self, segment: Segment, start: Place, bytes_max: int, messages_max: int | None
-    ) -> Place:
+        self, segment: Segment, start: LogPosition, bytes_max: int, messages_max: int | None
+    ) -> LogPosition:
         position, offset = start.position, start.offset
         for size in self._sizes[segment.seq][start.offset - segment.first_offset :]:
             over = position + size - start.position > bytes_max
             if over or (messages_max is not None and offset - start.offset >= messages_max):
                 break
             position, offset = position + size, offset + 1
-        return Place(segment.seq, position, offset)
+        return LogPosition(segment.seq, position, offset)
 
 
 def plan_all(
     sizes: Sizes, settings: UploaderSettings, *, overdue: bool
-) -> tuple[list[PlannedObject], Place]:
-    segments, at = build(sizes), Place(0, 0, 0)
+) -> tuple[list[PlannedObject], LogPosition]:
+    segments, at = build(sizes), LogPosition(0, 0, 0)
     planned = []
     while (
         found := plan_object(segments, at, settings, Frames(sizes), overdue=overdue)
@@ -79,7 +80,7 @@ def test_several_segments_make_one_object() -> None:
 def test_a_full_object_is_cut_inside_a_segment_at_a_frame() -> None:
     planned, at = plan_all([[100] * 8], bounds(250), overdue=False)
     assert [(each.start_offset, each.next_offset) for each in planned] == [(0, 2), (2, 4), (4, 6)]
-    assert at == Place(0, 600, 6)
+    assert at == LogPosition(0, 600, 6)
 
 
 def test_an_object_that_is_exactly_full_counts_as_full() -> None:
@@ -104,10 +105,22 @@ def test_an_empty_active_segment_is_no_reason_for_an_object() -> None:
 
 def test_a_plan_cut_at_a_damaged_frame_keeps_what_is_before_it() -> None:
     [planned], _ = plan_all([[10] * 4, [10] * 4], bounds(10_000), overdue=True)
-    cut = planned.cut_at(Path("wal.1.log"), 20, 6)
+    damage = damaged("wal.1.log", 20, 6)
+    assert planned.holds(damage)
+    cut = planned.before(damage)
     assert cut is not None
     assert (cut.start_offset, cut.next_offset, cut.size) == (0, 6, 60)
-    assert planned.cut_at(Path("wal.0.log"), 0, 0) is None
+    assert planned.before(damaged("wal.0.log", 0, 0)) is None
+
+
+def test_damage_of_the_object_itself_is_no_damage_of_what_it_is_made_of() -> None:
+    [planned], _ = plan_all([[10] * 4], bounds(10_000), overdue=True)
+    assert not planned.holds(damaged("storage/topics/default/orders/objects/data-0-3.dnb1", 20, 2))
+    assert not planned.holds(MissingData("gone"))
+
+
+def damaged(file: str, position: int, offset: int) -> CorruptFrame:
+    return CorruptFrame("a checksum", file=file, position=position, offset=offset)
 
 
 @given(
@@ -143,7 +156,7 @@ def test_plans_follow_each_other_without_a_gap_and_within_bounds(
 def test_a_plan_begins_at_any_frame(start: int) -> None:
     sizes = [[10] * 3, [10] * 3, [10] * 3]
     seq, at = divmod(start, 3)
-    place = Place(seq, at * 10, start)
+    place = LogPosition(seq, at * 10, start)
     found = plan_object(build(sizes), place, bounds(10_000), Frames(sizes), overdue=True)
     assert found is not None
     assert (found.start_offset, found.next_offset, found.size) == (start, 9, (9 - start) * 10)

@@ -215,7 +215,7 @@ def test_a_frame_that_is_not_synced_is_not_uploaded(site: Site) -> None:
         topic.append_many(payloads(10, 10))
         uploader = topic._storage.uploader
         assert uploader is not None
-        uploader.cycle(force=True)
+        uploader.run_once(force=True)
         assert topic.watermarks().uploaded == topic.watermarks().synced == 10
 
 

@@ -35,17 +35,17 @@ from pyspark.sql.types import StructType
 import forebay
 from forebay.bench.measure import Measurement, Result, rate_of, result_of, run_rounds, scratch
 from forebay.bench.spark_memory import measure_memory, measure_planning
-from forebay.format.names import ObjectName, object_key
+from forebay.format.names import object_key
 from forebay.limits import MIB, TASK_BYTES
-from forebay.pipeline.execute import Done, SparkFleet, pack
-from forebay.pipeline.jobs.offload import Offload
-from forebay.pipeline.jobs.offload_task import Errand, Shipment, run_errand
+from forebay.pipeline.execute import Done, Progress, SparkExecutor, pack
+from forebay.pipeline.jobs.offload import Offload, run_task
 from forebay.pipeline.jobs.verify import verify
-from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.location import job_settings
+from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.session import spark_session
 from forebay.settings import SparkSettings, StoreSettings, UploaderSettings
 from forebay.topic.view import StoreView
+from forebay.upload import engine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,7 +150,7 @@ class Table:
 def _write_table(spark: SparkSession, folder: Path, message_bytes: int, mib: int) -> Table:
     data, name = folder / "data", f"m{message_bytes}"
     uploader = UploaderSettings(enabled=False, max_object_bytes=_OBJECT_BYTES)
-    settings = site_settings(StoreSettings(data=data, uploader=uploader))
+    settings = job_settings(StoreSettings(data=data, uploader=uploader))
     rows = mib * MIB // message_bytes
     noise = random.randbytes(16 * MIB)
     with forebay.open(settings) as store:
@@ -160,7 +160,7 @@ def _write_table(spark: SparkSession, folder: Path, message_bytes: int, mib: int
                 topic.append_many(_messages(noise, message_bytes, min(5000, last - at)))
             topic.flush()
             if first == 0:
-                with Offload(settings, SparkFleet(spark)) as run:
+                with Offload(settings, SparkExecutor(spark)) as run:
                     assert run.once([name], force=True).ok
     parquet = folder / f"parquet-{message_bytes}"
     table = Table(data, name, parquet, message_bytes, rows, 0)
@@ -297,7 +297,7 @@ def _batch(rows: int, message_bytes: int) -> pa.RecordBatch:
 
 
 def _verifying(spark: SparkSession, table: Table) -> Measurement:
-    settings = site_settings(StoreSettings(data=table.data))
+    settings = job_settings(StoreSettings(data=table.data))
     with StoreView(settings) as view:
         topic = view.topic(table.topic)
         objects = [(object_key(topic.topic, d.object_id), d.size) for d in topic.objects()]
@@ -312,7 +312,7 @@ def _verifying(spark: SparkSession, table: Table) -> Measurement:
 
     def bare(_path: Path) -> float:
         read = partial(_read_object, settings)
-        return rate_of(size, lambda: SparkFleet(spark).run(tasks, read, "bare read"))
+        return rate_of(size, lambda: SparkExecutor(spark).run(tasks, read, "bare read"))
 
     ours(table.data)
     bare(table.data)
@@ -330,7 +330,7 @@ def _verifying(spark: SparkSession, table: Table) -> Measurement:
 def _read_object(settings: StoreSettings, stored: tuple[str, int]) -> int:
     """On an executor: the bytes of an object, and nothing made of them."""
     key, size = stored
-    store = workbench(settings).store
+    store = executor_resources(settings).store
     return sum(
         len(store.get_range(key, at, min(at + _READ_BYTES, size)))
         for at in range(0, size, _READ_BYTES)
@@ -374,7 +374,7 @@ class Backlog:
 
 
 def _write_backlog(path: Path, topics: int, topic_bytes: int) -> Backlog:
-    settings = site_settings(StoreSettings(data=path, uploader=UploaderSettings(enabled=False)))
+    settings = job_settings(StoreSettings(data=path, uploader=UploaderSettings(enabled=False)))
     with forebay.open(settings) as store:
         for number in range(topics):
             topic = store.topic(f"t{number}")
@@ -399,7 +399,7 @@ def _write_backlog(path: Path, topics: int, topic_bytes: int) -> Backlog:
 def _spark_rate(backlog: Backlog, spark: SparkSession, _path: Path) -> float:
     """MiB a second of a whole run."""
     backlog.reset()
-    with Offload(backlog.settings, SparkFleet(spark)) as run:
+    with Offload(backlog.settings, SparkExecutor(spark)) as run:
 
         def work() -> None:
             report = run.once(force=True)
@@ -412,17 +412,17 @@ def _spark_rate(backlog: Backlog, spark: SparkSession, _path: Path) -> float:
 def _pool_rate(backlog: Backlog, pool: PoolExecutor, _path: Path) -> float:
     """MiB a second of the transfers alone."""
     backlog.reset()
-    errands: list[Errand] = []
     with Offload(backlog.settings, pool) as run:
+        uploads: list[engine.UploadTask] = []
         for name in run.store.topics():
             plan = run.planner(run.store.topic(name).topic).plan(None, force=True)
             assert plan is not None
-            for planned in plan.objects:
-                object_name = ObjectName(planned.start_offset, planned.next_offset - 1)
-                intent = run.catalog().intend(plan.topic, plan.epoch, object_name)
-                errands.append(Shipment(plan.topic, intent, planned))
-        tasks = pack(errands, lambda each: each.size, TASK_BYTES, least=pool.slots())
-        work = partial(run_errand, backlog.settings)
+            uploads += [
+                engine.intend(run.catalog(), plan.topic, plan.epoch, planned)
+                for planned in plan.objects
+            ]
+        tasks = pack(uploads, lambda each: each.size, TASK_BYTES, least=pool.slots())
+        work = partial(run_task, backlog.settings)
 
         def transfer() -> None:
             done = pool.run(tasks, work, "bench")
@@ -454,6 +454,7 @@ class PoolExecutor:
         tasks: Sequence[Sequence[_Item]],
         work: Callable[[_Item], _Result],
         label: str,  # noqa: ARG002
+        progress: Progress | None = None,  # noqa: ARG002
     ) -> list[list[Done[_Result]]]:
         return list(self._pool.map(partial(_run_task, work), tasks))
 

@@ -109,7 +109,10 @@ class Uploaded:
 
 
 def upload(log: BenchLog, data: Path, cloud: CloudSettings) -> Uploaded:
-    """One forced cycle: plan, transfer, sidecar, commit; and reading back, timed apart."""
+    """One forced cycle: plan, transfer, sidecar, commit; and reading back, timed apart.
+
+    A message counts as uploaded after both.
+    """
     with opened(data, cloud, log.wal_root) as storage:
         ready = storage.uploader
         assert ready is not None
@@ -122,9 +125,9 @@ def upload(log: BenchLog, data: Path, cloud: CloudSettings) -> Uploaded:
             verify_seconds += time.perf_counter() - started
 
         ports = replace(ready.ports, verify=verify)
-        uploader = Uploader(TOPIC, storage.wal, ready.epoch, ports)
+        uploader = Uploader(TOPIC, storage.wal, ready.epoch, ready.catalog, ports)
         started = time.perf_counter()
-        objects = uploader.cycle(force=True)
+        objects = uploader.run_once(force=True)
         seconds = time.perf_counter() - started
         uploader.close()
     return Uploaded(objects, seconds - verify_seconds, verify_seconds)

@@ -373,7 +373,7 @@ def _requests(log: BenchLog, path: Path, object_bytes: int) -> Levels:
         storage = factory.for_topic(str(TOPIC))
         assert storage.uploader is not None
         before = _counted(_WRITES), _counted(_READS)
-        done = storage.uploader.cycle(force=True)
+        done = storage.uploader.run_once(force=True)
         writes, reads = _counted(_WRITES) - before[0], _counted(_READS) - before[1]
     finally:
         factory.close()

@@ -248,16 +248,36 @@ class Catalog:
                 attempt += 1
         raise CommitRefused(f"{topic}: no name is free for {name}")
 
-    def commit(self, topic: TopicName, intent: Intent, descriptor: ObjectDescriptor) -> TopicRecord:
+    def renew(self, topic: TopicName, intent: Intent) -> bool:
+        """Makes the intent young again, for a sweep; False if it is not one any more."""
+        key = self.keys.life(topic, intent.object_id)
+        entry = self.kv.get(key)
+        life = None if entry is None else decode_record(entry.value, Life, key)
+        if not (entry and life and life.token == intent.token and life.state is State.INTENDED):
+            return False
+        row = replace(life, updated_ms=self._clock.now_ms())
+        put = Put(key, encode_record(row))
+        return self.kv.commit([Compare(key, entry.revision)], [put]) is not None
+
+    def commit(
+        self,
+        topic: TopicName,
+        intent: Intent,
+        descriptor: ObjectDescriptor,
+        *,
+        verified: bool = False,
+    ) -> TopicRecord:
         """Adds the object to the end of the chain, if the chain still ends where it begins.
 
-        Succeeds when it was done before. TopicFenced if the topic has another owner by now;
-        CommitRefused if the tail moved, or a sweep took the intent back: plan again.
+        `verified` says that the object was read back: if everything before it is verified, it is
+        from this very moment on. Succeeds when it was done before. TopicFenced if the topic has
+        another owner by now; CommitRefused if the tail moved, or a sweep took the intent back:
+        plan again.
         """
-        return until_known(lambda: self._commit(topic, intent, descriptor))
+        return until_known(lambda: self._commit(topic, intent, descriptor, verified))
 
     def _commit(
-        self, topic: TopicName, intent: Intent, descriptor: ObjectDescriptor
+        self, topic: TopicName, intent: Intent, descriptor: ObjectDescriptor, verified: bool
     ) -> TopicRecord:
         key = self.keys.descriptor(topic, descriptor.start_offset)
         there = self.kv.get(key)
@@ -284,8 +304,11 @@ class Catalog:
                 raise CommitRefused(f"{topic}: {intent.object_id} is no longer intended")
             if life.state is not State.INTENDED:
                 raise CommitRefused(f"{topic}: {intent.object_id} is {life.state}")
+            tail = mark = skip_lost(record, descriptor.next_offset)
+            if not verified or skip_lost(record, record.verified) != descriptor.start_offset:
+                mark = record.verified
             return Change(
-                replace(record, tail=skip_lost(record, descriptor.next_offset)),
+                replace(record, tail=tail, verified=mark),
                 (
                     Put(key, encode_descriptor(descriptor)),
                     Put(life_key, encode_record(row)),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from forebay.client import ServerClient
-    from forebay.pipeline.execute import Progress
+    from forebay.pipeline.execute import Progress, Runner
 
 
 _R = TypeVar("_R")
@@ -34,6 +34,14 @@ master_option = click.option(
     metavar="URL",
     help="Where Spark runs, such as local[4,4] or spark://host:7077.  [default: spark.master]",
 )
+runner_option = click.option(
+    "--runner",
+    type=click.Choice(["spark", "threads"]),
+    default="spark",
+    show_default=True,
+    help="Where the work is done. threads: in this process, without Java, and at once; for a store "
+    "that one machine reads in good time. spark: on the processes or the cluster of Spark.",
+)
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Change nothing; say what would be done."
 )
@@ -42,6 +50,15 @@ dry_run_option = click.option(
 def job_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Adds --master and --dry-run."""
     return master_option(dry_run_option(command))
+
+
+def check_runner(runner: Runner, master: str | None) -> None:
+    """UsageError for --master together with --runner threads."""
+    if runner == "threads" and master is not None:
+        raise UsageError(
+            "--master says where Spark runs, and --runner threads goes without Spark: choose one "
+            "of them"
+        )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from forebay.cli.job_options import (
+    check_runner,
     job_options,
     job_session,
     job_url_option,
@@ -22,20 +23,23 @@ from forebay.cli.job_options import (
     master_option,
     progress_bar,
     run_on_server,
+    runner_option,
 )
 from forebay.cli.options import json_option, open_view, print_report, size_of, store_options
 from forebay.errors import UsageError
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from forebay.pipeline.jobs.compact_report import CompactReport, CompactRow
-    from forebay.pipeline.jobs.offload_report import OffloadReport
+    from forebay.pipeline.execute import Runner
+    from forebay.pipeline.jobs.compact import CompactReport, CompactRow
+    from forebay.pipeline.jobs.offload import OffloadReport
 
 
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--due", is_flag=True, help="Only what is due by the thresholds.")
 @job_url_option
+@runner_option
 @job_options
 @store_options
 @json_option
@@ -43,6 +47,7 @@ def offload(
     topics: tuple[str, ...],
     due: bool,
     url: str | None,
+    runner: Runner,
     master: str | None,
     dry_run: bool,
     settings: StoreSettings,
@@ -57,18 +62,27 @@ def offload(
     Examples:
       forebay offload --dry-run
       forebay offload orders payments --master spark://10.0.0.1:7077
+      forebay offload --runner threads
       forebay offload --url http://127.0.0.1:8650
     """
     if url is not None:
-        refused = {"--master": master, "--dry-run": dry_run}
+        refused = {"--master": master, "--dry-run": dry_run, "--runner": runner == "threads"}
         options = {"due": True} if due else {}
         run_on_server(settings, url, "offload", topics, options, refused=refused, as_json=as_json)
         return
     from forebay.pipeline.jobs.offload import offload as run
 
+    check_runner(runner, master)
     open_view(settings).close()
     with lazy_session(settings, master) as chosen, progress_bar("offload") as progress:
-        report = run(chosen, topics or None, force=not due, dry_run=dry_run, progress=progress)
+        report = run(
+            chosen,
+            topics or None,
+            runner=runner,
+            force=not due,
+            dry_run=dry_run,
+            progress=progress,
+        )
     print_report(_facts(report), _lines(report), as_json=as_json, ok=report.ok)
 
 
@@ -87,13 +101,13 @@ def pipeline(master: str | None, settings: StoreSettings, as_json: bool) -> None
       forebay pipeline
       forebay pipeline --config forebay.yml --master spark://10.0.0.1:7077
     """
-    from forebay.pipeline.execute import SparkFleet
+    from forebay.pipeline.execute import SparkExecutor
     from forebay.pipeline.jobs.continuous import Pipeline
-    from forebay.pipeline.location import site_settings
+    from forebay.pipeline.location import job_settings
 
     open_view(settings).close()
     with job_session(settings, master) as session:
-        driver = Pipeline(site_settings(settings), SparkFleet(session))
+        driver = Pipeline(job_settings(settings), SparkExecutor(session))
 
         def stop(_signal: int, _frame: object) -> None:
             driver.stop()
@@ -218,7 +232,7 @@ def compact(
 def _undone(
     topics: Sequence[str], object_id: str | None, settings: StoreSettings, *, dry_run: bool
 ) -> CompactReport:
-    from forebay.pipeline.jobs.compact_undo import undo_compaction
+    from forebay.pipeline.jobs.compact import undo_compaction
 
     if len(topics) != 1:
         raise UsageError("name the one topic whose compaction is to be undone")

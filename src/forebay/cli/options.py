@@ -103,7 +103,8 @@ def chosen_settings(
 
 def open_view(settings: StoreSettings) -> StoreView:
     """A view of the store, which must be there."""
-    from forebay.topic.view import StoreView, catalog_file
+    from forebay.topic.resources import catalog_file
+    from forebay.topic.view import StoreView
 
     view = StoreView(settings)
     catalog = catalog_file(view.settings)

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from forebay.cli.job_options import (
+    check_runner,
     job_options,
     job_url_option,
     lazy_session,
     master_option,
     progress_bar,
     run_on_server,
+    runner_option,
 )
 from forebay.cli.options import json_option, open_view, print_report, size_of, store_options
 from forebay.errors import UsageError
@@ -31,11 +33,12 @@ from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
     from forebay.format.names import TopicName
+    from forebay.pipeline.execute import Runner
     from forebay.pipeline.jobs.restore import RestoredTopic
-    from forebay.pipeline.jobs.verify_report import VerifyReport, VerifyRow
+    from forebay.pipeline.jobs.verify import VerifyReport, VerifyRow
     from forebay.repair.plan import Finding
     from forebay.repair.repair import RepairReport
-    from forebay.topic.tiers import Tiers
+    from forebay.topic.resources import StoreResources
     from forebay.upload.restore import RestoreReport
     from forebay.upload.sweep import SweepItem, SweepReport
 
@@ -75,8 +78,7 @@ def sweep(
     """
     from forebay.clock import SYSTEM_CLOCK
     from forebay.format.names import parse_topic
-    from forebay.topic.tiers import Tiers
-    from forebay.topic.view import catalog_file
+    from forebay.topic.resources import StoreResources, catalog_file
     from forebay.upload.sweep import sweep as run
 
     minutes = settings.uploader.sweep_grace_minutes if grace is None else _minutes(grace)
@@ -86,7 +88,7 @@ def sweep(
     path = catalog_file(settings)
     if path is not None and not path.exists():
         raise UsageError(f"there is no catalog at {path}: `forebay restore` makes one")
-    with closing(Tiers(settings, SYSTEM_CLOCK)) as tiers:
+    with closing(StoreResources(settings, SYSTEM_CLOCK)) as tiers:
         for topic in names:
             _require_known(tiers, topic)
         report = run(
@@ -102,7 +104,7 @@ def sweep(
     print_report(facts, [_sweep_line(report)], as_json=as_json, ok=not report.errors)
 
 
-def _require_known(tiers: Tiers, topic: TopicName) -> None:
+def _require_known(tiers: StoreResources, topic: TopicName) -> None:
     from forebay.format.names import objects_prefix
 
     listed = tiers.store.list(objects_prefix(topic))
@@ -156,6 +158,7 @@ def _sweep_line(report: SweepReport) -> str:
 @job_url_option
 @store_options
 @json_option
+@runner_option
 @job_options
 def verify(
     topics: tuple[str, ...],
@@ -166,6 +169,7 @@ def verify(
     url: str | None,
     settings: StoreSettings,
     as_json: bool,
+    runner: Runner,
     master: str | None,
     dry_run: bool,
 ) -> None:
@@ -180,9 +184,15 @@ def verify(
       forebay verify --dry-run
       forebay verify orders --report verified.json
       forebay verify --budget 50GiB
+      forebay verify --runner threads
     """
     if url is not None:
-        refused = {"--master": master, "--dry-run": dry_run, "--report": report}
+        refused = {
+            "--master": master,
+            "--dry-run": dry_run,
+            "--report": report,
+            "--runner": runner == "threads",
+        }
         options: dict[str, int | bool] = {"incremental": incremental, "orphans": not no_orphans}
         if budget is not None:
             options["budget_bytes"] = size_of("--budget", budget, "50GiB")
@@ -190,6 +200,7 @@ def verify(
         return
     from forebay.pipeline.jobs.verify import verify as run
 
+    check_runner(runner, master)
     with lazy_session(settings, master) as chosen, progress_bar("verify") as progress:
         done = run(
             chosen,
@@ -197,6 +208,7 @@ def verify(
             incremental=incremental,
             budget_bytes=None if budget is None else size_of("--budget", budget, "50GiB"),
             orphans=not no_orphans,
+            runner=runner,
             dry_run=dry_run,
             progress=progress,
         )
@@ -244,12 +256,14 @@ def _verify_line(row: VerifyRow) -> str:
 @click.option("--allow-gaps", is_flag=True, help="Record as lost what no object holds.")
 @store_options
 @json_option
+@runner_option
 @master_option
 def restore(
     topics: tuple[str, ...],
     everything: bool,
     settings: StoreSettings,
     as_json: bool,
+    runner: Runner,
     master: str | None,
     **choices: bool,
 ) -> None:
@@ -257,22 +271,26 @@ def restore(
 
     Offsets that the lost owner may have handed out after its last upload are not used again: they
     are recorded as lost, unless --assume-nothing-lost says otherwise. Objects without a usable
-    sidecar are read in full, by Spark if it is much. A restore that was interrupted goes on where
-    it stopped. Exit code 1 if a topic could not be restored, or an object is damaged.
+    sidecar are read in full, by Spark, or by threads, if it is much. A restore that was interrupted
+    goes on where it stopped. Exit code 1 if a topic could not be restored, or an object is damaged.
 
     \b
     Examples:
       forebay restore --all --dry-run
       forebay restore orders --verify
+      forebay restore --all --runner threads
     """
-    from forebay.pipeline.jobs.restore import RestoreChoices, restoring
+    from forebay.pipeline.jobs.restore import RestoreChoices, open_restore
 
+    check_runner(runner, master)
     if bool(topics) == everything:
         raise UsageError("name the topics to restore, or give --all, and not both")
     bad = False
     with (
         lazy_session(settings, master) as chosen,
-        restoring(chosen, topics, RestoreChoices(**choices), everything=everything) as run,
+        open_restore(
+            chosen, topics, RestoreChoices(**choices), everything=everything, runner=runner
+        ) as run,
     ):
         for done in run.topics(lambda topic: progress_bar(str(topic))):
             _print_restored(done, as_json=as_json)

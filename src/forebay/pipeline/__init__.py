@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forebay.pipeline.jobs.compact import compact as compact
-    from forebay.pipeline.jobs.compact_undo import undo_compaction as undo_compaction
+    from forebay.pipeline.jobs.compact import undo_compaction as undo_compaction
     from forebay.pipeline.jobs.export.write import export as export
     from forebay.pipeline.jobs.offload import offload as offload
     from forebay.pipeline.jobs.replay import replay as replay
@@ -31,7 +31,7 @@ _PLACES = {
     "restore": "jobs.restore",
     "spark_session": "session",
     "stream_lag": "source.stream_offsets",
-    "undo_compaction": "jobs.compact_undo",
+    "undo_compaction": "jobs.compact",
     "verify": "jobs.verify",
 }
 

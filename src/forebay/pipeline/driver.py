@@ -39,11 +39,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from forebay import metrics
 from forebay.errors import ForebayError
 from forebay.logs import fields_of
-from forebay.pipeline.execute import SparkFleet
+from forebay.pipeline.execute import SparkExecutor
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.verify import verify
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.session import spark_session
 from forebay.settings import StoreSettings
 
@@ -159,7 +159,7 @@ class Driver:
     """Carries out orders on one Spark session."""
 
     def __init__(self, orders: Orders, commands: IO[bytes], events: Events) -> None:
-        self._settings = _with_own_folder(site_settings(orders.settings))
+        self._settings = _with_own_folder(job_settings(orders.settings))
         self._commands = commands
         self._events = events
         self._orders: queue.Queue[Order | None] = queue.Queue()
@@ -180,19 +180,19 @@ class Driver:
             return REFUSED
         self._session = session
         self._events.tell("ready", master=session.sparkContext.master)
-        fleet = SparkFleet(session, progress=self._progress)
-        with Offload(self._settings, fleet) as offload:
-            code = self._serve(offload, fleet)
+        executor = SparkExecutor(session)
+        with Offload(self._settings, executor, progress=self._progress) as offload:
+            code = self._serve(offload, executor)
         if code == 0:
             session.stop()
         return code
 
-    def _serve(self, offload: Offload, fleet: SparkFleet) -> int:
+    def _serve(self, offload: Offload, executor: SparkExecutor) -> int:
         while True:
             try:
                 order = self._orders.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                if not fleet.alive():
+                if not executor.alive():
                     return GONE
                 continue
             if order is None:
@@ -200,7 +200,7 @@ class Driver:
             before = metrics.counter_values()
             outcome = self._carry_out(offload, order)
             self._events.tell("counted", counts=metrics.counter_growth(before))
-            alive = outcome.state != "failed" or fleet.alive()
+            alive = outcome.state != "failed" or executor.alive()
             self._events.tell("ended", id=order.id, **_facts(outcome))
             if not alive:
                 return GONE

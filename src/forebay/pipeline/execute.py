@@ -1,22 +1,27 @@
-"""`spread`: runs one plain function over many items on Spark's executors.
+"""`Executor`: runs one plain function over many items, on Spark or on threads of this process.
 
-Items travel to the executors and results back; the bytes that the work moves do not pass through
-Spark. An error that says what to do (ForebayError) is a result of its item, so that one damaged
-object does not throw away what a thousand others did. A service that does not answer is left to
-Spark's own retries first. What kills a worker (a crash, kill -9, a lost machine) is Spark's to
-repeat: the work must give the same result when it is done twice, and at the same time twice.
+Items travel to the tasks and results back; the bytes that the work moves do not pass through
+Spark. An error that says what to do (ForebayError) is the result of its item, so that one damaged
+object does not throw away what a thousand others did. A service that is unavailable is tried
+again first. A worker that is killed is repeated by Spark: the work must give the same result when
+it is done twice, and at the same time twice.
+
+What a caller gets wrong: a `SparkExecutor` without a session starts one when it is first used,
+which takes seconds. Use it when there is work.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from forebay import metrics
 from forebay.errors import ForebayError, ServiceUnavailable, UsageError
@@ -32,11 +37,17 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the tasks that are done, and all of them."""
+"""Called with the number of tasks that are done, and of all. What it raises cancels the run."""
+
+Runner: TypeAlias = Literal["spark", "threads"]
+"""Where a job's tasks run: on Spark, or on threads of this process, without a JVM."""
 
 _LOOK_SECONDS: Final = 0.2
+_THREAD_ATTEMPTS: Final = 4
+"""Of an item whose service is unavailable; as many as Spark makes by default."""
+_RETRY_SECONDS: Final = 0.1
 _RAISED: Final = re.compile(r"(?!File )[\w.]+(Error|Exception|Interrupt|[a-z])(: .*)?$")
-"""How a traceback ends: the exception's name, and what it says."""
+"""How a traceback ends: the exception's name, and its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,75 +58,175 @@ class Done(Generic[_Result]):
     error: ForebayError | None
 
 
-def spread(
-    spark: SparkSession,
-    tasks: Sequence[Sequence[_Item]],
-    work: Callable[[_Item], _Result],
-    *,
-    label: str,
-    progress: Progress | None = None,
-) -> list[list[Done[_Result]]]:
-    """Runs `work` on every item, each of `tasks` as one Spark task; answers in the same shape.
-
-    `work` must be importable on the executors. Interrupted, it cancels what is running.
-    """
-    if not tasks:
-        return []
-    context = _context(spark)
-    last_attempt = attempts(spark) - 1
+class Executor(Protocol):
+    def slots(self) -> int:
+        """How many tasks run side by side."""
 
     def run(
-        _number: int, numbered: Iterator[tuple[int, Sequence[_Item]]]
-    ) -> Iterator[tuple[int, list[Done[_Result]], Growth]]:
-        for number, items in numbered:
-            before = metrics.counter_values()
-            results = [_run_one(work, item, last_attempt) for item in items]
-            yield number, results, metrics.counter_growth(before)
+        self,
+        tasks: Sequence[Sequence[_Item]],
+        work: Callable[[_Item], _Result],
+        label: str,
+        progress: Progress | None = None,
+    ) -> list[list[Done[_Result]]]:
+        """Runs `work` on every item, and returns the results in the shape of the tasks.
 
-    group = f"forebay-{uuid.uuid4()}"
-    context.setJobGroup(group, label, interruptOnCancel=True)
-    numbered = context.parallelize(list(enumerate(tasks)), len(tasks))
-    watch = _Watch(spark, group, len(tasks), progress)
-    try:
-        with watch:
-            told = numbered.mapPartitionsWithIndex(run).collect()
-    except Exception as error:
-        if is_from_spark(error):
-            raise ServiceUnavailable(f"Spark gave up {label}: {reason_of(error)}") from error
-        raise
-    except BaseException:  # an interrupt: what is running would go on without us
-        context.cancelJobGroup(group)
-        raise
-    finally:
-        with suppress(Exception):  # the JVM may be gone, and what is under way is told already
-            context.setLocalProperty("spark.jobGroup.id", None)
-    for _number, _results, grown in told:
-        metrics.add_growth(grown)
-    found = {number: results for number, results, _grown in told}
-    return [found[number] for number in range(len(tasks))]
+        What the work counted is counted in this process when the run ends. An interrupt, and
+        whatever `progress` raises, cancels the run: no other item is begun, and it is raised.
+        """
+
+    def alive(self) -> bool:
+        """Whether another run could succeed."""
 
 
-def is_from_spark(error: Exception) -> bool:
-    """Whether Spark, its JVM or the way to it raised the error."""
-    from pyspark.errors import PySparkException
-
-    return isinstance(error, PySparkException | ConnectionError) or type(
-        error
-    ).__module__.startswith("py4j")
-
-
-def reason_of(error: Exception) -> str:
-    """The one line that matters of what Spark says: the last one of a Python traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for at, line in enumerate(lines):
-        if line.startswith("Traceback (most recent call last)"):
-            below = [each for each in lines[at + 1 :] if _RAISED.match(each)]
-            if below:
-                return below[0]
-    return lines[0] if lines else type(error).__name__
+def executor_for(
+    runner: Runner, spark: SparkSession | None = None, settings: SparkSettings | None = None
+) -> Executor:
+    """The executor of a job; UsageError for a session given to threads, or an unknown runner."""
+    if runner == "spark":
+        return SparkExecutor(spark, settings)
+    if runner != "threads":
+        raise UsageError(f"the runner is {runner!r}; it must be 'spark' or 'threads'")
+    if spark is not None:
+        raise UsageError("a Spark session is given and the runner is 'threads': choose one of them")
+    return ThreadExecutor()
 
 
-def _run_one(work: Callable[[_Item], _Result], item: _Item, last_attempt: int) -> Done[_Result]:
+class ThreadExecutor:
+    """Threads of this process. Items that were begun end before a cancelled run is over."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads or os.cpu_count() or 1
+
+    def slots(self) -> int:
+        return self._threads
+
+    def run(
+        self,
+        tasks: Sequence[Sequence[_Item]],
+        work: Callable[[_Item], _Result],
+        label: str,
+        progress: Progress | None = None,
+    ) -> list[list[Done[_Result]]]:
+        if not tasks:
+            return []
+        total = len(tasks)
+        show = progress or (lambda _done, _total: None)
+        cancelled = threading.Event()
+
+        def run_task(items: Sequence[_Item]) -> list[Done[_Result]]:
+            # Nobody reads the results of a cancelled run, so they may lack items.
+            return [_try(work, item, cancelled) for item in items if not cancelled.is_set()]
+
+        show(0, total)
+        width = min(self._threads, total)
+        with ThreadPoolExecutor(width, thread_name_prefix=label.split(maxsplit=1)[0]) as pool:
+            futures = [pool.submit(run_task, items) for items in tasks]
+            pending = set(futures)
+            try:
+                while pending:
+                    ended, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for each in ended:
+                        each.result()  # a bug in the work ends the run
+                    show(total - len(pending), total)
+            except BaseException:
+                cancelled.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [each.result() for each in futures]
+
+    def alive(self) -> bool:
+        return True
+
+
+def _try(
+    work: Callable[[_Item], _Result], item: _Item, cancelled: threading.Event
+) -> Done[_Result]:
+    """The work on one item, again while its service is unavailable."""
+    attempt = 1
+    while True:
+        try:
+            return Done(work(item), None)
+        except ServiceUnavailable as error:
+            if attempt == _THREAD_ATTEMPTS or cancelled.wait(_RETRY_SECONDS * attempt):
+                return Done(None, error)
+            attempt += 1
+        except ForebayError as error:
+            return Done(None, error)
+
+
+class SparkExecutor:
+    """Spark's executors. The work must be importable there."""
+
+    def __init__(
+        self, spark: SparkSession | None = None, settings: SparkSettings | None = None
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+
+    @property
+    def session(self) -> SparkSession:
+        if self._spark is None:
+            self._spark = spark_session(self._settings)
+        return self._spark
+
+    def slots(self) -> int:
+        return slots(self.session)
+
+    def run(
+        self,
+        tasks: Sequence[Sequence[_Item]],
+        work: Callable[[_Item], _Result],
+        label: str,
+        progress: Progress | None = None,
+    ) -> list[list[Done[_Result]]]:
+        if not tasks:
+            return []
+        spark = self.session
+        context = _context(spark)
+        last_attempt = attempts(spark) - 1
+
+        def run_partition(
+            _number: int, numbered: Iterator[tuple[int, Sequence[_Item]]]
+        ) -> Iterator[tuple[int, list[Done[_Result]], Growth]]:
+            for number, items in numbered:
+                before = metrics.counter_values()
+                results = [_try_in_task(work, item, last_attempt) for item in items]
+                yield number, results, metrics.counter_growth(before)
+
+        group = f"forebay-{uuid.uuid4()}"
+        context.setJobGroup(group, label, interruptOnCancel=True)
+        numbered = context.parallelize(list(enumerate(tasks)), len(tasks))
+        try:
+            with _JobWatch(spark, group, len(tasks), progress):
+                collected = numbered.mapPartitionsWithIndex(run_partition).collect()
+        except Exception as error:
+            if is_from_spark(error):
+                raise ServiceUnavailable(f"Spark gave up {label}: {reason_of(error)}") from error
+            raise
+        except BaseException:  # an interrupt: what is running would go on without us
+            context.cancelJobGroup(group)
+            raise
+        finally:
+            with suppress(Exception):  # the JVM may be gone, and an error is on its way already
+                context.setLocalProperty("spark.jobGroup.id", None)
+        for _number, _results, growth in collected:
+            metrics.add_growth(growth)
+        found = {number: results for number, results, _growth in collected}
+        return [found[number] for number in range(len(tasks))]
+
+    def alive(self) -> bool:
+        if self._spark is None:
+            return True
+        try:
+            self._spark.sparkContext.statusTracker().getActiveJobsIds()
+        except Exception:  # noqa: BLE001  # whatever it is: the JVM does not answer
+            return False
+        return True
+
+
+def _try_in_task(work: Callable[[_Item], _Result], item: _Item, last_attempt: int) -> Done[_Result]:
+    """The work on one item in a Spark task, which Spark repeats if a service is unavailable."""
     from pyspark import TaskContext
 
     try:
@@ -139,117 +250,86 @@ def _context(spark: SparkSession):  # type: ignore[no-untyped-def]
         ) from error
 
 
-class _Watch:
-    """Tells how many tasks of a job group are done, until it ends."""
+class _JobWatch:
+    """Shows how many tasks of a job group are done until it ends; cancels it where asked to."""
 
     def __init__(
         self, spark: SparkSession, group: str, total: int, progress: Progress | None
     ) -> None:
-        self._tracker = spark.sparkContext.statusTracker()
+        self._context = spark.sparkContext
         self._group = group
         self._total = total
         self._progress = progress
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._raised: BaseException | None = None
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> None:
         if self._progress is not None:
             self._progress(0, self._total)
-            self._thread = threading.Thread(target=self._look, name="progress", daemon=True)
+            self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
             self._thread.start()
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._over.set()
-        if self._thread is not None and self._progress is not None:
-            self._thread.join()
-            if error is None:
-                self._progress(self._total, self._total)
+        if self._thread is None or self._progress is None:
+            return
+        self._thread.join()
+        if self._raised is not None:
+            raise self._raised
+        if error is None:
+            self._progress(self._total, self._total)
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         assert self._progress is not None
-        with suppress(Exception):  # the JVM may be gone: who waits for the job is told
-            self._watch(self._progress)
-
-    def _watch(self, progress: Progress) -> None:
+        tracker = self._context.statusTracker()
         while not self._over.wait(_LOOK_SECONDS):
-            done = 0
-            for job in self._tracker.getJobIdsForGroup(self._group):
-                info = self._tracker.getJobInfo(job)
-                for stage in info.stageIds if info is not None else ():
-                    state = self._tracker.getStageInfo(stage)
-                    done += state.numCompletedTasks if state is not None else 0
-            progress(min(done, self._total), self._total)
+            try:
+                done = 0
+                for job in tracker.getJobIdsForGroup(self._group):
+                    info = tracker.getJobInfo(job)
+                    for stage in info.stageIds if info is not None else ():
+                        state = tracker.getStageInfo(stage)
+                        done += state.numCompletedTasks if state is not None else 0
+            except Exception:  # noqa: BLE001  # the JVM may be gone: the job itself will say so
+                return
+            try:
+                self._progress(min(done, self._total), self._total)
+            except BaseException as error:  # noqa: BLE001  # raised by __exit__, in the caller's thread
+                self._raised = error
+                with suppress(Exception):
+                    self._context.cancelJobGroup(self._group)
+                return
 
 
-# ---- Who does the work of a job: Spark's executors, behind a port that any pool can take.
-#
-# What a caller gets wrong: a `SparkFleet` made without a session begins one when it is first
-# asked for something, which takes seconds. Ask when there is work.
+def is_from_spark(error: Exception) -> bool:
+    """Whether Spark, its JVM or the connection to it raised the error."""
+    from pyspark.errors import PySparkException
+
+    return isinstance(error, PySparkException | ConnectionError) or type(
+        error
+    ).__module__.startswith("py4j")
 
 
-class Fleet(Protocol):
-    def slots(self) -> int:
-        """How many tasks run side by side."""
-
-    def run(
-        self, tasks: Sequence[Sequence[_Item]], work: Callable[[_Item], _Result], label: str
-    ) -> list[list[Done[_Result]]]:
-        """Runs `work` on every item, and answers in the shape of the tasks; see `spread`."""
-
-    def alive(self) -> bool:
-        """Whether another run could succeed."""
-
-
-class SparkFleet:
-    """Spark's executors."""
-
-    def __init__(
-        self,
-        spark: SparkSession | None = None,
-        settings: SparkSettings | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self._spark = spark
-        self._settings = settings
-        self._progress = progress
-
-    @property
-    def session(self) -> SparkSession:
-        if self._spark is None:
-            self._spark = spark_session(self._settings)
-        return self._spark
-
-    def slots(self) -> int:
-        return slots(self.session)
-
-    def run(
-        self, tasks: Sequence[Sequence[_Item]], work: Callable[[_Item], _Result], label: str
-    ) -> list[list[Done[_Result]]]:
-        return spread(self.session, tasks, work, label=label, progress=self._progress)
-
-    def alive(self) -> bool:
-        if self._spark is None:
-            return True
-        try:
-            self._spark.sparkContext.statusTracker().getActiveJobsIds()
-        except Exception:  # noqa: BLE001  # whatever it is: the JVM does not answer
-            return False
-        return True
-
-
-# ---- Items into tasks of about the same size: a pure decision.
-#
-# A Python task costs Spark 10 to 35 ms whatever it does, so small items share one, and large
-# ones get their own. The largest come first, so that no long one is left for the end.
+def reason_of(error: Exception) -> str:
+    """The one line that matters of a message of Spark's: the last one of a Python traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for at, line in enumerate(lines):
+        if line.startswith("Traceback (most recent call last)"):
+            below = [each for each in lines[at + 1 :] if _RAISED.match(each)]
+            if below:
+                return below[0]
+    return lines[0] if lines else type(error).__name__
 
 
 def pack(
     items: Sequence[_Item], size: Callable[[_Item], int], target: int, *, least: int = 1
 ) -> list[list[_Item]]:
-    """Groups of at most about `target` together; `least` groups if there are items for so many.
+    """Groups items into tasks of about `target` at most; `least` tasks if there are so many items.
 
-    Within a group items stay in the order in which they came.
+    A Python task costs Spark 10 to 35 ms whatever it does, so small items share one, and large
+    ones get their own. The largest come first, so that no long task is left for the end. Within a
+    task items stay in the order in which they came.
     """
     if not items:
         return []

@@ -47,8 +47,8 @@ from forebay.repair.plan import LocalPlan, ObjectRewrite, Rewrite
 from forebay.repair.survey import Survey
 from forebay.settings import UploaderSettings
 from forebay.topic.opening import lock_name
-from forebay.topic.tiers import Tiers
-from forebay.upload.transfer import Transferred, describe, put_sidecar, require_size
+from forebay.topic.resources import StoreResources
+from forebay.upload.engine import Transferred, describe, put_sidecar, require_size
 from forebay.wal.checkpoints import Publisher
 from forebay.wal.identity import write_log_id
 from forebay.wal.recovery import Recovery, remove_segment
@@ -339,7 +339,9 @@ def write_object(
     return Transferred(meta, index.frozen())
 
 
-def rewrite_object(tiers: Tiers, topic: TopicName, wanted: ObjectRewrite, copies: Copies) -> None:
+def rewrite_object(
+    tiers: StoreResources, topic: TopicName, wanted: ObjectRewrite, copies: Copies
+) -> None:
     """Under its name, with the bytes that the name stands for; read back before it counts."""
     descriptor = wanted.descriptor
     key = object_key(topic, descriptor.object_id)
@@ -354,7 +356,7 @@ def rewrite_object(tiers: Tiers, topic: TopicName, wanted: ObjectRewrite, copies
 
 
 def record_losses(
-    tiers: Tiers, disk: Disk, topic: TopicName, plan: LocalPlan, losses: Sequence[Hole]
+    tiers: StoreResources, disk: Disk, topic: TopicName, plan: LocalPlan, losses: Sequence[Hole]
 ) -> None:
     """Uploads what is readable before each hole, and records the hole; in this order, so that the
     chain has no gap at any time."""
@@ -395,7 +397,7 @@ def _known(topic: TopicName) -> Callable[[TopicRecord | None], TopicRecord]:
     return decide
 
 
-def _upload(tiers: Tiers, topic: TopicName, epoch: int, piece: FrameSlice) -> None:
+def _upload(tiers: StoreResources, topic: TopicName, epoch: int, piece: FrameSlice) -> None:
     catalog, settings = tiers.catalog, tiers.settings.uploader
     intent = catalog.intend(topic, epoch, ObjectName(piece.first, piece.end - 1))
     key = object_key(topic, intent.object_id)

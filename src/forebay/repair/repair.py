@@ -69,9 +69,9 @@ from forebay.repair.plan import (
 )
 from forebay.repair.survey import Survey, survey_log
 from forebay.settings import StoreSettings
-from forebay.topic.tiers import Tiers
-from forebay.topic.view import StoreView, catalog_file
-from forebay.upload.transfer import put_sidecar
+from forebay.topic.resources import StoreResources, catalog_file
+from forebay.topic.view import StoreView
+from forebay.upload.engine import put_sidecar
 from forebay.wal.checkpoints import Publisher
 
 _INDEX: Final = "none: its frames are right, and its descriptor's index is not; compact it"
@@ -102,7 +102,7 @@ def repair(
     accept_loss: bool = False,
     disk: Disk | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    tiers: Tiers | None = None,
+    tiers: StoreResources | None = None,
 ) -> RepairReport:
     """Looks at the named topics, or at all; with `apply` it puts right what it can.
 
@@ -354,7 +354,7 @@ class _TopicRepair:
 class _ObjectRepair:
     """The objects of a topic: what is wrong with them, and what of them can be read."""
 
-    def __init__(self, tiers: Tiers, topic: TopicName, copies: Copies) -> None:
+    def __init__(self, tiers: StoreResources, topic: TopicName, copies: Copies) -> None:
         self._tiers = tiers
         self._store = tiers.store
         self._topic = topic

@@ -32,8 +32,8 @@ from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings
 from forebay.topic.metrics import TopicGauges
 from forebay.topic.opening import TopicClaim
+from forebay.topic.resources import StoreResources
 from forebay.topic.storage import WalStorage
-from forebay.topic.tiers import Tiers
 from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
 from forebay.wal.retention import Deleter
@@ -134,7 +134,7 @@ class WalStorageFactory:
         self._clock = clock
         self._deleter = Deleter(settings.deleter)
         self.tiers = (
-            Tiers(settings, clock, catalog=catalog, store=store)
+            StoreResources(settings, clock, catalog=catalog, store=store).open()
             if settings.data is not None
             else None
         )

@@ -104,8 +104,8 @@ class TopicGauges:
         segment's.
         """
         try:
-            place = uploader.place(segment, offset)
-            published = uploader.source.publish_time(segment, place)
+            position = uploader.locate(segment, offset)
+            published = uploader.source.publish_time(segment, position)
         except (ForebayError, OSError):
             published = None
         times = (segment.created_ms, published or 0)

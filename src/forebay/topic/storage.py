@@ -14,7 +14,7 @@ from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.topic.opening import TopicClaim
-from forebay.topic.tiers import Tiers
+from forebay.topic.resources import StoreResources
 from forebay.topic.trimming import Trimmer
 from forebay.upload.rolling import RollingUploader
 from forebay.upload.uploader import Uploader
@@ -55,7 +55,7 @@ class WalStorage:
         self,
         wal: Wal,
         deleter: Deleter,
-        tiers: Tiers | None = None,
+        tiers: StoreResources | None = None,
         claim: TopicClaim | None = None,
     ) -> None:
         self.wal = wal
@@ -69,10 +69,11 @@ class WalStorage:
         if tiers is not None and claim is not None:
             topic = parse_topic(wal.topic)
             kind = RollingUploader if tiers.settings.uploader.rolling else Uploader
-            self.uploader = kind(topic, wal, claim.ownership.epoch, tiers.upload_ports)
+            epoch = claim.ownership.epoch
+            self.uploader = kind(topic, wal, epoch, tiers.catalog, tiers.upload_ports)
             assert claim.record is not None
             self.uploader.follow(claim.record)
-            self._joined = tiers.joined(topic, wal)
+            self._joined = tiers.tiered_log(topic, wal)
             self._trimmer = Trimmer(topic, wal, deleter, tiers)
 
     @property
@@ -154,12 +155,12 @@ class WalStorage:
         """Uploads everything appended so far, whatever the thresholds; answers the new objects."""
         uploader = self._require_uploader()
         self.wal.flush()
-        return self._fencing(lambda: uploader.cycle(force=True))
+        return self._fencing(lambda: uploader.run_once(force=True))
 
     def upload_due(self) -> None:
         """One cycle of the background work."""
         uploader = self._require_uploader()
-        self._fencing(uploader.cycle)
+        self._fencing(uploader.run_once)
 
     def follow_uploads(self) -> None:
         """Takes over how far another process, such as the pipeline, has uploaded."""
@@ -172,10 +173,10 @@ class WalStorage:
         self.wal.await_synced(target, timeout)
         while uploader.uploaded < target:
             try:
-                self._fencing(lambda: uploader.cycle(force=True))
+                self._fencing(lambda: uploader.run_once(force=True))
             except ForebayError:
-                # What failed behind the commit, such as reading the object back, is not for the
-                # one who waits: who is told of an error appends again, and has it twice.
+                # What failed behind the commit, such as verifying a restored object, is not for
+                # the one who waits: who is told of an error appends again, and has it twice.
                 if uploader.uploaded < target:
                     raise
 

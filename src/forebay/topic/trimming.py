@@ -18,7 +18,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, object_key, sidecar
 from forebay.logs import event
 from forebay.metrics import Counter
-from forebay.topic.tiers import Tiers
+from forebay.topic.resources import StoreResources
 from forebay.wal.log import Wal
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import Segment
@@ -43,7 +43,7 @@ class Trimmer:
         topic: TopicName,
         wal: Wal,
         deleter: Deleter,
-        tiers: Tiers,
+        tiers: StoreResources,
     ) -> None:
         self._topic = topic
         self._wal = wal

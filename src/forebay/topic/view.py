@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 
 from forebay.catalog.adopt import restored
-from forebay.catalog.connect import FILE_NAME
 from forebay.catalog.records import Owner, TopicRecord
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import (
@@ -26,11 +25,10 @@ from forebay.errors import (
     UsageError,
 )
 from forebay.files.disk import Disk
-from forebay.files.local import LocalDisk
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName, is_topic, parse_topic
 from forebay.settings import StoreSettings
-from forebay.topic.tiers import Tiers
+from forebay.topic.resources import StoreResources, catalog_file
 from forebay.wal.checkpoints import read_published
 from forebay.wal.identity import read_log_id
 from forebay.wal.reader import LogReader, Plan, ReadableLog
@@ -39,46 +37,40 @@ from forebay.wal.view import LogView
 from forebay.wal.watermarks import Visibility, Waiter
 
 
-def catalog_file(settings: StoreSettings) -> Path | None:
-    """Where the catalog's file is, or would be; None if the catalog is no file."""
-    if settings.metadata.backend != "sqlite":
-        return None
-    path = settings.metadata.path
-    return Path(path) if path is not None else Path(settings.data or "") / FILE_NAME
-
-
 class StoreView:
     """All topics of one store, for reading. Not thread-safe."""
 
     def __init__(
         self,
-        source: StoreSettings | Tiers,
+        source: StoreSettings | StoreResources,
         *,
         disk: Disk | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`source`: settings, or tiers that are open already and stay so."""
-        given = source if isinstance(source, Tiers) else None
-        settings = source.settings if isinstance(source, Tiers) else source
+        """`source`: settings, or resources that are open already and stay so."""
+        given = source if isinstance(source, StoreResources) else None
+        settings = source.settings if isinstance(source, StoreResources) else source
         if settings.data is None:
             raise UsageError("a store in memory can be read by its own process alone")
         self.settings = replace(settings, data=Path(settings.data).absolute())
-        self.disk = disk or LocalDisk()
         self.clock = clock
-        self._tiers = given
-        self._owned: Tiers | None = None
+        self._resources = given or StoreResources(self.settings, clock)
+        self._own_resources = given is None
+        self._has_catalog = given is not None
+        self.disk = disk or self._resources.disk
 
     @property
     def name(self) -> str:
         return str(self.settings.data)
 
-    def tiers(self) -> Tiers | None:
+    def tiers(self) -> StoreResources | None:
         """The catalog and the objects; None while there is no catalog."""
-        if self._tiers is None:
+        if not self._has_catalog:
             path = catalog_file(self.settings)
-            if path is None or path.exists():
-                self._tiers = self._owned = Tiers(self.settings, self.clock)
-        return self._tiers
+            if path is not None and not path.exists():
+                return None
+            self._has_catalog = True
+        return self._resources
 
     def topics(self) -> list[str]:
         """The names of all topics, in the catalog or in a local directory, sorted."""
@@ -110,9 +102,8 @@ class StoreView:
 
     def close(self) -> None:
         """Idempotent. Readers must be closed before."""
-        tiers, self._owned, self._tiers = self._owned, None, None
-        if tiers is not None:
-            tiers.close()
+        if self._own_resources:
+            self._resources.close()
 
     def __enter__(self) -> StoreView:
         return self
@@ -129,7 +120,9 @@ class StoreView:
 class TopicView:
     """One topic at one moment, over both tiers. Not thread-safe."""
 
-    def __init__(self, source: StoreSettings | Tiers | StoreView, topic: str | TopicName) -> None:
+    def __init__(
+        self, source: StoreSettings | StoreResources | StoreView, topic: str | TopicName
+    ) -> None:
         self.store = source if isinstance(source, StoreView) else StoreView(source)
         self._own_store = self.store is not source
         self.topic = topic if isinstance(topic, TopicName) else parse_topic(topic)
@@ -229,7 +222,7 @@ class TopicView:
         tiers = self.store.tiers()
         local = None if self._local is None else _LocalLog(self._local)
         if tiers is not None and self.record is not None:
-            return tiers.joined(self.topic, local or _NoLog(self._end))
+            return tiers.tiered_log(self.topic, local or _NoLog(self._end))
         assert local is not None, "a topic is in one of the tiers"
         return local
 

@@ -1,8 +1,13 @@
-"""What a bucket holds of one topic, and how an object is described from itself.
+"""What a bucket holds of one topic, which of its objects make the chain, and what is in them.
 
-A sidecar is trusted if it says of its object what the object's name and the listing say. Else the
-object is read in full, in chunks: every checksum, and consecutive offsets from the first to the
-last that its name gives. Which message encoding is in the frames does not matter.
+The listing is streamed in the order of names, so an object and its sidecar come together (`walk`).
+`take_stock` sorts a topic's objects by the ranges in their names, `choose_chain` is the pure
+decision which of them a restore adopts, and `describe` makes the descriptor of one.
+
+What a caller gets wrong: a sidecar is trusted only if it says of its object what the object's name
+and the listing say. Else the object is read in full, in chunks: every checksum, and consecutive
+offsets from the first to the last that its name gives. Which message encoding is in the frames
+does not matter.
 """
 
 from __future__ import annotations
@@ -34,13 +39,7 @@ from forebay.format.names import (
 from forebay.limits import DESCRIPTOR_BYTES_MAX, MIB, OFFSET_MAX
 from forebay.objects.backend import Backend, ObjectMeta
 
-# ---- Which of the objects in a bucket make the chain: a pure decision, for restores.
-#
-# More objects may be there than count: what a compaction replaced, or has not yet replaced;
-# orphans of uploads that were planned anew; the same range under two names. The bytes of an
-# offset are the same in all of them, so any chain without a gap is right. The one with the
-# fewest objects is chosen, which is the compacted one.
-
+# -- which objects make the chain ---------------------------------------------------------------
 
 Range: TypeAlias = tuple[int, int]
 
@@ -56,6 +55,11 @@ def choose_chain(
     ranges: Iterable[Range], start: int | None = None, until: int | None = None
 ) -> Chain:
     """The chain with the fewest offsets missing, and then with the fewest objects.
+
+    More objects may be there than count: what a compaction replaced, or has not yet replaced;
+    orphans of uploads that were planned anew; the same range under two names. The bytes of an
+    offset are the same in all of them, so any chain without a gap is right, and the one with the
+    fewest objects is the compacted one.
 
     It runs from `start`, or else from the lowest offset there is, to the highest one, or to
     `until` if that is beyond it. Ranges that begin before `start` are left out.
@@ -101,10 +105,7 @@ def _followed(places: list[int], picks: list[int | None]) -> Chain:
     return Chain(tuple(ranges), tuple(gaps))
 
 
-# ---- What the object store's listing says of topics: which there are, and what lies in each.
-#
-# A listing is streamed, in the order of names. An object and its sidecar are neighbours in it,
-# so both come together, whichever of them is there.
+# -- the listing --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,7 @@ def topics_in_store(store: Backend) -> Iterator[TopicName]:
         after = after_prefix(own)
 
 
-# ---- inventory
-
+# -- the objects of one topic -------------------------------------------------------------------
 
 CHUNK_BYTES: Final = 4 * MIB
 

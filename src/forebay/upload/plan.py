@@ -1,29 +1,35 @@
-"""Which bytes of which segments make the next object: a pure decision.
+"""Which bytes of which segments make the next objects of a topic, and how to read those bytes.
 
-Segments are taken whole as far as they fit, and the last one is cut at a frame where it does not.
-Nothing is planned until an object is full, unless it is overdue: quiet topics make no small
-objects, and no message waits for ever. Inline and Spark runners plan with the same function.
+`plan_object` is the pure decision: segments are taken whole as far as they fit, and the last one
+is cut at a frame where it does not. Nothing is planned until an object is full, unless it is
+overdue: quiet topics make no small objects, and no message waits for ever. `TopicPlanner` applies
+it to one topic, for its owner and for the Spark driver alike. `SegmentSource` reads the planned
+frames; it checks every CRC and the order of the offsets, and decodes nothing.
+
+What a caller gets wrong: a plan is made of the segments of one log. Where a topic's log was
+replaced, positions and indexes of the old one mean nothing; take a new `SegmentSource`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from forebay.errors import CorruptFrame, MissingData
+from forebay.clock import Clock
+from forebay.errors import CorruptFrame, ForebayError, MissingData
 from forebay.files.disk import Disk, ReadFile
 from forebay.format.frame import Scan
 from forebay.format.message import message_columns
-from forebay.format.names import SegmentNames
+from forebay.format.names import ObjectName, SegmentNames, TopicName
 from forebay.limits import READ_CHUNK_BYTES
 from forebay.settings import UploaderSettings
 from forebay.wal.segment import ChunkReader, Segment, SegmentIndexes, require_complete
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """A frame boundary in the log: the frame that begins there has this offset."""
 
     seq: int
@@ -66,18 +72,32 @@ class PlannedObject:
         return sum(extent.size for extent in self.extents)
 
     @property
-    def end(self) -> Place:
+    def end(self) -> LogPosition:
         """Where the next object begins."""
         last = self.extents[-1]
-        return Place(last.seq, last.end, last.next_offset)
+        return LogPosition(last.seq, last.end, last.next_offset)
 
-    def cut_at(self, path: Path, position: int, offset: int) -> PlannedObject | None:
-        """What is left before a frame of it; None if that is nothing."""
+    @property
+    def name(self) -> ObjectName:
+        return ObjectName(self.start_offset, self.next_offset - 1)
+
+    def holds(self, error: ForebayError) -> bool:
+        """Whether the error is a damaged frame in the bytes that the object is made of.
+
+        A damaged frame of the object itself, found when it was read back, is none.
+        """
+        return isinstance(error, CorruptFrame) and any(
+            each.path == Path(error.file) and each.start <= error.position <= each.end
+            for each in self.extents
+        )
+
+    def before(self, damage: CorruptFrame) -> PlannedObject | None:
+        """What is left before a damaged frame that it holds; None if that is nothing."""
         kept: list[Extent] = []
         for extent in self.extents:
-            if extent.path == path:
-                if position > extent.start:
-                    kept.append(replace(extent, end=position, next_offset=offset))
+            if extent.path == Path(damage.file):
+                if damage.position > extent.start and damage.offset is not None:
+                    kept.append(replace(extent, end=damage.position, next_offset=damage.offset))
                 break
             kept.append(extent)
         return PlannedObject(tuple(kept)) if kept else None
@@ -87,14 +107,14 @@ class Cut(Protocol):
     """Finds the last frame boundary of a segment within bounds."""
 
     def __call__(
-        self, segment: Segment, start: Place, bytes_max: int, messages_max: int | None
-    ) -> Place:
+        self, segment: Segment, start: LogPosition, bytes_max: int, messages_max: int | None
+    ) -> LogPosition:
         """At most so many bytes and messages after `start`; `start` if not one frame fits."""
 
 
 def plan_object(
     segments: Iterable[Segment],
-    start: Place,
+    start: LogPosition,
     settings: UploaderSettings,
     cut: Cut,
     *,
@@ -116,8 +136,8 @@ def plan_object(
         if segment.end_offset <= at.offset or segment.seq < at.seq:
             continue
         if segment.seq != at.seq:
-            at = Place(segment.seq, 0, at.offset)
-        stop = Place(segment.seq, segment.size, segment.end_offset)
+            at = LogPosition(segment.seq, 0, at.offset)
+        stop = LogPosition(segment.seq, segment.size, segment.end_offset)
         count = stop.offset - at.offset
         if stop.position - at.position > room or (messages is not None and count > messages):
             full = True
@@ -140,20 +160,98 @@ def plan_object(
     return PlannedObject(tuple(extents))
 
 
-def _extent(segment: Segment, start: Place, stop: Place) -> Extent:
+def _extent(segment: Segment, start: LogPosition, stop: LogPosition) -> Extent:
     return Extent(
         segment.seq, segment.path, start.position, stop.position, start.offset, stop.offset
     )
 
 
-# ---- Raw frames out of segments, checked and never decoded.
-#
-# Every frame's CRC and the order of the offsets are checked on the way. A frame that fails is
-# CorruptFrame with its file and position: nothing behind it is handed out.
+class TopicPlanner:
+    """Plans the objects of one topic from the log that `source` reads. It holds no position."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        source: SegmentSource,
+        settings: UploaderSettings,
+        clock: Clock,
+        *,
+        whole_segments: bool = False,
+    ) -> None:
+        self._topic = topic
+        self._source = source
+        self._settings = settings
+        self._clock = clock
+        self._whole_segments = whole_segments
+
+    def due(
+        self,
+        segments: Iterable[Segment],
+        tail: int,
+        known: LogPosition | None,
+        *,
+        force: bool,
+        waiting_since: Callable[[Segment, LogPosition], Iterable[int]],
+    ) -> Iterator[PlannedObject]:
+        """The objects that are due from the tail of the chain on, one after the other.
+
+        `force` takes everything, whatever the thresholds. `known` is where the tail may be in the
+        log. `waiting_since` returns times in milliseconds; the oldest message that is not
+        uploaded has not waited since before the latest of them.
+        """
+        left = self.segments_from(segments, tail)
+        if not left:
+            return
+        start = self.locate(left[0], tail, known)
+        overdue = force or self._overdue(waiting_since(left[0], start))
+        while True:
+            planned = plan_object(
+                left,
+                start,
+                self._settings,
+                self._source.cut,
+                overdue=overdue,
+                whole_segments=self._whole_segments,
+            )
+            if planned is None:
+                return
+            yield planned
+            start = planned.end
+            overdue = force  # what is behind an object of this very moment has not waited
+
+    def segments_from(self, segments: Iterable[Segment], offset: int) -> list[Segment]:
+        """Those with messages from `offset` on; MissingData unless the first one holds it."""
+        left = [each for each in segments if each.end_offset > offset]
+        if left and left[0].first_offset > offset:
+            raise MissingData(
+                f"{self._topic}: the objects end at offset {offset}, and the segments begin at "
+                f"{left[0].first_offset}: what is between is nowhere"
+            )
+        return left
+
+    def locate(self, segment: Segment, offset: int, known: LogPosition | None) -> LogPosition:
+        """Where the frame of `offset` begins: `known` if that is right, else by the index."""
+        if (
+            known is not None
+            and (known.seq, known.offset) == (segment.seq, offset)
+            and self._source.holds(segment, known)
+        ):
+            return known
+        return self._source.locate(segment, offset)
+
+    def _overdue(self, since: Iterable[int]) -> bool:
+        now = self._clock.now_ms()
+        # A time to come says nothing: somebody's clock was wrong, or was put back.
+        latest = max((each for each in since if each <= now), default=0)
+        return now - latest >= self._settings.max_open_seconds * 1000
 
 
 class SegmentSource:
-    """The segments of one log as the uploader sees them. Thread-safe: it holds no position."""
+    """Raw frames out of the segments of one log. Thread-safe: it holds no position.
+
+    A frame that fails its check is CorruptFrame with its file and position; nothing behind it is
+    returned.
+    """
 
     def __init__(self, disk: Disk, names: SegmentNames) -> None:
         self._disk = disk
@@ -162,7 +260,7 @@ class SegmentSource:
     def frames(
         self, extents: Iterable[Extent], chunk_bytes: int = READ_CHUNK_BYTES
     ) -> Iterator[Scan]:
-        """Whole frames, a chunk at a time; each is valid until the next is asked for."""
+        """Whole frames, a chunk at a time; each is valid until the next is taken."""
         chunks = ChunkReader(chunk_bytes)
         for extent in extents:
             file = self._open(extent)
@@ -180,15 +278,15 @@ class SegmentSource:
                 f"{extent.next_offset - 1} of it were not uploaded"
             ) from error
 
-    def locate(self, segment: Segment, offset: int) -> Place:
+    def locate(self, segment: Segment, offset: int) -> LogPosition:
         """Where the frame of `offset` begins, or the segment's end for the offset after it."""
         if offset == segment.end_offset:
-            return Place(segment.seq, segment.size, offset)
+            return LogPosition(segment.seq, segment.size, offset)
         first, position = self._indexes.seek(segment, offset)
-        start = Place(segment.seq, position, first)
+        start = LogPosition(segment.seq, position, first)
         return start if first == offset else self.cut(segment, start, segment.size, offset - first)
 
-    def holds(self, segment: Segment, place: Place) -> bool:
+    def holds(self, segment: Segment, place: LogPosition) -> bool:
         """Whether the frame of `place.offset` really begins at that position."""
         if place.position == segment.size:
             return place.offset == segment.end_offset
@@ -201,7 +299,7 @@ class SegmentSource:
             file.close()
         return len(found) > 0
 
-    def publish_time(self, segment: Segment, place: Place) -> int | None:
+    def publish_time(self, segment: Segment, place: LogPosition) -> int | None:
         """When the message at `place` was published, in milliseconds; None if none is there."""
         file = self._disk.open_read(segment.path)
         try:
@@ -213,9 +311,9 @@ class SegmentSource:
             file.close()
 
     def cut(
-        self, segment: Segment, start: Place, bytes_max: int, messages_max: int | None
-    ) -> Place:
-        """The last frame boundary at most so far behind `start`; see `plan.Cut`."""
+        self, segment: Segment, start: LogPosition, bytes_max: int, messages_max: int | None
+    ) -> LogPosition:
+        """The last frame boundary at most so far behind `start`; see `Cut`."""
         at = start
         limit = min(start.position + bytes_max, segment.size)
         last = segment.end_offset if messages_max is None else start.offset + messages_max
@@ -223,7 +321,7 @@ class SegmentSource:
         # Jump as far as the index is sure to be within both bounds, then walk the frames.
         offset, position = self._indexes.floor(segment, last, limit)
         if position > at.position:
-            at = Place(segment.seq, position, offset)
+            at = LogPosition(segment.seq, position, offset)
         file = self._disk.open_read(segment.path)
         try:
             chunks = ChunkReader()
@@ -235,7 +333,7 @@ class SegmentSource:
                 if count == 0:
                     break
                 end = found.positions[count - 1] + found.lengths[count - 1]
-                at = Place(segment.seq, at.position + end, at.offset + count)
+                at = LogPosition(segment.seq, at.position + end, at.offset + count)
                 if count < len(found):
                     break
         finally:

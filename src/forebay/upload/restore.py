@@ -49,9 +49,6 @@ from forebay.upload.inventory import (
     take_stock,
 )
 
-# ---- restore
-
-
 _log: Final = logging.getLogger("forebay.upload")
 _RANGES_SHOWN: Final = 20
 
@@ -106,7 +103,7 @@ def restore_topic(
     stock: Inventory | None = None,
     describe: Describe = describe,
 ) -> RestoreReport:
-    """Adopts the topic's objects; answers what it found, or with `dry_run` would do.
+    """Adopts the topic's objects; returns what it found and did, or with `dry_run` would do.
 
     `verify` reads every object in full, which counts as verified; else the uploader's next cycle
     does. `progress` gets how many objects of how many are done. `stock` is what the bucket holds,

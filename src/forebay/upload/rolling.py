@@ -1,9 +1,10 @@
-"""The rolling writer: one object per topic held open across cycles (option A).
+"""The rolling writer: one object per topic held open across cycles.
 
 Every cycle adds what was synced since, until a bound is reached: bytes, messages, age, or time
 without anything new. The end is not known before, so the object is written under a pending name
-and copied on the server when it ends. What is in progress is in the checkpoint for people to see;
-after a restart or an error it is abandoned and built again from the log.
+and copied on the server when it ends; the copy is read back, and committed as any other object.
+What is in progress is in the checkpoint for people to see; after a restart or an error it is
+abandoned and built again from the log.
 
 What a caller gets wrong: an open object holds up to one part for each topic in memory for as long
 as it is open. The writer that plans ahead (`uploader.Uploader`) holds none.
@@ -16,7 +17,7 @@ import secrets
 from dataclasses import dataclass, replace
 from typing import Final
 
-from forebay.catalog.catalog import Intent
+from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptFrame
 from forebay.format.checkpoint import UploaderCheckpoint
@@ -25,9 +26,18 @@ from forebay.format.index import ObjectIndex
 from forebay.format.names import ObjectName, TopicName, object_key, pending_object
 from forebay.logs import event
 from forebay.upload import metrics
-from forebay.upload.plan import Place, PlannedObject, plan_object
-from forebay.upload.transfer import ObjectBuilder, Transferred, describe, require_size
-from forebay.upload.uploader import Uploader, UploadPorts
+from forebay.upload.engine import (
+    ObjectBuilder,
+    Transferred,
+    Uploaded,
+    UploadPorts,
+    describe,
+    open_writer,
+    require_size,
+    vouch,
+)
+from forebay.upload.plan import LogPosition, PlannedObject, plan_object
+from forebay.upload.uploader import Uploader
 from forebay.wal.log import Wal
 
 _log: Final = logging.getLogger("forebay.upload")
@@ -40,15 +50,17 @@ class OpenObject:
     builder: ObjectBuilder
     intent: Intent
     start_offset: int
-    place: Place
+    position: LogPosition
     """Where in the log the next frame for it is."""
     opened_ms: int
     active_ms: int
 
 
 class RollingUploader(Uploader):
-    def __init__(self, topic: TopicName, wal: Wal, epoch: int, ports: UploadPorts) -> None:
-        super().__init__(topic, wal, epoch, ports)
+    def __init__(
+        self, topic: TopicName, wal: Wal, epoch: int, catalog: Catalog, ports: UploadPorts
+    ) -> None:
+        super().__init__(topic, wal, epoch, catalog, ports)
         self._open: OpenObject | None = None
         self._forget_abandoned()
 
@@ -96,11 +108,11 @@ class RollingUploader(Uploader):
     def _next(self, tail: int) -> PlannedObject | None:
         """What is synced and not yet in the open object, as far as there is room in it."""
         opened = self._open
-        offset = opened.place.offset if opened else tail
-        segments = self.segments_from(offset)
+        offset = opened.position.offset if opened else tail
+        segments = self.planner.segments_from(self.wal.segments(), offset)
         if not segments:
             return None
-        start = opened.place if opened else self.place(segments[0], tail)
+        start = opened.position if opened else self.locate(segments[0], tail)
         settings = self.ports.settings
         if opened is not None:
             room = max(settings.max_object_bytes - opened.builder.size, 1)
@@ -124,9 +136,9 @@ class RollingUploader(Uploader):
                 for frames in self.source.frames([extent]):
                     self._require_going()
                     opened.builder.add(frames)
-                    offset = opened.place.offset + len(frames)
-                    start = opened.place.position if opened.place.seq == extent.seq else 0
-                    opened.place = Place(extent.seq, start + frames.safe_length, offset)
+                    offset = opened.position.offset + len(frames)
+                    start = opened.position.position if opened.position.seq == extent.seq else 0
+                    opened.position = LogPosition(extent.seq, start + frames.safe_length, offset)
         except CorruptFrame:
             metrics.corrupt_frames.add()
             if opened.builder.messages:
@@ -143,16 +155,11 @@ class RollingUploader(Uploader):
         ports = self.ports
         first = planned.extents[0]
         name = pending_object(planned.start_offset, f"{self.epoch:x}{secrets.token_hex(4)}")
-        intent = ports.catalog.intend(self.topic, self.epoch, name)
-        writer = ports.store.open_writer(
-            object_key(self.topic, name),
-            chunk_bytes=ports.settings.stream_chunk_size,
-            concurrent_parts=ports.settings.concurrent_parts,
-        )
+        intent = self.catalog.intend(self.topic, self.epoch, name)
+        builder = ObjectBuilder(open_writer(ports, object_key(self.topic, name)), ObjectIndex())
         now = ports.clock.now_ms()
-        place = Place(first.seq, first.start, first.first_offset)
-        builder = ObjectBuilder(writer, ObjectIndex())
-        self._open = OpenObject(builder, intent, planned.start_offset, place, now, now)
+        start = LogPosition(first.seq, first.start, first.first_offset)
+        self._open = OpenObject(builder, intent, planned.start_offset, start, now, now)
         return self._open
 
     def _due(self, opened: OpenObject) -> bool:
@@ -164,33 +171,35 @@ class RollingUploader(Uploader):
         )
 
     def _finish(self, done: list[ObjectDescriptor]) -> TopicRecord:
-        """Ends the open object: whole under its pending name, then copied, then committed."""
+        """Ends the open object: whole under its pending name, then copied, then as any other."""
         ports, opened = self.ports, self._open
         assert opened is not None
         started = ports.clock.monotonic()
+        size = opened.builder.size
         pending = object_key(self.topic, opened.intent.object_id)
-        require_size(ports.store, opened.builder.writer.close(), opened.builder.size)
-        name = ObjectName(opened.start_offset, opened.place.offset - 1)
-        intent = ports.catalog.intend(self.topic, self.epoch, name)
+        require_size(ports.store, opened.builder.writer.close(), size)
+        name = ObjectName(opened.start_offset, opened.position.offset - 1)
+        intent = self.catalog.intend(self.topic, self.epoch, name)
         meta = ports.store.copy_or_rewrite(
             pending,
             object_key(self.topic, intent.object_id),
             chunk_bytes=ports.settings.stream_chunk_size,
             concurrent_parts=ports.settings.concurrent_parts,
         )
-        require_size(ports.store, meta, opened.builder.size)
+        require_size(ports.store, meta, size)
         descriptor = describe(
             intent.object_id,
             opened.start_offset,
-            opened.place.offset,
+            opened.position.offset,
             Transferred(meta, opened.builder.index.frozen()),
             ports.clock.now_ms(),
         )
-        record = self.commit(intent, descriptor, opened.place, done, started)
+        vouch(ports, self.topic, descriptor)
+        uploaded = Uploaded(descriptor, ports.clock.monotonic() - started)
+        record = self.commit(intent, uploaded, opened.position, done)
         self._open = None
         ports.store.delete(pending)
-        token = opened.intent.token
-        ports.catalog.withdraw(self.topic, opened.intent.object_id, token)
+        self.catalog.withdraw(self.topic, opened.intent.object_id, opened.intent.token)
         return record
 
     def _abandon(self) -> None:
@@ -204,7 +213,7 @@ class RollingUploader(Uploader):
         memory = self.checkpoints.get_uploader()
         if opened is None or (memory and memory.active_bytes_written == opened.builder.size):
             return
-        before = memory or UploaderCheckpoint(None, opened.place.seq, 0, None, 0)
+        before = memory or UploaderCheckpoint(None, opened.position.seq, 0, None, 0)
         self.note(
             replace(
                 before,

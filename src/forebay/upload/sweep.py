@@ -42,9 +42,9 @@ from forebay.metrics import Counter
 from forebay.objects.backend import Backend, ObjectMeta
 from forebay.upload.inventory import Stored, topics_in_store, walk
 
-# ---- What a sweep makes of one name: a pure decision on its row, its object and the topic's
+# -- the decision -------------------------------------------------------------------------------
 #
-# record.
+# What becomes of one name, by its row, its object and the topic's record:
 #
 # row            object       verdict
 # committed      any          counts; whether it is there is looked at by its descriptor
@@ -57,6 +57,9 @@ from forebay.upload.inventory import Stored, topics_in_store, walk
 #
 # Whatever is to be removed must also be older than the grace time. The decision may be out of
 # date when it is carried out: the row is compared again before anything is deleted.
+
+
+_log: Final = logging.getLogger("forebay.upload")
 
 
 class Kind(StrEnum):
@@ -163,10 +166,8 @@ def _aged(kind: Kind, age_ms: int, situation: Situation, reason: str) -> Verdict
     return Verdict(kind, age_ms, old, reason if old else TOO_YOUNG)
 
 
-# ---- sweep
+# -- carrying it out ----------------------------------------------------------------------------
 
-
-_log: Final = logging.getLogger("forebay.upload")
 REMOVED: Final = Counter(
     "forebay_sweep_removed_total", "Keys that sweeps removed, by kind.", ["kind"]
 )
@@ -174,7 +175,7 @@ ERRORS: Final = Counter(
     "forebay_sweep_errors_total", "What sweeps could not do, or found missing, by kind.", ["kind"]
 )
 ITEMS_MAX: Final = 10_000
-"""That a report holds; the rest is counted, and told to `progress`."""
+"""That a report holds; the rest is counted, and passed to `progress`."""
 
 _EXPECTED: Final = (ServiceError, FormatError, CommitRefused)
 

@@ -1,13 +1,12 @@
-"""`compact`: many small objects of a topic become large ones, on Spark.
+"""`compact`: many small objects of a topic become large ones. `undo_compaction` takes it back.
 
-The driver plans and commits, executors read and write. Before the first byte is written its key
-is intended; when the executor has read the new object back, and it holds exactly what the old ones
-held, one transaction puts it into their place. The old ones stay for `sweep_grace_minutes`:
-readers with an old plan finish, and `undo_compaction` can take the swap back. Where somebody else
-was faster (an owner, retention, another compaction) nothing is changed, and it is planned anew.
-
-Work is committed wave by wave. A kill at any moment loses at most one wave, as objects that no
-descriptor names, which the next run writes again under the same names, or a sweep removes.
+The driver plans and commits, executors read and write. Before the first byte of an object is
+written its key is intended. The task reads the new object back, and when it holds exactly what the
+old ones held, one transaction puts it into their place. The old ones stay for
+`sweep_grace_minutes`: readers with an old plan finish, and the swap can be taken back. Where
+somebody else was faster (an owner, retention, another compaction) nothing is changed, and it is
+planned anew. A kill at any moment loses at most one wave, as objects that no descriptor names,
+which the next run writes again under the same names, or a sweep removes.
 
 What a caller gets wrong: nothing gets smaller at once. Both copies are stored until a sweep after
 the grace time.
@@ -16,32 +15,55 @@ the grace time.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter as Tally
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.catalog import Catalog, Intent
-from forebay.catalog.swap import swap
-from forebay.errors import CommitRefused, CorruptLog, ForebayError, TopicFenced, UsageError
-from forebay.format.names import TopicName, parse_topic
-from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
+from forebay.catalog.records import TopicRecord
+from forebay.catalog.swap import (
+    OBJECTS_PER_SWAP_MAX,
+    SWAP_BYTES_MAX,
+    Kept,
+    encode_kept,
+    replaced_descriptors,
+    swap,
+    swap_back,
+)
+from forebay.errors import (
+    CommitRefused,
+    CorruptLog,
+    ForebayError,
+    MissingData,
+    TopicFenced,
+    UsageError,
+)
+from forebay.format.descriptor import Index, ObjectDescriptor
+from forebay.format.frame import HEADER_BYTES
+from forebay.format.index import ObjectIndex
+from forebay.format.names import ObjectName, TopicName, object_key, parse_object, parse_topic
+from forebay.limits import OFFSET_MAX
 from forebay.logs import event
-from forebay.pipeline.execute import Done, Progress, pack, spread
-from forebay.pipeline.jobs.compact_plan import Bounds, Group, plan_groups
-from forebay.pipeline.jobs.compact_report import BYTES, OBJECTS, REPLACED, CompactReport, CompactRow
-from forebay.pipeline.jobs.compact_task import Rewrite, Rewritten, rewrite
-from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import Workbench
-from forebay.pipeline.session import slots, spark_session
+from forebay.metrics import Counter
+from forebay.pipeline.execute import Done, Executor, Progress, SparkExecutor
+from forebay.pipeline.jobs.report import to_dataframe
+from forebay.pipeline.jobs.waves import Waves
+from forebay.pipeline.location import job_settings
+from forebay.pipeline.resources import executor_resources, open_existing
+from forebay.read.object_stream import ObjectStream
+from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
-from forebay.topic.view import catalog_file
+from forebay.topic.resources import StoreResources
+from forebay.upload.engine import put_sidecar, require_size
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _log: Final = logging.getLogger("forebay.pipeline")
 _GROUPS_PER_ROUND: Final = 512
@@ -50,18 +72,15 @@ _GROUPS_PER_WAVE: Final = 128
 _REPLANS_MAX: Final = 20
 """Of one topic in one run: somebody else was faster so often."""
 
-
-class Runner(Protocol):
-    """Runs the work, as `spread` does on a session."""
-
-    def __call__(
-        self,
-        tasks: Sequence[Sequence[Rewrite]],
-        work: Callable[[Rewrite], Rewritten],
-        *,
-        label: str,
-        progress: Progress | None,
-    ) -> list[list[Done[Rewritten]]]: ...
+OBJECTS: Final = Counter(
+    "forebay_compact_objects_total",
+    "Objects that compactions wrote, by what became of them.",
+    ["outcome"],
+)
+REPLACED: Final = Counter(
+    "forebay_compact_replaced_total", "Objects that larger ones took the place of."
+)
+BYTES: Final = Counter("forebay_compact_bytes_total", "Bytes that compactions rewrote.")
 
 
 def compact(
@@ -73,40 +92,65 @@ def compact(
     spark: SparkSession | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
-    runner: Runner | None = None,
+    executor: Executor | None = None,
 ) -> CompactReport:
     """Compacts the topics, by default all, until no small objects are beside each other.
 
     `target_bytes`: how large an object may become, by default `uploader.max_object_bytes`.
     `max_bytes`: how much this run may rewrite; the rest is for the next one. A dry run plans one
-    round. Nothing to do starts no Spark. `runner` runs the work in the place of Spark.
+    round. Nothing to do starts no Spark. `executor` runs the tasks in the place of Spark.
     """
-    settings = site_settings(source)
+    settings = job_settings(source)
     uploader = settings.uploader
     target = uploader.max_object_bytes if target_bytes is None else target_bytes
     bounds = Bounds(target, uploader.max_object_messages)
     if max_bytes is not None and max_bytes < 1:
         raise UsageError(f"the budget is {max_bytes} bytes; it must be at least 1")
-    bench = open_site(settings)
-    try:
-        names = known_topics(bench.catalog, topics)
-        run = _Compaction(bench, names, bounds, max_bytes, progress)
+    with closing(open_existing(settings)) as resources:
+        names = _known_topics(resources.catalog, topics)
+        run = _Compaction(resources, names, bounds, max_bytes)
         if dry_run:
             return run.foreseen()
-        return run.until_done(_Hands(settings, spark, runner))
-    finally:
-        bench.close()
+        waves = Waves(
+            executor or SparkExecutor(spark, settings.spark),
+            partial(rewrite, settings),
+            lambda job: job.group.size,
+            label="compact",
+            progress=progress,
+        )
+        return run.until_done(waves)
 
 
-def open_site(settings: StoreSettings) -> Workbench:
-    """UsageError where there is no catalog yet: none is made."""
-    missing = catalog_file(settings)
-    if missing is not None and not missing.exists():
-        raise UsageError(f"there is no catalog at {missing}: there is nothing to compact")
-    return Workbench(settings)
+def undo_compaction(
+    source: str | Path | StoreSettings,
+    topic: str,
+    object_id: str | None = None,
+    *,
+    dry_run: bool = False,
+) -> CompactReport:
+    """Takes back the compaction that made `object_id`, or all of the topic's, newest first.
+
+    Possible as long as no sweep has begun to delete one of the small objects. One that cannot be
+    taken back any more is an error in the report: nothing of it is changed. No data is moved, so
+    no Spark is needed.
+    """
+    with closing(open_existing(job_settings(source))) as resources:
+        catalog = resources.catalog
+        [name] = _known_topics(catalog, [topic])
+        rows: list[CompactRow] = []
+        tried: set[str] = set()
+        if object_id is not None:
+            rows.append(_undo(resources, name, _named(catalog, name, object_id), dry_run))
+        else:
+            while wanted := [
+                each for each in _compacted(catalog, name) if each.object_id not in tried
+            ]:
+                tried.update(each.object_id for each in wanted)
+                rows += [_undo(resources, name, each, dry_run) for each in wanted]
+    return CompactReport(tuple(rows), dry_run)
 
 
-def known_topics(catalog: Catalog, topics: Sequence[str] | None) -> list[TopicName]:
+def _known_topics(catalog: Catalog, topics: Sequence[str] | None) -> list[TopicName]:
     """UsageError for a topic that the catalog does not know."""
     if topics is None:
         return list(catalog.topics())
@@ -117,59 +161,219 @@ def known_topics(catalog: Catalog, topics: Sequence[str] | None) -> list[TopicNa
     return names
 
 
-class _Hands:
-    """Spark, once there is something to do, or whoever was given instead."""
+# ---- what a run did ---------------------------------------------------------------------------
 
-    def __init__(
-        self, settings: StoreSettings, spark: SparkSession | None, runner: Runner | None
-    ) -> None:
-        self._settings = settings
-        self._spark = spark
-        self._runner = runner
+
+@dataclass(frozen=True, slots=True)
+class CompactRow:
+    """One object that took the place of several, or should have; of an undo, the other way."""
+
+    topic: str
+    object_id: str | None
+    """The large object; None where the topic could not be compacted at all."""
+    replaced: int
+    """How many small ones there are."""
+    start_offset: int
+    end_offset: int
+    """Of the last message."""
+    messages: int
+    bytes: int
+    sha256_before: str | None
+    """Of all frames as they were read from the small objects; None if nothing was read."""
+    sha256_after: str | None
+    """Of all frames as they were read back from the large one."""
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    rows: tuple[CompactRow, ...]
+    """One for each swap, in the order of the commits; objects of one round are replaced in the
+    next."""
+    dry_run: bool
+    rounds: int = 0
+    refused: int = 0
+    """Swaps for which somebody else was faster: what they were to do was planned anew."""
+    left_groups: int = 0
+    """For which the budget was not enough."""
+    left_bytes: int = 0
 
     @property
-    def slots(self) -> int:
-        return 1 if self._runner is not None else slots(self._session())
+    def ok(self) -> bool:
+        return all(row.error is None for row in self.rows)
 
-    def run(
-        self, tasks: Sequence[Sequence[Rewrite]], progress: Progress | None
-    ) -> list[list[Done[Rewritten]]]:
-        work = partial(rewrite, self._settings)
-        if self._runner is not None:
-            return self._runner(tasks, work, label="compact", progress=progress)
-        return spread(self._session(), tasks, work, label="compact", progress=progress)
+    @property
+    def errors(self) -> int:
+        return sum(row.error is not None for row in self.rows)
 
-    def _session(self) -> SparkSession:
-        if self._spark is None:
-            self._spark = spark_session(self._settings.spark)
-        return self._spark
+    @property
+    def objects(self) -> int:
+        """Swaps that were made, or would be."""
+        return len(self.rows) - self.errors
+
+    @property
+    def replaced(self) -> int:
+        return sum(row.replaced for row in self.rows if row.error is None)
+
+    @property
+    def bytes(self) -> int:
+        return sum(row.bytes for row in self.rows if row.error is None)
+
+    def dataframe(self, spark: SparkSession) -> DataFrame:
+        return to_dataframe(spark, CompactRow, self.rows)
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "dry_run": self.dry_run,
+            "ok": self.ok,
+            "rounds": self.rounds,
+            "refused": self.refused,
+            "objects": self.objects,
+            "replaced": self.replaced,
+            "bytes": self.bytes,
+            "left_groups": self.left_groups,
+            "left_bytes": self.left_bytes,
+            "rows": [asdict(row) for row in self.rows],
+        }
 
 
-class _Job(NamedTuple):
-    group: Group
-    intent: Intent
+# ---- the plan: which objects become one, a pure decision --------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How large an object may become."""
+
+    target_bytes: int
+    messages_max: int | None = None
+    objects_max: int = OBJECTS_PER_SWAP_MAX
+    """Of one group."""
+    kept_bytes_max: int = SWAP_BYTES_MAX
+    """Of the descriptors that the swap of one group keeps."""
+
+    def __post_init__(self) -> None:
+        if self.target_bytes < 1:
+            raise UsageError(f"the target is {self.target_bytes} bytes; an object has at least one")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Objects that become one."""
+
+    topic: TopicName
+    epoch: int
+    """Of the topic when it was planned."""
+    objects: tuple[ObjectDescriptor, ...]
+
+    @property
+    def name(self) -> ObjectName:
+        return ObjectName(self.objects[0].start_offset, self.objects[-1].end_offset)
+
+    @property
+    def size(self) -> int:
+        return sum(each.size for each in self.objects)
+
+    @property
+    def messages(self) -> int:
+        return self.name.end - self.name.start + 1
+
+
+class _Neighbours:
+    """Neighbours that may become a group."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self.objects: list[ObjectDescriptor] = []
+        self._size = self._messages = self._kept = 0
+
+    def takes(self, each: ObjectDescriptor) -> bool:
+        bounds = self._bounds
+        if not self.objects:
+            return True
+        messages = self._messages + each.count
+        return (
+            each.start_offset == self.objects[-1].next_offset
+            and len(self.objects) < bounds.objects_max
+            and self._size + each.size <= bounds.target_bytes
+            and (bounds.messages_max is None or messages <= bounds.messages_max)
+            and self._kept + _kept_bytes(each) <= bounds.kept_bytes_max
+        )
+
+    def add(self, each: ObjectDescriptor) -> None:
+        self.objects.append(each)
+        self._size += each.size
+        self._messages += each.count
+        self._kept += _kept_bytes(each)
+
+
+def plan_groups(
+    topic: TopicName,
+    record: TopicRecord,
+    descriptors: Iterable[ObjectDescriptor],
+    bounds: Bounds,
+    leave: Collection[str] = (),
+) -> Iterator[Group]:
+    """The groups of one round, oldest first; `leave`: names of objects to leave alone.
+
+    A group is a run of neighbours, small ones only, that together are not over the target. It has
+    at most as many objects as one transaction can swap, so thousands of objects take several
+    rounds: the objects that one round makes are the small ones of the next. Left alone are objects
+    that were not read back yet, those of at least half the target, and any whose name does not say
+    its range. No group reaches over a lost range.
+    """
+    run = _Neighbours(bounds)
+    for each in descriptors:
+        fits = each.object_id not in leave and _is_small(each, record, bounds)
+        if fits and run.takes(each):
+            run.add(each)
+            continue
+        if len(run.objects) > 1:
+            yield Group(topic, record.epoch, tuple(run.objects))
+        run = _Neighbours(bounds)
+        if fits:
+            run.add(each)
+    if len(run.objects) > 1:
+        yield Group(topic, record.epoch, tuple(run.objects))
+
+
+def _is_small(each: ObjectDescriptor, record: TopicRecord, bounds: Bounds) -> bool:
+    name = parse_object(each.object_id)
+    return (
+        each.completed
+        and each.next_offset <= record.verified
+        and 2 * each.size < bounds.target_bytes
+        and name is not None
+        and (name.start, name.end) == (each.start_offset, each.end_offset)
+    )
+
+
+def _kept_bytes(each: ObjectDescriptor) -> int:
+    """The name of the object that takes its place is about as long as its own, twice at most."""
+    return len(encode_kept(Kept(2 * each.object_id, each)))
+
+
+# ---- on the driver ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Compaction:
     """One run, on the driver."""
 
-    bench: Workbench
+    resources: StoreResources
     topics: list[TopicName]
     bounds: Bounds
     budget: int | None
-    progress: Progress | None
     rows: list[CompactRow] = field(default_factory=list)
     rounds: int = 0
     left_groups: int = 0
     """For which the budget was not enough, as of the last round."""
     left_bytes: int = 0
-    refused: Counter[TopicName] = field(default_factory=Counter)
+    refused: Tally[TopicName] = field(default_factory=Tally)
     """Groups that changed before they were committed."""
     _failed: dict[TopicName, set[str]] = field(default_factory=dict)
     """Objects that this run leaves alone from now on."""
     _given_up: set[TopicName] = field(default_factory=set)
-    _tasks_done: int = 0
 
     def foreseen(self) -> CompactReport:
         """What the first round would do."""
@@ -177,12 +381,13 @@ class _Compaction:
             self.rows.append(_row(group, str(group.name)))
         return self._report(dry_run=True)
 
-    def until_done(self, hands: _Hands) -> CompactReport:
+    def until_done(self, waves: Waves[Rewrite, Rewritten]) -> CompactReport:
         """Round after round: each leaves fewer objects, fewer to try, or fewer tries."""
         while groups := self._round():
             self.rounds += 1
-            for wave in _waves(groups, hands.slots):
-                self._wave(wave, hands)
+            for wave in waves.cut(self._intended(groups), weight_max=_GROUPS_PER_WAVE):
+                for job, done in waves.run(wave):
+                    self._settle(job, done)
         return self._report(dry_run=False)
 
     def _report(self, *, dry_run: bool) -> CompactReport:
@@ -226,48 +431,30 @@ class _Compaction:
         return True
 
     def _groups(self, topic: TopicName) -> Iterator[Group]:
-        record = self.bench.catalog.record(topic)
+        record = self.resources.catalog.record(topic)
         if record is None:
-            raise CommitRefused(f"{topic}: {self.bench.catalog.name} has lost the topic")
+            raise CommitRefused(f"{topic}: {self.resources.catalog.name} has lost the topic")
         if is_restoring(record.log_id):
             raise CommitRefused(f"{topic}: a restore is under way, or was interrupted")
-        descriptors = self.bench.catalog.all_descriptors(topic)
+        descriptors = self.resources.catalog.all_descriptors(topic)
         leave = self._failed.get(topic, set())
         return plan_groups(topic, record, descriptors, self.bounds, leave)
 
     # -- one wave -------------------------------------------------------------------------------
 
-    def _wave(self, groups: Sequence[Group], hands: _Hands) -> None:
-        jobs = [job for group in groups if (job := self._intended(group)) is not None]
-        tasks = pack(jobs, lambda job: job.group.size, TASK_BYTES, least=hands.slots)
-        work = [
-            [Rewrite(job.group.topic, job.intent.object_id, job.group.objects) for job in task]
-            for task in tasks
-        ]
-        answers = hands.run(work, self._shown())
-        self._tasks_done += len(tasks)
-        for task, results in zip(tasks, answers, strict=True):
-            for job, done in zip(task, results, strict=True):
-                self._settle(job, done)
+    def _intended(self, groups: Iterable[Group]) -> Iterator[Rewrite]:
+        """What is to be written, its name intended."""
+        for group in groups:
+            try:
+                intent = self.resources.catalog.intend(group.topic, group.epoch, group.name)
+            except (CommitRefused, TopicFenced) as error:
+                self._refuse(group, None, error, None)
+            except ForebayError as error:
+                self._fail(group, None, error, None)
+            else:
+                yield Rewrite(group, intent)
 
-    def _shown(self) -> Progress | None:
-        told, before = self.progress, self._tasks_done
-        if told is None:
-            return None
-        return lambda done, total: told(before + done, before + total)
-
-    def _intended(self, group: Group) -> _Job | None:
-        try:
-            intent = self.bench.catalog.intend(group.topic, group.epoch, group.name)
-        except (CommitRefused, TopicFenced) as error:
-            self._refuse(group, None, error, None)
-            return None
-        except ForebayError as error:
-            self._fail(group, None, error, None)
-            return None
-        return _Job(group, intent)
-
-    def _settle(self, job: _Job, done: Done[Rewritten]) -> None:
+    def _settle(self, job: Rewrite, done: Done[Rewritten]) -> None:
         group, made = job.group, done.result
         object_id = job.intent.object_id
         try:
@@ -277,12 +464,12 @@ class _Compaction:
             BYTES.add(made.descriptor.size)
             self._require_proof(group, made)
             swap(
-                self.bench.catalog,
+                self.resources.catalog,
                 group.topic,
                 job.intent,
                 made.descriptor,
                 group.objects,
-                clock=self.bench.clock,
+                clock=self.resources.clock,
             )
         except CommitRefused as error:
             self._refuse(group, object_id, error, made)
@@ -307,7 +494,7 @@ class _Compaction:
     def _require_same(self, group: Group) -> None:
         """What could not be read may have been given up meanwhile: then nothing is wrong."""
         name = group.name
-        chain = self.bench.catalog.descriptors(group.topic, name.start, name.end + 1)
+        chain = self.resources.catalog.descriptors(group.topic, name.start, name.end + 1)
         if chain != list(group.objects):
             raise CommitRefused(f"{group.topic}: the objects of {name} changed meanwhile")
 
@@ -340,21 +527,6 @@ class _Compaction:
         failed.update(each.object_id for each in group.objects)
 
 
-def _waves(groups: Sequence[Group], width: int) -> Iterator[list[Group]]:
-    """Pieces that are committed before the next one begins; each keeps all slots busy."""
-    bytes_max = width * WAVE_TASKS_PER_SLOT * TASK_BYTES
-    wave: list[Group] = []
-    size = 0
-    for group in groups:
-        wave.append(group)
-        size += group.size
-        if size >= bytes_max or len(wave) >= _GROUPS_PER_WAVE:
-            yield wave
-            wave, size = [], 0
-    if wave:
-        yield wave
-
-
 def _row(
     group: Group, object_id: str | None, made: Rewritten | None = None, error: str | None = None
 ) -> CompactRow:
@@ -374,3 +546,190 @@ def _row(
 
 def _row_of_topic(topic: TopicName, error: str) -> CompactRow:
     return CompactRow(str(topic), None, 0, 0, 0, 0, 0, None, None, error)
+
+
+def _named(catalog: Catalog, topic: TopicName, object_id: str) -> ObjectDescriptor:
+    for each in catalog.all_descriptors(topic):
+        if each.object_id == object_id:
+            return each
+    raise UsageError(f"{topic}: {object_id!r} is not among its objects")
+
+
+def _compacted(catalog: Catalog, topic: TopicName) -> Iterator[ObjectDescriptor]:
+    """The objects of the chain that replaced others of which something is left."""
+    by = {kept.by for kept in replaced_descriptors(catalog, topic, 0, OFFSET_MAX)}
+    if by:
+        yield from (each for each in catalog.all_descriptors(topic) if each.object_id in by)
+
+
+def _undo(
+    resources: StoreResources, topic: TopicName, compacted: ObjectDescriptor, dry_run: bool
+) -> CompactRow:
+    start, end = compacted.start_offset, compacted.next_offset
+    kept = [
+        each.descriptor
+        for each in replaced_descriptors(resources.catalog, topic, start, end)
+        if each.by == compacted.object_id
+    ]
+    error: str | None = None
+    try:
+        for each in kept:
+            looks_same(resources.store, topic, each)
+        if sum(each.count for each in kept) != compacted.count:
+            left = "the objects that it replaced are deleted" if kept else "it replaced no others"
+            raise CommitRefused(f"{topic}: {compacted.object_id} cannot be taken apart: {left}")
+        if not dry_run:
+            swap_back(resources.catalog, topic, compacted.object_id, clock=resources.clock)
+            OBJECTS.add(1, "undone")
+            event(
+                _log,
+                logging.INFO,
+                "compaction undone",
+                topic=topic,
+                object=compacted.object_id,
+                objects=len(kept),
+            )
+    except ForebayError as refused:
+        error = str(refused)
+    return CompactRow(
+        str(topic),
+        compacted.object_id,
+        len(kept),
+        compacted.start_offset,
+        compacted.end_offset,
+        compacted.count,
+        compacted.size,
+        None,
+        None,
+        error,
+    )
+
+
+# ---- what a task does -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One object to write: what it is made of, and the right to write it."""
+
+    group: Group
+    intent: Intent
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was read of some objects."""
+
+    start_offset: int
+    next_offset: int
+    messages: int
+    size: int
+    sha256: str
+    """Of all frames, headers too, in the order of their offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """An object that is whole and in its place, and not yet committed."""
+
+    descriptor: ObjectDescriptor
+    before: Proof
+    after: Proof
+
+
+def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
+    """Writes the object, and reads it back; CorruptLog where anything differs.
+
+    Raw frames are streamed, never decoded: every checksum is checked, that offsets are
+    consecutive, and that each object begins, ends and is as long as its descriptor says. All bytes
+    are hashed on the way. Then the new object is read back in the same manner, and must give the
+    same: count, first and last offset, size, index and hash. Nothing is committed here; doing it
+    twice writes the same bytes under the same name.
+
+    The object is as old as the newest one in it: remote retention by age is not put off.
+    """
+    resources = executor_resources(settings)
+    for each in job.group.objects:
+        looks_same(resources.store, job.group.topic, each)
+    writer = resources.store.open_writer(
+        object_key(job.group.topic, job.intent.object_id),
+        chunk_bytes=settings.uploader.stream_chunk_size,
+        concurrent_parts=settings.uploader.concurrent_parts,
+    )
+    with writer:
+        before, index = _read(resources, job.group.topic, job.group.objects, writer.write)
+        meta = writer.close()
+    require_size(resources.store, meta, before.size)
+    descriptor = ObjectDescriptor(
+        job.intent.object_id,
+        before.start_offset,
+        before.next_offset - 1,
+        before.size,
+        meta.etag,
+        max(each.created_at for each in job.group.objects),
+        offset_index=index,
+    )
+    after, index_again = _read(resources, job.group.topic, (descriptor,), None)
+    if (after, index_again) != (before, index):
+        raise CorruptLog(
+            f"{resources.store.name}: {meta.key} does not hold what it was made of: {after}, and "
+            f"{before} was written"
+        )
+    if settings.uploader.sidecars:
+        put_sidecar(resources.store, job.group.topic, descriptor)
+    return Rewritten(descriptor, before, after)
+
+
+class _Chain:
+    """A source of these descriptors alone."""
+
+    def __init__(self, topic: TopicName, objects: tuple[ObjectDescriptor, ...]) -> None:
+        self._topic = topic
+        self._objects = objects
+
+    def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
+        found = (
+            each
+            for each in self._objects
+            if each.end_offset >= start and (end is None or each.start_offset < end)
+        )
+        return [each for each, _ in zip(found, range(limit), strict=False)]
+
+    def missing(self, offset: int) -> ForebayError:
+        return MissingData(f"{self._topic}: offset {offset} is in none of the objects to compact")
+
+
+def _read(
+    resources: StoreResources,
+    topic: TopicName,
+    objects: tuple[ObjectDescriptor, ...],
+    write: Callable[[memoryview], None] | None,
+) -> tuple[Proof, Index]:
+    """Every frame of the objects; at most what a stream fetches ahead is in memory."""
+    reading = replace(resources.settings.cloud_reader, lenient=False)
+    start, end = objects[0].start_offset, objects[-1].next_offset
+    digest, index = sha256(), ObjectIndex()
+    size = messages = 0
+    source = _Chain(topic, objects)
+    with ObjectStream(
+        topic, resources.store, source, resources.pool, reading, start, end
+    ) as stream:
+        while (frames := stream.next()) is not None:
+            first = frames.positions[0] - HEADER_BYTES
+            raw = memoryview(frames.buffer)[first : frames.safe_length]
+            index.add(frames, size)
+            digest.update(raw)
+            if write is not None:
+                write(raw)
+            size += len(raw)
+            messages += len(frames)
+            del frames, raw  # else their chunk stays while the next one is fetched
+        following = stream.offset
+    said = (end, end - start, sum(each.size for each in objects))
+    if (following, messages, size) != said:
+        raise CorruptLog(
+            f"{topic}: the objects from {objects[0].object_id} to {objects[-1].object_id} hold "
+            f"{messages} messages in {size} bytes up to offset {following}, and their descriptors "
+            f"say {said[1]} in {said[2]} up to {end}"
+        )
+    return Proof(start, following, messages, size, digest.hexdigest()), index.frozen()

@@ -1,8 +1,8 @@
-"""`Pipeline`: the offload driver that goes on and on, cycle after cycle.
+"""`Pipeline`: the continuous offload driver, one cycle after the other.
 
-A cycle that failed is told, counted and tried again at the next turn: nothing is lost by it, and
-what it committed stays. It ends when it is told to stop, after the wave that is under way, or when
-Spark itself is gone, which only a new process can mend.
+A cycle that fails is logged, counted and tried again at the next turn: nothing is lost by it, and
+what it committed stays. The pipeline ends when it is stopped, after the cycle that is under way,
+or when Spark itself is gone, which takes a new process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Final
 from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.logs import event
 from forebay.metrics import Counter
-from forebay.pipeline.execute import Fleet
-from forebay.pipeline.jobs.offload import Offload
-from forebay.pipeline.jobs.offload_report import OffloadReport
+from forebay.pipeline.execute import Executor
+from forebay.pipeline.jobs.offload import Offload, OffloadReport
 from forebay.settings import StoreSettings
 
 _log: Final = logging.getLogger("forebay.pipeline")
@@ -29,23 +28,23 @@ FAILURES: Final = Counter(
 class Pipeline:
     """One cycle each `uploader.interval_seconds`, the first at once."""
 
-    def __init__(self, settings: StoreSettings, fleet: Fleet) -> None:
+    def __init__(self, settings: StoreSettings, executor: Executor) -> None:
         self._interval = settings.uploader.interval_seconds
-        self._fleet = fleet
-        self._offload = Offload(settings, fleet)
+        self._executor = executor
+        self._offload = Offload(settings, executor)
         self._stopping = threading.Event()
 
     def stop(self) -> None:
         """Ends `run` after the cycle that is under way. From any thread, or a signal's handler."""
         self._stopping.set()
 
-    def run(self, told: Callable[[OffloadReport], None] | None = None) -> None:
-        """Until `stop`; `told` gets the report of each cycle."""
+    def run(self, on_report: Callable[[OffloadReport], None] | None = None) -> None:
+        """Runs until `stop`; calls `on_report` after each cycle that did not fail."""
         try:
             while not self._stopping.is_set():
                 report = self._cycle()
-                if report is not None and told is not None:
-                    told(report)
+                if report is not None and on_report is not None:
+                    on_report(report)
                 self._stopping.wait(self._interval)
         finally:
             self._offload.close()
@@ -53,7 +52,7 @@ class Pipeline:
     def _cycle(self) -> OffloadReport | None:
         try:
             return self._offload.once(force=False)
-        except Exception as error:  # told, and tried again: it must not end
+        except Exception as error:  # logged, and tried again: it must not end
             expected = isinstance(error, ForebayError)
             FAILURES.add(1, type(error).__name__)
             event(
@@ -63,6 +62,6 @@ class Pipeline:
                 trace=None if expected else error,
                 error=error if expected else repr(error),
             )
-            if not self._fleet.alive():
+            if not self._executor.alive():
                 raise ServiceUnavailable("Spark has ended; start the pipeline again") from error
             return None

@@ -1,10 +1,11 @@
 """`offload`: everything that is synced, or everything that is due, into objects, on Spark.
 
-The driver plans all topics, executors transfer raw frames, and the driver commits: for each topic
-in the order of its offsets, and no further than everything before it was transferred. It goes in
-waves of bounded size, and each is committed before the next is planned, so that an interrupted
-run has lost little. It owns no topic: a commit compares the epoch and the tail that the plan
-was made with, and one that is refused is planned again.
+The driver plans all topics and announces the objects, executors upload them (`upload.engine`), and
+the driver commits: for each topic in the order of its offsets, and no further than everything
+before it was uploaded. It goes in waves of bounded size, and each is committed before the next is
+planned, so that an interrupted run has lost little. It owns no topic: a commit compares the epoch
+and the tail that the plan was made with, and one that is refused is planned again. While a wave
+runs its intents are renewed, so that no sweep takes them for abandoned.
 
 What a caller gets wrong: with nothing to do no Spark job is started, and no session either, unless
 one was given.
@@ -14,13 +15,17 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from forebay.catalog.adopt import is_restoring
 from forebay.catalog.catalog import Catalog, Intent, fenced
+from forebay.catalog.records import TopicRecord
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import (
     CommitRefused,
@@ -28,29 +33,34 @@ from forebay.errors import (
     DiskError,
     ForebayError,
     MissingData,
+    ServiceUnavailable,
     TopicFenced,
+    UsageError,
     remedy,
 )
-from forebay.format.names import ObjectName, TopicName, parse_topic
-from forebay.limits import TASK_BYTES, WAVE_TASKS_PER_SLOT
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import SegmentNames, TopicName, parse_topic
 from forebay.logs import event
-from forebay.pipeline.execute import Done, Fleet, Progress, SparkFleet, pack
-from forebay.pipeline.jobs.offload_plan import TopicPlan, TopicPlanner
-from forebay.pipeline.jobs.offload_report import OffloadReport, OffloadRow, failed, made, would_be
-from forebay.pipeline.jobs.offload_task import Errand, Inspection, Shipment, Shipped, run_errand
-from forebay.pipeline.location import site_settings
-from forebay.settings import StoreSettings
-from forebay.topic.view import StoreView
-from forebay.upload import metrics
+from forebay.pipeline.execute import Done, Executor, Progress, Runner, executor_for
+from forebay.pipeline.jobs.report import to_dataframe
+from forebay.pipeline.jobs.waves import Waves
+from forebay.pipeline.location import job_settings
+from forebay.pipeline.resources import executor_resources
+from forebay.settings import StoreSettings, UploaderSettings
+from forebay.topic.view import StoreView, TopicView
+from forebay.upload import engine, metrics
+from forebay.upload.engine import Renewal, Uploaded, UploadTask
+from forebay.upload.plan import LogPosition, PlannedObject, SegmentSource, TopicPlanner
+from forebay.wal.segment import Segment
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _log: Final = logging.getLogger("forebay.pipeline")
 _REFUSALS_MAX: Final = 5
 """Of one topic in one run, each because somebody else moved its chain."""
 _MOVED: Final = (CommitRefused, TopicFenced, MissingData)
-"""What it looks like when somebody else uploaded the same: to be planned again."""
+"""What is raised when somebody else uploaded the same: to be planned again."""
 
 
 def offload(
@@ -58,6 +68,7 @@ def offload(
     topics: Sequence[str] | None = None,
     *,
     spark: SparkSession | None = None,
+    runner: Runner = "spark",
     force: bool = True,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -65,22 +76,245 @@ def offload(
     """Uploads what is synced, of all topics or of those named; what goes wrong is in the report.
 
     `force` takes everything, whatever the thresholds; without it only what is due by the
-    configuration. A dry run writes nothing and starts no Spark.
+    configuration. A dry run writes nothing and starts no Spark. `runner="threads"` uploads with
+    threads of this process, without Spark.
     """
-    settings = site_settings(source)
-    fleet = SparkFleet(spark, settings.spark, progress)
-    with Offload(settings, fleet) as run:
+    settings = job_settings(source)
+    executor = executor_for(runner, spark, settings.spark)
+    with Offload(settings, executor, progress=progress) as run:
         return run.once(topics, force=force, dry_run=dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadRow:
+    """One object that was committed, or would be, or why a topic went no further."""
+
+    topic: str
+    object_id: str | None
+    start_offset: int | None
+    end_offset: int | None
+    messages: int
+    bytes: int
+    seconds: float
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadReport:
+    dry_run: bool
+    topics: int
+    """That were looked at."""
+    waves: int
+    """Spark jobs that it took."""
+    rows: tuple[OffloadRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(row.error is None for row in self.rows)
+
+    @property
+    def objects(self) -> int:
+        return sum(row.error is None for row in self.rows)
+
+    @property
+    def messages(self) -> int:
+        return sum(row.messages for row in self.rows)
+
+    @property
+    def bytes(self) -> int:
+        return sum(row.bytes for row in self.rows)
+
+    def dataframe(self, spark: SparkSession) -> DataFrame:
+        """The rows, one column for each of their fields."""
+        return to_dataframe(spark, OffloadRow, self.rows)
+
+
+# ---- one task ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBackTask:
+    """A committed object that was not read back yet: of a restore, or of an earlier release."""
+
+    topic: TopicName
+    descriptor: ObjectDescriptor
+
+    @property
+    def size(self) -> int:
+        return self.descriptor.size
+
+
+Task: TypeAlias = UploadTask | ReadBackTask
+
+
+def run_task(settings: StoreSettings, task: Task) -> Uploaded:
+    """What an executor does: uploads an object, or reads one back. It commits nothing."""
+    resources = executor_resources(settings)
+    ports = resources.upload_ports
+    if isinstance(task, ReadBackTask):
+        started = ports.clock.monotonic()
+        engine.read_back(ports, task.topic, task.descriptor)
+        return Uploaded(task.descriptor, ports.clock.monotonic() - started)
+    try:
+        disk = resources.segments_of(task.topic, task.log_id)
+        source = SegmentSource(disk, SegmentNames(settings.wal.file_name))
+        return engine.upload(ports, source, task)
+    except OSError as error:
+        if isinstance(error, ForebayError):
+            raise
+        raise ServiceUnavailable(f"{task.topic}: a segment cannot be read: {error}") from error
+
+
+# ---- planning one topic -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """The next objects of a topic, in their order; `epoch` is what their commits compare."""
+
+    topic: TopicName
+    epoch: int
+    log_id: str | None
+    """Which log the objects are made of; an owner that goes on with it changes nothing in it."""
+    objects: tuple[PlannedObject, ...]
+    unverified: tuple[ObjectDescriptor, ...]
+    """Committed objects that were not read back."""
+    complete: bool
+    """Whether this is all that is due now."""
+
+    @property
+    def size(self) -> int:
+        made = sum(each.size for each in self.objects)
+        return made + sum(each.size for each in self.unverified)
+
+
+class ViewPlanner:
+    """Plans one topic that other processes own, again and again.
+
+    It sees the segments up to the position that the owner published. Several objects are planned
+    at once, each ending with a segment where it can, so that executors upload them side by side.
+    """
+
+    def __init__(self, view: TopicView, settings: UploaderSettings, clock: Clock) -> None:
+        self.view = view
+        self.topic = view.topic
+        self._settings = settings
+        self._clock = clock
+        self._source, self._planner = self._of_one_log()
+        self._log_id: str | None = None
+        self._tail: LogPosition | None = None
+
+    def _of_one_log(self) -> tuple[SegmentSource, TopicPlanner]:
+        names = SegmentNames(self.view.store.settings.wal.file_name)
+        source = SegmentSource(self.view.store.disk, names)
+        return source, TopicPlanner(
+            self.topic, source, self._settings, self._clock, whole_segments=True
+        )
+
+    def plan(
+        self,
+        bytes_max: int | None,
+        *,
+        force: bool,
+        read_back: bool = True,
+        damage: CorruptFrame | None = None,
+    ) -> TopicPlan | None:
+        """The objects that are due, up to about so many bytes; None if none is.
+
+        `force` takes everything that is synced, whatever the thresholds; `read_back` adds what is
+        committed and not verified. `damage` is a frame that cannot be read: what is before it is
+        planned, and nothing behind it.
+        """
+        self.view.refresh()
+        record = self._record()
+        if record.log_id != self._log_id:  # positions and indexes of another log mean nothing
+            self._source, self._planner = self._of_one_log()
+            self._log_id, self._tail = record.log_id, None
+        room = sys.maxsize if bytes_max is None else bytes_max
+        objects: list[PlannedObject] = []
+        unverified: list[ObjectDescriptor] = []
+        complete = True
+        for planned in self._due(record, force=force or damage is not None):
+            if room <= 0:
+                complete = False
+                break
+            damaged = damage is not None and planned.holds(damage)
+            sound = planned.before(damage) if damage is not None and damaged else planned
+            if sound is not None:
+                objects.append(sound)
+                room -= sound.size
+            if damaged:
+                break
+        for descriptor in self._unverified(record) if read_back else ():
+            if room <= 0:
+                complete = False
+                break
+            unverified.append(descriptor)
+            room -= descriptor.size
+        if not unverified and not objects:
+            return None
+        return TopicPlan(
+            self.topic, record.epoch, record.log_id, tuple(objects), tuple(unverified), complete
+        )
+
+    def committed(self, planned: PlannedObject) -> None:
+        """Remembers where the chain ends now, which saves looking for it."""
+        self._tail = planned.end
+
+    def _record(self) -> TopicRecord:
+        record = self.view.record
+        if record is None:
+            raise UsageError(
+                f"{self.topic}: the catalog does not know the topic; open it once with its store"
+            )
+        if is_restoring(record.log_id):
+            raise CommitRefused(f"{self.topic}: a restore is under way, or was interrupted")
+        return record
+
+    def _due(self, record: TopicRecord, *, force: bool) -> Iterator[PlannedObject]:
+        return self._planner.due(
+            self.view.segments(),
+            record.tail,
+            self._tail,
+            force=force,
+            waiting_since=self._waiting_since,
+        )
+
+    def _waiting_since(self, segment: Segment, start: LogPosition) -> Iterator[int]:
+        """When the oldest message was published, and when the last object was made without it."""
+        yield self._source.publish_time(segment, start) or 0
+        tiers, record = self.view.store.tiers(), self.view.record
+        if tiers is not None and record is not None and record.tail > 0:
+            for last in tiers.catalog.descriptors(self.topic, record.tail - 1, record.tail, 1):
+                yield last.created_at * 1000
+
+    def _unverified(self, record: TopicRecord) -> Iterator[ObjectDescriptor]:
+        tiers = self.view.store.tiers()
+        if record.verified < record.tail and tiers is not None:
+            for descriptor in tiers.catalog.all_descriptors(self.topic, record.verified):
+                if descriptor.next_offset > record.verified:
+                    yield descriptor
+
+
+# ---- the driver -------------------------------------------------------------------------------
 
 
 class Offload:
     """The driver: one run after the other, over the same store."""
 
-    def __init__(self, settings: StoreSettings, fleet: Fleet, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        executor: Executor,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
         self.store = StoreView(settings, clock=clock)
-        self._fleet = fleet
+        self._executor = executor
+        self._progress = progress
         self._clock = clock
-        self._planners: dict[TopicName, TopicPlanner] = {}
+        self._planners: dict[TopicName, ViewPlanner] = {}
 
     def close(self) -> None:
         self.store.close()
@@ -94,16 +328,23 @@ class Offload:
     def once(
         self, topics: Sequence[str] | None = None, *, force: bool, dry_run: bool = False
     ) -> OffloadReport:
-        """One run; LogClosed and interrupts aside it raises for nothing that one topic does."""
+        """One run. What goes wrong with one topic is in the report, and raises nothing."""
         started = self._clock.monotonic()
         names = [parse_topic(name) for name in (topics or self.store.topics())]
         if topics:
             for name in names:
                 self.planner(name)  # UsageError for a topic that is not there
-        run = _Run(self, names, force=force, dry_run=dry_run)
+        waves: Waves[Task, Uploaded] = Waves(
+            self._executor,
+            partial(run_task, self.store.settings),
+            lambda task: task.size,
+            label="forebay offload",
+            progress=self._progress,
+        )
+        run = _Run(self, waves, names, force=force, dry_run=dry_run)
         try:
             report = run()
-        except _NoFleet as none:
+        except _NoExecutor as none:
             raise none.reason from None
         if not dry_run:
             outcome = "failed" if not report.ok else "done" if report.rows else "idle"
@@ -111,11 +352,11 @@ class Offload:
             metrics.cycle_seconds.observe(self._clock.monotonic() - started)
         return report
 
-    def planner(self, topic: TopicName) -> TopicPlanner:
+    def planner(self, topic: TopicName) -> ViewPlanner:
         known = self._planners.get(topic)
         if known is None:
             view = self.store.topic(str(topic))
-            known = TopicPlanner(view, self.store.settings.uploader, self._clock)
+            known = ViewPlanner(view, self.store.settings.uploader, self._clock)
             self._planners[topic] = known
         return known
 
@@ -124,19 +365,9 @@ class Offload:
         assert tiers is not None, "a topic that was planned is in the catalog"
         return tiers.catalog
 
-    def ship(self, errands: Sequence[Errand]) -> Iterable[tuple[Errand, Done[Shipped]]]:
-        tasks = pack(errands, lambda each: each.size, TASK_BYTES, least=self._fleet.slots())
-        work = partial(run_errand, self.store.settings)
-        done = self._fleet.run(tasks, work, "forebay offload")
-        for task, results in zip(tasks, done, strict=True):
-            yield from zip(task, results, strict=True)
 
-    def wave_bytes(self) -> int:
-        return self._fleet.slots() * WAVE_TASKS_PER_SLOT * TASK_BYTES
-
-
-class _NoFleet(Exception):
-    """Nobody to do the work."""
+class _NoExecutor(Exception):
+    """Spark does not start: no topic's error, and the end of the run."""
 
     def __init__(self, reason: ForebayError) -> None:
         super().__init__(str(reason))
@@ -147,23 +378,29 @@ class _Run:
     """One run over some topics."""
 
     def __init__(
-        self, offload: Offload, topics: Sequence[TopicName], *, force: bool, dry_run: bool
+        self,
+        offload: Offload,
+        waves: Waves[Task, Uploaded],
+        topics: Sequence[TopicName],
+        *,
+        force: bool,
+        dry_run: bool,
     ) -> None:
         self._offload = offload
+        self._waves = waves
         self._todo = dict.fromkeys(topics)
         self._topics = len(self._todo)
         self._force = force
         self._dry_run = dry_run
         self._rows: list[OffloadRow] = []
-        self._waves = 0
+        self._waves_run = 0
         self._wave_bytes: int | None = None
         self._moved = False
         self._refusals: dict[TopicName, int] = {}
         self._damage: dict[TopicName, CorruptFrame] = {}
         """Frames that stop a topic; what is before them is uploaded first."""
-        self._log_ids: dict[TopicName, str | None] = {}
         self._unsound: set[TopicName] = set()
-        """Topics with a committed object that is not right: their uploads go on all the same."""
+        """Topics with a committed object that is not right; their uploads go on all the same."""
 
     def __call__(self) -> OffloadReport:
         while self._todo:
@@ -176,11 +413,11 @@ class _Run:
                 continue  # what is left was put off, a bounded number of times
             if self._dry_run:
                 for plan in wave:
-                    self._rows += [made(plan.topic, would_be(each)) for each in plan.objects]
+                    self._rows += [_planned_row(plan.topic, each) for each in plan.objects]
             else:
-                self._waves += 1
+                self._waves_run += 1
                 self._carry_out(wave)
-        return OffloadReport(self._dry_run, self._topics, self._waves, tuple(self._rows))
+        return OffloadReport(self._dry_run, self._topics, self._waves_run, tuple(self._rows))
 
     # -- planning -------------------------------------------------------------------------------
 
@@ -221,7 +458,7 @@ class _Run:
         plan = partial(
             self._offload.planner(topic).plan,
             force=self._force,
-            inspect=not self._dry_run and topic not in self._unsound,
+            read_back=not self._dry_run and topic not in self._unsound,
             damage=self._damage.get(topic),
         )
         if self._dry_run:
@@ -231,9 +468,9 @@ class _Run:
             if plan(1) is None:
                 return None
             try:
-                self._wave_bytes = self._offload.wave_bytes()
+                self._wave_bytes = self._waves.bytes_max()
             except ForebayError as error:  # of Spark, and of no topic
-                raise _NoFleet(error) from error
+                raise _NoExecutor(error) from error
         return plan(self._wave_bytes - taken)
 
     def _finish(self, topic: TopicName) -> None:
@@ -245,116 +482,99 @@ class _Run:
         self._note(topic, error)
 
     def _note(self, topic: TopicName, error: ForebayError) -> None:
-        self._rows.append(failed(topic, error))
+        self._rows.append(_failed_row(topic, error))
         metrics.failures.add(1, type(error).__name__)
         event(_log, logging.ERROR, "offload failed", topic=topic, error=error)
 
     # -- carrying out ---------------------------------------------------------------------------
 
     def _carry_out(self, wave: Sequence[TopicPlan]) -> None:
-        errands: list[Errand] = []
+        tasks: list[Task] = []
         for plan in wave:
-            self._log_ids[plan.topic] = plan.log_id
-            errands += [Inspection(plan.topic, each) for each in plan.unverified]
-            errands += self._intended(plan)
-        done = {id(errand): result for errand, result in self._offload.ship(errands)}
-        by_topic: dict[TopicName, list[Errand]] = {}
-        for errand in errands:
-            by_topic.setdefault(errand.topic, []).append(errand)
-        for topic, own in by_topic.items():
-            self._settle(topic, [(errand, done[id(errand)]) for errand in own])
+            tasks += [ReadBackTask(plan.topic, each) for each in plan.unverified]
+            tasks += self._intended(plan)
+        catalog, settings = self._offload.catalog(), self._offload.store.settings.uploader
+        intents = [(task.topic, task.intent) for task in tasks if isinstance(task, UploadTask)]
+        with Renewal(catalog, intents, settings):
+            by_topic: dict[TopicName, list[tuple[Task, Done[Uploaded]]]] = {}
+            for task, done in self._waves.run(tasks):
+                by_topic.setdefault(task.topic, []).append((task, done))
+            for topic, results in by_topic.items():
+                self._settle(topic, results)
 
-    def _intended(self, plan: TopicPlan) -> list[Shipment]:
+    def _intended(self, plan: TopicPlan) -> list[UploadTask]:
         """Announces the objects; what cannot be announced is not made."""
-        shipments: list[Shipment] = []
+        tasks: list[UploadTask] = []
+        catalog = self._offload.catalog()
         try:
             for planned in plan.objects:
-                name = ObjectName(planned.start_offset, planned.next_offset - 1)
-                intent = self._offload.catalog().intend(plan.topic, plan.epoch, name)
-                shipments.append(Shipment(plan.topic, intent, planned, plan.log_id))
+                task = engine.intend(catalog, plan.topic, plan.epoch, planned, plan.log_id)
+                tasks.append(task)
         except ForebayError as error:
             self._stopped(plan.topic, error)
-        return shipments
+        return tasks
 
-    def _settle(self, topic: TopicName, results: list[tuple[Errand, Done[Shipped]]]) -> None:
-        """Commits what was made, in order, as far as nothing before it failed."""
-        for errand, done in results:
-            if isinstance(errand, Inspection):
-                self._settle_inspection(errand, done)
+    def _settle(self, topic: TopicName, results: list[tuple[Task, Done[Uploaded]]]) -> None:
+        """Commits what was uploaded, in order, as far as nothing before it failed."""
+        for task, done in results:
+            if isinstance(task, ReadBackTask):
+                self._settle_read_back(task, done)
                 continue
-            if done.result is None:
-                assert done.error is not None
-                self._stopped(topic, done.error)
-                return
             try:
-                self._commit(errand, done.result)
+                if done.result is None:
+                    assert done.error is not None
+                    raise done.error
+                self._commit(task, done.result)
             except ForebayError as error:
-                self._stopped(topic, error)
+                self._stopped(topic, error, task.planned)
                 return
         if topic in self._damage:
             self._fail(topic, self._damage.pop(topic))
 
-    def _settle_inspection(self, errand: Inspection, done: Done[Shipped]) -> None:
-        metrics.verified.add(1, "good" if done.error is None else "failed")
+    def _settle_read_back(self, task: ReadBackTask, done: Done[Uploaded]) -> None:
         try:
             if done.error is not None:
                 raise done.error
-            self._offload.catalog().mark_verified(errand.topic, errand.descriptor)
+            self._offload.catalog().mark_verified(task.topic, task.descriptor)
         except ForebayError as error:
-            self._unsound.add(errand.topic)
-            self._note(errand.topic, error)
+            self._unsound.add(task.topic)
+            self._note(task.topic, error)
 
-    def _commit(self, shipment: Shipment, shipped: Shipped) -> None:
-        topic, descriptor = shipment.topic, shipped.descriptor
+    def _commit(self, task: UploadTask, uploaded: Uploaded) -> None:
         catalog = self._offload.catalog()
         try:
-            catalog.commit(topic, shipment.intent, descriptor)
+            engine.commit(catalog, task.topic, task.intent, uploaded)
         except TopicFenced:
-            catalog.commit(topic, self._intended_anew(shipment), descriptor)
-        self._offload.planner(topic).committed(shipment.planned)
-        self._rows.append(made(topic, descriptor, shipped.seconds))
-        metrics.objects_created.add()
-        metrics.bytes_uploaded.add(descriptor.size)
-        metrics.bytes_per_object.observe(descriptor.size)
-        metrics.msgs_per_object.observe(descriptor.count)
-        metrics.verified.add(1, "good")
-        event(
-            _log,
-            logging.INFO,
-            "object committed",
-            topic=topic,
-            object=descriptor.object_id,
-            bytes=descriptor.size,
-            messages=descriptor.count,
-            seconds=shipped.seconds,
-        )
-        catalog.mark_verified(topic, descriptor)
+            engine.commit(catalog, task.topic, self._intended_anew(task), uploaded)
+        self._offload.planner(task.topic).committed(task.planned)
+        self._rows.append(_row(task.topic, uploaded))
 
-    def _intended_anew(self, shipment: Shipment) -> Intent:
+    def _intended_anew(self, task: UploadTask) -> Intent:
         """The same object for the next owner, if that one goes on with the same log.
 
         A sink owns its topic for a moment with each batch: without this nothing that takes longer
         than a batch could ever be committed. TopicFenced if anything else is otherwise.
         """
-        topic, catalog = shipment.topic, self._offload.catalog()
+        topic, catalog = task.topic, self._offload.catalog()
         record = catalog.record(topic)
         if (
             record is None
-            or record.log_id != self._log_ids[topic]
-            or record.tail != shipment.planned.start_offset
+            or record.log_id != task.log_id
+            or record.tail != task.planned.start_offset
         ):
-            raise fenced(topic, shipment.intent.epoch, record.epoch if record else 0)
-        name = ObjectName(shipment.planned.start_offset, shipment.planned.next_offset - 1)
-        intent = catalog.intend(topic, record.epoch, name)
-        if intent.object_id != shipment.intent.object_id:
+            raise fenced(topic, task.intent.epoch, record.epoch if record else 0)
+        intent = catalog.intend(topic, record.epoch, task.planned.name)
+        if intent.object_id != task.intent.object_id:
             catalog.withdraw(topic, intent.object_id, intent.token)
-            raise fenced(topic, shipment.intent.epoch, record.epoch)
+            raise fenced(topic, task.intent.epoch, record.epoch)
         return intent
 
-    def _stopped(self, topic: TopicName, error: ForebayError) -> None:
+    def _stopped(
+        self, topic: TopicName, error: ForebayError, planned: PlannedObject | None = None
+    ) -> None:
         """One object was not made or not committed: plan again, or give the topic up."""
-        local = isinstance(error, CorruptFrame) and Path(error.file).is_absolute()
-        if isinstance(error, CorruptFrame) and local and topic not in self._damage:
+        damaged = planned is not None and planned.holds(error)
+        if isinstance(error, CorruptFrame) and damaged and topic not in self._damage:
             metrics.corrupt_frames.add()
             self._damage[topic] = error
             self._todo[topic] = None
@@ -366,3 +586,30 @@ class _Run:
             self._moved = True
             return
         self._fail(topic, error)
+
+
+# ---- rows of the report -----------------------------------------------------------------------
+
+
+def _row(topic: TopicName, uploaded: Uploaded) -> OffloadRow:
+    made = uploaded.descriptor
+    return OffloadRow(
+        str(topic),
+        made.object_id,
+        made.start_offset,
+        made.end_offset,
+        made.count,
+        made.size,
+        uploaded.seconds,
+        None,
+    )
+
+
+def _planned_row(topic: TopicName, planned: PlannedObject) -> OffloadRow:
+    name = planned.name
+    count = planned.next_offset - planned.start_offset
+    return OffloadRow(str(topic), str(name), name.start, name.end, count, planned.size, 0.0, None)
+
+
+def _failed_row(topic: TopicName, error: ForebayError) -> OffloadRow:
+    return OffloadRow(str(topic), None, None, None, 0, 0, 0.0, str(error))

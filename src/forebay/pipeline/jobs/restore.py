@@ -2,24 +2,24 @@
 
 Each topic is restored by `forebay.upload.restore`, in this process, which alone writes to the
 catalog. What takes time is reading objects in full: those without a usable sidecar, and all of
-them where they are to be verified. That is done by Spark's executors, for many objects of many
-topics at once, before the restores ask for it. As long as sidecars tell everything, or there is
-little to read, no Spark is started.
+them where they are to be verified. Executors do that, for many objects of many topics at once,
+before the restores ask for them. As long as sidecars say everything, or there is little to read,
+no Spark is started.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.sqlite import SqliteKv
-from forebay.clock import SYSTEM_CLOCK
 from forebay.errors import (
     CommitRefused,
     CorruptLog,
@@ -32,16 +32,15 @@ from forebay.errors import (
 )
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, parse_topic
-from forebay.limits import MIB, TASK_BYTES, WAVE_TASKS_PER_SLOT
+from forebay.limits import MIB
 from forebay.objects.backend import Backend
-from forebay.pipeline.execute import Done, Progress, pack, spread
+from forebay.pipeline.execute import Done, Progress, Runner, ThreadExecutor, executor_for
 from forebay.pipeline.jobs.report import to_dataframe
-from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import workbench
-from forebay.pipeline.session import slots, spark_session
+from forebay.pipeline.jobs.waves import Waves
+from forebay.pipeline.location import job_settings
+from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings
-from forebay.topic.tiers import Tiers
-from forebay.topic.view import catalog_file
+from forebay.topic.resources import StoreResources, catalog_file
 from forebay.upload.inventory import (
     Candidate,
     Inventory,
@@ -56,129 +55,10 @@ from forebay.upload.restore import RestoreReport, restore_topic, to_be_described
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
-# ---- Objects described before a restore asks for them: read in full, many at a time.
-#
-# A restore asks for one descriptor after the other. When one of them takes reading its object,
-# the objects that will be asked for next are read with it: by executors if it is much, and else
-# here.
-
-
 INLINE_BYTES: Final = 64 * MIB
-"""Less is read here sooner than Spark would start."""
+"""Less is read by this process sooner than Spark would start."""
 _AHEAD_OBJECTS_MAX: Final = 2000
 """Descriptors that are held before a restore asks for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What was found out of an object before it was asked for."""
-
-    descriptor: ObjectDescriptor | None
-    error: ForebayError | None = None
-    reading: Reading = field(default_factory=Reading)
-
-
-class DescribedAhead:
-    """A `Describe`; of one thread."""
-
-    def __init__(self, settings: StoreSettings, spark: SparkSession | None, *, whole: bool) -> None:
-        self._settings = settings
-        self._spark = spark
-        self._whole = whole
-        self._plan: list[Candidate] = []
-        self._places: dict[str, int] = {}
-        self._known: dict[str, _Known] = {}
-
-    def expect(self, candidates: Iterator[Candidate]) -> None:
-        """What will be asked for from now on, in this order; the rest is forgotten."""
-        self._plan = list(candidates)
-        self._places = {each.key: place for place, each in enumerate(self._plan)}
-        self._known = {}
-
-    def __call__(
-        self, store: Backend, candidate: Candidate, reading: Reading, *, whole: bool
-    ) -> ObjectDescriptor:
-        found = self._known.pop(candidate.key, None)
-        if found is None and not whole:
-            told = read_sidecar(store, candidate, reading)
-            if told is not None:
-                reading.sidecars += 1
-                return told
-        if found is None:
-            self._read(store, candidate)
-            found = self._known.pop(candidate.key)
-        reading.add(found.reading)
-        if found.descriptor is None:
-            assert found.error is not None, "an object is described, or there is a reason"
-            raise found.error
-        return found.descriptor
-
-    def _read(self, store: Backend, candidate: Candidate) -> None:
-        """Reads the object in full, and with it what is due next."""
-        due = self._due_after(store, candidate)
-        batch = [candidate]
-        size = candidate.size
-        while self._spark is None and size < INLINE_BYTES and (one := next(due, None)) is not None:
-            batch.append(one)
-            size += one.size
-        if self._spark is None and size < INLINE_BYTES:
-            for one in batch:
-                self._learn(one, _read_here(store, one))
-            return
-        if self._spark is None:
-            self._spark = spark_session(self._settings.spark)
-        spark = self._spark
-        limit = slots(spark) * WAVE_TASKS_PER_SLOT * TASK_BYTES
-        while size < limit and (one := next(due, None)) is not None:
-            batch.append(one)
-            size += one.size
-        tasks = pack(batch, lambda one: one.size, TASK_BYTES, least=slots(spark))
-        answers = spread(spark, tasks, partial(_read_there, self._settings), label="restore")
-        for items, results in zip(tasks, answers, strict=True):
-            for one, done in zip(items, results, strict=True):
-                self._learn(one, done)
-
-    def _due_after(self, store: Backend, candidate: Candidate) -> Iterator[Candidate]:
-        """The next ones that must be read in full; of others the sidecars are kept."""
-        place = self._places.get(candidate.key)
-        if place is None:  # another attempt at a range that is damaged: nobody expected it
-            return
-        for one in islice(self._plan, place + 1, place + _AHEAD_OBJECTS_MAX):
-            if one.key in self._known:
-                continue
-            if not self._whole:
-                reading = Reading()
-                told = read_sidecar(store, one, reading)
-                if told is not None:
-                    reading.sidecars += 1
-                    self._known[one.key] = _Known(told, None, reading)
-                    continue
-            yield one
-
-    def _learn(self, candidate: Candidate, done: Done[tuple[ObjectDescriptor, Reading]]) -> None:
-        if done.result is None:
-            self._known[candidate.key] = _Known(None, done.error)
-        else:
-            self._known[candidate.key] = _Known(done.result[0], None, done.result[1])
-
-
-def _read_there(settings: StoreSettings, candidate: Candidate) -> tuple[ObjectDescriptor, Reading]:
-    reading = Reading()
-    return read_whole(workbench(settings).store, candidate, reading), reading
-
-
-def _read_here(store: Backend, candidate: Candidate) -> Done[tuple[ObjectDescriptor, Reading]]:
-    reading = Reading()
-    try:
-        return Done((read_whole(store, candidate, reading), reading), None)
-    except ForebayError as error:
-        return Done(None, error)
-
-
-# ---- restore
-
-
 _WAVE_OBJECTS: Final = 20_000
 _WAVE_TOPICS_MAX: Final = 256
 """Topics whose listings are held at a time."""
@@ -257,17 +137,21 @@ def restore(
     allow_gaps: bool = False,
     assume_nothing_lost: bool = False,
     spark: SparkSession | None = None,
+    runner: Runner = "spark",
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RestoreJobReport:
     """Restores the topics, or with `everything` all that have objects.
 
     What goes wrong with one topic is in its row and stops no other. `progress` gets how many
-    topics of how many are done. Without `spark` a session is made when one is needed.
+    topics of how many are done. Without `spark` a session is made when one is needed;
+    `runner="threads"` reads with threads of this process instead.
     """
     choices = RestoreChoices(dry_run, verify, allow_gaps, assume_nothing_lost)
     rows: list[RestoreRow] = []
-    with restoring(source, topics, choices, everything=everything, spark=spark) as run:
+    with open_restore(
+        source, topics, choices, everything=everything, spark=spark, runner=runner
+    ) as run:
         for done in run.topics():
             rows.append(_row(done))
             if progress is not None:
@@ -276,28 +160,39 @@ def restore(
 
 
 @contextmanager
-def restoring(
+def open_restore(
     source: str | Path | StoreSettings,
     topics: Sequence[str] | None,
     choices: RestoreChoices,
     *,
     everything: bool,
     spark: SparkSession | None = None,
+    runner: Runner = "spark",
 ) -> Iterator[RestoreRun]:
-    """A restore that is told topic by topic."""
-    settings = site_settings(source)
+    """A restore whose topics come one by one."""
+    settings = job_settings(source)
+    waves = Waves(
+        executor_for(runner, spark, settings.spark),
+        partial(_describe_in_task, settings),
+        _size,
+        label="restore",
+    )
+    starts_spark = runner == "spark" and spark is None
+    prefetch = _Prefetch(
+        waves, whole=choices.verify, inline_bytes=INLINE_BYTES if starts_spark else 0
+    )
     if bool(topics) == everything:
         raise UsageError("name the topics to restore, or ask for everything, and not both")
     names = [parse_topic(name) for name in topics or ()]
     _require_objects(settings)
-    with _open_tiers(settings, dry_run=choices.dry_run) as tiers:
+    with _opened(settings, dry_run=choices.dry_run) as resources:
         if everything:
-            names = list(topics_in_store(tiers.store))
-        yield RestoreRun(tiers, names, choices, spark)
+            names = list(topics_in_store(resources.store))
+        yield RestoreRun(resources, names, choices, prefetch)
 
 
 def _require_objects(settings: StoreSettings) -> None:
-    """So that a wrong directory is told, and none is made."""
+    """UsageError for a wrong directory; none is made."""
     if settings.cloud.backend == "fs":
         root = Path(settings.cloud.root or Path(settings.data or "") / "objects")
         if not root.is_dir():
@@ -305,29 +200,29 @@ def _require_objects(settings: StoreSettings) -> None:
 
 
 @contextmanager
-def _open_tiers(settings: StoreSettings, *, dry_run: bool) -> Iterator[Tiers]:
+def _opened(settings: StoreSettings, *, dry_run: bool) -> Iterator[StoreResources]:
     """The catalog and the objects. For a dry run a catalog that is not there is an empty one."""
     path = catalog_file(settings)
     absent = dry_run and path is not None and not path.exists()
     with (
         closing(Catalog(SqliteKv(None))) if absent else nullcontext() as catalog,
-        closing(Tiers(settings, SYSTEM_CLOCK, catalog=catalog)) as tiers,
+        closing(StoreResources(settings, catalog=catalog)) as resources,
     ):
-        yield tiers
+        yield resources
 
 
 class RestoreRun:
     def __init__(
         self,
-        tiers: Tiers,
+        resources: StoreResources,
         names: list[TopicName],
         choices: RestoreChoices,
-        spark: SparkSession | None,
+        prefetch: _Prefetch,
     ) -> None:
         self.names = names
-        self._tiers = tiers
+        self._resources = resources
         self._choices = choices
-        self._ahead = DescribedAhead(tiers.settings, spark, whole=choices.verify)
+        self._prefetch = prefetch
 
     def topics(
         self,
@@ -336,7 +231,7 @@ class RestoreRun:
         """Restores them one by one; `shown` makes a progress for each, in objects."""
         names = iter(self.names)
         while wave := self._wave(names):
-            self._ahead.expect(self._candidates(wave))
+            self._prefetch.expect(self._candidates(wave))
             for topic, stock in wave:
                 if isinstance(stock, ForebayError):
                     yield RestoredTopic(topic, None, stock)
@@ -351,7 +246,7 @@ class RestoreRun:
         count = 0
         for topic in islice(names, _WAVE_TOPICS_MAX):
             try:
-                stock = take_stock(self._tiers.store, topic)
+                stock = take_stock(self._resources.store, topic)
             except ServiceError as error:
                 wave.append((topic, error))
                 continue
@@ -367,23 +262,23 @@ class RestoreRun:
         for topic, stock in wave:
             if isinstance(stock, Inventory):
                 yield from to_be_described(
-                    self._tiers.catalog, topic, stock, verify=self._choices.verify
+                    self._resources.catalog, topic, stock, verify=self._choices.verify
                 )
 
     def _one(self, topic: TopicName, stock: Inventory, progress: Progress | None) -> RestoredTopic:
-        choices, tiers = self._choices, self._tiers
+        choices, resources = self._choices, self._resources
         run = partial(
             restore_topic,
-            tiers.catalog,
-            tiers.store,
-            tiers.session,
+            resources.catalog,
+            resources.store,
+            resources.session,
             topic,
             dry_run=choices.dry_run,
             verify=choices.verify,
             allow_gaps=choices.allow_gaps,
             assume_nothing_lost=choices.assume_nothing_lost,
             progress=progress,
-            describe=self._ahead,
+            describe=self._prefetch,
         )
         try:
             try:
@@ -414,3 +309,119 @@ def _row(done: RestoredTopic) -> RestoreRow:
         next_offset=report.next_offset,
         error=None if done.error is None else str(done.error),
     )
+
+
+# ---- objects described before a restore asks for them -----------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What is known of an object before it is asked for."""
+
+    descriptor: ObjectDescriptor | None
+    error: ForebayError | None = None
+    reading: Reading = field(default_factory=Reading)
+
+
+class _Prefetch:
+    """A `Describe` that reads ahead. Not thread-safe.
+
+    A restore asks for one descriptor after the other. When one of them takes reading its object,
+    the objects that will be asked for next are read with it, many at a time.
+    """
+
+    def __init__(
+        self,
+        waves: Waves[Candidate, tuple[ObjectDescriptor, Reading]],
+        *,
+        whole: bool,
+        inline_bytes: int,
+    ) -> None:
+        """`inline_bytes`: less than that is read by this process; 0 once the executor runs."""
+        self._waves = waves
+        self._whole = whole
+        self._inline_bytes = inline_bytes
+        self._plan: list[Candidate] = []
+        self._places: dict[str, int] = {}
+        self._known: dict[str, _Described] = {}
+
+    def expect(self, candidates: Iterator[Candidate]) -> None:
+        """What will be asked for from now on, in this order; the rest is forgotten."""
+        self._plan = list(candidates)
+        self._places = {each.key: place for place, each in enumerate(self._plan)}
+        self._known = {}
+
+    def __call__(
+        self, store: Backend, candidate: Candidate, reading: Reading, *, whole: bool
+    ) -> ObjectDescriptor:
+        found = self._known.pop(candidate.key, None)
+        if found is None and not whole:
+            descriptor = read_sidecar(store, candidate, reading)
+            if descriptor is not None:
+                reading.sidecars += 1
+                return descriptor
+        if found is None:
+            self._read(store, candidate)
+            found = self._known.pop(candidate.key)
+        reading.add(found.reading)
+        if found.descriptor is None:
+            assert found.error is not None, "an object is described, or there is a reason"
+            raise found.error
+        return found.descriptor
+
+    def _read(self, store: Backend, candidate: Candidate) -> None:
+        """Reads the object in full, and with it what is due next."""
+        due = chain([candidate], self._due_after(store, candidate))
+        if self._inline_bytes:
+            batch: list[Candidate] = []
+            size = 0
+            while size < self._inline_bytes and (one := next(due, None)) is not None:
+                batch.append(one)
+                size += one.size
+            if size < self._inline_bytes:
+                here = Waves(ThreadExecutor(), partial(_describe, store), _size, label="restore")
+                self._keep(here.run(batch))
+                return
+            self._inline_bytes = 0
+            due = chain(batch, due)
+        self._keep(self._waves.run(next(self._waves.cut(due))))
+
+    def _due_after(self, store: Backend, candidate: Candidate) -> Iterator[Candidate]:
+        """The next ones that must be read in full; of others the sidecars are kept."""
+        place = self._places.get(candidate.key)
+        if place is None:  # another attempt at a range that is damaged: it was not expected
+            return
+        for one in islice(self._plan, place + 1, place + _AHEAD_OBJECTS_MAX):
+            if one.key in self._known:
+                continue
+            if not self._whole:
+                reading = Reading()
+                descriptor = read_sidecar(store, one, reading)
+                if descriptor is not None:
+                    reading.sidecars += 1
+                    self._known[one.key] = _Described(descriptor, None, reading)
+                    continue
+            yield one
+
+    def _keep(
+        self, read: Iterable[tuple[Candidate, Done[tuple[ObjectDescriptor, Reading]]]]
+    ) -> None:
+        for candidate, done in read:
+            if done.result is None:
+                self._known[candidate.key] = _Described(None, done.error)
+            else:
+                self._known[candidate.key] = _Described(done.result[0], None, done.result[1])
+
+
+_size: Final[Callable[[Candidate], int]] = attrgetter("size")
+
+
+def _describe(store: Backend, candidate: Candidate) -> tuple[ObjectDescriptor, Reading]:
+    reading = Reading()
+    return read_whole(store, candidate, reading), reading
+
+
+def _describe_in_task(
+    settings: StoreSettings, candidate: Candidate
+) -> tuple[ObjectDescriptor, Reading]:
+    return _describe(executor_resources(settings).store, candidate)

@@ -5,7 +5,7 @@ on from where the last run stopped, round and round, so that runs of bounded cos
 objects are new the catalog's revisions tell, and no clock: a descriptor that was written after
 the revision that the last run remembers.
 
-The memory is one note for each topic, JSON:
+The state of a scrub is one note for each topic, JSON:
 
     {"revision": 812, "cursor": 40000, "finished_ms": 1790000000000, "suspects": []}
 
@@ -25,7 +25,7 @@ from forebay.catalog.records import TopicRecord
 from forebay.errors import DescriptorError
 from forebay.format.names import TopicName
 
-NOTE: Final = "verify"
+NOTE_NAME: Final = "verify"
 SUSPECTS_MAX: Final = 500
 """That a note remembers, within its 64 KiB."""
 
@@ -50,7 +50,7 @@ class Flaw(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ScrubState:
     """What is known of a topic from earlier runs."""
 
     revision: int = 0
@@ -68,10 +68,10 @@ class Survey:
     links: tuple[Link, ...]
     revision: int
     flaws: tuple[Flaw, ...] = ()
-    memory: Memory = Memory()
+    state: ScrubState = ScrubState()
 
     def is_new(self, link: Link) -> bool:
-        return link.revision > self.memory.revision or link.object_id in self.memory.suspects
+        return link.revision > self.state.revision or link.object_id in self.state.suspects
 
 
 class Read(NamedTuple):
@@ -79,15 +79,15 @@ class Read(NamedTuple):
     link: Link
 
 
-# ---- the memory -------------------------------------------------------------------------------
+# ---- the state --------------------------------------------------------------------------------
 
 
-def encode_memory(memory: Memory) -> bytes:
-    return json.dumps(asdict(memory), separators=(",", ":")).encode()
+def encode_state(state: ScrubState) -> bytes:
+    return json.dumps(asdict(state), separators=(",", ":")).encode()
 
 
-def decode_memory(data: bytes, what: str) -> Memory:
-    """DescriptorError, saying `what`, for anything but a memory."""
+def decode_state(data: bytes, what: str) -> ScrubState:
+    """DescriptorError, saying `what`, for anything but a state."""
     try:
         body = json.loads(data)
         suspects = tuple(body["suspects"])
@@ -99,22 +99,22 @@ def decode_memory(data: bytes, what: str) -> Memory:
     ):
         raise DescriptorError(f"{what} is no memory of a scrub")
     revision, cursor, finished_ms = numbers
-    return Memory(revision, cursor, finished_ms, suspects)
+    return ScrubState(revision, cursor, finished_ms, suspects)
 
 
-def remembered(
+def state_after(
     survey: Survey, done: Collection[str], damaged: Collection[str], now_ms: int
-) -> Memory:
+) -> ScrubState:
     """What to remember after these objects were read, the damaged ones among them."""
-    memory = survey.memory
+    state = survey.state
     if not done:
-        return memory
+        return state
     unread = [
         link.revision
         for link in survey.links
-        if link.revision > memory.revision and link.object_id not in done
+        if link.revision > state.revision and link.object_id not in done
     ]
-    kept = [each for each in memory.suspects if each not in done]
+    kept = [each for each in state.suspects if each not in done]
     there = {link.object_id for link in survey.links}
     suspects = [each for each in dict.fromkeys([*kept, *sorted(damaged)]) if each in there]
     return replace(
@@ -124,27 +124,27 @@ def remembered(
     )
 
 
-def _moved_on(survey: Survey, done: Collection[str], now_ms: int) -> Memory:
+def _moved_on(survey: Survey, done: Collection[str], now_ms: int) -> ScrubState:
     """The cursor, behind everything that was read in one piece from where it was."""
-    memory = survey.memory
+    state = survey.state
     if all(link.object_id in done for link in survey.links):
-        return replace(memory, cursor=0, finished_ms=now_ms)
+        return replace(state, cursor=0, finished_ms=now_ms)
     ahead, behind = _rotated(survey)
     for link in ahead:
         if link.object_id not in done:
-            return memory
-        memory = replace(memory, cursor=link.next_offset)
-    memory = replace(memory, cursor=0, finished_ms=now_ms)
+            return state
+        state = replace(state, cursor=link.next_offset)
+    state = replace(state, cursor=0, finished_ms=now_ms)
     for link in behind:
         if link.object_id not in done:
             break
-        memory = replace(memory, cursor=link.next_offset)
-    return memory
+        state = replace(state, cursor=link.next_offset)
+    return state
 
 
 def _rotated(survey: Survey) -> tuple[list[Link], list[Link]]:
     """The rest of the present round, and what the next one begins with."""
-    cursor = survey.memory.cursor
+    cursor = survey.state.cursor
     ahead = [link for link in survey.links if link.next_offset > cursor]
     return ahead, [link for link in survey.links if link.next_offset <= cursor]
 
@@ -186,7 +186,7 @@ def _by_urgency(surveys: Sequence[Survey]) -> Iterator[Read]:
     new = [Read(each.topic, link) for each in surveys for link in each.links if each.is_new(link)]
     yield from sorted(new, key=lambda read: (read.link.revision, read.topic, read.link.start))
     waiting = sorted(
-        surveys, key=lambda each: (not each.memory.cursor, each.memory.finished_ms, each.topic)
+        surveys, key=lambda each: (not each.state.cursor, each.state.finished_ms, each.topic)
     )
     for survey in waiting:
         yield from (Read(survey.topic, link) for link in _rotated(survey)[0])

@@ -26,8 +26,8 @@ from forebay.pipeline.sink.marks import Run, check_sink_id
 from forebay.pipeline.sink.staging import Part
 from forebay.pipeline.sink.topic_writer import StoreDoor
 from forebay.settings import ServerAddress, StoreSettings
+from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
-from forebay.topic.tiers import Tiers
 
 COMMIT_PATH: Final = "/v1/sink/commit"
 FORGET_PATH: Final = "/v1/sink/forget"
@@ -172,7 +172,7 @@ def staging_of(store: Store) -> CloudStore:
     return _tiers(store).store
 
 
-def _tiers(store: Store) -> Tiers:
+def _tiers(store: Store) -> StoreResources:
     with store.view() as view:
         tiers = view.tiers()
     if tiers is None:

@@ -29,7 +29,7 @@ from forebay.format.names import parse_topic, staged_file
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.pipeline.location import ADDRESS_NAMES, NO_DATA, SERVER, is_address, sink_settings
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.sink.columns import check_columns, staged_batches
 from forebay.pipeline.sink.commit import Committed, commit_batch, forget_parts, sweep_if_due
 from forebay.pipeline.sink.marks import Run, check_sink_id
@@ -139,7 +139,7 @@ class _Sink:
         attempt = 0 if task is None else task.taskAttemptId()
         settings = self.options.settings
         part = stage(
-            workbench(settings).store,
+            executor_resources(settings).store,
             staged_file(self._write_id, partition, attempt),
             partition,
             staged_batches(batches, partition, self.options.topic),
@@ -153,7 +153,7 @@ class _Sink:
         server = serving(settings)
         if server is not None:
             return commit_through(server, run, parts)
-        bench = workbench(settings)
+        bench = executor_resources(settings)
         sweep_if_due(bench.store, run)
         with connect_door(settings) as door:
             return commit_batch(door, bench.catalog, bench.store, run, parts)
@@ -163,7 +163,7 @@ class _Sink:
         settings, parts = self.options.settings, parts_of(messages)
         server = serving(settings)
         if server is None:
-            forget_parts(workbench(settings).store, parts)
+            forget_parts(executor_resources(settings).store, parts)
             return
         try:
             forget_through(server, run, parts)

@@ -32,7 +32,7 @@ from forebay.format.names import TopicName, object_key
 from forebay.limits import KIB, MIB
 from forebay.logs import event
 from forebay.pipeline.location import NO_DATA
-from forebay.pipeline.resources import Workbench, workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.source.options import ScanOptions
 from forebay.pipeline.source.plan import (
     OffsetRange,
@@ -47,6 +47,7 @@ from forebay.pipeline.source.plan import (
 from forebay.read.object_stream import ObjectStream
 from forebay.read.tiered_log import CatalogSource
 from forebay.settings import StoreSettings
+from forebay.topic.resources import StoreResources
 from forebay.topic.view import StoreView, TopicView
 from forebay.wal.segment import ChunkReader, require_complete
 
@@ -67,7 +68,7 @@ _FINE_BYTES: Final = 64 * KIB
 """Pieces of this size are as small as any index allows."""
 
 
-def offset_at_time(bench: Workbench, view: TopicView, time_ms: int) -> int:
+def offset_at_time(bench: StoreResources, view: TopicView, time_ms: int) -> int:
     """The first offset of the view with a publish time of `time_ms` or later, else its end.
 
     Offsets that are lost have no time: the first one behind them counts.
@@ -86,11 +87,11 @@ def offset_at_time(bench: Workbench, view: TopicView, time_ms: int) -> int:
     return fine[at].first if at < len(fine) else after
 
 
-def _first_time(bench: Workbench, piece: Piece) -> int:
+def _first_time(bench: StoreResources, piece: Piece) -> int:
     return int(message_columns(first_frames(bench, piece)).publish_times[0])
 
 
-def _offset_inside(bench: Workbench, piece: Piece, time_ms: int) -> int | None:
+def _offset_inside(bench: StoreResources, piece: Piece, time_ms: int) -> int | None:
     for frames in scan_pieces(bench, [piece]):
         times = message_columns(frames).publish_times
         for row, time in enumerate(times):
@@ -107,7 +108,7 @@ PROBE_BYTES: Final = 64 * KIB
 """Read at a time where one message is wanted."""
 
 
-def scan_split(bench: Workbench, split: Split) -> Iterator[tuple[TopicName, Scan]]:
+def scan_split(bench: StoreResources, split: Split) -> Iterator[tuple[TopicName, Scan]]:
     """Every frame of the split's pieces, in their order, a chunk at a time."""
     chunks = ChunkReader(CHUNK_BYTES)
     for stretch in _stretches(split.pieces):
@@ -117,7 +118,7 @@ def scan_split(bench: Workbench, split: Split) -> Iterator[tuple[TopicName, Scan
 
 
 def scan_pieces(
-    bench: Workbench, pieces: Sequence[Piece], chunks: ChunkReader | None = None
+    bench: StoreResources, pieces: Sequence[Piece], chunks: ChunkReader | None = None
 ) -> Iterator[Scan]:
     """The frames of pieces that follow each other in one topic: all objects, or one segment."""
     first = pieces[0]
@@ -146,7 +147,7 @@ def scan_pieces(
         yield from _once_more(bench, _anew(bench, first, done))
 
 
-def _anew(bench: Workbench, piece: Piece, start: int) -> list[Piece]:
+def _anew(bench: StoreResources, piece: Piece, start: int) -> list[Piece]:
     """Where the rest of a segment's piece is now that the segment is not there."""
     gone = (
         f"{piece.topic}: {piece.path} is not on {gethostname()}, and offsets {start} to "
@@ -165,7 +166,7 @@ def _anew(bench: Workbench, piece: Piece, start: int) -> list[Piece]:
     return anew
 
 
-def first_frames(bench: Workbench, piece: Piece) -> Scan:
+def first_frames(bench: StoreResources, piece: Piece) -> Scan:
     """The piece's first frame, and maybe some that follow it, by a small read."""
     one = piece._replace(next=piece.first + 1)
     if one.descriptor is None:
@@ -173,7 +174,7 @@ def first_frames(bench: Workbench, piece: Piece) -> Scan:
     return next(_object_frames(bench, [one], probe=True))
 
 
-def _once_more(bench: Workbench, pieces: Sequence[Piece]) -> Iterator[Scan]:
+def _once_more(bench: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
     """Pieces of a second plan, whose places must be there."""
     for stretch in _stretches(pieces):
         if stretch[0].descriptor is not None:
@@ -214,7 +215,7 @@ class PlannedSource:
     """
 
     def __init__(
-        self, bench: Workbench, topic: TopicName, planned: Sequence[ObjectDescriptor]
+        self, bench: StoreResources, topic: TopicName, planned: Sequence[ObjectDescriptor]
     ) -> None:
         self._bench = bench
         self._topic = topic
@@ -244,7 +245,7 @@ class PlannedSource:
 
 
 def _object_frames(
-    bench: Workbench, pieces: Sequence[Piece], *, probe: bool = False
+    bench: StoreResources, pieces: Sequence[Piece], *, probe: bool = False
 ) -> Iterator[Scan]:
     topic, first, stop = pieces[0].topic, pieces[0].first, pieces[-1].next
     source = PlannedSource(bench, topic, joined(pieces))
@@ -262,7 +263,9 @@ def _object_frames(
             )
 
 
-def _local_frames(bench: Workbench, pieces: Sequence[Piece], chunks: ChunkReader) -> Iterator[Scan]:
+def _local_frames(
+    bench: StoreResources, pieces: Sequence[Piece], chunks: ChunkReader
+) -> Iterator[Scan]:
     """Objects that are files here are read as segments are, which takes half the time.
 
     One that is gone is left to `_object_frames`, which asks the catalog where its offsets are.
@@ -285,12 +288,14 @@ def _local_frames(bench: Workbench, pieces: Sequence[Piece], chunks: ChunkReader
 # -- segments -----------------------------------------------------------------------------------
 
 
-def _segment_frames(bench: Workbench, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
+def _segment_frames(bench: StoreResources, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
     assert piece.path is not None, "a piece is in an object or in a segment"
     return _file_frames(bench, piece.path, piece, chunks)
 
 
-def _file_frames(bench: Workbench, path: Path, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
+def _file_frames(
+    bench: StoreResources, path: Path, piece: Piece, chunks: ChunkReader
+) -> Iterator[Scan]:
     file = bench.disk.open_read(path)
     try:
         yield from _frames_of(file, path, piece, chunks)
@@ -421,7 +426,7 @@ def open_view(settings: StoreSettings) -> StoreView:
     return StoreView(settings)
 
 
-def range_of(bench: Workbench, view: TopicView, options: ScanOptions) -> OffsetRange:
+def range_of(bench: StoreResources, view: TopicView, options: ScanOptions) -> OffsetRange:
     """The offsets of the topic that the options ask for."""
     start, end = options.starting.of(view.topic), options.ending.of(view.topic)
     assert start is not None, "named partitions were checked"
@@ -434,7 +439,7 @@ def range_of(bench: Workbench, view: TopicView, options: ScanOptions) -> OffsetR
 
 
 def _plan_view(view: TopicView, options: ScanOptions) -> list[Piece]:
-    wanted = range_of(workbench(options.settings), view, options)
+    wanted = range_of(executor_resources(options.settings), view, options)
     return plan_topic(
         view,
         wanted.start,
@@ -451,7 +456,7 @@ def read_split(
     from forebay.pipeline.source.columns import BatchMaker
 
     make = BatchMaker(columns).batch
-    for topic, frames in scan_split(workbench(settings), split):
+    for topic, frames in scan_split(executor_resources(settings), split):
         for part in in_parts(frames, BATCH_BYTES):
             yield make(topic, part)
             del part

@@ -28,7 +28,7 @@ from forebay.errors import OffsetOutOfRange, UsageError
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import MIB
 from forebay.logs import event
-from forebay.pipeline.resources import workbench
+from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.source.options import ScanOptions
 from forebay.pipeline.source.plan import KnownPlaces, Piece, Split, plan_topic, recut, splits
 from forebay.pipeline.source.scan import open_view, range_of, read_split
@@ -109,7 +109,7 @@ class StreamTopics:
         self._options.chosen(self._store.topics())
         self.look()
         self._options.starting.require_named("startingOffsets", list(self._topics))
-        bench = workbench(self._options.settings)
+        bench = executor_resources(self._options.settings)
         return {
             topic: range_of(bench, each.view, self._options).start
             for topic, each in self._topics.items()

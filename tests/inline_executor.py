@@ -1,4 +1,4 @@
-"""Fleets for the suites of jobs: this process does the work, and can be told to fail at it."""
+"""Executors for the suites of jobs: this process does the work, and can be told to fail at it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from forebay.errors import ForebayError
-from forebay.pipeline.execute import Done
+from forebay.pipeline.execute import Done, Progress
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class HereFleet:
+class InlineExecutor:
     """Does what Spark's executors do, one item after the other."""
 
     def __init__(self, slots: int = 2) -> None:
@@ -32,10 +32,15 @@ class HereFleet:
         tasks: Sequence[Sequence[_Item]],
         work: Callable[[_Item], _Result],
         label: str,
+        progress: Progress | None = None,
     ) -> list[list[Done[_Result]]]:
         self.runs += 1
+        if progress is not None:
+            progress(0, len(tasks))
         # In the reverse order: nothing may depend on the order in which tasks end.
         found = [[self._one(work, item) for item in task] for task in reversed(tasks)]
+        if progress is not None:
+            progress(len(tasks), len(tasks))
         return list(reversed(found))
 
     def _one(self, work: Callable[[_Item], _Result], item: _Item) -> Done[_Result]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import forebay
-from forebay.pipeline.location import site_settings
-from forebay.pipeline.resources import close_workbenches, workbench
+from forebay.pipeline.location import job_settings
+from forebay.pipeline.resources import close_executor_resources, executor_resources
 from forebay.settings import StoreSettings
 
 
 def test_a_catalog_that_was_made_anew_is_opened_anew(tmp_path: Path) -> None:
-    settings = site_settings(StoreSettings(data=tmp_path))
+    settings = job_settings(StoreSettings(data=tmp_path))
     with forebay.open(settings) as store:
         store.topic("old").append(b"x", durability="synced")
-    first = workbench(settings)
-    assert workbench(settings) is first
+    first = executor_resources(settings)
+    assert executor_resources(settings) is first
     assert [topic.topic for topic in first.catalog.topics()] == ["old"]
     kept = tmp_path / "kept"  # else the new file could get the old one's number
     kept.mkdir()
@@ -23,5 +23,5 @@ def test_a_catalog_that_was_made_anew_is_opened_anew(tmp_path: Path) -> None:
         file.rename(kept / file.name)
     with forebay.open(settings) as store:
         store.topic("new").append(b"x", durability="synced")
-    assert [topic.topic for topic in workbench(settings).catalog.topics()] == ["new"]
-    close_workbenches()
+    assert [topic.topic for topic in executor_resources(settings).catalog.topics()] == ["new"]
+    close_executor_resources()

@@ -1,0 +1,217 @@
+"""`StoreResources`: what a process opens of a store: disk, catalog, objects, threads, lease.
+
+One class for all of them: the owner of topics, a view that only reads, the driver of a job and
+the process of its tasks. Each resource is opened when it is first used, once, whatever thread uses
+it, and closed with the others.
+
+With a `server`, segments are read through it, and objects too where they are files of the server's
+machine: for a process that cannot see the directory of the server that owns the topics.
+
+What a caller gets wrong: using the catalog makes its file. `StoreView` looks for the file first.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from socket import gethostname
+
+from forebay.catalog.adopt import restored
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.connect import FILE_NAME, connect_kv
+from forebay.catalog.ownership import Session
+from forebay.client.disk import ServerDisk, wal_root
+from forebay.client.http import ClientPool
+from forebay.client.objects import ServerBackend
+from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.errors import CommitRefused, LogClosed, UsageError
+from forebay.files.disk import Disk
+from forebay.files.local import LocalDisk
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import TopicName
+from forebay.objects.buffers import return_large_blocks
+from forebay.objects.store import CloudStore, connect
+from forebay.read.object_stream import FetchPool
+from forebay.read.tiered_log import CatalogSource, LocalLog, TieredLog
+from forebay.read.verify import looks_same, verify_object
+from forebay.settings import ServerAddress, StoreSettings
+from forebay.upload.engine import UploadPorts
+from forebay.wal.identity import read_log_id
+
+
+def catalog_file(settings: StoreSettings) -> Path | None:
+    """Where the catalog's file is, or would be; None if the catalog is no file."""
+    if settings.metadata.backend != "sqlite":
+        return None
+    path = settings.metadata.path
+    return Path(path) if path is not None else Path(settings.data or "") / FILE_NAME
+
+
+class StoreResources:
+    """Thread-safe. A catalog or an object store that was given is not closed."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        catalog: Catalog | None = None,
+        store: CloudStore | None = None,
+        server: ServerAddress | None = None,
+    ) -> None:
+        return_large_blocks()
+        self.settings = settings
+        self.clock = clock
+        self.server = server
+        """The server to go through; None where everything is within reach."""
+        self._lock = threading.RLock()
+        self._given_catalog = catalog
+        self._given_store = store
+        self._catalog = catalog
+        self._store = store
+        self._session: Session | None = None
+        self._pool: FetchPool | None = None
+        self._clients = None if server is None else ClientPool(server)
+        self._closed = False
+        self.disk: LocalDisk | ServerDisk = (
+            LocalDisk() if self._clients is None else ServerDisk(self._clients, wal_root(settings))
+        )
+
+    def open(self) -> StoreResources:
+        """Opens the catalog and the object store now; closes everything if one of them fails."""
+        try:
+            _ = self.catalog, self.store
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Ends the lease; every topic and reader must be closed before. May be called again."""
+        with self._lock:
+            self._closed = True
+            own_store = None if self._store is self._given_store else self._store
+            own_catalog = None if self._catalog is self._given_catalog else self._catalog
+        for each in (self._session, self._pool, self._clients, own_store, own_catalog):
+            if each is not None:
+                each.close()
+
+    # -- what there is --------------------------------------------------------------------------
+
+    @property
+    def catalog(self) -> Catalog:
+        with self._lock:
+            if self._catalog is None:
+                self._require_open()
+                settings = self.settings
+                if self.server is not None and settings.metadata.backend == "sqlite":
+                    raise UsageError(
+                        f"{gethostname()} needs the catalog, which is the file "
+                        f"{catalog_file(settings)} on the machine of {self.server.url}: let "
+                        "executors see that directory, or keep the catalog in etcd"
+                    )
+                prefix = settings.metadata.prefix or settings.uploader.root_prefix
+                kv = connect_kv(settings.metadata, self._data)
+                self._catalog = Catalog(kv, prefix, self.clock)
+            return self._catalog
+
+    @property
+    def store(self) -> CloudStore:
+        """The objects."""
+        with self._lock:
+            if self._store is None:
+                self._require_open()
+                if self.server is not None and self.settings.cloud.backend == "fs":
+                    self._store = CloudStore(ServerBackend(self.server))
+                else:
+                    self._store = connect(self.settings.cloud, self._data)
+            return self._store
+
+    @property
+    def fetch_pool(self) -> FetchPool:
+        """The threads that fetch objects ahead of readers."""
+        with self._lock:
+            if self._pool is None:
+                self._require_open()
+                self._pool = FetchPool(self.settings.cloud_reader.fetch_threads)
+            return self._pool
+
+    @property
+    def pool(self) -> FetchPool | None:
+        """`fetch_pool` for tasks; None for objects that are files here: handing those from thread
+        to thread costs more than reading them."""
+        return None if self.objects_are_files else self.fetch_pool
+
+    @property
+    def session(self) -> Session:
+        """The lease of this process; none is taken before a topic is."""
+        with self._lock:
+            if self._session is None:
+                self._require_open()
+                self._session = Session(self.catalog, self.settings.metadata, self.clock)
+            return self._session
+
+    @property
+    def upload_ports(self) -> UploadPorts:
+        return UploadPorts(self.store, self.settings.uploader, self._verify_upload, self.clock)
+
+    @property
+    def objects_are_files(self) -> bool:
+        """Whether objects are files that this process reads itself."""
+        return self.settings.cloud.backend == "fs" and self.server is None
+
+    @property
+    def _data(self) -> Path | None:
+        return None if self.settings.data is None else Path(self.settings.data)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise LogClosed(f"{self.settings.data} is closed")
+
+    # -- what is done with it -------------------------------------------------------------------
+
+    def segments_of(self, topic: TopicName, log_id: str | None) -> Disk:
+        """The disk with the topic's segments, of that log.
+
+        CommitRefused if they are of another one: a copy of a directory, at the same path as the
+        directory on another machine, is not what was planned.
+        """
+        expected = restored(log_id)
+        if isinstance(self.disk, ServerDisk):
+            return self.disk.of_log(expected)
+        directory = wal_root(self.settings) / topic.namespace / topic.topic
+        if expected is not None and self.disk.exists(directory):
+            found = read_log_id(self.disk, directory)
+            if found != expected:
+                raise CommitRefused(
+                    f"{topic}: {directory} on {gethostname()} holds the log {found}, and the log "
+                    f"{expected} was planned: is it a copy?"
+                )
+        return self.disk
+
+    def tiered_log(self, topic: TopicName, log: LocalLog) -> TieredLog:
+        """One log over the objects and `log`."""
+        return TieredLog(
+            topic,
+            log,
+            CatalogSource(self.catalog, topic),
+            self.store,
+            self.fetch_pool,
+            self.settings.cloud_reader,
+        )
+
+    def read_back(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+        """Raises unless the object holds exactly the frames that its descriptor says."""
+        verify_object(self.store, self.pool, self.settings.cloud_reader, topic, descriptor)
+
+    def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+        """Before a segment is deleted: raises unless its object is there, and as it was."""
+        if not looks_same(self.store, topic, descriptor):
+            self.read_back(topic, descriptor)
+
+    def _verify_upload(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+        """After an upload: reads the object back, or looks at it, as configured."""
+        if self.settings.uploader.verify_after_upload:
+            self.read_back(topic, descriptor)
+        else:
+            self.require_there(topic, descriptor)

@@ -1,0 +1,281 @@
+"""The way of one object into the chain: intend, transfer, read back, sidecar, commit.
+
+The steps are written once. The background thread of a topic runs them one after the other
+(`uploader`); for a Spark job the driver announces the objects and commits them, and executors run
+`upload` in between (`pipeline.jobs.offload`). A crash between two steps leaves a committed object
+or an orphan that a sweep removes:
+
+    intend      a row in the catalog: from here on a sweep knows the name
+    transfer    raw frames into the object, in bounded memory, with its sparse index on the way
+    read back   every frame is compared with the descriptor; a sidecar vouches for nothing less
+    sidecar     a copy of the descriptor beside the object
+    commit      descriptor, tail and verified watermark change in one transaction
+
+What a caller gets wrong: a sweep takes back an intent that is older than its grace time, unless
+the topic's owner lives. A job that owns no topic renews its intents while it runs (`Renewal`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.catalog.catalog import Catalog, Intent
+from forebay.catalog.records import TopicRecord
+from forebay.clock import Clock
+from forebay.errors import CorruptLog, ForebayError, ServiceUnavailable
+from forebay.format.descriptor import Index, ObjectDescriptor, encode_descriptor
+from forebay.format.frame import Scan
+from forebay.format.index import ObjectIndex
+from forebay.format.names import TopicName, object_key, sidecar
+from forebay.logs import event
+from forebay.objects.backend import ObjectMeta, ObjectWriter
+from forebay.objects.store import CloudStore
+from forebay.settings import UploaderSettings
+from forebay.upload import metrics
+from forebay.upload.plan import PlannedObject, SegmentSource
+
+_log: Final = logging.getLogger("forebay.upload")
+_READ_BACK_TRIES: Final = 2
+"""A store that fails once while an object is read back must not cost a second transfer."""
+_RENEW_SECONDS_MAX: Final = 300.0
+_RENEW_SECONDS_MIN: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPorts:
+    """What the uploads of all topics share, in one process."""
+
+    store: CloudStore
+    settings: UploaderSettings
+    verify: Callable[[TopicName, ObjectDescriptor], None]
+    """Raises unless the object is what its descriptor says; how it looks is configured."""
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class UploadTask:
+    """An object that was announced, and is to be made."""
+
+    topic: TopicName
+    intent: Intent
+    planned: PlannedObject
+    log_id: str | None = None
+    """Of the log whose segments were planned; None: the catalog knows none."""
+
+    @property
+    def size(self) -> int:
+        return self.planned.size
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """An object that is in its place and was read back; it does not count until its commit."""
+
+    descriptor: ObjectDescriptor
+    seconds: float
+
+
+# -- the steps ----------------------------------------------------------------------------------
+
+
+def intend(
+    catalog: Catalog,
+    topic: TopicName,
+    epoch: int,
+    planned: PlannedObject,
+    log_id: str | None = None,
+) -> UploadTask:
+    return UploadTask(topic, catalog.intend(topic, epoch, planned.name), planned, log_id)
+
+
+def upload(
+    ports: UploadPorts,
+    source: SegmentSource,
+    task: UploadTask,
+    progress: Callable[[int], None] | None = None,
+) -> Uploaded:
+    """Transfers the object, reads it back and writes its sidecar.
+
+    It may be done again, and by two processes at the same time: a name says which bytes the
+    object has, so both write the same ones, and an object is invisible until it is whole.
+    """
+    started = ports.clock.monotonic()
+    planned, object_id = task.planned, task.intent.object_id
+    transferred = _transfer(ports, source, object_key(task.topic, object_id), planned, progress)
+    now_ms = ports.clock.now_ms()
+    descriptor = describe(object_id, planned.start_offset, planned.next_offset, transferred, now_ms)
+    vouch(ports, task.topic, descriptor)
+    return Uploaded(descriptor, ports.clock.monotonic() - started)
+
+
+def _transfer(
+    ports: UploadPorts,
+    source: SegmentSource,
+    key: str,
+    planned: PlannedObject,
+    progress: Callable[[int], None] | None,
+) -> Transferred:
+    """Writes the planned object; there is none if anything goes wrong."""
+    with open_writer(ports, key) as writer:
+        builder = ObjectBuilder(writer, ObjectIndex())
+        for frames in source.frames(planned.extents):
+            builder.add(frames)
+            if progress is not None:
+                progress(builder.size)
+        meta = writer.close()
+    require_size(ports.store, meta, planned.size)
+    return Transferred(meta, builder.index.frozen())
+
+
+def vouch(ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+    """Reads a whole object back, and then writes its sidecar."""
+    read_back(ports, topic, descriptor)
+    if ports.settings.sidecars:
+        put_sidecar(ports.store, topic, descriptor)
+
+
+def read_back(ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+    """Raises unless the object is what its descriptor says."""
+    for attempt in range(1, _READ_BACK_TRIES + 1):
+        try:
+            ports.verify(topic, descriptor)
+        except ForebayError as error:
+            if isinstance(error, ServiceUnavailable) and attempt < _READ_BACK_TRIES:
+                continue
+            metrics.verified.add(1, "failed")
+            raise
+        metrics.verified.add(1, "good")
+        return
+
+
+def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploaded) -> TopicRecord:
+    """Makes an object count that was read back, as verified where everything before it is."""
+    descriptor = uploaded.descriptor
+    record = catalog.commit(topic, intent, descriptor, verified=True)
+    metrics.objects_created.add()
+    metrics.bytes_uploaded.add(descriptor.size)
+    metrics.bytes_per_object.observe(descriptor.size)
+    metrics.msgs_per_object.observe(descriptor.count)
+    event(
+        _log,
+        logging.INFO,
+        "object committed",
+        topic=topic,
+        object=descriptor.object_id,
+        bytes=descriptor.size,
+        messages=descriptor.count,
+        seconds=uploaded.seconds,
+    )
+    return record
+
+
+# -- what they are made of ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """An object that is whole and in its place, and was not read back."""
+
+    meta: ObjectMeta
+    index: Index
+
+
+@dataclass(slots=True)
+class ObjectBuilder:
+    """Feeds frames to a writer, and keeps count."""
+
+    writer: ObjectWriter
+    index: ObjectIndex
+    size: int = 0
+    messages: int = 0
+
+    def add(self, frames: Scan) -> None:
+        start = frames.safe_length if not len(frames) else 0
+        view = memoryview(frames.buffer)[start : frames.safe_length]
+        self.index.add(frames, self.size)
+        self.writer.write(view)
+        metrics.stream_chunk_bytes.observe(len(view))
+        self.size += len(view)
+        self.messages += len(frames)
+
+
+def open_writer(ports: UploadPorts, key: str) -> ObjectWriter:
+    settings = ports.settings
+    return ports.store.open_writer(
+        key,
+        chunk_bytes=settings.stream_chunk_size,
+        concurrent_parts=settings.concurrent_parts,
+    )
+
+
+def require_size(store: CloudStore, meta: ObjectMeta, size: int) -> None:
+    if meta.size != size:
+        raise CorruptLog(f"{store.name}: {meta.key} has {meta.size} bytes, and {size} were written")
+
+
+def describe(
+    object_id: str, start_offset: int, next_offset: int, done: Transferred, now_ms: int
+) -> ObjectDescriptor:
+    return ObjectDescriptor(
+        object_id=object_id,
+        start_offset=start_offset,
+        end_offset=next_offset - 1,
+        size=done.meta.size,
+        etag=done.meta.etag,
+        created_at=now_ms // 1000,
+        offset_index=done.index,
+    )
+
+
+def put_sidecar(store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+    """A copy of the descriptor beside the object, for a restore from the bucket alone."""
+    key = object_key(topic, sidecar(descriptor.object_id))
+    store.put(key, encode_descriptor(descriptor))
+
+
+# -- intents of a long wave ---------------------------------------------------------------------
+
+
+class Renewal:
+    """Renews intents in a thread of its own, for as long as its `with` block runs.
+
+    A sweep removes what was announced and is older than its grace time, unless the topic's owner
+    lives. Here the process that announced it lives, and says so.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        intents: Iterable[tuple[TopicName, Intent]],
+        settings: UploaderSettings,
+    ) -> None:
+        self._catalog = catalog
+        self._intents = list(intents)
+        quarter = settings.sweep_grace_minutes * 60 / 4
+        self._seconds = min(max(quarter, _RENEW_SECONDS_MIN), _RENEW_SECONDS_MAX)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="forebay-renewal", daemon=True)
+
+    def __enter__(self) -> Renewal:
+        if self._intents:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._over.set()
+        if self._intents:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._seconds):
+            try:
+                for topic, intent in self._intents:
+                    if self._over.is_set():
+                        return
+                    self._catalog.renew(topic, intent)
+            except ForebayError as error:  # the next turn tries again; a commit tells the rest
+                event(_log, logging.WARNING, "intents were not renewed", error=error)
