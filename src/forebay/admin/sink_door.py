@@ -1,6 +1,6 @@
 """`POST /v1/sink/commit`: the rows of one batch of the Spark sink, appended once.
 
-The body says where the rows are staged (`forebay.pipeline.sink.server`). The answer is a stream
+The body says where the rows are staged (`forebay.pipeline.sink.owner`). The answer is a stream
 of lines: `{"working": true}` while it works, then `{"appended": n, "known": n}`, or `{"error":
 ...}`. A batch goes on to its end when its client has gone: the same request again finds what is
 there. Batches of one sink wait for each other, for a bounded time. All their bodies together have
@@ -34,8 +34,7 @@ from forebay.format.names import write_of_staged
 from forebay.logs import event
 
 if TYPE_CHECKING:
-    from forebay.pipeline.sink.commit import Committed
-    from forebay.pipeline.sink.marks import Run
+    from forebay.pipeline.sink.commit import Committed, SinkBatch
     from forebay.pipeline.sink.staging import Part
 
 _Answer = TypeVar("_Answer")
@@ -54,7 +53,7 @@ _ROOM_BODIES: Final = 4
 class Batch:
     """A request, and its body, whose room is to be given back."""
 
-    run: Run
+    run: SinkBatch
     parts: list[Part]
     body: Body
 
@@ -78,7 +77,7 @@ class SinkDoor:
 
     async def read(self, request: Request) -> Batch:
         """What a request says; within limits, as it is for anyone to send."""
-        from forebay.pipeline.sink.server import REQUEST_BYTES_MAX
+        from forebay.pipeline.sink.owner import REQUEST_BYTES_MAX
 
         if self._room is None:
             most = _ROOM_BODIES * REQUEST_BYTES_MAX
@@ -99,7 +98,7 @@ class SinkDoor:
 
     def commit(self, batch: Batch) -> asyncio.Task[dict[str, Any]]:
         """Begins a commit, which nobody cancels: rows that are half appended help no one."""
-        from forebay.pipeline.sink.server import commit_in
+        from forebay.pipeline.sink.owner import commit_in
 
         run = batch.run
         if len(self._tasks) >= _COMMITS_MAX:
@@ -116,7 +115,7 @@ class SinkDoor:
     async def forget(self, batch: Batch) -> bool:
         """Whether the staged rows went; they stay where a batch of the sink is under way, or one
         of another sink that needs them."""
-        from forebay.pipeline.sink.server import forget_in
+        from forebay.pipeline.sink.owner import forget_in
 
         try:
             needed = any(batch.writes & each for each in self._tasks.values())
@@ -153,9 +152,9 @@ class SinkDoor:
             event(_log, logging.WARNING, "a batch of a sink failed", error=task.exception())
 
 
-def _decoded(data: bytes) -> tuple[Run, list[Part]]:
+def _decoded(data: bytes) -> tuple[SinkBatch, list[Part]]:
     """Takes its time: not on the event loop."""
-    from forebay.pipeline.sink.server import decode_request
+    from forebay.pipeline.sink.owner import decode_request
 
     try:
         value = orjson.loads(data)
