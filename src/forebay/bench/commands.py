@@ -177,6 +177,9 @@ def bench_spark(
       forebay bench spark --mib 256 --topics 20 --rounds 3 --json > spark.json
     """
     from forebay.bench import report
+    from forebay.pipeline.session import require_packages
+
+    require_packages()
     from forebay.bench.spark import run
 
     results = run(
