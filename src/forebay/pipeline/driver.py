@@ -134,12 +134,12 @@ class LogEvents(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text, fields = fields_of(record)
         trace = {"trace": _cut(self.format(record))} if record.exc_info else {}
-        told = {
+        shown = {
             name: value if isinstance(value, int | float) else _cut(str(value))
             for name, value in {**fields, **trace}.items()
         }
         self._events.tell(
-            "log", logger=record.name, level=record.levelno, text=_cut(text), fields=told
+            "log", logger=record.name, level=record.levelno, text=_cut(text), fields=shown
         )
 
 
@@ -156,7 +156,7 @@ class Driver:
         self._current: str | None = None
         self._ending = False
         self._step = 0
-        self._told = (-1, -1)
+        self._reported = (-1, -1)
 
     def run(self) -> int:
         """Until the input ends; the exit code."""
@@ -195,12 +195,17 @@ class Driver:
 
     def _listen(self) -> None:
         for line in self._commands:
-            told = json.loads(line)
-            if told["do"] == "cancel":
-                self._cancel(told["id"])
+            command = json.loads(line)
+            if command["do"] == "cancel":
+                self._cancel(command["id"])
             else:
                 self._orders.put(
-                    Order(told["id"], told["kind"], tuple(told["topics"]), told["options"])
+                    Order(
+                        command["id"],
+                        command["kind"],
+                        tuple(command["topics"]),
+                        command["options"],
+                    )
                 )
         self._ending = True
         self._orders.put(None)
@@ -241,10 +246,10 @@ class Driver:
     def _progress(self, done: int, total: int) -> None:
         """Called before each Spark job of an order, and as its tasks end."""
         self._go_on()
-        if done == 0 and self._told != (0, total):
+        if done == 0 and self._reported != (0, total):
             self._step += 1
-        if self._told != (done, total):
-            self._told = (done, total)
+        if self._reported != (done, total):
+            self._reported = (done, total)
             self._events.tell("progress", id=self._current, done=done, total=total, step=self._step)
 
     def _job(self, offload: Offload, order: Order) -> Outcome:

@@ -82,12 +82,12 @@ def _homes(environment: Mapping[str, str]) -> list[Path]:
 
 def _version(java: Path) -> int | None:
     try:
-        told = subprocess.run(  # noqa: S603  # the one that Spark would run
+        done = subprocess.run(  # noqa: S603  # the one that Spark would run
             [str(java), "-version"], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    match = _VERSION.search(told.stderr + told.stdout)
+    match = _VERSION.search(done.stderr + done.stdout)
     if match is None:
         return None
     first, second = int(match[1]), int(match[2] or 0)

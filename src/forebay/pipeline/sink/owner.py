@@ -86,11 +86,11 @@ def commit_through(address: ServerAddress, batch: SinkBatch, parts: Sequence[Par
     body = json.dumps(encode_request(batch, parts), separators=(",", ":")).encode()
     with ServerClient(address, timeout_seconds=_SILENCE_SECONDS_MAX) as client:
         for line in _lines(client, batch, body):
-            told = json.loads(line)
-            if "error" in told:
-                raise told_error(told["error"])
-            if "appended" in told:
-                return Committed(int(told["appended"]), int(told["known"]))
+            reply = json.loads(line)
+            if "error" in reply:
+                raise told_error(reply["error"])
+            if "appended" in reply:
+                return Committed(int(reply["appended"]), int(reply["known"]))
     raise ServiceUnavailable(_broke_off(address, batch))
 
 
@@ -107,9 +107,9 @@ def _broke_off(address: ServerAddress, batch: SinkBatch) -> str:
 
 def _lines(client: ServerClient, batch: SinkBatch, body: bytes) -> Iterator[bytes]:
     headers = {"Content-Type": "application/json"}
-    answer = client.request("POST", COMMIT_PATH, body=body, headers=headers)
+    response = client.request("POST", COMMIT_PATH, body=body, headers=headers)
     try:
-        while line := answer.body.readline(_LINE_BYTES_MAX):
+        while line := response.body.readline(_LINE_BYTES_MAX):
             if line.endswith(b"\n"):
                 yield line
     except (OSError, HTTPException) as error:
@@ -320,7 +320,7 @@ class LocalTopicWriter(StoreTopicWriter):
     """Owns the topics itself, in this process, from their first use to its close."""
 
     def __init__(self, settings: StoreSettings, *, wait_seconds: float = OWNED_SECONDS_MAX) -> None:
-        # Uploading is for whoever owns the topics for longer, and for the pipeline.
+        # Uploading is left to an owner that stays for longer, and to the pipeline.
         quiet = replace(settings, uploader=replace(settings.uploader, enabled=False))
         super().__init__(Store(quiet), wait_seconds=wait_seconds)
 

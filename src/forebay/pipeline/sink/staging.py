@@ -3,10 +3,11 @@
     staging/<write>/<partition>-<attempt>.frames   the rows of one partition: `Part`
     staging/<write>/manifest.json                  which of those files make one batch
 
-A staged file is a run of frames, one message for each row, numbered from 0
-(`docs/formats/staged-rows.md`), so whoever commits them needs neither Spark nor Arrow. A task never
-appends. It writes its rows as one object, which is there whole or not at all, so a task that is
-killed or tried again leaves files and nothing else. What nobody names any more is removed by age.
+A staged file is a sequence of frames, one message for each row, numbered from 0
+(`docs/formats/staged-rows.md`), so the process that commits them needs neither Spark nor Arrow. A
+task never appends. It writes its rows as one object, which is there whole or not at all, so a task
+that is killed or tried again leaves files and nothing else. What nobody names any more is removed
+by age.
 
 What a caller gets wrong: everything that could make an append fail has to be checked before a row
 is staged (`columns.py`), so that a batch does not stop in the middle because of one of its rows.

@@ -58,7 +58,7 @@ _OPTIONS: Final = (SERVER, "topic", "sinkId", "batchId")
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a write was told."""
+    """The options of a write, checked."""
 
     settings: StoreSettings
     topic: str | None
@@ -176,12 +176,12 @@ class _Sink:
             return
         try:
             forget_through(server, batch, parts)
-        except ForebayError as error:  # why the write failed is told already; a sweep takes them
+        except ForebayError as error:  # why the write failed was raised already; a sweep takes them
             event(_log, logging.WARNING, "staged files are left behind", error=error)
 
 
 def parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
-    """What the tasks told; one that failed told nothing."""
+    """What the tasks staged; one that failed reports nothing."""
     return [message.part for message in messages if isinstance(message, StagedPart)]
 
 

@@ -238,14 +238,14 @@ class KnownPlaces:
     """Frame boundaries of growing segments that a long-lived planner has seen.
 
     The index of the active segment is its owner's: another process knows no place inside it but
-    those where it once ended. A planner that comes back again and again notes them here, and its
-    tasks start there instead of at the segment's first frame.
+    those where it once ended. A planner that comes back again and again remembers them here, and
+    its tasks start there instead of at the segment's first frame.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Path, int], list[tuple[int, int]]] = OrderedDict()
 
-    def note(self, view: TopicView) -> None:
+    def remember(self, view: TopicView) -> None:
         """Remembers where the newest segment of the view ends."""
         segments = view.segments()
         if not segments:

@@ -72,13 +72,13 @@ class _Topic:
         if segments and segments[-1].path != self._newest:
             self._begin()  # a sealed segment has an index of its own
         else:
-            self.places.note(self.view)
+            self.places.remember(self.view)
 
     def _begin(self) -> None:
         segments = self.view.segments()
         self._newest = segments[-1].path if segments else None
         self.places = KnownPlaces()
-        self.places.note(self.view)
+        self.places.remember(self.view)
         self.sizes = TopicSizes(self.view, self.places)
 
     @property

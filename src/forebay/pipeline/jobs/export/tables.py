@@ -3,7 +3,7 @@
 Spark writes the files of a batch into a directory of its own beside the table, where no reader
 looks. The driver then makes the table name them, in one transaction that also says which offsets
 they are, and that is refused if the table no longer ends where the batch begins. So a batch is in
-the table once or not at all, whoever dies or whoever else exports at the same time.
+the table once or not at all, also if the exporter dies, or another one exports at the same time.
 
 Layout, for a table `<parent>/<name>`:
 
