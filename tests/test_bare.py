@@ -98,6 +98,14 @@ def test_a_job_that_needs_spark_says_what_to_install(job: list[str], tmp_path: P
     assert "pip install" in done.stderr
 
 
+def test_up_says_what_to_install_before_anything_is_started(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    done = bare("-m", "forebay", "up", "--data", str(data), "--listen", "127.0.0.1:0")
+    assert done.returncode == 2, done.stderr
+    assert "pip install 'pyspark[sql]" in done.stderr
+    assert not data.exists()
+
+
 def test_the_library_says_what_to_install() -> None:
     program = """
 import forebay.pipeline

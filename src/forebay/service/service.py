@@ -383,9 +383,10 @@ def _any_done(tasks: Sequence[asyncio.Task[None]]) -> bool:
 def _for_spark(settings: StoreSettings) -> StoreSettings:
     """Refuses what cannot work, before anything is started."""
     from forebay.pipeline.location import site_settings
-    from forebay.pipeline.session import find_java
+    from forebay.pipeline.session import find_java, require_packages
 
     settings = replace(settings, uploader=replace(settings.uploader, runner="spark"))
     settings = site_settings(settings)
     find_java()
+    require_packages()
     return settings
