@@ -53,6 +53,11 @@ TEST_DIR := $(shell [ "$(ROOM)" -ge 8 ] 2>/dev/null && mktemp -u -d -p /dev/shm 
 test: $(VENV)/.installed .tools/.installed ## run the tests
 	$(BIN)/python -m pytest -n 3 $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
 
+# As where Spark, Arrow, pandas and NumPy are not installed: tests/bare makes them impossible to import.
+.PHONY: test-bare
+test-bare: $(VENV)/.installed .tools/.installed ## run the tests of log, tiers, server and CLI without Spark and Arrow
+	PYTHONPATH=tests/bare $(BIN)/python -m pytest -n 3 --ignore=tests/pipeline $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
+
 .PHONY: check
 check: $(VENV)/.installed ## formatting, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -15,6 +15,7 @@ from server_fixtures import absent
 @pytest.fixture(scope="module")
 def spark_cluster() -> Iterator[LocalCluster]:
     """One master, two workers. A test that kills one gives the cluster another."""
+    pytest.importorskip("pyspark")
     with LocalCluster() as cluster:
         yield cluster
 
@@ -30,6 +31,7 @@ class BlindCluster:
 @pytest.fixture(scope="module")
 def blind_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlindCluster]:
     """One master, two workers, which find an empty directory where tests keep their stores."""
+    pytest.importorskip("pyspark")
     if not can_hide():
         absent("no right to mount: directories cannot be hidden from the workers")
     hidden = tmp_path_factory.mktemp("hidden")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -39,13 +40,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SOAK = os.environ.get("FOREBAY_SOAK", "0") not in {"", "0"}
 
 
+SPARK = importlib.util.find_spec("pyspark") is not None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if SOAK:
-        return
-    skip = pytest.mark.skip(reason="a long run: set FOREBAY_SOAK=1")
+    skipped = {
+        "soak": None if SOAK else "a long run: set FOREBAY_SOAK=1",
+        "spark": None if SPARK else "pyspark is not installed",
+    }
     for item in items:
-        if item.get_closest_marker("soak") is not None:
-            item.add_marker(skip)
+        for marker, reason in skipped.items():
+            if reason is not None and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(params=sorted(PLACES))

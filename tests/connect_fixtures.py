@@ -31,6 +31,7 @@ class ConnectServer:
 @pytest.fixture(scope="session")
 def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     """Running; its settings are those of a session of ours, given to the server at its start."""
+    pytest.importorskip("pyspark")
     place = tmp_path_factory.mktemp("connect")
     [port] = free_ports(1)
     options = {

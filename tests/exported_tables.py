@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from forebay.pipeline.jobs.export.write import Format
+from forebay.pipeline.jobs.export.job import Format
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.topic.store import Store
 

@@ -14,26 +14,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 import forebay
 from forebay.format.message import StreamMessage
 from forebay.format.names import staged_file
 from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import open_resources
-from forebay.pipeline.sink.columns import staged_batches
-from forebay.pipeline.sink.commit import Committed, commit_batch
-from forebay.pipeline.sink.marks import MARK, Run
-from forebay.pipeline.sink.staging import Part, stage
-from forebay.pipeline.sink.topic_writer import LocalDoor
+from forebay.pipeline.sink.commit import MARK, Committed, SinkBatch, commit_batch
+from forebay.pipeline.sink.owner import LocalTopicWriter
+from forebay.pipeline.sink.staging import Part, Rows, stage
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources
 
 TOPIC = "/default/orders"
 OTHER = "/default/other"
-Rows = Sequence[tuple[str, str]]
+Pairs = Sequence[tuple[str, str]]
 """Topics and values."""
 
 
@@ -47,7 +42,7 @@ class SinkGround:
         self.settings = job_settings(self.data)
         self.bench = open_resources(self.settings)
 
-    def stage(self, *partitions: Rows, piece: int = 7) -> list[Part]:
+    def stage(self, *partitions: Pairs, piece: int = 7) -> list[Part]:
         """The partitions' rows as files of one write."""
         write = secrets.token_hex(8)
         return [
@@ -55,18 +50,18 @@ class SinkGround:
                 self.bench.store,
                 staged_file(write, number, 0),
                 number,
-                staged_batches(iter(_batches(rows, piece)), number, None),
+                _batches(rows, piece),
                 chunk_bytes=self.settings.uploader.stream_chunk_size,
             )
             for number, rows in enumerate(partitions)
         ]
 
-    def commit(self, run: Run, parts: Sequence[Part]) -> Committed:
-        with LocalDoor(self.settings, wait_seconds=1) as door:
-            return commit_batch(door, self.bench.catalog, self.bench.store, run, parts)
+    def commit(self, batch: SinkBatch, parts: Sequence[Part]) -> Committed:
+        with LocalTopicWriter(self.settings, wait_seconds=1) as writer:
+            return commit_batch(writer, self.bench.catalog, self.bench.store, batch, parts)
 
-    def write(self, run: Run, *partitions: Rows) -> Committed:
-        return self.commit(run, self.stage(*partitions))
+    def write(self, batch: SinkBatch, *partitions: Pairs) -> Committed:
+        return self.commit(batch, self.stage(*partitions))
 
     def messages(self, topic: str = TOPIC) -> list[StreamMessage]:
         with forebay.open(self.data) as store:
@@ -82,15 +77,13 @@ class SinkGround:
         self.bench.close()
 
 
-def _batches(rows: Rows, piece: int) -> list[Any]:
+def _batches(pairs: Pairs, piece: int) -> list[Rows]:
     return [
-        pa.record_batch(
-            {
-                "topic": pa.array([topic for topic, _ in rows[at : at + piece]], pa.string()),
-                "value": pa.array([value for _, value in rows[at : at + piece]], pa.string()),
-            }
+        Rows(
+            [topic for topic, _ in pairs[at : at + piece]],
+            [value.encode() for _, value in pairs[at : at + piece]],
         )
-        for at in range(0, len(rows), piece)
+        for at in range(0, len(pairs), piece)
     ]
 
 
@@ -115,7 +108,7 @@ def run_once(data: Path, batch: int, rows: int, seconds: float | None) -> tuple[
         topics = (TOPIC, OTHER)
         parts = ground.stage(*(numbered(at * rows, rows, topics) for at in range(3)), piece=400)
         os.write(tell, b".")
-        ground.commit(Run("killed", batch, named=True), parts)
+        ground.commit(SinkBatch("killed", batch, named=True), parts)
         os._exit(0)
     os.close(tell)
     os.read(ready, 1)

@@ -25,6 +25,7 @@ LOCAL = SparkSettings(
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session in local mode, which tries a failed task again."""
+    pytest.importorskip("pyspark")
     from forebay.pipeline.session import spark_session
 
     place = tmp_path_factory.mktemp("spark")

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from forebay.pipeline.source.batch import scan_schema
+from forebay.pipeline.source.data_source import scan_schema
 from forebay.pipeline.source.options import scan_options
 from forebay.pipeline.source.stream import ForebayStreamReader
 from forebay.settings import RemoteRetentionSettings

@@ -104,6 +104,7 @@ class Tour:
         assert self.matches(shown, done.stdout), (command, done.stdout, done.stderr)
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_the_tour_prints_what_the_readme_shows_from_its_start_to_its_end(tmp_path: Path) -> None:
     walk = Tour(tmp_path)
@@ -139,7 +140,11 @@ def run_code(block: str, directory: Path) -> str:
 
 @pytest.mark.parametrize(
     "block",
-    [each for each in blocks("python") if each.startswith("import") and '"numbers"' not in each],
+    [
+        pytest.param(each, marks=[pytest.mark.spark] if "spark" in each else [])
+        for each in blocks("python")
+        if each.startswith("import") and '"numbers"' not in each
+    ],
 )
 def test_the_code_runs(block: str, tmp_path: Path) -> None:
     run_code(block, tmp_path)

@@ -25,7 +25,7 @@ from forebay.topic.store import Store
 from served import Served, served, serving
 
 TOPIC = TopicName("default", "orders")
-ROWS = "staging/0123456789abcdef/3-17.arrow"
+ROWS = "staging/0123456789abcdef/3-17.frames"
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_rows_of_a_write_are_put_once(server: Served) -> None:
     "key",
     [
         "staging/0123456789abcdef/manifest.json",
-        "staging/elsewhere/0-0.arrow",
+        "staging/elsewhere/0-0.frames",
         "staging/../catalog.db",
         "..%2F..%2Fcatalog.db",
         "%2Fetc%2Fpasswd",
@@ -199,7 +199,7 @@ def test_an_object_that_is_not_there_is_missing(server: Served) -> None:
 
 
 def test_a_client_that_breaks_off_leaves_nothing(server: Served) -> None:
-    key = "staging/0123456789abcdef/4-1.arrow"
+    key = "staging/0123456789abcdef/4-1.frames"
     where = urlsplit(server.url)
     with socket.create_connection((where.hostname, where.port), timeout=10) as raw:
         raw.sendall(

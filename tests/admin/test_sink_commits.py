@@ -34,9 +34,8 @@ from forebay.errors import (
 from forebay.limits import MIB
 from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
-from forebay.pipeline.sink.commit import Committed
-from forebay.pipeline.sink.marks import MARK, Run
-from forebay.pipeline.sink.server import (
+from forebay.pipeline.sink.commit import MARK, Committed, SinkBatch
+from forebay.pipeline.sink.owner import (
     REQUEST_BYTES_MAX,
     commit_through,
     encode_request,
@@ -51,7 +50,7 @@ from served import Served, served, serving
 from serving_process import serving_process
 from sink_grounds import OTHER, TOPIC, SinkGround, numbered
 
-NAMED = Run("daily", 0, named=True)
+NAMED = SinkBatch("daily", 0, named=True)
 
 
 @contextmanager
@@ -103,14 +102,14 @@ def test_rows_arrive_once_and_in_order(ground: SinkGround, server: Served) -> No
     assert values(server) == texts(rows)
     assert values(server, OTHER) == texts(rows, OTHER)
     assert ground.staged() != []  # of the write that was refused: its driver forgets them
-    commit_through(address, replace(NAMED, batch=1), ground.stage(numbered(300, 10)))
+    commit_through(address, replace(NAMED, number=1), ground.stage(numbered(300, 10)))
     assert len(values(server)) == 160
 
 
 def test_the_same_request_again_changes_nothing(ground: SinkGround, server: Served) -> None:
     address = server.client.address
     named, once = ground.stage(numbered(0, 50)), ground.stage(numbered(50, 50))
-    unnamed = Run("once-1", 0, named=False)
+    unnamed = SinkBatch("once-1", 0, named=False)
     commit_through(address, NAMED, named)
     assert commit_through(address, NAMED, named) == Committed(0, 50)
     commit_through(address, unnamed, once)
@@ -135,7 +134,7 @@ def test_other_producers_append_meanwhile(ground: SinkGround, server: Served) ->
         try:
             for batch in range(3):
                 part = rows[batch * 1000 : batch * 1000 + 1000]
-                run = replace(NAMED, batch=batch)
+                run = replace(NAMED, number=batch)
                 commit_through(server.client.address, run, ground.stage(part[:500], part[500:]))
                 commit_through(server.client.address, run, ground.stage(part[:500], part[500:]))
         finally:
@@ -192,13 +191,15 @@ def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(ground: Sin
     ):
 
         def is_forgotten(key: str | None) -> bool:
-            request = encode_request(Run("other", 0, named=True), [replace(second[0], key=key)])
+            request = encode_request(
+                SinkBatch("other", 0, named=True), [replace(second[0], key=key)]
+            )
             return bool(client.json("POST", "/v1/sink/forget", value=request)["forgotten"])
 
         try:
             one = pool.submit(commit_through, client.address, NAMED, first)
             assert begun.wait(10)
-            two = pool.submit(commit_through, client.address, replace(NAMED, batch=1), second)
+            two = pool.submit(commit_through, client.address, replace(NAMED, number=1), second)
             # A file that is not there, of the same write: it stays from when the batch has come.
             wait_until(lambda: not is_forgotten((second[0].key or "").replace("0-", "999-")))
             assert not is_forgotten(second[0].key)
@@ -275,7 +276,7 @@ def test_a_request_that_is_none_is_refused(
     ],
 )
 def test_a_part_that_is_none_is_refused(idle: Served, change: dict[str, object], why: str) -> None:
-    key = "staging/0123456789abcdef/0-0.arrow"
+    key = "staging/0123456789abcdef/0-0.frames"
     part = {"partition": 0, "key": key, "rows": 10, "bytes": 9, "topics": {TOPIC: 10}, "digest": 0}
     value = {**encode_request(NAMED, []), "parts": [{**part, **change}]}
     with pytest.raises(UsageError, match=why):
@@ -290,7 +291,7 @@ def test_a_body_that_is_no_json_is_refused(idle: Served, body: bytes) -> None:
 
 def test_a_body_says_where_rows_are_and_is_not_large(idle: Served) -> None:
     parts = [
-        Part(number, f"staging/0123456789abcdef/{number}-{number}.arrow", 10, 9, {TOPIC: 10})
+        Part(number, f"staging/0123456789abcdef/{number}-{number}.frames", 10, 9, {TOPIC: 10})
         for number in range(10_000)
     ]
     assert len(json.dumps(encode_request(NAMED, parts))) < REQUEST_BYTES_MAX / 4
@@ -353,9 +354,9 @@ def test_a_killed_server_leaves_a_batch_that_goes_on(ground: SinkGround) -> None
 
 TARGETS = [
     ("GET", "/v1/topics/default/orders/segments/wal.log"),
-    ("HEAD", "/v1/objects/staging/0123456789abcdef/0-0.arrow"),
-    ("GET", "/v1/objects/staging/0123456789abcdef/0-0.arrow"),
-    ("PUT", "/v1/objects/staging/0123456789abcdef/0-0.arrow"),
+    ("HEAD", "/v1/objects/staging/0123456789abcdef/0-0.frames"),
+    ("GET", "/v1/objects/staging/0123456789abcdef/0-0.frames"),
+    ("PUT", "/v1/objects/staging/0123456789abcdef/0-0.frames"),
     ("POST", "/v1/sink/commit"),
     ("POST", "/v1/sink/forget"),
 ]

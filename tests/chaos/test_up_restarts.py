@@ -94,6 +94,7 @@ def test_two_hundred_kills_of_a_server_under_load_lose_nothing(tmp_path: Path) -
 
 
 @pytest.mark.soak
+@pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_ten_kills_with_spark_at_work_lose_nothing(tmp_path: Path) -> None:
     """Some come while Spark starts, some while it uploads."""

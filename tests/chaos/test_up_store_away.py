@@ -119,6 +119,7 @@ def test_serve_goes_on_while_the_object_store_is_away(tmp_path: Path, s3: S3Serv
 
 
 @pytest.mark.soak
+@pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_up_goes_on_while_the_object_store_is_away_for_half_a_minute(
     tmp_path: Path, s3: S3Server

@@ -6,6 +6,7 @@ together here by hand, field by field, and never with the encoder that is under 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 from zlib import crc32
 
@@ -41,7 +42,11 @@ from forebay.format.frame import HEADER_BYTES, End, FrameDecoder, encode_frame, 
 from forebay.format.index import SegmentIndex, decode_index, encode_index
 from forebay.format.layout import FIXED, VARINT, locate
 from forebay.format.message import MessageId, StreamMessage, decode_message, encode_message
-from forebay.format.names import TopicName, parse_topic
+from forebay.format.names import TopicName, parse_topic, staged_file
+from forebay.limits import MIB
+from forebay.objects.memory import MemoryBackend
+from forebay.objects.store import CloudStore
+from forebay.pipeline.sink.staging import Rows, stage, staged_rows
 from hexdumps import block
 
 # ---- messages ----
@@ -287,6 +292,22 @@ def test_the_segment_index_document_shows_an_index() -> None:
     decoded = decode_index(data, 100_000)
     assert decoded is not None
     assert (list(decoded.offsets), list(decoded.positions)) == ([3, 450], [0, 65_600])
+
+
+def test_the_staged_rows_document_shows_two_rows() -> None:
+    data = block("staged-rows.md", 0)
+    store, key = CloudStore(MemoryBackend()), staged_file("00112233445566aa", 0, 0)
+    topics = ["/default/orders", "/default/returns"]
+    rows = Rows(topics, [b"one", b"two"], [None, {"k": "v"}], ["a", None])
+    part = stage(store, key, 0, [rows], chunk_bytes=5 * MIB)
+    assert bytes(store.get(key, MIB)) == data
+    assert (part.bytes, part.rows, part.topics) == (len(data), 2, dict.fromkeys(topics, 1))
+    assert part.digest == crc32(b"one") + crc32(b"two")
+    assert list(staged_rows(store, part)) == [replace(rows, attributes=[{}, {"k": "v"}])]
+    message = encode_message(
+        StreamMessage(b"one", msg_id=MessageId(topic_name=topics[0]), routing_key="a"), 0
+    )
+    assert data.startswith(encode_frame(0, message))
 
 
 def test_the_descriptor_document_shows_a_descriptor() -> None:

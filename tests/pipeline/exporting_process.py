@@ -30,10 +30,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from exported_tables import offsets
 from forebay.pipeline.jobs.export.iceberg import arrow_schema
-from forebay.pipeline.jobs.export.job import Files, Run, Task
+from forebay.pipeline.jobs.export.job import ExportRun, open_target, rejected_location
 from forebay.pipeline.jobs.export.plan import Batch, Bounds
-from forebay.pipeline.jobs.export.tables import Staged, collect
-from forebay.pipeline.jobs.export.write import open_target, rejected_location
+from forebay.pipeline.jobs.export.tables import Files, Staged, Task, collect
 from forebay.settings import StoreSettings
 from forebay.topic.view import StoreView
 
@@ -83,7 +82,7 @@ def export_by_hand(data: Path, table: Path, kind: str, rows: int) -> None:
         side = open_target(kind, rejected_location(table), topic, None)
         bounds = Bounds(rows, 1 << 40)
         stop = view.end_offset
-        run = Run(view, PlainStager(), kind, main, side, bounds, None, stop, allow_gaps=False)
+        run = ExportRun(view, PlainStager(), kind, main, side, bounds, None, stop, allow_gaps=False)
         report = run.report(run.perform(), dry_run=False)
         assert report.ok, report.rows[-1].error
         assert report.next_offset == stop
@@ -182,7 +181,7 @@ def race(data: Path, folder: Path, kind: str) -> None:
 
 
 def on_spark(data: Path, table: Path, kind: Any) -> None:
-    from forebay.pipeline.jobs.export.write import export
+    from forebay.pipeline.jobs.export.job import export
     from forebay.pipeline.session import spark_session
     from forebay.settings import SparkSettings
 

@@ -17,8 +17,8 @@ import exported_tables
 from exported_tables import FORMATS, append, settings
 from forebay.cli.export import export as command
 from forebay.errors import UsageError
+from forebay.pipeline.jobs.export.job import Format, export
 from forebay.pipeline.jobs.export.tables import Staging
-from forebay.pipeline.jobs.export.write import Format, export
 from forebay.settings import RemoteRetentionSettings
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView

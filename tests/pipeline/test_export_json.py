@@ -11,7 +11,7 @@ import pytest
 import exported_tables
 from exported_tables import FORMATS, append
 from forebay.errors import UsageError
-from forebay.pipeline.jobs.export.write import Format, export
+from forebay.pipeline.jobs.export.job import Format, export
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ import pytest
 
 import exported_tables
 from exported_tables import FORMATS, append
-from forebay.pipeline.jobs.export.write import Format, export, rejected_location
+from forebay.pipeline.jobs.export.job import Format, export, rejected_location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

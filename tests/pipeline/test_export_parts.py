@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 
 import exported_tables
 from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceUnavailable, UsageError
+from forebay.pipeline.jobs.export.job import export, open_target, table_location
 from forebay.pipeline.jobs.export.json_columns import (
     COLUMNS_MAX,
     Fields,
@@ -34,8 +35,14 @@ from forebay.pipeline.jobs.export.json_columns import (
     known_fields,
     merge,
 )
-from forebay.pipeline.jobs.export.plan import Batch, Bounds, Extent, Span, next_batch, only_gone
-from forebay.pipeline.jobs.export.write import export, open_target, table_location
+from forebay.pipeline.jobs.export.plan import (
+    Batch,
+    Bounds,
+    SizedRange,
+    TopicOffsets,
+    next_batch,
+    only_gone,
+)
 
 WIDE = Bounds(10**9, 10**12)
 
@@ -45,9 +52,9 @@ def struct(**types: DataType) -> StructType:
 
 
 def batches(
-    span: Span,
+    offsets: TopicOffsets,
     after: int,
-    extents: Sequence[Extent] = (),
+    sizes: Sequence[SizedRange] = (),
     bounds: Bounds = WIDE,
     *,
     end: int | None = None,
@@ -55,7 +62,7 @@ def batches(
 ) -> list[Batch]:
     found = []
     while (
-        batch := next_batch(span, after, extents, bounds, end=end, allow_gaps=allow_gaps)
+        batch := next_batch(offsets, after, sizes, bounds, end=end, allow_gaps=allow_gaps)
     ) is not None:
         found.append(batch)
         after = batch.end
@@ -66,15 +73,15 @@ def batches(
 
 
 def test_a_batch_is_bounded_by_rows_and_by_bytes() -> None:
-    span = Span("t", 0, 100)
-    assert batches(span, 0) == [Batch(0, 0, 100)]
-    assert batches(span, 40, bounds=Bounds(25, 10**9)) == [
+    offsets = TopicOffsets("t", 0, 100)
+    assert batches(offsets, 0) == [Batch(0, 0, 100)]
+    assert batches(offsets, 40, bounds=Bounds(25, 10**9)) == [
         Batch(40, 40, 65),
         Batch(65, 65, 90),
         Batch(90, 90, 100),
     ]
-    extents = [Extent(0, 50, 500), Extent(50, 100, 5000)]
-    assert batches(span, 0, extents, Bounds(1000, 1000)) == [
+    sizes = [SizedRange(0, 50, 500), SizedRange(50, 100, 5000)]
+    assert batches(offsets, 0, sizes, Bounds(1000, 1000)) == [
         Batch(0, 0, 55),
         *(Batch(at, at, at + 10) for at in range(55, 95, 10)),
         Batch(95, 95, 100),
@@ -82,39 +89,39 @@ def test_a_batch_is_bounded_by_rows_and_by_bytes() -> None:
 
 
 def test_a_message_that_is_larger_than_a_batch_is_one() -> None:
-    found = batches(Span("t", 0, 3), 0, [Extent(0, 3, 3000)], Bounds(10, 1))
+    found = batches(TopicOffsets("t", 0, 3), 0, [SizedRange(0, 3, 3000)], Bounds(10, 1))
     assert found == [Batch(0, 0, 1), Batch(1, 1, 2), Batch(2, 2, 3)]
 
 
 def test_nothing_is_planned_beyond_the_end_that_was_asked_for() -> None:
-    assert batches(Span("t", 0, 100), 0, end=30) == [Batch(0, 0, 30)]
-    assert batches(Span("t", 0, 100), 30, end=30) == []
-    assert batches(Span("t", 0, 0), 0) == []
+    assert batches(TopicOffsets("t", 0, 100), 0, end=30) == [Batch(0, 0, 30)]
+    assert batches(TopicOffsets("t", 0, 100), 30, end=30) == []
+    assert batches(TopicOffsets("t", 0, 0), 0) == []
 
 
 def test_offsets_that_are_gone_stop_an_export_unless_gaps_are_allowed() -> None:
-    span = Span("t", 20, 100, lost=((50, 60),))
+    offsets = TopicOffsets("t", 20, 100, lost=((50, 60),))
     with pytest.raises(
         OffsetOutOfRange, match=r"offset 10 is next for the table.* is 20.*--allow-gaps"
     ):
-        batches(span, 10)
+        batches(offsets, 10)
     with pytest.raises(LostOffsets, match=r"50 to 59 are lost.*--allow-gaps"):
-        batches(span, 20)
-    assert batches(span, 10, allow_gaps=True) == [Batch(10, 20, 50), Batch(50, 60, 100)]
-    assert batches(span, 55, allow_gaps=True) == [Batch(55, 60, 100)]
+        batches(offsets, 20)
+    assert batches(offsets, 10, allow_gaps=True) == [Batch(10, 20, 50), Batch(50, 60, 100)]
+    assert batches(offsets, 55, allow_gaps=True) == [Batch(55, 60, 100)]
 
 
 def test_only_offsets_that_are_gone_may_be_stepped_over() -> None:
-    span = Span("t", 20, 100, lost=((20, 25), (50, 60)))
-    assert only_gone(span, 30, 30)
-    assert only_gone(span, 10, 25)
-    assert only_gone(span, 0, 15)
-    assert only_gone(span, 50, 60)
-    assert only_gone(span, 55, 60)
-    assert not only_gone(span, 10, 26)
-    assert not only_gone(span, 49, 60)
-    assert not only_gone(span, 50, 61)
-    assert not only_gone(span, 30, 29)
+    offsets = TopicOffsets("t", 20, 100, lost=((20, 25), (50, 60)))
+    assert only_gone(offsets, 30, 30)
+    assert only_gone(offsets, 10, 25)
+    assert only_gone(offsets, 0, 15)
+    assert only_gone(offsets, 50, 60)
+    assert only_gone(offsets, 55, 60)
+    assert not only_gone(offsets, 10, 26)
+    assert not only_gone(offsets, 49, 60)
+    assert not only_gone(offsets, 50, 61)
+    assert not only_gone(offsets, 30, 29)
 
 
 # ---- names ------------------------------------------------------------------------------------

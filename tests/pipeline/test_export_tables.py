@@ -21,8 +21,9 @@ from forebay.errors import (
     ServiceUnavailable,
     UsageError,
 )
+from forebay.pipeline.jobs.export.job import Format, export, open_target, rejected_location
 from forebay.pipeline.jobs.export.tables import (
-    NOTE,
+    COMMIT_FILE,
     Commit,
     ParquetTable,
     Staged,
@@ -30,7 +31,6 @@ from forebay.pipeline.jobs.export.tables import (
     collect,
     decode_commit,
 )
-from forebay.pipeline.jobs.export.write import Format, export, open_target, rejected_location
 
 TOPIC = "/default/orders"
 SCHEMA = StructType([StructField("offset", LongType()), StructField("timestamp", TimestampType())])
@@ -113,7 +113,7 @@ def test_a_parquet_table_without_its_note_is_refused(tmp_path: Path) -> None:
     assert commit_one("parquet", tmp_path / "t", None, 2)
     table = ParquetTable(tmp_path / "t", TOPIC)
     assert len(table.files()) == 1
-    (table.batches()[-1] / NOTE).unlink()
+    (table.batches()[-1] / COMMIT_FILE).unlink()
     with pytest.raises(MissingData, match="nobody knows which offsets"):
         table.state()
 

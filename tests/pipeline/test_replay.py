@@ -21,7 +21,7 @@ from forebay.format.names import parse_topic
 from forebay.pipeline.execute import Done, Progress
 from forebay.pipeline.jobs.replay import replay
 from forebay.pipeline.resources import close_executor_resources
-from forebay.pipeline.sink.marks import MARK
+from forebay.pipeline.sink.commit import MARK
 from forebay.settings import StoreSettings, WalSettings
 from forebay.topic.resources import StoreResources
 from forebay.upload.restore import restore_topic
@@ -160,9 +160,9 @@ def test_a_killed_replay_goes_on_where_it_was(settings: StoreSettings) -> None:
     """The driver dies while it appends; the next run may have another end, but not a lower one."""
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[1]);"
-        "from test_replay import *; from forebay.pipeline.sink.topic_writer import LocalDoor;"
-        "calls = []; append = LocalDoor.append;"
-        "LocalDoor.append = lambda self, *rows: (calls.append(1), append(self, *rows), "
+        "from test_replay import *; from forebay.pipeline.sink.owner import LocalTopicWriter;"
+        "calls = []; append = LocalTopicWriter.append;"
+        "LocalTopicWriter.append = lambda self, *rows: (calls.append(1), append(self, *rows), "
         "len(calls) == 2 and (self.flush(), os.kill(os.getpid(), signal.SIGKILL)));"
         "settings = StoreSettings(Path(sys.argv[2]), wal=WalSettings(rotate_max_bytes=200_000));"
         "replay(settings, SOURCE, TARGET, end=5000, executor=ThisProcess())"

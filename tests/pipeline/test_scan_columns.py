@@ -35,7 +35,7 @@ def test_the_types_are_those_that_spark_makes_of_the_schema() -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructField, StructType
 
-    from forebay.pipeline.source.batch import SPARK_TYPES
+    from forebay.pipeline.source.data_source import SPARK_TYPES
 
     spark = StructType([StructField(name, kind) for name, kind in SPARK_TYPES.items()])
     assert BatchMaker(list(TYPES)).schema.equals(to_arrow_schema(spark, timezone="UTC"))

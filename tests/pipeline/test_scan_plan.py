@@ -183,7 +183,7 @@ def test_places_seen_before_are_where_tasks_begin(tmp_path: Path, view_of: Store
         for _ in range(200):
             append(topic, 3)
             view = views.topic("orders")
-            places.note(view)
+            places.remember(view)
             ends.append((view.segments()[-1].end_offset, view.segments()[-1].size))
         assert view is not None
         (last,) = plan_topic(view, 597, 600, places=places)

@@ -15,8 +15,8 @@ import forebay
 from forebay.errors import TopicOwned, UsageError
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
-from forebay.pipeline.sink.marks import MARK
-from forebay.pipeline.sink.topic_writer import LocalDoor
+from forebay.pipeline.sink.commit import MARK
+from forebay.pipeline.sink.owner import LocalTopicWriter
 from forebay.pipeline.sink.writer import sink_options
 from forebay.settings import StoreSettings
 
@@ -42,7 +42,7 @@ def values(data: Path, topic: str = TOPIC) -> list[str]:
 
 
 def staged(data: Path) -> list[Path]:
-    return [path for path in (data / "objects").rglob("*") if path.suffix in (".arrow", ".json")]
+    return [path for path in (data / "objects").rglob("*") if path.suffix in (".frames", ".json")]
 
 
 def numbers(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
@@ -136,7 +136,7 @@ def test_a_job_that_fails_leaves_nothing_to_be_seen(spark: SparkSession, data: P
 def test_a_topic_of_another_process_is_said_with_its_owner(data: Path) -> None:
     with forebay.open(data) as store:
         store.topic(TOPIC).append(b"mine")
-        door = LocalDoor(StoreSettings(data=data), wait_seconds=0.2)
+        door = LocalTopicWriter(StoreSettings(data=data), wait_seconds=0.2)
         with door, pytest.raises(TopicOwned) as told:
             door.end(parse_topic(TOPIC))
         assert f"cannot append to {TOPIC}, which" in str(told.value)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,26 +15,28 @@ import forebay
 from forebay.catalog.job_state import read_job_state
 from forebay.errors import ForebayError, TopicOwned, UsageError
 from forebay.format.names import parse_topic
-from forebay.pipeline.sink.commit import Committed, commit_batch, note_name
-from forebay.pipeline.sink.marks import (
+from forebay.pipeline.sink.commit import (
     MARK,
+    Committed,
     Position,
-    Run,
-    SinkNote,
+    SinkBatch,
+    SinkState,
     check_sink_id,
-    decode_note,
-    encode_note,
+    commit_batch,
+    decode_state,
+    encode_state,
     mark_prefix,
     parse_mark,
+    state_name,
 )
+from forebay.pipeline.sink.owner import LocalTopicWriter
 from forebay.pipeline.sink.staging import Part, discard
-from forebay.pipeline.sink.topic_writer import Door, LocalDoor, connect_door
 from forebay.pipeline.sink.writer import ForebayWriter, StagedPart
 from forebay.topic.resources import StoreResources
 from forebay.upload.restore import restore_topic
 from sink_grounds import OTHER, TOPIC, SinkGround, marks, numbered
 
-RUN = Run("daily", 0, named=True)
+RUN = SinkBatch("daily", 0, named=True)
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ class Interrupted(RuntimeError):
     """The driver dies here."""
 
 
-class DyingDoor(LocalDoor):
+class DyingWriter(LocalTopicWriter):
     """Appends so many rows, and then no more; what it appended is in the log."""
 
     def __init__(self, ground: SinkGround, rows: int) -> None:
@@ -63,10 +66,10 @@ class DyingDoor(LocalDoor):
             raise Interrupted
 
 
-def interrupt(ground: SinkGround, run: Run, parts: list[Part], rows: int) -> None:
+def interrupt(ground: SinkGround, run: SinkBatch, parts: list[Part], rows: int) -> None:
     """Commits the parts, and dies after so many rows."""
-    with pytest.raises(Interrupted), DyingDoor(ground, rows) as door:
-        commit_batch(door, ground.bench.catalog, ground.bench.store, run, parts)
+    with pytest.raises(Interrupted), DyingWriter(ground, rows) as writer:
+        commit_batch(writer, ground.bench.catalog, ground.bench.store, run, parts)
 
 
 # ---- once ----
@@ -84,7 +87,7 @@ def test_rows_are_appended_in_the_order_of_partitions(ground: SinkGround) -> Non
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_batch_that_is_committed_again_adds_nothing(ground: SinkGround, streaming: bool) -> None:
-    run = Run("daily", 3, named=True, streaming=streaming)
+    run = SinkBatch("daily", 3, named=True, streaming=streaming)
     parts = ground.stage(numbered(0, 20), numbered(20, 10))
     assert ground.commit(run, parts) == Committed(30, 0)
     assert ground.commit(run, parts) == Committed(0, 30)
@@ -96,9 +99,9 @@ def test_a_batch_that_is_committed_again_adds_nothing(ground: SinkGround, stream
 def test_a_lower_batch_of_a_stream_is_another_checkpoints_and_refused(ground: SinkGround) -> None:
     """Even if the batches before it had no rows: dropping them as known would lose them."""
     for batch in (1, 2):
-        ground.write(Run("q", batch, named=True, streaming=True), numbered(batch * 10, 10))
+        ground.write(SinkBatch("q", batch, named=True, streaming=True), numbered(batch * 10, 10))
     with pytest.raises(UsageError, match="new checkpoint"):
-        ground.write(Run("q", 1, named=True, streaming=True), numbered(70, 10))
+        ground.write(SinkBatch("q", 1, named=True, streaming=True), numbered(70, 10))
     assert ground.values() == [f"{at:06d}" for at in range(10, 30)]
 
 
@@ -106,7 +109,7 @@ def test_a_lower_batch_of_a_stream_is_another_checkpoints_and_refused(ground: Si
 def test_as_many_other_rows_under_the_same_id_are_refused(
     ground: SinkGround, streaming: bool
 ) -> None:
-    run = Run("daily", 0, named=True, streaming=streaming)
+    run = SinkBatch("daily", 0, named=True, streaming=streaming)
     ground.write(run, numbered(0, 10))
     with pytest.raises(UsageError, match="other rows"):
         ground.write(run, numbered(50, 10))
@@ -114,11 +117,11 @@ def test_as_many_other_rows_under_the_same_id_are_refused(
 
 
 def test_sinks_with_random_ids_leave_no_note(ground: SinkGround) -> None:
-    run = Run("once-abc", 0, named=False)
+    run = SinkBatch("once-abc", 0, named=False)
     ground.write(run, numbered(0, 5))
     assert ground.write(run, numbered(5, 5)) == Committed(5, 0)
     assert ground.values() == [f"{at:06d}" for at in range(10)]
-    assert read_job_state(ground.bench.catalog, parse_topic(TOPIC), note_name("once-abc")) is None
+    assert read_job_state(ground.bench.catalog, parse_topic(TOPIC), state_name("once-abc")) is None
 
 
 def test_an_empty_batch_is_nothing(ground: SinkGround) -> None:
@@ -136,7 +139,7 @@ def test_every_topic_of_a_batch_gets_its_rows_once(ground: SinkGround) -> None:
 
 def test_two_sinks_of_one_topic_do_not_know_each_other(ground: SinkGround) -> None:
     for name in ("a", "a.b", "b"):
-        assert ground.write(Run(name, 0, named=True), numbered(0, 5)) == Committed(5, 0)
+        assert ground.write(SinkBatch(name, 0, named=True), numbered(0, 5)) == Committed(5, 0)
     assert len(ground.values()) == 15
 
 
@@ -196,7 +199,7 @@ def test_a_later_batch_leaves_a_half_appended_one_as_it_is(
     ground: SinkGround, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupt(ground, RUN, ground.stage(numbered(0, 20)), 8)
-    assert ground.write(Run("daily", 1, named=True), numbered(20, 5)) == Committed(5, 0)
+    assert ground.write(SinkBatch("daily", 1, named=True), numbered(20, 5)) == Committed(5, 0)
     assert "never completed" in caplog.text
     assert ground.values() == [f"{at:06d}" for at in [*range(8), *range(20, 25)]]
 
@@ -224,22 +227,22 @@ def test_other_rows_under_a_complete_batch_are_refused(ground: SinkGround) -> No
     ground.write(RUN, numbered(0, 20))
     with pytest.raises(UsageError, match="complete with 20 rows, and this one has 21"):
         ground.write(RUN, numbered(0, 21))
-    assert ground.write(Run("daily", 1, named=True), numbered(20, 1)) == Committed(1, 0)
+    assert ground.write(SinkBatch("daily", 1, named=True), numbered(20, 1)) == Committed(1, 0)
 
 
 def test_a_write_with_a_lower_batch_is_refused(ground: SinkGround) -> None:
     """Nobody could tell a late batch from one that is repeated."""
-    ground.write(Run("daily", 5, named=True), numbered(0, 20))
+    ground.write(SinkBatch("daily", 5, named=True), numbered(0, 20))
     with pytest.raises(UsageError, match="batches of one sink must ascend"):
-        ground.write(Run("daily", 4, named=True), numbered(0, 20))
+        ground.write(SinkBatch("daily", 4, named=True), numbered(0, 20))
 
 
 def test_a_query_with_a_new_checkpoint_needs_a_new_sink_id(ground: SinkGround) -> None:
     for batch in (0, 1):
-        run = Run("q", batch, named=True, streaming=True)
+        run = SinkBatch("q", batch, named=True, streaming=True)
         ground.write(run, numbered(batch * 10, 10))
     with pytest.raises(UsageError, match="new checkpoint"):
-        ground.write(Run("q", 0, named=True, streaming=True), numbered(0, 10))
+        ground.write(SinkBatch("q", 0, named=True, streaming=True), numbered(0, 10))
 
 
 @pytest.mark.parametrize("name", ["", "/", "a/b", "-a", "a b", "x" * 129, "ü"])
@@ -261,9 +264,9 @@ def test_marks_are_read_as_they_are_written() -> None:
 def test_after_a_restore_the_log_tells_what_is_there(ground: SinkGround) -> None:
     topic = parse_topic(TOPIC)
     for batch in (0, 1):
-        ground.write(Run("q", batch, named=True, streaming=True), numbered(batch * 10, 10))
+        ground.write(SinkBatch("q", batch, named=True, streaming=True), numbered(batch * 10, 10))
     parts = ground.stage(numbered(20, 10))
-    interrupt(ground, Run("q", 2, named=True, streaming=True), parts, 4)
+    interrupt(ground, SinkBatch("q", 2, named=True, streaming=True), parts, 4)
     with forebay.open(ground.data) as store:
         store.topic(TOPIC).upload()
     ground.close()
@@ -274,34 +277,34 @@ def test_after_a_restore_the_log_tells_what_is_there(ground: SinkGround) -> None
     tiers.close()
     ground = SinkGround(ground.data)
     with pytest.raises(UsageError, match="at batch 2"):
-        ground.write(Run("q", 1, named=True, streaming=True), numbered(10, 10))
-    assert ground.commit(Run("q", 2, named=True, streaming=True), parts) == Committed(6, 4)
-    assert ground.write(Run("q", 3, named=True, streaming=True), numbered(30, 10)) == Committed(
-        10, 0
-    )
-    assert ground.write(Run("new", 0, named=True, streaming=True), numbered(40, 10)) == Committed(
-        10, 0
-    )
+        ground.write(SinkBatch("q", 1, named=True, streaming=True), numbered(10, 10))
+    assert ground.commit(SinkBatch("q", 2, named=True, streaming=True), parts) == Committed(6, 4)
+    assert ground.write(
+        SinkBatch("q", 3, named=True, streaming=True), numbered(30, 10)
+    ) == Committed(10, 0)
+    assert ground.write(
+        SinkBatch("new", 0, named=True, streaming=True), numbered(40, 10)
+    ) == Committed(10, 0)
     assert ground.values() == [f"{at:06d}" for at in range(50)]
     ground.close()
 
 
 def test_the_note_says_what_is_complete(ground: SinkGround) -> None:
-    ground.write(Run("q", 7, named=True), numbered(0, 10))
-    data = read_job_state(ground.bench.catalog, parse_topic(TOPIC), note_name("q"))
+    ground.write(SinkBatch("q", 7, named=True), numbered(0, 10))
+    data = read_job_state(ground.bench.catalog, parse_topic(TOPIC), state_name("q"))
     assert data is not None
-    note = decode_note(data, "it")
+    note = decode_state(data, "it")
     assert (note.batch, note.done, note.offset, note.rows) == (7, True, 10, 10)
-    plain = SinkNote(
+    plain = SinkState(
         7, done=True, offset=10, rows=10, shape="s", write="w", origin="here", previous=6
     )
-    assert encode_note(plain) == (
+    assert encode_state(plain) == (
         b'{"batch":7,"digest":null,"done":true,"offset":10,"origin":"here","previous":6,"rows":10,'
         b'"shape":"s","write":"w"}'
     )
     for bad in (b"", b"{}", data.replace(b'"batch":7', b'"batch":-7')):
         with pytest.raises(ForebayError, match="it is no note"):
-            decode_note(bad, "it")
+            decode_state(bad, "it")
 
 
 # ---- the owner ----
@@ -329,8 +332,10 @@ def test_a_topic_of_another_process_is_named_with_its_owner(ground: SinkGround) 
     assert ground.values() == ["mine", *(f"{at:06d}" for at in range(5))]
 
 
-def test_the_door_is_this_process_where_nothing_is_served(ground: SinkGround) -> None:
-    make: Callable[..., Door] = connect_door
-    with make(ground.settings) as door:
-        assert isinstance(door, LocalDoor)
-        assert door.end(parse_topic(TOPIC)) == 0
+def test_a_local_writer_makes_this_process_the_owner(ground: SinkGround) -> None:
+    topic = parse_topic(TOPIC)
+    with LocalTopicWriter(ground.settings) as writer:
+        assert writer.end(topic) == 0
+        owner = ground.bench.catalog.owner(topic)
+        assert owner is not None
+        assert str(os.getpid()) in owner.name

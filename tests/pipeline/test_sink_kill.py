@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sink_grounds
-from forebay.pipeline.sink.marks import Run
+from forebay.pipeline.sink.commit import SinkBatch
 from sink_grounds import OTHER, TOPIC, SinkGround, marks, numbered
 
 ROWS = 4000
@@ -32,7 +32,7 @@ def test_twenty_kills_add_nothing_twice_and_lose_nothing(tmp_path: Path) -> None
             assert found == expected * batches, f"seed {seed}"
             assert len(set(marks(messages))) == len(messages)
         again = ground.write(
-            Run("killed", batches - 1, named=True),
+            SinkBatch("killed", batches - 1, named=True),
             *(numbered(at * ROWS, ROWS, (TOPIC, OTHER)) for at in range(3)),
         )
         assert (again.appended, again.known) == (0, 3 * ROWS)

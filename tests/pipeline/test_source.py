@@ -84,7 +84,7 @@ def test_columns_are_chosen_by_an_option(spark: SparkSession, data: Path) -> Non
 
 
 def test_the_format_works_in_sql_and_by_registration(spark: SparkSession, data: Path) -> None:
-    from forebay.pipeline.source.batch import register
+    from forebay.pipeline.source.data_source import register
 
     register(spark)
     spark.sql(

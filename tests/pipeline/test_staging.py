@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,10 +20,10 @@ from pyspark.sql.types import (
 
 from forebay.errors import FormatError, MessageTooLarge, UsageError
 from forebay.format.names import STAGING_PREFIX, staged_file, topic_of_key, write_of_staged
-from forebay.limits import ATTRIBUTES_MAX, MESSAGE_BYTES_MAX, MIB
+from forebay.limits import ATTRIBUTES_MAX, KIB, MESSAGE_BYTES_MAX, MIB
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
-from forebay.pipeline.sink.columns import check_columns, staged_batches
+from forebay.pipeline.sink.columns import check_columns, checked_rows
 from forebay.pipeline.sink.staging import (
     Part,
     discard,
@@ -35,6 +36,7 @@ from forebay.pipeline.sink.staging import (
 )
 from forebay.testing import ManualClock
 
+WRITE = "00112233445566aa"
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
@@ -47,20 +49,31 @@ def batch(**columns: Any) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-def rows(store: CloudStore, part: Part) -> list[dict[str, Any]]:
-    return [row for piece in staged_rows(store, part) for row in piece.to_pylist()]
+def rows(store: CloudStore, part: Part) -> list[tuple[str, bytes, dict[str, str], str | None]]:
+    """Topic, payload, attributes and key of each."""
+    return [
+        (topic, bytes(payload), dict(attributes or {}), key)
+        for piece in staged_rows(store, part)
+        for topic, payload, attributes, key in zip(
+            piece.topics,
+            piece.payloads,
+            piece.attributes or [None] * len(piece.topics),
+            piece.keys or [None] * len(piece.topics),
+            strict=True,
+        )
+    ]
 
 
 def staged(
     store: CloudStore, *batches: pa.RecordBatch, topic: str | None = "/default/orders"
 ) -> Part:
-    checked = staged_batches(iter(batches), 3, topic)
-    return stage(store, staged_file("w", 3, 17), 3, checked, chunk_bytes=5 * MIB)
+    checked = checked_rows(iter(batches), 3, topic)
+    return stage(store, staged_file(WRITE, 3, 17), 3, checked, chunk_bytes=5 * MIB)
 
 
 def refused(*batches: pa.RecordBatch, topic: str | None = "/default/orders") -> str:
     with pytest.raises(UsageError) as caught:
-        list(staged_batches(iter(batches), 3, topic))
+        list(checked_rows(iter(batches), 3, topic))
     return str(caught.value)
 
 
@@ -74,15 +87,16 @@ def test_rows_come_back_as_they_were_staged(store: CloudStore) -> None:
         batch(value=pa.array([b"\xff", b"", b"three"]), key=pa.array([b"k", None, b""])),
         batch(value=pa.array(["text"] * 3), headers=headers),
     )
-    assert part.key == "staging/w/3-17.arrow"
+    assert part.key == f"staging/{WRITE}/3-17.frames"
     assert topic_of_key(part.key) is None
     assert (part.rows, part.topics) == (6, {"/default/orders": 6})
     assert part.bytes == store.head(part.key).size
     found = rows(store, part)
-    assert [row["value"] for row in found] == [b"\xff", b"", b"three", *([b"text"] * 3)]
-    assert [row["key"] for row in found] == ["k", None, "", None, None, None]
-    assert found[3]["headers"] == [{"key": "a", "value": "1"}, {"key": "b", "value": "ü"}]
-    assert [row["headers"] for row in found[4:]] == [[], None]
+    topics, payloads, attributes, keys = zip(*found, strict=True)
+    assert set(topics) == {"/default/orders"}
+    assert payloads == (b"\xff", b"", b"three", *([b"text"] * 3))
+    assert keys == ("k", None, "", None, None, None)
+    assert attributes == ({}, {}, {}, {"a": "1", "b": "ü"}, {}, {})
 
 
 def test_a_partition_without_rows_has_no_file(store: CloudStore) -> None:
@@ -100,9 +114,9 @@ def test_a_task_that_fails_leaves_no_file(store: CloudStore) -> None:
     with pytest.raises(RuntimeError, match="ends here"):
         stage(
             store,
-            staged_file("w", 0, 0),
+            staged_file(WRITE, 0, 0),
             0,
-            staged_batches(failing(), 0, "t"),
+            checked_rows(failing(), 0, "t"),
             chunk_bytes=5 * MIB,
         )
     assert list(store.list("")) == []
@@ -112,14 +126,54 @@ def test_large_batches_are_read_back_in_bounded_pieces(store: CloudStore) -> Non
     payloads = [bytes([number]) * MIB for number in range(20)]
     part = staged(store, batch(value=pa.array(payloads)))
     pieces = list(staged_rows(store, part))
-    assert max(piece.nbytes for piece in pieces) <= 5 * MIB
-    assert [row["value"] for piece in pieces for row in piece.to_pylist()] == payloads
+    assert max(sum(map(len, piece.payloads)) for piece in pieces) <= 5 * MIB
+    assert [payload for piece in pieces for payload in piece.payloads] == payloads
+
+
+def test_a_row_longer_than_a_read_comes_back_whole(store: CloudStore) -> None:
+    payloads = [b"small", bytes(range(256)) * (40 * KIB), b"", b"after"]
+    part = staged(store, batch(value=pa.array(payloads)))
+    assert [row[1] for row in rows(store, part)] == payloads
 
 
 def test_a_file_that_is_no_staged_one_is_said(store: CloudStore) -> None:
-    store.put("staging/w/0-0.arrow", b"something else")
-    with pytest.raises(FormatError, match=r"staging/w/0-0\.arrow"):
-        rows(store, Part(0, "staging/w/0-0.arrow", 1, 14))
+    store.put("staging/w/0-0.frames", b"something else than frames")
+    with pytest.raises(FormatError, match=r"staging/w/0-0\.frames"):
+        rows(store, Part(0, "staging/w/0-0.frames", 1, 26))
+
+
+@pytest.mark.parametrize("cut", [1, 15, 16, 40])
+def test_a_file_that_ends_too_early_is_refused(store: CloudStore, cut: int) -> None:
+    part = staged(store, batch(value=pa.array([b"one", b"two"])))
+    assert part.key is not None
+    whole = bytes(store.get(part.key, MIB))
+    store.delete(part.key)
+    store.put(part.key, whole[:-cut])
+    with pytest.raises(FormatError, match="it ends after 1 rows of 2"):
+        rows(store, replace(part, bytes=part.bytes - cut))
+    with pytest.raises(FormatError, match="it ends after 1 rows of 1"):
+        rows(store, replace(part, bytes=part.bytes - cut, rows=1))
+
+
+@pytest.mark.parametrize("at", [0, 12, 30, -1])
+def test_a_flipped_byte_anywhere_is_found(store: CloudStore, at: int) -> None:
+    part = staged(store, batch(value=pa.array([b"one", b"two"])))
+    assert part.key is not None
+    damaged = bytearray(store.get(part.key, MIB))
+    damaged[at] ^= 1
+    store.delete(part.key)
+    store.put(part.key, bytes(damaged))
+    with pytest.raises(FormatError, match="is no staged file"):
+        rows(store, part)
+
+
+def test_a_manifest_of_files_in_arrows_format_names_none_that_can_be_read(
+    store: CloudStore,
+) -> None:
+    key = "staging/0123456789abcdef/0-0.arrow"
+    store.put(key, b"an Arrow stream, as earlier releases staged it")
+    write_manifest(store, "0123456789abcdef", [Part(0, key, 1, 46, {"/default/orders": 1})])
+    assert read_manifest(store, "0123456789abcdef") is None
 
 
 def test_a_manifest_counts_while_all_its_files_are_there(store: CloudStore) -> None:
@@ -127,11 +181,11 @@ def test_a_manifest_counts_while_all_its_files_are_there(store: CloudStore) -> N
     parts = [part, Part(4, None, 0, 0)]
     assert part.key is not None
     assert read_manifest(store, write_of_staged(part.key)) is None
-    write_manifest(store, "w", parts)
-    assert has_manifest(store, "w")
-    assert read_manifest(store, "w") == parts
+    write_manifest(store, WRITE, parts)
+    assert has_manifest(store, WRITE)
+    assert read_manifest(store, WRITE) == parts
     store.delete(part.key)
-    assert read_manifest(store, "w") is None
+    assert read_manifest(store, WRITE) is None
     discard(store, parts)
     discard(store, parts)
     assert list(store.list("")) == []
@@ -139,7 +193,7 @@ def test_a_manifest_counts_while_all_its_files_are_there(store: CloudStore) -> N
 
 def test_only_old_files_are_swept(store: CloudStore) -> None:
     part = staged(store, batch(value=pa.array([b"one"])))
-    write_manifest(store, "w", [part])
+    write_manifest(store, WRITE, [part])
     store.put("storage/topics/default/orders/objects/data-0-9.dnb1", b"not ours")
     modified = max(meta.modified_ms for meta in store.list(""))
     clock = ManualClock()
@@ -184,7 +238,7 @@ def test_headers_that_are_no_attributes_are_named(headers: list[Any], why: str) 
 
 def test_a_message_that_would_be_too_large_is_refused_before_it_is_staged() -> None:
     with pytest.raises(MessageTooLarge, match="row 0 of partition 3 is too large"):
-        list(staged_batches(iter([batch(value=pa.array([bytes(MESSAGE_BYTES_MAX)]))]), 3, "t"))
+        list(checked_rows(iter([batch(value=pa.array([bytes(MESSAGE_BYTES_MAX)]))]), 3, "t"))
 
 
 def test_topics_are_names_as_everywhere(store: CloudStore) -> None:

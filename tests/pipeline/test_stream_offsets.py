@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.errors import UsageError
 from forebay.format.names import TopicName, parse_topic
 from forebay.pipeline.source.stream_offsets import (
-    Stretch,
+    PositionMap,
     TopicEnds,
     decode_positions,
     encode_positions,
@@ -125,12 +125,12 @@ class Even:
 
 @given(small, st.integers(1, 400))
 def test_batches_limited_by_bytes_come_to_the_end(end: dict[TopicName, int], limit: int) -> None:
-    rulers = {topic: Even(7 * number + 1) for number, topic in enumerate(sorted(end))}
+    sizes = {topic: Even(7 * number + 1) for number, topic in enumerate(sorted(end))}
     at = dict.fromkeys(end, 0)
     while at != end:
-        after = limit_bytes(at, end, limit, rulers)
+        after = limit_bytes(at, end, limit, sizes)
         moved = {topic: after[topic] - at[topic] for topic in end if after[topic] > at[topic]}
-        size = sum(count * rulers[topic].size for topic, count in moved.items())
+        size = sum(count * sizes[topic].size for topic, count in moved.items())
         assert moved
         assert size <= limit or sum(moved.values()) == 1
         at = after
@@ -146,12 +146,12 @@ def test_a_measured_stretch_ascends_and_keeps_its_known_places(
     places = [(7, 0)]
     for messages, size in steps:
         places.append((places[-1][0] + messages, places[-1][1] + messages * size))
-    stretch = Stretch(tuple(places))
-    assert [stretch.position(offset) for offset, _ in places] == [at for _, at in places]
-    assert [stretch.offset(at) for _, at in places] == [offset for offset, _ in places]
-    offset = data.draw(st.integers(stretch.first, stretch.next - 1))
-    assert stretch.position(offset) < stretch.position(offset + 1)
-    assert stretch.offset(stretch.position(offset)) in (offset - 1, offset)
+    known = PositionMap(tuple(places))
+    assert [known.position(offset) for offset, _ in places] == [at for _, at in places]
+    assert [known.offset(at) for _, at in places] == [offset for offset, _ in places]
+    offset = data.draw(st.integers(known.first, known.next - 1))
+    assert known.position(offset) < known.position(offset + 1)
+    assert known.offset(known.position(offset)) in (offset - 1, offset)
 
 
 # -- topics ---------------------------------------------------------------------------------------

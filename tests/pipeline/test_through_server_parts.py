@@ -30,7 +30,7 @@ from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.replay import replay
 from forebay.pipeline.location import NO_DATA, job_settings
 from forebay.pipeline.resources import close_executor_resources, open_resources
-from forebay.pipeline.sink.server import serving
+from forebay.pipeline.sink.owner import serving
 from forebay.pipeline.sink.writer import sink_options
 from forebay.pipeline.source.plan import Split, plan_topic
 from forebay.pipeline.source.scan import read_split
@@ -164,7 +164,7 @@ def test_what_is_not_there_is_missing(backend: ServerBackend) -> None:
 
 
 def test_many_threads_read_and_write_at_the_same_time(backend: ServerBackend) -> None:
-    keys = [f"staging/{number:016x}/0-{random.getrandbits(40)}.arrow" for number in range(16)]
+    keys = [f"staging/{number:016x}/0-{random.getrandbits(40)}.frames" for number in range(16)]
 
     def there_and_back(key: str) -> bool:
         with backend.open_writer(key, chunk_bytes=CHUNK, concurrent_parts=2) as made:

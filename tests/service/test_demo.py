@@ -29,6 +29,7 @@ def test_what_a_demo_stores_is_bounded(tmp_path: Path) -> None:
     assert len(WORKLOADS) * (OBJECTS_MIB + LOCAL_MIB) < 600
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_demo_fills_every_tier(tmp_path: Path) -> None:
     with ServerProcess("demo", tmp_path / "data", tmp_path / "log") as server:
@@ -40,6 +41,7 @@ def test_a_demo_fills_every_tier(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_demo_deletes_local_segments_and_goes_on(tmp_path: Path) -> None:
     with ServerProcess("demo", tmp_path / "data", tmp_path / "log") as server:

@@ -121,6 +121,7 @@ def test_a_configuration_that_is_wrong(tmp_path: Path) -> None:
     assert "listen" in line
 
 
+@pytest.mark.spark
 def test_a_demo_in_a_directory_with_topics(tmp_path: Path) -> None:
     import forebay
 

@@ -187,6 +187,7 @@ def ctrl_c_ends_it(server: ServerProcess, data: Path) -> None:
     assert "running" not in states
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
     config = write_config(tmp_path)
@@ -210,6 +211,7 @@ def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
         assert server.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(200)
 def test_a_server_that_is_killed_leaves_no_driver_behind(tmp_path: Path) -> None:
     """Here while Spark starts; in the long run while it works."""
@@ -228,6 +230,7 @@ def no_driver_is_left_behind(server: ServerProcess) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.spark
 @pytest.mark.timeout(1200)
 def test_five_drivers_are_killed_and_nothing_is_doubled(tmp_path: Path) -> None:
     config = write_config(tmp_path)

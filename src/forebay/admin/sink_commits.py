@@ -3,7 +3,7 @@
     POST /v1/sink/commit   appends the rows of one batch
     POST /v1/sink/forget   removes the staged rows of a write that failed, unless a batch needs them
 
-The body says where the rows are staged (`forebay.pipeline.sink.server`). The response to a commit
+The body says where the rows are staged (`forebay.pipeline.sink.owner`). The response to a commit
 is a stream of lines: `{"working": true}` while it works, then `{"appended": n, "known": n}` or
 `{"error": ...}`. A commit goes on to its end when its client has gone: the same request again finds
 what is there. Batches of one sink wait for each other, for a bounded time. A body counts against a
@@ -34,8 +34,7 @@ from forebay.format.names import write_of_staged
 from forebay.logs import event
 
 if TYPE_CHECKING:
-    from forebay.pipeline.sink.commit import Committed
-    from forebay.pipeline.sink.marks import Run
+    from forebay.pipeline.sink.commit import Committed, SinkBatch
     from forebay.pipeline.sink.staging import Part
 
 _Result = TypeVar("_Result")
@@ -79,10 +78,10 @@ def _disconnected() -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkBatch:
+class SinkRequest:
     """A request, with its body, which holds bytes of the budget until it is released."""
 
-    run: Run
+    run: SinkBatch
     parts: list[Part]
     body: RequestBody
 
@@ -104,9 +103,9 @@ class SinkCommits:
         self._tasks: dict[asyncio.Task[dict[str, Any]], frozenset[str]] = {}
         """With the writes whose staged rows they need."""
 
-    async def read(self, request: Request) -> SinkBatch:
+    async def read(self, request: Request) -> SinkRequest:
         """The batch of a request, read within limits."""
-        from forebay.pipeline.sink.server import REQUEST_BYTES_MAX
+        from forebay.pipeline.sink.owner import REQUEST_BYTES_MAX
 
         if self._budget is None:
             most = _BUDGET_BODIES * REQUEST_BYTES_MAX
@@ -121,14 +120,14 @@ class SinkCommits:
             stall_seconds=self._stall_seconds,
         )
         try:
-            return SinkBatch(*await asyncio.to_thread(_decoded, await body.read()), body)
+            return SinkRequest(*await asyncio.to_thread(_decoded, await body.read()), body)
         except BaseException:
             body.release()
             raise
 
-    def commit(self, batch: SinkBatch) -> asyncio.Task[dict[str, Any]]:
+    def commit(self, batch: SinkRequest) -> asyncio.Task[dict[str, Any]]:
         """Begins a commit, which is never cancelled: rows appended by half help nobody."""
-        from forebay.pipeline.sink.server import commit_in
+        from forebay.pipeline.sink.owner import commit_in
 
         run = batch.run
         if len(self._tasks) >= _COMMITS_MAX:
@@ -142,12 +141,12 @@ class SinkCommits:
         task.add_done_callback(lambda _: batch.body.release())
         return task
 
-    async def forget(self, batch: SinkBatch) -> bool:
+    async def forget(self, batch: SinkRequest) -> bool:
         """Whether the staged rows were removed.
 
         They stay while a batch of the sink is under way, or one of another sink that needs them.
         """
-        from forebay.pipeline.sink.server import forget_in
+        from forebay.pipeline.sink.owner import forget_in
 
         try:
             needed = any(batch.writes & each for each in self._tasks.values())
@@ -184,9 +183,9 @@ class SinkCommits:
             event(_log, logging.WARNING, "a batch of a sink failed", error=task.exception())
 
 
-def _decoded(data: bytes) -> tuple[Run, list[Part]]:
+def _decoded(data: bytes) -> tuple[SinkBatch, list[Part]]:
     """May take long: not on the event loop."""
-    from forebay.pipeline.sink.server import decode_request
+    from forebay.pipeline.sink.owner import decode_request
 
     try:
         value = orjson.loads(data)

@@ -142,6 +142,9 @@ def bench_spark(**options: Any) -> None:
       forebay bench spark
       forebay bench spark --mib 256 --topics 20 --rounds 3 --json > spark.json
     """
+    from forebay.pipeline.session import require_packages
+
+    require_packages()
     from forebay.bench.spark import run
 
     _report(run, **options)

@@ -77,7 +77,7 @@ def export(
       forebay export orders lake/orders --format delta --json-values
       forebay export orders lake/orders --format iceberg --dry-run --json
     """
-    from forebay.pipeline.jobs.export.write import export as run
+    from forebay.pipeline.jobs.export.job import export as run
 
     open_view(settings).close()
     if master is not None:

@@ -290,3 +290,17 @@ def message_columns(frames: Scan) -> MessageColumns:
             "holds no known message encoding"
         )
     return MessageColumns(*raw)
+
+
+def topic_names(frames: Scan, columns: MessageColumns) -> list[str]:
+    """The topic that each of the messages names; one that repeats is decoded once."""
+    data = bytes(frames.buffer)
+    if any(flavour != FIXED for flavour in columns.flavours):
+        return [message.msg_id.topic_name for message in decode_messages(frames)]
+    # The offset and the payload's length are between the head and the payload.
+    heads = [
+        data[position : payload_at - 16]
+        for position, payload_at in zip(frames.positions, columns.payload_positions, strict=True)
+    ]
+    names = {head: _decode_head(head)[2] for head in set(heads)}
+    return [names[head] for head in heads]

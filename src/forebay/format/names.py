@@ -234,12 +234,12 @@ STAGING_PREFIX: Final = "staging/"
 """What the keys of files start with that wait to be appended; no topic's are among them."""
 
 
-_STAGED: Final = re.compile(r"staging/[0-9a-f]{16}/[0-9]{1,19}-[0-9]{1,19}\.arrow")
+_STAGED: Final = re.compile(r"staging/[0-9a-f]{16}/[0-9]{1,19}-[0-9]{1,19}\.frames")
 
 
 def staged_file(write: str, partition: int, attempt: int) -> str:
     """The key of the rows of one partition, as one attempt of its task left them."""
-    return f"{STAGING_PREFIX}{write}/{partition}-{attempt}.arrow"
+    return f"{STAGING_PREFIX}{write}/{partition}-{attempt}.frames"
 
 
 def staging_manifest(write: str) -> str:

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forebay.pipeline.jobs.compact import compact as compact
     from forebay.pipeline.jobs.compact import undo_compaction as undo_compaction
-    from forebay.pipeline.jobs.export.write import export as export
+    from forebay.pipeline.jobs.export.job import export as export
     from forebay.pipeline.jobs.offload import offload as offload
     from forebay.pipeline.jobs.replay import replay as replay
     from forebay.pipeline.jobs.restore import restore as restore
     from forebay.pipeline.jobs.verify import verify as verify
     from forebay.pipeline.session import spark_session as spark_session
-    from forebay.pipeline.source.batch import register as register
+    from forebay.pipeline.source.data_source import register as register
     from forebay.pipeline.source.stream_offsets import stream_lag as stream_lag
 
 _PLACES = {
     "compact": "jobs.compact",
     "export": "jobs.export.job",
     "offload": "jobs.offload",
-    "register": "source.batch",
+    "register": "source.data_source",
     "replay": "jobs.replay",
     "restore": "jobs.restore",
     "spark_session": "session",
@@ -39,6 +39,10 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'forebay.pipeline' has no attribute {name!r}")
+    if name == "register":  # of which the module itself is made of Spark's classes
+        from forebay.pipeline.session import require_packages
+
+        require_packages()
     found = globals()[name] = getattr(import_module(f"forebay.pipeline.{_PLACES[name]}"), name)
     return found
 

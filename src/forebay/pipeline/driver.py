@@ -1,9 +1,9 @@
 """The process that holds a server's Spark session: `python -m forebay.pipeline.driver`.
 
-It is told what to do on its standard input: first the store's settings (eight bytes of length,
-little-endian, and a pickle, so that no secret is in an argument or in the environment), then lines
-of JSON. It answers with lines of JSON on what was its standard output; that itself goes, like all
-that Spark says, to standard error.
+It reads its standard input: first the store's settings (eight bytes of length, little-endian, and
+a pickle, so that no secret is in an argument or in the environment), then lines of JSON. It writes
+lines of JSON to what was its standard output; standard output itself goes, like all that Spark
+says, to standard error.
 
     {"do": "run", "id": "7", "kind": "offload", "topics": [], "options": {}}
     {"do": "cancel", "id": "7"}
@@ -15,8 +15,8 @@ that Spark says, to standard error.
     {"event": "counted", "counts": [["forebay_...", ["label"], 3.0]]}
     {"event": "log", "logger": "forebay.pipeline", "level": 20, "text": "...", "fields": {...}}
 
-One order is carried out at a time. It ends when its input ends, and its JVM with it: whoever
-started it may be killed, and no process is left behind.
+One order is carried out at a time. The process ends when its input ends, and its JVM with it: the
+server may be killed, and no process is left behind.
 """
 
 from __future__ import annotations
@@ -51,13 +51,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ---- What a server and its Spark driver say to each other; `forebay.pipeline.driver` has the
-#
-# words.
-#
-# Apart from the driver itself, so that a server that starts none imports none of it.
-
-
 WORK_FOLDER: Final = "spark-work"
 """In the data directory: what Spark writes while it works."""
 LENGTH_BYTES: Final = 8
@@ -69,11 +62,13 @@ BEAT_SECONDS: Final = 2.0
 """From one sign of life to the next."""
 REFUSED, GONE = 2, 3
 """Exit codes: Spark did not start; Spark is gone."""
+_LOOK_SECONDS: Final = 2.0
+_END_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a driver is told first."""
+    """What a driver reads first."""
 
     settings: StoreSettings
     log_level: int = logging.WARNING
@@ -103,19 +98,12 @@ class Outcome:
     details: tuple[str, ...] = ()
 
 
-# ---- driver
-
-
-_LOOK_SECONDS: Final = 2.0
-_END_SECONDS: Final = 3.0
-
-
 class Cancelled(Exception):
-    """The job was told to end."""
+    """The job was cancelled."""
 
 
 class Events:
-    """Tells the process that started this one. Thread-safe."""
+    """Writes events to the process that started this one. Thread-safe."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -123,14 +111,14 @@ class Events:
 
     def tell(self, event: str, **facts: Any) -> None:
         line = json.dumps({"event": event, **facts}, default=str)
-        # Whoever listened may be gone; the end of the input says so to those who have to know.
+        # The server may be gone; the end of the input says so to those who have to know.
         with self._lock, suppress(OSError, ValueError):
             self._file.write(line + "\n")
             self._file.flush()
 
 
 def beat(events: Events) -> None:
-    """Tells for ever that the process runs; whoever hears nothing takes it for hung."""
+    """Says for ever that the process runs; a server that hears nothing takes it for hung."""
     while True:
         events.tell("beat")
         time.sleep(BEAT_SECONDS)
@@ -146,12 +134,12 @@ class LogEvents(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text, fields = fields_of(record)
         trace = {"trace": _cut(self.format(record))} if record.exc_info else {}
-        told = {
+        shown = {
             name: value if isinstance(value, int | float) else _cut(str(value))
             for name, value in {**fields, **trace}.items()
         }
         self._events.tell(
-            "log", logger=record.name, level=record.levelno, text=_cut(text), fields=told
+            "log", logger=record.name, level=record.levelno, text=_cut(text), fields=shown
         )
 
 
@@ -168,7 +156,7 @@ class Driver:
         self._current: str | None = None
         self._ending = False
         self._step = 0
-        self._told = (-1, -1)
+        self._reported = (-1, -1)
 
     def run(self) -> int:
         """Until the input ends; the exit code."""
@@ -205,16 +193,19 @@ class Driver:
             if not alive:
                 return GONE
 
-    # -- what it is told ------------------------------------------------------------------------
-
     def _listen(self) -> None:
         for line in self._commands:
-            told = json.loads(line)
-            if told["do"] == "cancel":
-                self._cancel(told["id"])
+            command = json.loads(line)
+            if command["do"] == "cancel":
+                self._cancel(command["id"])
             else:
                 self._orders.put(
-                    Order(told["id"], told["kind"], tuple(told["topics"]), told["options"])
+                    Order(
+                        command["id"],
+                        command["kind"],
+                        tuple(command["topics"]),
+                        command["options"],
+                    )
                 )
         self._ending = True
         self._orders.put(None)
@@ -228,10 +219,8 @@ class Driver:
         if job is not None:
             self._cancelled.add(job)
         if job == self._current and self._session is not None:
-            with suppress(Exception):  # the JVM may be gone, which whoever waits for it is told
+            with suppress(Exception):  # the JVM may be gone, which its callers notice
                 self._session.sparkContext.cancelAllJobs()
-
-    # -- what it does ---------------------------------------------------------------------------
 
     def _carry_out(self, offload: Offload, order: Order) -> Outcome:
         self._current, self._step = order.id, 0
@@ -242,7 +231,7 @@ class Driver:
             outcome = Outcome("cancelled")
         except ForebayError as error:
             outcome = Outcome("failed", error=_cut(str(error)))
-        except Exception as error:  # noqa: BLE001  # a bug ends one job, and is told with its trace
+        except Exception as error:  # noqa: BLE001  # a bug ends one job, and is reported with its trace
             traceback.print_exc()
             outcome = Outcome("failed", error=_cut(f"a bug: {error!r}; spark.log has the trace"))
         stopped = self._ending or order.id in self._cancelled
@@ -257,10 +246,10 @@ class Driver:
     def _progress(self, done: int, total: int) -> None:
         """Called before each Spark job of an order, and as its tasks end."""
         self._go_on()
-        if done == 0 and self._told != (0, total):
+        if done == 0 and self._reported != (0, total):
             self._step += 1
-        if self._told != (done, total):
-            self._told = (done, total)
+        if self._reported != (done, total):
+            self._reported = (done, total)
             self._events.tell("progress", id=self._current, done=done, total=total, step=self._step)
 
     def _job(self, offload: Offload, order: Order) -> Outcome:
@@ -346,7 +335,7 @@ def main() -> None:
     length = int.from_bytes(commands.read(LENGTH_BYTES), "little")
     body = commands.read(length)
     if not length or len(body) < length:
-        sys.exit(0)  # whoever started it is gone already
+        sys.exit(0)  # the server is gone already
     orders = pickle.loads(body)  # noqa: S301  # of the process that started this one
     assert isinstance(orders, Orders)
     logger = logging.getLogger("forebay")
@@ -358,7 +347,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The orders are pickled as this module's class, which is not the one of `__main__`.
+    # Not this module's own `main`: the server's pickle names `forebay.pipeline.driver.Orders`, and
+    # here that class is `__main__.Orders`.
     from forebay.pipeline import driver  # noqa: PLW0406
 
     driver.main()

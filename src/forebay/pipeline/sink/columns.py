@@ -7,14 +7,16 @@
 | `headers` | array of struct(key string, value binary or string), UTF-8 | attributes |
 | `topic`   | string                                | where it goes     |
 
-Every row is checked here, in the task, with what the log will check when it is appended: the
-driver must not stop in the middle of a batch because of one row.
+Every row is checked here, in the task, with what the log will check when it is appended: a commit
+must not stop in the middle of a batch because of one row. This module needs Arrow; what it returns
+does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,14 +24,14 @@ import pyarrow.compute as pc
 from forebay.errors import InvalidTopicName, MessageTooLarge, UsageError
 from forebay.format.names import parse_topic
 from forebay.limits import ATTRIBUTES_MAX, KIB, MESSAGE_BYTES_MAX
-from forebay.pipeline.sink.staging import STAGED
+from forebay.pipeline.sink.staging import COPIED_BYTES_MAX, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
 _COLUMNS: Final = ("value", "key", "headers", "topic")
-_ROOM_BYTES: Final = 4 * KIB
+_REST_BYTES: Final = 4 * KIB
 """For what a message has besides value, key and headers: its topic's name, numbers, the mark."""
 _HEADER_BYTES: Final = 16
 """The two lengths of an attribute."""
@@ -94,24 +96,24 @@ def _is_headers(kind: DataType) -> bool:
     )
 
 
-def staged_batches(
+def checked_rows(
     batches: Iterator[pa.RecordBatch], partition: int, topic: str | None
-) -> Iterator[pa.RecordBatch]:
-    """The rows with the columns STAGED, each of them fit to be appended.
+) -> Iterator[Rows]:
+    """The rows of Arrow batches with the columns above, each of them fit to be appended.
 
     `topic` counts before the column, as in Spark's Kafka sink. UsageError, naming the first row
-    at fault, for one that is not fit.
+    at fault, for one that is not fit. Payloads may be views of the batch that they came from.
     """
     known: dict[str, str] = {}
     first = 0
     for batch in batches:
         if batch.num_rows:
-            yield _Rows(batch, partition, first, known).staged(topic)
+            yield _BatchCheck(batch, partition, first, known).rows(topic)
         first += batch.num_rows
 
 
-class _Rows:
-    """One batch of rows on its way to the columns STAGED."""
+class _BatchCheck:
+    """One Arrow batch on its way to `Rows`."""
 
     def __init__(
         self, batch: pa.RecordBatch, partition: int, first: int, known: dict[str, str]
@@ -120,44 +122,48 @@ class _Rows:
         self._partition = partition
         self._first = first
         self._known = known
+        """Topics by their names as they were given."""
 
-    def staged(self, topic: str | None) -> pa.RecordBatch:
+    def rows(self, topic: str | None) -> Rows:
         value = self._column("value")
         self._refuse(pc.is_null(value), "has no value: a message must have one, if empty")
         value = value.cast(pa.binary())
-        key = self._text(self._column("key"), "key")
-        headers, header_bytes = self._headers()
-        size = pc.add(pc.binary_length(value), header_bytes)
-        size = pc.add(size, pc.fill_null(pc.binary_length(key), 0))
+        size = pc.cast(pc.binary_length(value), pa.int64())
+        key = self._column("key")
+        if key is not None:
+            key = self._text(key, "key")
+            size = pc.add(size, pc.fill_null(pc.binary_length(key), 0))
+        attributes = self._attributes()
+        if attributes is not None:
+            size = pc.add(size, pa.array([_header_bytes(each) for each in attributes], pa.int64()))
         self._refuse(
-            pc.greater(size, MESSAGE_BYTES_MAX - _ROOM_BYTES),
-            f"is too large: a message has at most {MESSAGE_BYTES_MAX - _ROOM_BYTES} bytes",
+            pc.greater(size, MESSAGE_BYTES_MAX - _REST_BYTES),
+            f"is too large: a message has at most {MESSAGE_BYTES_MAX - _REST_BYTES} bytes",
             MessageTooLarge,
         )
-        topics = self._topics(topic)
-        return pa.RecordBatch.from_arrays([topics, key, value, headers], schema=STAGED)
+        keys = None if key is None else key.to_pylist()
+        return Rows(self._topics(topic), _payloads(value), attributes, keys)
 
     def _column(self, name: str) -> Any:
-        """The column, or nulls where there is none."""
+        """The column; None where there is none, or nothing in it."""
         at = self._batch.schema.get_field_index(name)
-        if at < 0:
-            return pa.nulls(self._batch.num_rows, STAGED.field(name).type)
-        return self._batch.column(at)
+        column = None if at < 0 else self._batch.column(at)
+        empty = column is None or (name != "value" and column.null_count == len(column))
+        return None if empty else column
 
-    def _topics(self, topic: str | None) -> Any:
+    def _topics(self, topic: str | None) -> list[str]:
         if topic is not None:
-            return pa.array([topic] * self._batch.num_rows, pa.string())
-        column = self._column("topic")
+            return [topic] * self._batch.num_rows
+        column = self._batch.column("topic")
         self._refuse(pc.is_null(column), "has no topic, and the option 'topic' is not given")
-        encoded = column.dictionary_encode()
-        names = encoded.dictionary.to_pylist()
-        for name in names:
+        names = column.to_pylist()
+        for name in set(names):
             if name not in self._known:
                 try:
                     self._known[name] = str(parse_topic(name))
                 except InvalidTopicName as error:
                     self._refuse(pc.equal(column, name), f"has no good topic: {error}")
-        return pa.array([self._known[name] for name in names]).take(encoded.indices)
+        return [self._known[name] for name in names]
 
     def _text(self, column: Any, what: str) -> Any:
         """Bytes that must be UTF-8, as text."""
@@ -168,49 +174,61 @@ class _Rows:
             self._refuse(bad, f"has a {what} that is not UTF-8 text")
             raise
 
-    def _headers(self) -> tuple[Any, Any]:
-        """The headers with their values as text, and the bytes of each row's."""
+    def _attributes(self) -> list[dict[str, str] | None] | None:
+        """The headers of each row as attributes."""
         column = self._column("headers")
-        count = self._batch.num_rows
-        if column.null_count == count:
-            return pa.nulls(count, STAGED.field("headers").type), pa.repeat(0, count)
-        rows: list[list[dict[str, str]] | None] = []
-        sizes: list[int] = []
-        for at, found in enumerate(column.to_pylist()):
-            row = None if found is None else [self._header(at, header) for header in found]
-            if row is not None and len({header["key"] for header in row}) < len(row):
-                self._refuse_row(at, "has two headers of one name: attributes are a map")
-            if row is not None and len(row) >= ATTRIBUTES_MAX:
-                self._refuse_row(at, f"has {len(row)} headers; at most {ATTRIBUTES_MAX - 1}")
-            rows.append(row)
-            sizes.append(
-                sum(
-                    len(header["key"].encode()) + len(header["value"].encode()) + _HEADER_BYTES
-                    for header in row or ()
-                )
-            )
-        return pa.array(rows, STAGED.field("headers").type), pa.array(sizes, pa.int64())
+        if column is None:
+            return None
+        return [
+            None if headers is None else self._row_attributes(at, headers)
+            for at, headers in enumerate(column.to_pylist())
+        ]
 
-    def _header(self, at: int, header: dict[str, Any] | None) -> dict[str, str]:
-        if header is None or header["key"] is None or header["value"] is None:
-            self._refuse_row(at, "has a header without a key or a value")
-        assert header is not None
-        value = header["value"]
-        if isinstance(value, bytes):
-            try:
-                value = value.decode()
-            except UnicodeDecodeError:
-                self._refuse_row(at, f"has a header {header['key']!r} that is not UTF-8 text")
-        return {"key": header["key"], "value": value}
+    def _row_attributes(self, at: int, headers: list[dict[str, Any] | None]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for header in headers:
+            if header is None or header["key"] is None or header["value"] is None:
+                raise self._refusal(at, "has a header without a key or a value")
+            name, value = header["key"], header["value"]
+            if isinstance(value, bytes):
+                try:
+                    value = value.decode()
+                except UnicodeDecodeError:
+                    raise self._refusal(
+                        at, f"has a header {name!r} that is not UTF-8 text"
+                    ) from None
+            found[name] = value
+        if len(found) < len(headers):
+            raise self._refusal(at, "has two headers of one name: attributes are a map")
+        if len(found) >= ATTRIBUTES_MAX:
+            raise self._refusal(at, f"has {len(found)} headers; at most {ATTRIBUTES_MAX - 1}")
+        return found
 
     def _refuse(self, mask: Any, why: str, kind: type[UsageError] = UsageError) -> None:
         """Raises if any row is in the mask, naming the first."""
         at = pc.index(mask, True).as_py()
         if at >= 0:
-            self._refuse_row(at, why, kind)
+            raise self._refusal(at, why, kind)
 
-    def _refuse_row(self, at: int, why: str, kind: type[UsageError] = UsageError) -> None:
-        raise kind(f"row {self._first + at} of partition {self._partition} {why}")
+    def _refusal(self, at: int, why: str, kind: type[UsageError] = UsageError) -> UsageError:
+        return kind(f"row {self._first + at} of partition {self._partition} {why}")
+
+
+def _payloads(values: pa.Array) -> list[bytes] | list[memoryview]:
+    """The values, which are of the type binary and not null; large ones are not copied."""
+    if values.nbytes <= len(values) * COPIED_BYTES_MAX:
+        return cast("list[bytes]", values.to_pylist())
+    _, offsets, data = values.buffers()
+    ends = memoryview(offsets).cast("i")[values.offset : values.offset + len(values) + 1]
+    view = memoryview(data)
+    return [view[begin:end] for begin, end in pairwise(ends)]
+
+
+def _header_bytes(attributes: dict[str, str] | None) -> int:
+    if not attributes:
+        return 0
+    texts = (*attributes.keys(), *attributes.values())
+    return sum(len(each.encode()) for each in texts) + _HEADER_BYTES * len(attributes)
 
 
 def _is_utf8(value: bytes | None) -> bool:

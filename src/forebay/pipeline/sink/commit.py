@@ -1,59 +1,57 @@
-"""`commit_batch`: appends the staged rows of one batch through the owner, once.
+"""`commit_batch`: appends the staged rows of one batch through the owner of the topics, once.
+
+Every message that a sink appends carries the attribute `forebay.sink`:
+
+    <sink id>/<batch>/<partition>/<row>
+
+Rows are appended in the order of (batch, partition, row), so the last message of a sink says what
+is there. To find it without reading the whole topic, the catalog keeps a `SinkState` for each sink
+and topic, as one of the topic's notes. The log is the truth and the state a memory of it: one that
+may be older than the log (after a restore) only says from where on to look.
 
 The order of things, and what a crash after each of them leaves:
 
-1. The topics are taken, and their notes read. Nothing has changed.
-2. The manifest names the staged files, which are all there; a note in each topic says that the
-   batch has begun.
-3. Rows are appended in the order of partition and row. A crash leaves a prefix of the batch in
-   the topics, which readers see; the next run of the same batch goes on behind it, from the files
-   that the manifest names, whatever rows that run has staged itself.
-4. Everything is synced, and the notes say that the batch is complete.
+1. The topics are taken, and their states read. Nothing has changed.
+2. The manifest names the staged files, which are all there; a state in each topic says that the
+   batch has begun, and where the topic ended.
+3. Rows are appended. A crash leaves a prefix of the batch in the topics, which readers see; the
+   next run of the same batch goes on behind it, from the files that the manifest names, whatever
+   rows that run has staged itself.
+4. Everything is synced, and the states say that the batch is complete.
 5. The staged files go.
+
+What a caller gets wrong: two commits of one sink at the same time; see `TopicWriter`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol, Self
 
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.job_state import JobState, find_job_state, origin, write_job_state
-from forebay.errors import FormatError, UsageError
+from forebay.catalog.job_state import ORIGIN_HERE, JobState, find_job_state, origin, write_job_state
+from forebay.errors import DescriptorError, FormatError, UsageError
 from forebay.format.names import TopicName, parse_topic, write_of_staged
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.objects.store import CloudStore
-from forebay.pipeline.sink.marks import (
-    MARK,
-    Action,
-    Decision,
-    Position,
-    Run,
-    SinkNote,
-    below,
-    decide,
-    decode_note,
-    encode_note,
-    mark_prefix,
-    shape_of,
-)
 from forebay.pipeline.sink.staging import (
     Part,
+    Rows,
     discard,
-    has_manifest,
     read_manifest,
     staged_rows,
     sweep_staging,
     write_manifest,
 )
-from forebay.pipeline.sink.topic_writer import Door
-
-# ---- sink_commit
-
 
 _log: Final = logging.getLogger("forebay.pipeline")
 _SWEEP_BATCHES: Final = 100
@@ -63,6 +61,220 @@ ROWS: Final = Counter(
     "Rows of batches that the sink committed: appended, or known, as they were there already.",
     ["outcome"],
 )
+
+MARK: Final = "forebay.sink"
+_SINK_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+# ---- what a sink has appended
+
+
+class Position(NamedTuple):
+    """Which row a message is; positions of a sink in a topic only grow."""
+
+    batch: int
+    partition: int
+    row: int
+    """The number of the row in its partition, whatever topic the others go to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkBatch:
+    """One batch of one sink."""
+
+    sink_id: str
+    number: int
+    named: bool
+    """False: the id is random, so nothing of it can be there, and nobody will ask again."""
+    streaming: bool = False
+
+    def __str__(self) -> str:
+        return f"batch {self.number} of the sink {self.sink_id!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkState:
+    """What the catalog remembers of a sink in a topic."""
+
+    batch: int
+    done: bool
+    offset: int
+    """Messages of the batch are at or after it; once it is done, those of the next one are."""
+    rows: int
+    """Of the batch, in this topic."""
+    shape: str
+    """Tells whether the same rows are in the same partitions, by their numbers."""
+    write: str
+    """Whose staged files the batch is appended from."""
+    origin: str | None
+    """Of the topic's notes when this one was written."""
+    previous: int | None = None
+    """The batch that was complete before this one."""
+    digest: int | None = None
+    """The sum of the checksums of the batch's values, in all topics."""
+
+
+class Action(Enum):
+    APPEND = "append"
+    """Nothing of the batch is there, unless a look into the log finds it."""
+    RESUME = "resume"
+    """A run of the batch began to append and did not end."""
+    KNOWN = "known"
+    """All of the batch is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do with a batch in one topic."""
+
+    action: Action
+    look_from: int | None = None
+    """Where to look in the log for messages of the sink; None: there is no need to."""
+
+
+def check_sink_id(sink_id: str) -> str:
+    if _SINK_ID.fullmatch(sink_id) is None:
+        raise UsageError(
+            f"the sinkId {sink_id!r} must be 1 to 128 letters, digits, '.', '_', ':' and '-', and "
+            "begin with a letter or digit"
+        )
+    return sink_id
+
+
+def mark_prefix(sink_id: str, batch: int, partition: int) -> str:
+    """What the marks of one partition's rows start with; the number of the row follows."""
+    return f"{sink_id}/{batch}/{partition}/"
+
+
+def parse_mark(text: str | None, sink_id: str) -> Position | None:
+    """The position that the attribute gives, if it is this sink's."""
+    if text is None or not text.startswith(sink_id):
+        return None
+    parts = text.removeprefix(sink_id).split("/")
+    if len(parts) != 4 or parts[0] or not all(_NUMBER.fullmatch(each) for each in parts[1:]):
+        return None
+    return Position(*map(int, parts[1:]))
+
+
+def shape_of(parts: Sequence[Part], topic: TopicName) -> str:
+    """Equal for two writes whose partitions have equally many rows for the topic."""
+    rows = [(part.partition, part.topics.get(str(topic), 0)) for part in parts]
+    text = json.dumps([each for each in sorted(rows) if each[1]])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def decide(
+    topic: TopicName,
+    batch: SinkBatch,
+    state: SinkState | None,
+    origin: str | None,
+    rows: int,
+    digest: int,
+) -> Decision:
+    """What becomes of `rows` rows of the batch in the topic; UsageError if that would lose some."""
+    if not batch.named:
+        return Decision(Action.APPEND)
+    trusted = state is not None and state.origin == origin
+    if state is None:
+        return Decision(Action.APPEND, None if origin == ORIGIN_HERE else 0)
+    if state.batch < batch.number:
+        return Decision(Action.APPEND, None if trusted and state.done else state.offset)
+    if state.batch == batch.number and not state.done:
+        return Decision(Action.RESUME, state.offset)
+    _require_same(topic, batch, state, rows, digest)
+    return Decision(Action.KNOWN)
+
+
+def _require_same(
+    topic: TopicName, batch: SinkBatch, state: SinkState, rows: int, digest: int
+) -> None:
+    """Rows that are not those of the batch that is there must not be dropped as known."""
+    if state.batch > batch.number:
+        raise below(topic, batch, state.batch)
+    other = "they are not the same rows. Give the new rows another sinkId or batchId"
+    if state.rows != rows and not (batch.streaming and batch.number > 0):
+        raise UsageError(
+            f"{topic}: {batch} is complete with {state.rows} rows, and this one has {rows}: {other}"
+        )
+    # What a query computes anew may differ from what it computed before its restart; a query
+    # that begins, and a batch that is written again, must have the same rows.
+    repeated = batch.streaming and batch.number > 0
+    if state.digest not in (None, digest) and not repeated:
+        raise UsageError(f"{topic}: {batch} is complete with {rows} other rows: {other}")
+
+
+def below(topic: TopicName, batch: SinkBatch, reached: int) -> UsageError:
+    """Of a write whose number is lower than one that the sink has: was it there, or is it late?"""
+    there = f"{topic}: the sink {batch.sink_id!r} is at batch {reached}"
+    if batch.streaming:
+        return UsageError(
+            f"{there}, and this query is at batch {batch.number}: it has a new checkpoint, or an "
+            "old copy of one. Go on with the newest checkpoint, or give another sinkId"
+        )
+    return UsageError(
+        f"{there}, and this is batch {batch.number}: batches of one sink must ascend. "
+        "If these rows were never appended, give another sinkId"
+    )
+
+
+def encode_state(state: SinkState) -> bytes:
+    return json.dumps(asdict(state), separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_state(data: bytes, what: str) -> SinkState:
+    try:
+        state = SinkState(**json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise DescriptorError(f"{what} is no note of a sink: {error}") from error
+    if not all(_is_offset(each) for each in (state.batch, state.offset, state.rows)):
+        raise DescriptorError(f"{what} is no note of a sink: a number is out of range")
+    return state
+
+
+def _is_offset(value: object) -> bool:
+    return type(value) is int and 0 <= value <= OFFSET_MAX
+
+
+# ---- one batch
+
+
+class TopicWriter(Protocol):
+    """An owner of topics, through which a batch is appended. Not thread-safe."""
+
+    def end(self, topic: TopicName) -> int:
+        """The topic's next offset; everything before it is synced. The topic is made if needed.
+
+        From then on nobody but this writer's process appends to the topic, until it is closed, and
+        nobody but this writer appends messages of the sink.
+        """
+
+    def start(self, topic: TopicName) -> int:
+        """The oldest offset that can be read."""
+
+    def last(self, topic: TopicName, sink_id: str, start: int) -> Position | None:
+        """Of the sink's messages at or after `start`, the last one's position."""
+
+    def append(
+        self,
+        topic: TopicName,
+        payloads: Sequence[bytes | memoryview],
+        attributes: Sequence[dict[str, str]],
+        keys: Sequence[str | None],
+    ) -> None:
+        """Appends in this order; they count after `flush`."""
+
+    def flush(self) -> None:
+        """Returns when everything appended through this writer is synced."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +292,7 @@ class _Target:
     name: TopicName
     rows: int
     note: JobState | None
-    before: SinkNote | None
+    before: SinkState | None
     origin: str | None
     decision: Decision
     last: Position | None = None
@@ -88,48 +300,47 @@ class _Target:
 
 
 def commit_batch(
-    door: Door, catalog: Catalog, store: CloudStore, run: Run, parts: Sequence[Part]
+    writer: TopicWriter,
+    catalog: Catalog,
+    store: CloudStore,
+    batch: SinkBatch,
+    parts: Sequence[Part],
 ) -> Committed:
-    """Appends what is not there yet; answers how many rows that were, and how many were there.
+    """Appends what is not there yet; returns how many rows that were, and how many were there.
 
     UsageError if rows would be dropped that were never appended. After any other error the same
     batch can be committed again.
     """
-    return _Commit(door, catalog, store, run)(parts)
+    return _Commit(writer, catalog, store, batch)(parts)
 
 
-def forget_parts(store: CloudStore, parts: Sequence[Part]) -> None:
-    """After a failure: the staged files go, unless a batch that was begun needs them."""
-    written = [(write_of_staged(part.key), part) for part in parts if part.key is not None]
-    begun = {write for write in {write for write, _ in written} if has_manifest(store, write)}
-    discard(store, [part for write, part in written if write not in begun], manifests=False)
-
-
-def sweep_if_due(store: CloudStore, run: Run) -> None:
+def sweep_if_due(store: CloudStore, batch: SinkBatch) -> None:
     """Removes forgotten staged files, now and then: a listing is a request."""
-    if run.streaming and run.batch % _SWEEP_BATCHES:
+    if batch.streaming and batch.number % _SWEEP_BATCHES:
         return
     swept = sweep_staging(store)
     if swept:
         event(_log, logging.WARNING, "forgotten staged files removed", files=swept)
 
 
-def note_name(sink_id: str) -> str:
+def state_name(sink_id: str) -> str:
     return f"sink/{sink_id}"
 
 
-def read_sink_note(catalog: Catalog, topic: TopicName, sink_id: str) -> SinkNote | None:
+def read_sink_state(catalog: Catalog, topic: TopicName, sink_id: str) -> SinkState | None:
     """What the catalog remembers of the sink in the topic."""
-    note = find_job_state(catalog, topic, note_name(sink_id))
-    return None if note is None else decode_note(note.value, f"{topic}: {note.name}")
+    note = find_job_state(catalog, topic, state_name(sink_id))
+    return None if note is None else decode_state(note.value, f"{topic}: {note.name}")
 
 
 class _Commit:
-    def __init__(self, door: Door, catalog: Catalog, store: CloudStore, run: Run) -> None:
-        self._door = door
+    def __init__(
+        self, writer: TopicWriter, catalog: Catalog, store: CloudStore, batch: SinkBatch
+    ) -> None:
+        self._writer = writer
         self._catalog = catalog
         self._store = store
-        self._run = run
+        self._batch = batch
 
     def __call__(self, parts: Sequence[Part]) -> Committed:
         parts = _in_order(parts)
@@ -169,15 +380,15 @@ class _Commit:
         return {name: self._target(parse_topic(name), count, parts) for name, count in rows.items()}
 
     def _target(self, topic: TopicName, rows: int, parts: Sequence[Part]) -> _Target:
-        self._door.end(topic)  # from here on nobody else changes the topic or its notes
+        self._writer.end(topic)  # from here on nobody else changes the topic or its notes
         note, before, came_from = None, None, None
-        if self._run.named:
-            name = note_name(self._run.sink_id)
+        if self._batch.named:
+            name = state_name(self._batch.sink_id)
             note = find_job_state(self._catalog, topic, name)
-            before = None if note is None else decode_note(note.value, f"{topic}: {name}")
+            before = None if note is None else decode_state(note.value, f"{topic}: {name}")
             came_from = origin(self._catalog, topic)
         digest = digest_of(parts)
-        decision = decide(topic, self._run, before, came_from, rows, digest)
+        decision = decide(topic, self._batch, before, came_from, rows, digest)
         return _Target(topic, rows, note, before, came_from, decision)
 
     def _first_attempt(
@@ -198,29 +409,29 @@ class _Commit:
         return None
 
     def _look(self, target: _Target, parts: Sequence[Part]) -> None:
-        """Looks into the log where the note does not say enough."""
-        decision, before, run = target.decision, target.before, self._run
+        """Looks into the log where the state does not say enough."""
+        decision, before, batch = target.decision, target.before, self._batch
         if decision.action is Action.RESUME and before is not None:
             self._require_same_shape(target, before, parts)
-        if before is not None and before.batch < run.batch and not before.done:
+        if before is not None and before.batch < batch.number and not before.done:
             self._say_left_behind(target.name, before)
         if decision.look_from is None:
             return
-        found = self._door.last(target.name, run.sink_id, decision.look_from)
+        found = self._writer.last(target.name, batch.sink_id, decision.look_from)
         if found is None and decision.action is Action.RESUME:
             self._require_kept(target.name, decision.look_from)
-        if found is not None and found.batch > run.batch:
-            raise below(target.name, run, found.batch)
-        if found is not None and found.batch == run.batch:
+        if found is not None and found.batch > batch.number:
+            raise below(target.name, batch, found.batch)
+        if found is not None and found.batch == batch.number:
             target.last = found
 
-    def _say_left_behind(self, topic: TopicName, before: SinkNote) -> None:
+    def _say_left_behind(self, topic: TopicName, before: SinkState) -> None:
         event(
             _log,
             logging.WARNING,
             "an earlier batch of the sink was never completed: a part of it is in the topic",
             topic=topic,
-            sink=self._run.sink_id,
+            sink=self._batch.sink_id,
             batch=before.batch,
             rows=before.rows,
             offset=before.offset,
@@ -228,18 +439,20 @@ class _Commit:
 
     def _require_kept(self, topic: TopicName, begun: int) -> None:
         """Nothing of a batch that was begun is found, so nothing was there: if all is there yet."""
-        start = self._door.start(topic)
+        start = self._writer.start(topic)
         if begun < start:
             raise UsageError(
                 f"{topic}: retention has removed the offsets {begun} to {start - 1}, where the "
-                f"sink {self._run.sink_id!r} began to append batch {self._run.batch}: nobody knows "
-                "what of it was there. Give another sinkId to append all of it"
+                f"sink {self._batch.sink_id!r} began to append batch {self._batch.number}: nobody "
+                "knows what of it was there. Give another sinkId to append all of it"
             )
 
-    def _require_same_shape(self, target: _Target, before: SinkNote, parts: Sequence[Part]) -> None:
+    def _require_same_shape(
+        self, target: _Target, before: SinkState, parts: Sequence[Part]
+    ) -> None:
         if before.shape != shape_of(parts, target.name):
             raise UsageError(
-                f"{target.name}: batch {before.batch} of the sink {self._run.sink_id!r} is half "
+                f"{target.name}: batch {before.batch} of the sink {self._batch.sink_id!r} is half "
                 f"appended, from {before.rows} rows whose staged files are gone, and this run has "
                 f"other partitions: nobody can tell which of its {target.rows} rows are there. "
                 f"They are at offset {before.offset} and behind; give another sinkId"
@@ -248,16 +461,16 @@ class _Commit:
     # -- appending ------------------------------------------------------------------------------
 
     def _append_all(self, targets: dict[str, _Target], parts: Sequence[Part]) -> int:
-        if self._run.named:
+        if self._batch.named:
             self._begin(targets.values(), parts)
         appended = 0
         for part in parts:
-            index = 0
+            first = 0
             for rows in staged_rows(self._store, part):
-                appended += self._append(targets, part.partition, index, rows)
-                index += rows.num_rows
-        self._door.flush()
-        if self._run.named:
+                appended += self._append(targets, part.partition, first, rows)
+                first += len(rows.payloads)
+        self._writer.flush()
+        if self._batch.named:
             self._end(targets.values())
         return appended
 
@@ -271,18 +484,18 @@ class _Commit:
             elif target.last is not None:  # known from the log alone
                 offset = target.decision.look_from or 0
             else:
-                offset = self._door.end(target.name)
-            self._note(
+                offset = self._writer.end(target.name)
+            self._save(
                 target,
-                SinkNote(
-                    batch=self._run.batch,
+                SinkState(
+                    batch=self._batch.number,
                     done=False,
                     offset=offset,
                     rows=target.rows,
                     shape=shape_of(parts, target.name),
                     write=write,
                     origin=target.origin,
-                    previous=_previous(target.before, self._run.batch),
+                    previous=_previous(target.before, self._batch.number),
                     digest=digest_of(parts),
                 ),
             )
@@ -290,33 +503,39 @@ class _Commit:
     def _end(self, targets: Iterable[_Target]) -> None:
         for target in targets:
             assert target.before is not None
-            done = replace(target.before, done=True, offset=self._door.end(target.name))
-            self._note(target, done)
+            done = replace(target.before, done=True, offset=self._writer.end(target.name))
+            self._save(target, done)
 
-    def _note(self, target: _Target, note: SinkNote) -> None:
-        name = note_name(self._run.sink_id)
+    def _save(self, target: _Target, state: SinkState) -> None:
+        name = state_name(self._batch.sink_id)
         target.note = write_job_state(
-            self._catalog, target.name, name, encode_note(note), expected=target.note
+            self._catalog, target.name, name, encode_state(state), expected=target.note
         )
-        target.before = note
+        target.before = state
 
-    def _append(self, targets: dict[str, _Target], partition: int, first: int, rows: Any) -> int:
+    def _append(self, targets: dict[str, _Target], partition: int, first: int, rows: Rows) -> int:
         """Appends the rows that are not there yet, topic by topic, each in its order."""
-        run = self._run
-        names, keys = rows.column("topic").to_pylist(), rows.column("key").to_pylist()
-        values, headers = rows.column("value").to_pylist(), rows.column("headers").to_pylist()
-        begin = {name: _first_row(target.last, partition) for name, target in targets.items()}
-        chosen: dict[str, list[int]] = {}
-        for at, name in enumerate(names):
-            if name in begin and first + at >= begin[name]:
-                chosen.setdefault(name, []).append(at)
-        prefix = mark_prefix(run.sink_id, run.batch, partition)
+        begin = {
+            name: max(_first_row(target.last, partition) - first, 0)
+            for name, target in targets.items()
+        }
+        chosen: dict[str, list[int]] = {name: [] for name in set(rows.topics) & begin.keys()}
+        for at, name in enumerate(rows.topics):
+            if name in chosen and at >= begin[name]:
+                chosen[name].append(at)
+        prefix = mark_prefix(self._batch.sink_id, self._batch.number, partition)
+        attributes, keys = rows.attributes, rows.keys
         for name, places in chosen.items():
-            self._door.append(
+            if not places:
+                continue
+            self._writer.append(
                 targets[name].name,
-                [values[at] for at in places],
-                [_attributes(headers[at], f"{prefix}{first + at}") for at in places],
-                [keys[at] for at in places],
+                [rows.payloads[at] for at in places],
+                # The sink's own mark counts before one that the rows bring from another topic.
+                [{MARK: f"{prefix}{first + at}"} for at in places]
+                if attributes is None
+                else [{**(attributes[at] or {}), MARK: f"{prefix}{first + at}"} for at in places],
+                [None] * len(places) if keys is None else [keys[at] for at in places],
             )
         return sum(map(len, chosen.values()))
 
@@ -327,8 +546,8 @@ class _Commit:
             _log,
             logging.WARNING if known else logging.INFO,
             "some rows of the batch were there already" if known else "batch appended",
-            sink=self._run.sink_id,
-            batch=self._run.batch,
+            sink=self._batch.sink_id,
+            batch=self._batch.number,
             topics=len(targets),
             appended=appended,
             known=known,
@@ -352,19 +571,12 @@ def _first_row(last: Position | None, partition: int) -> int:
     return OFFSET_MAX if partition < last.partition else last.row + 1
 
 
-def _attributes(headers: Sequence[dict[str, str]] | None, text: str) -> dict[str, str]:
-    """The sink's own mark counts before one that the rows bring from another topic."""
-    if not headers:
-        return {MARK: text}
-    return {**{header["key"]: header["value"] for header in headers}, MARK: text}
-
-
 def digest_of(parts: Sequence[Part]) -> int:
     """Of all rows of a write, however they are cut into partitions."""
     return sum(part.digest for part in parts)
 
 
-def _previous(before: SinkNote | None, batch: int) -> int | None:
+def _previous(before: SinkState | None, batch: int) -> int | None:
     if before is None:
         return None
     return before.batch if before.done and before.batch < batch else before.previous

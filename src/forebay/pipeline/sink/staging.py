@@ -1,53 +1,66 @@
-"""Where rows wait between the tasks that write them and the driver that appends them.
+"""Where rows wait between the tasks that write them and the process that appends them.
 
-    staging/<write>/<partition>-<attempt>.arrow    rows of one partition: an Arrow IPC stream
+    staging/<write>/<partition>-<attempt>.frames   the rows of one partition: `Part`
     staging/<write>/manifest.json                  which of those files make one batch
 
-A task never appends. It writes its rows as one object, which is there whole or not at all, so a
-killed task and one that is tried again leave files and nothing else. The driver appends what the
-files of successful tasks hold, and deletes them. What nobody names any more is removed by age.
+A staged file is a sequence of frames, one message for each row, numbered from 0
+(`docs/formats/staged-rows.md`), so the process that commits them needs neither Spark nor Arrow. A
+task never appends. It writes its rows as one object, which is there whole or not at all, so a task
+that is killed or tried again leaves files and nothing else. What nobody names any more is removed
+by age.
 
-Everything that could make an append fail is checked before a row is staged (`columns.py`), so that
-a batch does not stop in the middle because of one of its rows.
+What a caller gets wrong: everything that could make an append fail has to be checked before a row
+is staged (`columns.py`), so that a batch does not stop in the middle because of one of its rows.
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
-from typing import Any, Final
+from itertools import groupby
+from typing import Final
 from zlib import crc32
 
-import pyarrow as pa
-
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import FormatError, ObjectMissing
-from forebay.format.names import STAGING_PREFIX, staging_manifest, write_of_staged
-from forebay.limits import MIB
+from forebay.errors import FormatError, MessageError, ObjectMissing
+from forebay.format import codec
+from forebay.format.frame import Scan, frame_bytes, scan
+from forebay.format.layout import Span
+from forebay.format.message import (
+    decode_attributes,
+    encode_head,
+    encode_middle,
+    message_columns,
+    topic_names,
+)
+from forebay.format.names import STAGING_PREFIX, is_staged_file, staging_manifest, write_of_staged
+from forebay.limits import KIB, MIB
 from forebay.objects.store import CloudStore, CloudWriter
 
 AGE_HOURS: Final = 7 * 24
 """Files that are older belong to no job that can still use them."""
 
-STAGED: Final = pa.schema(
-    [
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("key", pa.string()),
-        pa.field("value", pa.binary(), nullable=False),
-        pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))),
-    ]
-)
-"""The columns of a staged file."""
-
-_PIECE_BYTES: Final = 4 * MIB
-"""Of one batch in a staged file, about: what the driver holds of it at a time."""
+_WRITE_BYTES: Final = 1 * MIB
 _READ_BYTES: Final = 4 * MIB
+"""Of a staged file: what the committing process holds of it at a time, but for a longer row."""
+COPIED_BYTES_MAX: Final = 4 * KIB
+"""Payloads of up to this size, on the average, are copied: faster than to make a view of each."""
 _CONCURRENT_PARTS: Final = 2
 _MANIFEST_BYTES_MAX: Final = 64 * MIB
 _VERSION: Final = 1
+_MIDDLE: Final = encode_middle("", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that are fit to be appended, in their order, as columns of one length."""
+
+    topics: Sequence[str]
+    payloads: Sequence[bytes | memoryview]
+    attributes: Sequence[Mapping[str, str] | None] | None = None
+    keys: Sequence[str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,119 +75,126 @@ class Part:
     topics: Mapping[str, int] = field(default_factory=dict)
     """How many of the rows go to each topic."""
     digest: int = 0
-    """The sum of the values' checksums: the same for the same rows, in whatever order."""
+    """The sum of the payloads' checksums: the same for the same rows, in whatever order."""
 
 
-# ---- one partition's rows --------------------------------------------------------------------
+# ---- one partition's rows
 
 
 def stage(
-    store: CloudStore,
-    key: str,
-    partition: int,
-    batches: Iterator[pa.RecordBatch],
-    *,
-    chunk_bytes: int,
+    store: CloudStore, key: str, partition: int, batches: Iterable[Rows], *, chunk_bytes: int
 ) -> Part:
-    """Writes the rows, which have the columns STAGED, as one object; nothing if there are none."""
-    rows = digest = 0
-    topics: dict[str, int] = {}
+    """Writes the rows as one object; nothing if there are none."""
+    count = digest = 0
+    topics: Counter[str] = Counter()
     writer: CloudWriter | None = None
-    out: Any = None
     try:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
+        for rows in batches:
             if writer is None:
                 writer = store.open_writer(
                     key, chunk_bytes=chunk_bytes, concurrent_parts=_CONCURRENT_PARTS
                 )
-                out = pa.ipc.new_stream(pa.PythonFile(_Sink(writer), mode="w"), STAGED)
-            for piece in _pieces(batch):
-                digest += _checksums(piece.column("value"))
-                out.write_batch(piece)
-            rows += batch.num_rows
-            for found in batch.column("topic").value_counts():
-                name = found["values"].as_py()
-                topics[name] = topics.get(name, 0) + found["counts"].as_py()
+            for frames in _encoded(rows, count):
+                writer.write(frames)
+            count += len(rows.payloads)
+            digest += sum(map(crc32, rows.payloads))
+            topics.update(rows.topics)
         if writer is None:
             return Part(partition, None, 0, 0)
-        out.close()
-        return Part(partition, key, rows, writer.close().size, topics, digest)
+        return Part(partition, key, count, writer.close().size, dict(topics), digest)
     except BaseException:
         if writer is not None:
             writer.abort()
         raise
 
 
-def _checksums(values: pa.Array) -> int:
-    _, offsets, data = values.buffers()
-    if data is None:
-        return 0
-    ends = memoryview(offsets).cast("i")[values.offset : values.offset + len(values) + 1]
-    view = memoryview(data)
-    return sum(crc32(view[begin:end]) for begin, end in pairwise(ends))
+def _encoded(rows: Rows, first: int) -> Iterator[bytes]:
+    """The frames of the rows, of which the first has the number `first`, some at a time."""
+    waiting: list[bytes] = []
+    heads: dict[str, bytes] = {}
+    size = begin = 0
+    for topic, group in groupby(rows.topics):
+        end = begin + sum(1 for _ in group)
+        head = heads.get(topic)
+        if head is None:
+            head = heads[topic] = encode_head(0, 0, topic, "")
+        payloads = rows.payloads[begin:end]
+        attributes = None if rows.attributes is None else rows.attributes[begin:end]
+        keys = None if rows.keys is None else rows.keys[begin:end]
+        at = 0
+        while at < len(payloads):
+            number = first + begin + at
+            frames, at = codec.encode_many(
+                head, _MIDDLE, number, payloads, at, 0, attributes, keys, _WRITE_BYTES
+            )
+            waiting.append(frames)
+            size += len(frames)
+            if size >= _WRITE_BYTES:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+        begin = end
+    if waiting:
+        yield b"".join(waiting)
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch cut into pieces of a bounded size; a single row is never cut."""
-    if batch.nbytes <= _PIECE_BYTES or batch.num_rows <= 1:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from _pieces(batch.slice(0, half))
-    yield from _pieces(batch.slice(half))
+def staged_rows(store: CloudStore, part: Part) -> Iterator[Rows]:
+    """The rows of a part in their order, some at a time.
 
-
-class _Sink(io.RawIOBase):
-    """A writer of objects as Arrow wants it."""
-
-    def __init__(self, writer: CloudWriter) -> None:
-        super().__init__()
-        self._writer = writer
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._writer.write(data)
-        return memoryview(data).nbytes
-
-
-def staged_rows(store: CloudStore, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of a part in their order, a bounded piece at a time."""
+    FormatError for a file that does not hold exactly the rows of the part.
+    """
     if part.key is None:
         return
-    with io.BufferedReader(_Source(store, part.key, part.bytes), _READ_BYTES) as file:
-        try:
-            yield from pa.ipc.open_stream(file)
-        except pa.ArrowInvalid as error:
-            raise FormatError(f"{store.name}: {part.key} is no staged file: {error}") from error
+    count = position = 0
+    torn = b""
+    for begin in range(0, part.bytes, _READ_BYTES):
+        chunk = store.get_range(part.key, begin, min(begin + _READ_BYTES, part.bytes))
+        torn = b"".join((torn, chunk))
+        if (frame_bytes(torn, 0) or 0) > len(torn):
+            continue  # a long row
+        frames = scan(torn, expected=count, consecutive=True)
+        count += len(frames)
+        position += frames.safe_length
+        torn = torn[frames.safe_length :]
+        if len(frames):
+            try:
+                rows = _decoded(frames)
+            except (MessageError, UnicodeDecodeError) as error:
+                raise _no_staged_file(store, part.key, str(error)) from error
+            yield rows
+        if frames.end.corrupt:
+            why = f"{frames.end.describe()} at position {position}"
+            raise _no_staged_file(store, part.key, why)
+    if torn or count != part.rows:
+        raise _no_staged_file(store, part.key, f"it ends after {count} rows of {part.rows}")
 
 
-class _Source(io.RawIOBase):
-    """An object as a file that is read from its beginning to its end."""
+def _decoded(frames: Scan) -> Rows:
+    assert isinstance(frames.buffer, bytes)
+    data, found = frames.buffer, message_columns(frames)
+    source = memoryview(data) if len(data) > len(frames) * COPIED_BYTES_MAX else data
+    payloads = [
+        source[at : at + length]
+        for at, length in zip(found.payload_positions, found.payload_lengths, strict=True)
+    ]
+    keys = [
+        None if length < 0 else str(data[at : at + length], "utf-8")
+        for at, length in zip(found.key_positions, found.key_lengths, strict=True)
+    ]
+    if not any(found.attribute_counts):
+        return Rows(topic_names(frames, found), payloads, None, keys)
+    pairs = zip(found.attribute_positions, found.attribute_lengths, strict=True)
+    attributes = [
+        decode_attributes(data, Span(*span), count, flavour)
+        for span, count, flavour in zip(pairs, found.attribute_counts, found.flavours, strict=True)
+    ]
+    return Rows(topic_names(frames, found), payloads, attributes, keys)
 
-    def __init__(self, store: CloudStore, key: str, size: int) -> None:
-        super().__init__()
-        self._store = store
-        self._key = key
-        self._size = size
-        self._at = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        count = min(view.nbytes, self._size - self._at, _READ_BYTES)
-        if count > 0:
-            view[:count] = self._store.get_range(self._key, self._at, self._at + count)
-            self._at += count
-        return count
+def _no_staged_file(store: CloudStore, key: str, why: str) -> FormatError:
+    return FormatError(f"{store.name}: {key} is no staged file: {why}")
 
 
-# ---- the files of one batch ------------------------------------------------------------------
+# ---- the files of one batch
 
 
 def write_manifest(store: CloudStore, write: str, parts: Sequence[Part]) -> None:
@@ -184,12 +204,17 @@ def write_manifest(store: CloudStore, write: str, parts: Sequence[Part]) -> None
 
 
 def read_manifest(store: CloudStore, write: str) -> list[Part] | None:
-    """The parts of a batch whose files are all there still; None if any of them is gone."""
+    """The parts of a batch whose files are all there still; None if any of them is gone.
+
+    Files in Arrow's format, as releases before this one staged them, count as gone.
+    """
     key = staging_manifest(write)
     try:
         data = bytes(store.get(key, _MANIFEST_BYTES_MAX))
         parts = _decode_manifest(data, key)
         for part in parts:
+            if part.key is not None and not is_staged_file(part.key):
+                return None
             if part.key is not None:
                 store.head(part.key)
     except ObjectMissing:
@@ -226,10 +251,17 @@ def discard(store: CloudStore, parts: Sequence[Part], *, manifests: bool = True)
             store.delete(part.key)
 
 
+def forget_parts(store: CloudStore, parts: Sequence[Part]) -> None:
+    """After a failure: deletes the staged files, unless a batch that was begun needs them."""
+    written = [(write_of_staged(part.key), part) for part in parts if part.key is not None]
+    begun = {write for write in {write for write, _ in written} if has_manifest(store, write)}
+    discard(store, [part for write, part in written if write not in begun], manifests=False)
+
+
 def sweep_staging(
     store: CloudStore, *, age_hours: float = AGE_HOURS, clock: Clock = SYSTEM_CLOCK
 ) -> int:
-    """Deletes the staged files that are older; answers how many those were."""
+    """Deletes the staged files that are older; returns how many those were."""
     oldest_ms = clock.now_ms() - int(age_hours * 3_600_000)
     found = [meta.key for meta in store.list(STAGING_PREFIX) if meta.modified_ms < oldest_ms]
     for key in sorted(found, key=lambda key: not key.endswith("manifest.json")):

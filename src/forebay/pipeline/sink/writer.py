@@ -30,12 +30,21 @@ from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.pipeline.location import ADDRESS_NAMES, NO_DATA, SERVER, is_address, sink_settings
 from forebay.pipeline.resources import executor_resources
-from forebay.pipeline.sink.columns import check_columns, staged_batches
-from forebay.pipeline.sink.commit import Committed, commit_batch, forget_parts, sweep_if_due
-from forebay.pipeline.sink.marks import Run, check_sink_id
-from forebay.pipeline.sink.server import commit_through, forget_through, serving
-from forebay.pipeline.sink.staging import Part, stage
-from forebay.pipeline.sink.topic_writer import connect_door
+from forebay.pipeline.sink.columns import check_columns, checked_rows
+from forebay.pipeline.sink.commit import (
+    Committed,
+    SinkBatch,
+    check_sink_id,
+    commit_batch,
+    sweep_if_due,
+)
+from forebay.pipeline.sink.owner import (
+    LocalTopicWriter,
+    commit_through,
+    forget_through,
+    serving,
+)
+from forebay.pipeline.sink.staging import Part, forget_parts, stage
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -49,7 +58,7 @@ _OPTIONS: Final = (SERVER, "topic", "sinkId", "batchId")
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a write was told."""
+    """The options of a write, checked."""
 
     settings: StoreSettings
     topic: str | None
@@ -142,23 +151,23 @@ class _Sink:
             executor_resources(settings).store,
             staged_file(self._write_id, partition, attempt),
             partition,
-            staged_batches(batches, partition, self.options.topic),
+            checked_rows(batches, partition, self.options.topic),
             chunk_bytes=settings.uploader.stream_chunk_size,
         )
         return StagedPart(part)
 
-    def append(self, messages: Sequence[WriterCommitMessage | None], run: Run) -> Committed:
+    def append(self, messages: Sequence[WriterCommitMessage | None], batch: SinkBatch) -> Committed:
         """On the driver: the rows of all tasks, through the owner."""
         settings, parts = self.options.settings, parts_of(messages)
         server = serving(settings)
         if server is not None:
-            return commit_through(server, run, parts)
+            return commit_through(server, batch, parts)
         bench = executor_resources(settings)
-        sweep_if_due(bench.store, run)
-        with connect_door(settings) as door:
-            return commit_batch(door, bench.catalog, bench.store, run, parts)
+        sweep_if_due(bench.store, batch)
+        with LocalTopicWriter(settings) as writer:
+            return commit_batch(writer, bench.catalog, bench.store, batch, parts)
 
-    def forget(self, messages: Sequence[WriterCommitMessage | None], run: Run) -> None:
+    def forget(self, messages: Sequence[WriterCommitMessage | None], batch: SinkBatch) -> None:
         """After a failure: the staged files go, unless a batch that was begun needs them."""
         settings, parts = self.options.settings, parts_of(messages)
         server = serving(settings)
@@ -166,13 +175,13 @@ class _Sink:
             forget_parts(executor_resources(settings).store, parts)
             return
         try:
-            forget_through(server, run, parts)
-        except ForebayError as error:  # why the write failed is told already; a sweep takes them
+            forget_through(server, batch, parts)
+        except ForebayError as error:  # why the write failed was raised already; a sweep takes them
             event(_log, logging.WARNING, "staged files are left behind", error=error)
 
 
 def parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
-    """What the tasks told; one that failed told nothing."""
+    """What the tasks staged; one that failed reports nothing."""
     return [message.part for message in messages if isinstance(message, StagedPart)]
 
 
@@ -182,7 +191,7 @@ class ForebayWriter(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._sink = _Sink(options, schema, overwrite, streaming=False)
         given = self._sink.options
-        self._run = Run(
+        self._batch = SinkBatch(
             given.sink_id or f"once-{secrets.token_hex(8)}",
             given.batch or 0,
             named=given.sink_id is not None,
@@ -192,10 +201,10 @@ class ForebayWriter(DataSourceArrowWriter):
         return self._sink.stage(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.append(messages, self._run)
+        self._sink.append(messages, self._batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.forget(messages, self._run)
+        self._sink.forget(messages, self._batch)
 
 
 class ForebayStreamWriter(DataSourceStreamArrowWriter):
@@ -208,13 +217,13 @@ class ForebayStreamWriter(DataSourceStreamArrowWriter):
         return self._sink.stage(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._sink.append(messages, self._run(batchId))
+        self._sink.append(messages, self._batch(batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         event(_log, logging.WARNING, "a batch failed", batch=batchId)
-        self._sink.forget(messages, self._run(batchId))
+        self._sink.forget(messages, self._batch(batchId))
 
-    def _run(self, batch: int) -> Run:
+    def _batch(self, number: int) -> SinkBatch:
         sink_id = self._sink.options.sink_id
         assert sink_id is not None, "a stream without one is refused when it is made"
-        return Run(sink_id, batch, named=True, streaming=True)
+        return SinkBatch(sink_id, number, named=True, streaming=True)

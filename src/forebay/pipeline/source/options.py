@@ -5,8 +5,7 @@ query moves from one to the other by its format and its address. What the Kafka 
 one has not is refused by name, with what to use instead; so is a name that nobody knows. Nothing
 that was asked for is left out in silence.
 
-What a caller gets wrong: option names are case-insensitive, and Spark hands them over in lower
-case.
+What a caller gets wrong: option names are case-insensitive, and arrive from Spark in lower case.
 """
 
 from __future__ import annotations
@@ -28,13 +27,10 @@ from forebay.pipeline.location import ADDRESS_NAMES, is_address, store_settings
 from forebay.pipeline.source.plan import EARLIEST, LATEST, SPLIT_BYTES
 from forebay.settings import StoreSettings
 
-# ---- `startingOffsets` and `endingOffsets`: words, or Kafka's JSON.
-#
-# earliest latest or per topic: `{"orders": {"0": 23, "1": -2}, "/eu/returns": {"0": -1}}`
-#
-# In the JSON -2 is the earliest offset and -1 the latest, and a partition is the number behind
-# `-part-`; a topic without partitions has the number 0. Ends are not included.
+_log: Final = logging.getLogger("forebay.pipeline")
 
+
+# ---- startingOffsets and endingOffsets
 
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
@@ -85,7 +81,12 @@ class Offsets:
 
 
 def parse_offsets(name: str, text: str) -> Offsets:
-    """UsageError, with the name of the option, for anything else."""
+    """The words `earliest` and `latest`, or Kafka's JSON: `{"orders": {"0": 23, "1": -2}}`.
+
+    In the JSON -2 is the earliest offset and -1 the latest, and a partition is the number behind
+    `-part-`; a topic without partitions has the number 0. Ends are not included. UsageError, with
+    the name of the option, for anything else.
+    """
     word = _WORDS.get(text.strip().lower())
     if word is not None:
         return Offsets(word)
@@ -130,10 +131,7 @@ def _wrong(name: str, text: str, why: str) -> UsageError:
     )
 
 
-# ---- options
-
-
-_log: Final = logging.getLogger("forebay.pipeline")
+# ---- all options
 
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 """In the order of the schema."""
@@ -239,7 +237,7 @@ def scan_options(options: Mapping[str, str], *, streaming: bool = False) -> Scan
     )
 
 
-# -- single values ------------------------------------------------------------------------------
+# ---- single values
 
 
 class _Given:
@@ -312,7 +310,7 @@ def _refuse_unknown(options: Mapping[str, str]) -> None:
         raise UsageError(f"there is no option {given!r}; the nearest is {known[near]!r}")
 
 
-# -- what to read -------------------------------------------------------------------------------
+# ---- what to read
 
 
 def _subscription(given: _Given) -> tuple[tuple[TopicName, ...], str | None]:

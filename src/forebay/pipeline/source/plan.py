@@ -5,11 +5,14 @@ not uploaded yet is read from the segments, up to the synced end of the view and
 chain is checked on the way: a range that no tier holds is an error, and one that the catalog
 knows to be lost is an error unless the caller says that losses are to be stepped over.
 
-Descriptors are taken a page at a time, and their indexes only where a cut needs them, so that a
-plan over 100,000 objects stays small.
+A piece is a range of offsets together with where its bytes were when the scan was planned: in one
+object, or in one segment. A split is what one task reads: some pieces. Both are small and can be
+pickled: descriptors are taken a page at a time, and of an object's index a piece carries the
+entries for its own two ends, so that a plan over 100,000 objects stays small.
 
 What a caller gets wrong: a plan holds offsets first and places second. When a place is gone by
-the time it is read, the offsets are planned anew; their bytes never change.
+the time it is read, the offsets are planned anew; their bytes never change. And the first frame at
+`begin` is the one of `at`, which may be before `first`: cuts are made where an index has an entry.
 """
 
 from __future__ import annotations
@@ -34,18 +37,17 @@ from forebay.read.plan import object_range
 from forebay.topic.view import TopicView
 from forebay.wal.segment import Segment
 
-# ---- Pieces of a topic, and splits of pieces: what a scan hands to its tasks. Pure.
-#
-# A piece is a range of offsets together with where its bytes were when the scan was planned: in
-# one object, or in one segment. It is small and can be pickled. Of an object's index it carries
-# the entries for its own two ends and no others, in a descriptor that is otherwise the object's.
-#
-# What a caller gets wrong: the first frame at `begin` is the one of `at`, which may be before
-# `first`: cuts are made where an index has an entry, and the ends of a range lie anywhere.
+_log: Final = logging.getLogger("forebay.pipeline")
 
-
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""As in Kafka's JSON: the topic's oldest offset, and the one after its newest."""
 SPLIT_BYTES: Final = 128 * MIB
 """Of one task. Its fixed cost of some 20 ms is then a small part of it."""
+_ENTRIES_A_CUT: Final = 4
+"""Index entries that are looked at for each cut: one of them is near enough."""
+_PLACES_MAX: Final = 64
+"""Remembered for each segment, and segments remembered: some kilobytes."""
 
 
 class Piece(NamedTuple):
@@ -94,7 +96,7 @@ class Split:
         return sum(piece.messages for piece in self.pieces)
 
 
-# -- objects ------------------------------------------------------------------------------------
+# ---- pieces and splits: pure
 
 
 def object_pieces(
@@ -163,9 +165,6 @@ def joined(pieces: Sequence[Piece]) -> list[ObjectDescriptor]:
     return list(found.values())
 
 
-# -- cutting and packing ------------------------------------------------------------------------
-
-
 def cut_places(
     index: Sequence[tuple[int, int]], begin: int, end: int, split_bytes: int
 ) -> list[tuple[int, int]]:
@@ -208,35 +207,22 @@ def splits(
             for piece in pieces
             for part in (recut(piece, target) if piece.size > target else (piece,))
         ]
-    runs: list[list[Piece]] = []
+    neighbours: list[list[Piece]] = []
     size = 0
     for piece in pieces:
-        last = runs[-1][-1] if runs else None
+        last = neighbours[-1][-1] if neighbours else None
         if last is None or last.topic != piece.topic or size + piece.size > target:
-            runs.append([])
+            neighbours.append([])
             size = 0
-        runs[-1].append(piece)
+        neighbours[-1].append(piece)
         size += piece.size
-    if len(runs) < least:
-        runs = [[piece] for piece in pieces]
-    groups = pack(runs, lambda run: sum(piece.size for piece in run), target, least=least)
-    return [Split(tuple(piece for run in group for piece in run)) for group in groups]
+    if len(neighbours) < least:
+        neighbours = [[piece] for piece in pieces]
+    groups = pack(neighbours, lambda some: sum(piece.size for piece in some), target, least=least)
+    return [Split(tuple(piece for some in group for piece in some)) for group in groups]
 
 
-# ---- scan_plan
-
-
-_log: Final = logging.getLogger("forebay.pipeline")
-
-EARLIEST: Final = -2
-LATEST: Final = -1
-"""As in Kafka's JSON: the topic's oldest offset, and the one after its newest."""
-
-_ENTRIES_A_CUT: Final = 4
-"""Index entries that are looked at for each cut: one of them is near enough."""
-
-_PLACES_MAX: Final = 64
-"""Remembered for each segment, and segments remembered: some kilobytes."""
+# ---- planning a topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,14 +238,14 @@ class KnownPlaces:
     """Frame boundaries of growing segments that a long-lived planner has seen.
 
     The index of the active segment is its owner's: another process knows no place inside it but
-    those where it once ended. A planner that comes back again and again notes them here, and its
-    tasks start there instead of at the segment's first frame.
+    those where it once ended. A planner that comes back again and again remembers them here, and
+    its tasks start there instead of at the segment's first frame.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Path, int], list[tuple[int, int]]] = OrderedDict()
 
-    def note(self, view: TopicView) -> None:
+    def remember(self, view: TopicView) -> None:
         """Remembers where the newest segment of the view ends."""
         segments = view.segments()
         if not segments:
@@ -449,8 +435,6 @@ class _Walk:
             next=min(hole[1], self.end),
         )
         self.at = min(hole[1], self.end)
-
-    # -- segments -------------------------------------------------------------------------------
 
     def _segment_pieces(self, segment: Segment, first: int, stop: int) -> list[Piece]:
         """What the segment holds of `first..stop`, cut where a place is known."""

@@ -1,4 +1,7 @@
-"""Reads a split: what a task of a scan does. Strict, in bounded memory, and never past its end.
+"""A scan from its options to its record batches: planned once, then read split by split.
+
+`plan_scan` is for the driver, `read_split` for a task; between the two a split travels as it is.
+Nothing here knows Spark. Reading is strict, in bounded memory, and never past the split's end.
 
 Pieces of objects that follow each other are read as one stream, fetched ahead; a segment is read
 through one buffer. Either way every checksum and every offset is checked, and what is wrong raises
@@ -28,6 +31,7 @@ from forebay.errors import CorruptFrame, ForebayError, MissingData, UsageError
 from forebay.files.disk import ReadFile
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
+from forebay.format.message import message_columns
 from forebay.format.names import TopicName, object_key
 from forebay.limits import KIB, MIB
 from forebay.logs import event
@@ -54,24 +58,31 @@ from forebay.wal.segment import ChunkReader, require_complete
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log: Final = logging.getLogger("forebay.pipeline")
 
-from forebay.format.message import message_columns
-
-# ---- The first offset that was published at a time or later, found by looking at few messages.
-#
-# Times are taken to ascend with the offsets, which they do as far as producers' clocks do. First
-# the object or the segment is found that the time falls into, then the interval of its index,
-# each by the first message's time; only that interval is read through.
-
-
+CHUNK_BYTES: Final = 1 * MIB
+"""Of a file that is read: it stays in the processor's cache from the checksums to the batch."""
+PROBE_BYTES: Final = 64 * KIB
+"""Read at a time where one message is wanted."""
+BATCH_BYTES: Final = 1 * MIB
+"""Of one Arrow batch, about. Larger ones are not faster in Spark, and their memory is given back to
+the system each time, whose fresh pages cost more than the copying."""
 _FINE_BYTES: Final = 64 * KIB
 """Pieces of this size are as small as any index allows."""
+_TRIES: Final = 3
+"""Of a plan; retention removes a segment hours after its upload, not again and again."""
+
+
+# ---- offsets by time
 
 
 def offset_at_time(bench: StoreResources, view: TopicView, time_ms: int) -> int:
     """The first offset of the view with a publish time of `time_ms` or later, else its end.
 
-    Offsets that are lost have no time: the first one behind them counts.
+    Times are taken to ascend with the offsets, which they do as far as producers' clocks do. The
+    object or the segment that the time falls into is found first, then the interval of its index,
+    each by the first message's time; only that interval is read through. Offsets that are lost
+    have no time: the first one behind them counts.
     """
     pieces = plan_topic(view, view.start_offset, view.end_offset, fail_on_data_loss=False)
     at = bisect_left(pieces, time_ms, key=lambda piece: _first_time(bench, piece))
@@ -100,20 +111,15 @@ def _offset_inside(bench: StoreResources, piece: Piece, time_ms: int) -> int | N
     return None
 
 
-_log: Final = logging.getLogger("forebay.pipeline")
-
-CHUNK_BYTES: Final = 1 * MIB
-"""Of a file that is read: it stays in the processor's cache from the checksums to the batch."""
-PROBE_BYTES: Final = 64 * KIB
-"""Read at a time where one message is wanted."""
+# ---- frames of a split
 
 
 def scan_split(bench: StoreResources, split: Split) -> Iterator[tuple[TopicName, Scan]]:
     """Every frame of the split's pieces, in their order, a chunk at a time."""
     chunks = ChunkReader(CHUNK_BYTES)
-    for stretch in _stretches(split.pieces):
-        for frames in scan_pieces(bench, stretch, chunks):
-            yield stretch[0].topic, frames
+    for neighbours in _neighbours(split.pieces):
+        for frames in scan_pieces(bench, neighbours, chunks):
+            yield neighbours[0].topic, frames
             del frames  # else its chunk stays while the next one is fetched
 
 
@@ -176,42 +182,39 @@ def first_frames(bench: StoreResources, piece: Piece) -> Scan:
 
 def _once_more(bench: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
     """Pieces of a second plan, whose places must be there."""
-    for stretch in _stretches(pieces):
-        if stretch[0].descriptor is not None:
-            yield from _object_frames(bench, stretch)
+    for neighbours in _neighbours(pieces):
+        if neighbours[0].descriptor is not None:
+            yield from _object_frames(bench, neighbours)
             continue
         try:
-            yield from _segment_frames(bench, stretch[0], ChunkReader(CHUNK_BYTES))
+            yield from _segment_frames(bench, neighbours[0], ChunkReader(CHUNK_BYTES))
         except FileNotFoundError as error:
             raise MissingData(
-                f"{stretch[0].topic}: {stretch[0].path} is gone, and was planned for offset "
-                f"{stretch[0].first} a moment ago"
+                f"{neighbours[0].topic}: {neighbours[0].path} is gone, and was planned for offset "
+                f"{neighbours[0].first} a moment ago"
             ) from error
 
 
-def _stretches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _neighbours(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Neighbours in objects together, each piece of a segment alone."""
     listed = list(pieces)
-    stretch = listed[:1]
+    neighbours = listed[:1]
     for before, piece in pairwise(listed):
         follows = before.topic == piece.topic and before.next == piece.first
         if follows and before.descriptor is not None and piece.descriptor is not None:
-            stretch.append(piece)
+            neighbours.append(piece)
         else:
-            yield stretch
-            stretch = [piece]
-    if stretch:
-        yield stretch
-
-
-# -- objects ------------------------------------------------------------------------------------
+            yield neighbours
+            neighbours = [piece]
+    if neighbours:
+        yield neighbours
 
 
 class PlannedSource:
-    """The planned descriptors, the first time; whoever asks again gets the catalog's.
+    """The planned descriptors the first time, the catalog's from the second time on.
 
-    A stream asks again for what it was told already when an object was not there: then the plan
-    is old.
+    A stream asks a second time for the same offsets when an object was not there: then the plan is
+    old.
     """
 
     def __init__(
@@ -220,7 +223,7 @@ class PlannedSource:
         self._bench = bench
         self._topic = topic
         self._planned = planned
-        self._told = 0
+        self._given = 0
 
     @property
     def _catalog(self) -> CatalogSource:
@@ -228,7 +231,7 @@ class PlannedSource:
         return CatalogSource(self._bench.catalog, self._topic)
 
     def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
-        if start < self._told:
+        if start < self._given:
             self._planned = ()
         found = [
             each
@@ -237,7 +240,7 @@ class PlannedSource:
         ][:limit]
         if not self._planned:
             return self._catalog.descriptors(start, end, limit)
-        self._told = found[-1].next_offset if found else self._told
+        self._given = found[-1].next_offset if found else self._given
         return found
 
     def missing(self, offset: int) -> ForebayError:
@@ -283,9 +286,6 @@ def _local_frames(
         except FileNotFoundError:
             yield from _object_frames(bench, [piece._replace(first=done), *pieces[number + 1 :]])
             return
-
-
-# -- segments -----------------------------------------------------------------------------------
 
 
 def _segment_frames(bench: StoreResources, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
@@ -347,19 +347,7 @@ def in_parts(frames: Scan, part_bytes: int) -> Iterator[Scan]:
         at = stop
 
 
-# ---- A scan from its options to its record batches: the snapshot is planned once, then read in
-#
-# parts.
-#
-# Nothing here knows Spark. `plan_scan` is for whoever hands out the work, `read_split` for
-# whoever does it; between the two a split travels as it is.
-
-
-BATCH_BYTES: Final = 1 * MIB
-"""Of one Arrow batch, about. Larger ones are not faster in Spark, and their memory is given back to
-the system each time, whose fresh pages cost more than the copying."""
-_TRIES: Final = 3
-"""Of a plan; retention removes a segment hours after its upload, not again and again."""
+# ---- the scan
 
 
 def plan_scan(options: ScanOptions) -> list[Split]:

@@ -1,7 +1,9 @@
-"""`spark.readStream.format("forebay")`: what Spark asks of a streaming source, and the answers.
+"""`spark.readStream.format("forebay")`: the streaming source.
 
-Spark keeps one of these in a process of its own for each query, and makes another one in every
-task, which only reads. Decisions are in `stream_offsets`, topics and plans in `stream_topics`.
+Spark keeps one `ForebayStreamReader` in a process of its own for each query, and makes another one
+in every task, which only reads. `StreamTopics` is what the one of a query holds: views of its
+topics, which stay open from trigger to trigger and are moved forward, not made anew, and no bytes
+of messages. Decisions are in `stream_offsets`.
 
 What a caller gets wrong: with failOnDataLoss=false a stream goes on where it can, and says so in
 the log alone.
@@ -36,7 +38,7 @@ from forebay.pipeline.source.stream_offsets import (
     Loss,
     Positions,
     TopicEnds,
-    TopicRuler,
+    TopicSizes,
     decode_positions,
     encode_positions,
     limit_bytes,
@@ -51,13 +53,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ---- The topics of a streaming query, as its long-lived planner sees them.
-#
-# Views stay open from trigger to trigger and are moved forward, not made anew; a topic is
-# planned when there is something of it to read. One of these lives in the process that Spark
-# keeps for a query's source. It holds no bytes of messages.
-
-
+_log: Final = logging.getLogger("forebay.pipeline")
+_LOSSES_SHOWN: Final = 5
 WORTH_A_TASK_BYTES: Final = 4 * MIB
 """What is smaller shares a task: one costs Spark some 15 ms, in which so much is read."""
 
@@ -67,22 +64,22 @@ class _Topic:
 
     def __init__(self, store: StoreView, topic: TopicName) -> None:
         self.view = TopicView(store, topic)
-        self._note()
+        self._begin()
 
     def refresh(self) -> None:
         self.view.refresh()
         segments = self.view.segments()
         if segments and segments[-1].path != self._newest:
-            self._note()  # a sealed segment has an index of its own
+            self._begin()  # a sealed segment has an index of its own
         else:
-            self.places.note(self.view)
+            self.places.remember(self.view)
 
-    def _note(self) -> None:
+    def _begin(self) -> None:
         segments = self.view.segments()
         self._newest = segments[-1].path if segments else None
         self.places = KnownPlaces()
-        self.places.note(self.view)
-        self.ruler = TopicRuler(self.view, self.places)
+        self.places.remember(self.view)
+        self.sizes = TopicSizes(self.view, self.places)
 
     @property
     def ends(self) -> TopicEnds:
@@ -90,7 +87,7 @@ class _Topic:
 
 
 class StreamTopics:
-    """Not thread-safe. `close` when the query stops."""
+    """The topics of a query, as its planner sees them. Not thread-safe; `close` it at the end."""
 
     def __init__(self, options: ScanOptions) -> None:
         self._options = options
@@ -138,8 +135,8 @@ class StreamTopics:
         topics = tuple(topic for topic in self._options.topics if str(topic) in there)
         return replace(self._options, topics=topics).chosen(names)
 
-    def rulers(self) -> Mapping[TopicName, TopicRuler]:
-        return {topic: each.ruler for topic, each in self._topics.items()}
+    def sizes(self) -> Mapping[TopicName, TopicSizes]:
+        return {topic: each.sizes for topic, each in self._topics.items()}
 
     def ends(self) -> dict[TopicName, TopicEnds]:
         """As of the last look."""
@@ -191,13 +188,6 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-# ---- stream_source
-
-
-_log: Final = logging.getLogger("forebay.pipeline")
-_LOSSES_SHOWN: Final = 5
-
-
 class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query."""
 
@@ -207,7 +197,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened: StreamTopics | None = None
         self._target: Mapping[TopicName, int] | None = None
         """Where a query that reads what there is now ends."""
-        self._told: dict[TopicName, int] = {}
+        self._warned: dict[TopicName, int] = {}
         """Losses that were warned of: the topic, and where the stream was."""
 
     @property
@@ -216,7 +206,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = StreamTopics(self._options)
         return self._opened
 
-    # -- how far to go --------------------------------------------------------------------------
+    # ---- how far to go
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return encode_positions(self._topics.first())
@@ -261,7 +251,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if messages is not None:
             end = limit_messages(start, end, messages)
         if size is not None:
-            end = limit_bytes(start, end, size, self._topics.rulers())
+            end = limit_bytes(start, end, size, self._topics.sizes())
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -271,7 +261,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._opened.ends()
         return encode_positions({topic: each.end for topic, each in ends.items()})
 
-    # -- what to read ---------------------------------------------------------------------------
+    # ---- what to read
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         wanted = ranges(decode_positions(start), decode_positions(end))
@@ -298,7 +288,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if opened is not None:
             opened.close()
 
-    # -- losses ---------------------------------------------------------------------------------
+    # ---- losses
 
     def _report(self, losses: Sequence[Loss]) -> None:
         """Raises, or warns of each loss once."""
@@ -313,8 +303,8 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end=first.position if first.now is None else first.now.end,
             )
         for loss in losses:
-            if self._told.get(loss.topic) != loss.position:
-                self._told[loss.topic] = loss.position
+            if self._warned.get(loss.topic) != loss.position:
+                self._warned[loss.topic] = loss.position
                 event(_log, logging.WARNING, "stream goes on after a loss", loss=str(loss))
 
 

@@ -1,4 +1,4 @@
-"""Where a streaming query has got to, topic by topic, and how far its next batch may go. Pure.
+"""Where a streaming query has got to, topic by topic, and how far its next batch may go.
 
 In the checkpoint it is JSON of the shape that Spark's Kafka source writes: the topic, its
 partition, and the next offset to read.
@@ -7,7 +7,8 @@ partition, and the next offset to read.
 
 A topic's name is written whole, its partition number too, so that `orders` and `orders-part-0` are
 never taken for each other. Offsets say nothing about files or objects: what they name may move
-from one to the other before a batch is run again.
+from one to the other before a batch is run again. All of it is pure but for `TopicSizes`, which
+looks descriptors and index files up to tell how many bytes messages take.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Key = TypeVar("_Key", bound=TopicName | str)
 _SHAPE: Final = 'it should be like {"/default/orders": {"0": 123}}'
 
 
-# -- the checkpoint's JSON ----------------------------------------------------------------------
+# ---- the checkpoint's JSON
 
 
 def encode_positions(positions: Mapping[TopicName, int]) -> dict[str, dict[str, int]]:
@@ -67,7 +68,7 @@ def decode_positions(document: object) -> Positions:
     return found
 
 
-# -- how far a batch goes -----------------------------------------------------------------------
+# ---- how far a batch goes
 
 
 def share(
@@ -79,10 +80,10 @@ def share(
 ) -> dict[_Key, int]:
     """Shares `limit` out in proportion to what is wanted: never more in all, nor than wanted.
 
-    Everyone who wants something gets `least` of it first (1, or what is wanted if that is less),
+    Each that wants something gets `least` of it first (1, or what is wanted if that is less),
     as far as the limit goes; the first in line is another one at every `turn`, so that with a
-    limit below the number of topics all of them have their turns. Who gets nothing is not in the
-    answer.
+    limit below the number of topics all of them have their turns. A topic that gets nothing is not
+    in the result.
     """
     waiting = sorted(key for key, amount in wanted.items() if amount > 0)
     if sum(wanted[key] for key in waiting) <= limit:
@@ -120,8 +121,8 @@ def limit_messages(start: Positions, end: Positions, limit: int) -> Positions:
     return {topic: offset + given.get(topic, 0) for topic, offset in start.items()}
 
 
-class Ruler(Protocol):
-    """Tells the bytes of one topic's messages, about."""
+class Sizes(Protocol):
+    """About how many bytes one topic's messages take."""
 
     def message_bytes(self, first: int, end: int) -> int:
         """Of one message at `first`: at least 1."""
@@ -131,11 +132,11 @@ class Ruler(Protocol):
 
 
 def limit_bytes(
-    start: Positions, end: Positions, limit: int, rulers: Mapping[TopicName, Ruler]
+    start: Positions, end: Positions, limit: int, sizes: Mapping[TopicName, Sizes]
 ) -> Positions:
     """The end of a batch of about `limit` bytes at most, and of at least one message."""
     one = {
-        topic: rulers[topic].message_bytes(offset, end[topic])
+        topic: sizes[topic].message_bytes(offset, end[topic])
         for topic, offset in start.items()
         if offset < end[topic]
     }
@@ -143,7 +144,7 @@ def limit_bytes(
     given = share(wanted, limit, least=one, turn=turn_of(start))
     found = dict(start)
     for topic, amount in given.items():
-        reached = rulers[topic].reach(start[topic], end[topic], amount)
+        reached = sizes[topic].reach(start[topic], end[topic], amount)
         found[topic] = min(max(reached, start[topic] + 1), end[topic])
     if one and not given:  # every message is larger than the limit
         waiting = sorted(one)
@@ -152,7 +153,7 @@ def limit_bytes(
     return found
 
 
-# -- which topics -------------------------------------------------------------------------------
+# ---- which topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ def ranges(start: Positions, end: Positions) -> dict[TopicName, tuple[int, int]]
     }
 
 
-# -- lag ----------------------------------------------------------------------------------------
+# ---- lag
 
 
 def stream_lag(progress: Mapping[str, Any]) -> dict[str, int]:
@@ -267,14 +268,7 @@ def _read(document: Any) -> Positions:
     return decode_positions(json.loads(document) if isinstance(document, str) else document)
 
 
-# ---- How many bytes the messages of a topic take, about, by the indexes of its objects and
-#
-# segments.
-#
-# An index knows the position of one message in a thousand, or one in a mebibyte; between two
-# that it knows, messages are taken to be of one size. Nothing is read but descriptors and index
-# files, and of those no more than the asked-for bytes need.
-
+# ---- how many bytes messages take
 
 _PAGE: Final = 2
 """Descriptors asked for at once: each may have an index of some hundred kilobytes."""
@@ -283,7 +277,7 @@ _PARTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PositionMap:
     """One object or segment: known (offset, position) in it, its beginning and its end included."""
 
     places: tuple[tuple[int, int], ...]
@@ -313,36 +307,41 @@ class Stretch:
         return self.places[after - 1], self.places[after]
 
 
-class TopicRuler:
-    """Measures one topic. Remembers the object that it measured last."""
+class TopicSizes:
+    """About how many bytes the messages of a topic take, by the indexes of objects and segments.
+
+    An index knows the position of one message in a thousand, or one in a mebibyte; between two
+    that it knows, messages are taken to be of one size. Nothing is read but descriptors and index
+    files, and of those no more than the asked-for bytes need. The last object is remembered.
+    """
 
     def __init__(self, view: TopicView, known: KnownPlaces) -> None:
         self._view = view
         self._known = known
-        self._held: Stretch | None = None
+        self._held: PositionMap | None = None
 
     def message_bytes(self, first: int, end: int) -> int:
         """Of one message at `first` or after it: at least 1."""
-        for stretch in self._stretches(first, end):
-            at = min(max(first, stretch.first), stretch.next - 1)
-            return max(stretch.position(at + 1) - stretch.position(at), 1)
+        for known in self._maps(first, end):
+            at = min(max(first, known.first), known.next - 1)
+            return max(known.position(at + 1) - known.position(at), 1)
         return 1
 
     def reach(self, first: int, end: int, limit: int) -> int:
         """The offset up to which the messages from `first` take about `limit` bytes."""
         at, left = first, limit
-        for stretch in self._stretches(first, end):
-            at = max(at, stretch.first)
-            stop = min(stretch.next, end)
-            begin = stretch.position(at)
-            size = stretch.position(stop) - begin
+        for known in self._maps(first, end):
+            at = max(at, known.first)
+            stop = min(known.next, end)
+            begin = known.position(at)
+            size = known.position(stop) - begin
             if size > left:
-                return min(max(stretch.offset(begin + left), at), stop)
+                return min(max(known.offset(begin + left), at), stop)
             left -= size
             at = stop
         return at
 
-    def _stretches(self, first: int, end: int) -> Iterator[Stretch]:
+    def _maps(self, first: int, end: int) -> Iterator[PositionMap]:
         """Those that hold `first..end`, in order; a range that is lost is in none."""
         at = first
         held = self._held
@@ -365,7 +364,7 @@ class TopicRuler:
             return []
         return tiers.catalog.descriptors(self._view.topic, first, end, _PAGE)
 
-    def _of_segment(self, segment: Segment) -> Stretch:
+    def _of_segment(self, segment: Segment) -> PositionMap:
         last = segment.end_offset - 1
         places = {(segment.first_offset, 0), *self._known.of(segment)}
         try:
@@ -373,15 +372,15 @@ class TopicRuler:
                 places.add(self._view.indexes.floor(segment, last, segment.size * part // _PARTS))
         except FileNotFoundError:
             pass  # retention was faster; the segment's two ends serve
-        return _stretch(places, segment.end_offset, segment.size)
+        return _position_map(places, segment.end_offset, segment.size)
 
 
-def _of_object(descriptor: ObjectDescriptor) -> Stretch:
+def _of_object(descriptor: ObjectDescriptor) -> PositionMap:
     places = {(descriptor.start_offset, 0), *(descriptor.offset_index or ())}
-    return _stretch(places, descriptor.next_offset, descriptor.size)
+    return _position_map(places, descriptor.next_offset, descriptor.size)
 
 
-def _stretch(places: set[tuple[int, int]], end: int, size: int) -> Stretch:
+def _position_map(places: set[tuple[int, int]], end: int, size: int) -> PositionMap:
     """Ascending in both, whatever came in."""
     found: list[tuple[int, int]] = []
     for place in sorted(places):
@@ -389,4 +388,4 @@ def _stretch(places: set[tuple[int, int]], end: int, size: int) -> Stretch:
             found.append(place)
     while len(found) > 1 and (found[-1][0] >= end or found[-1][1] >= size):
         found.pop()
-    return Stretch((*found, (end, size)))
+    return PositionMap((*found, (end, size)))

@@ -97,8 +97,8 @@ class IcebergExport:
     def last(self) -> Commit | None:
         with library_errors(self.location):
             table = self.table()
-        told = None if table is None else table.properties.get(_COMMIT)
-        return None if told is None else decode_commit(told, self._called)
+        text = None if table is None else table.properties.get(_COMMIT)
+        return None if text is None else decode_commit(text, self._called)
 
     def _schema(self, table: Table) -> str:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -136,11 +136,11 @@ class IcebergExport:
         raise CommitRefused(f"{self.location} is changed by others all the time: export later")
 
     def _add(self, table: Table, staged: Staged, commit: Commit) -> None:
-        note = {_NEXT: str(commit.end), _COMMIT: encode_commit(commit)}
+        reached = {_NEXT: str(commit.end), _COMMIT: encode_commit(commit)}
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
                 update.union_by_name(arrow_schema(commit.schema))
-            transaction.set_properties(note)
+            transaction.set_properties(reached)
             transaction.add_files(
                 [file_uri(file.path) for file in staged.files],
                 snapshot_properties={
@@ -185,8 +185,8 @@ class IcebergExport:
 
 
 def _next_of(table: Table) -> int | None:
-    told = table.properties.get(_NEXT)
-    return None if told is None else int(told)
+    text = table.properties.get(_NEXT)
+    return None if text is None else int(text)
 
 
 def arrow_schema(schema: str) -> pa.Schema:

@@ -1,48 +1,74 @@
-"""One run of an export: plan a batch, write it, commit it, and again until the end.
+"""`export`: a topic to a table of Parquet, Delta or Iceberg, each message exactly once.
 
-What a caller gets wrong: a refused commit is no error. Somebody else was faster, and the next plan
-starts from what the table says then.
+The table itself says how far it has got. A run goes on from there to the end of what is synced, in
+batches of bounded size: Spark writes the files of a batch beside the table, and the driver commits
+them together with the offsets that they hold. A run that is killed leaves committed batches and
+nothing else that a reader sees; the next one goes on.
+
+With JSON values there are two tables. Rejected records are committed first, together with the
+columns by which they were judged; if the exporter dies before the other commit, the next one
+finishes that batch by the same columns. So a record is in one of the tables, and once.
+
+What a caller gets wrong: `start` is for a table that is not there yet. And a refused commit is no
+error: somebody else was faster, and the next plan starts from what the table says then.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from forebay.errors import (
-    CommitRefused,
-    CorruptLog,
-    ForebayError,
-    MissingData,
-    UsageError,
-)
+from forebay.errors import CommitRefused, CorruptLog, ForebayError, MissingData, UsageError
+from forebay.format.names import parse_topic
+from forebay.limits import GIB
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.pipeline.execute import Progress
-from forebay.pipeline.jobs.export.plan import Batch, Bounds, Extent, Span, next_batch, only_gone
+from forebay.pipeline.jobs.export.plan import (
+    Batch,
+    Bounds,
+    SizedRange,
+    TopicOffsets,
+    next_batch,
+    only_gone,
+)
 from forebay.pipeline.jobs.export.tables import (
     Commit,
     ExportTable,
-    Staged,
+    Files,
+    ParquetTable,
     Staging,
     TableState,
+    Task,
 )
+from forebay.pipeline.jobs.export.write import SparkStager
 from forebay.pipeline.jobs.report import to_dataframe
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.source.plan import outlines
-from forebay.topic.view import TopicView
+from forebay.settings import StoreSettings
+from forebay.topic.view import StoreView, TopicView
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ---- What a run of `export` committed, row by row.
+_log: Final = logging.getLogger("forebay.pipeline")
 
+Format = Literal["parquet", "delta", "iceberg"]
+Values = Literal["raw", "json"]
 
+_URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/+(?P<rest>.*)")
+BATCH_ROWS: Final = 10_000_000
+BATCH_BYTES: Final = 1 * GIB
+_STUCK_MAX: Final = 3
+"""Refused commits after which the table had not moved: somebody else's changes are in the way."""
 ROWS: Final = Counter("forebay_export_rows_total", "Records committed to tables.", ["format"])
 REJECTED: Final = Counter(
     "forebay_export_rejected_total", "Records committed to tables of rejected ones.", ["format"]
@@ -109,13 +135,97 @@ class ExportReport:
         return to_dataframe(spark, ExportRow, self.rows)
 
 
-# ---- export_run
+def export(
+    source: str | Path | StoreSettings,
+    topic: str,
+    table: str | Path,
+    *,
+    format: Format = "parquet",  # noqa: A002  # what Spark calls it
+    catalog: str | Mapping[str, str] | None = None,
+    value: Values = "raw",
+    start: int | None = None,
+    end: int | None = None,
+    max_batch_rows: int = BATCH_ROWS,
+    max_batch_bytes: int = BATCH_BYTES,
+    allow_gaps: bool = False,
+    spark: SparkSession | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Brings the table up to the topic's synced end as it is now, or to `end`.
+
+    `catalog` is for Iceberg: a URI, or properties of pyiceberg's; by default a SQLite file beside
+    the table. Offsets that are gone end the run with an error in its report, after what comes
+    before them was committed; with `allow_gaps` it goes on behind them.
+    """
+    settings = job_settings(source)
+    name = str(parse_topic(topic))
+    if value not in ("raw", "json"):
+        raise UsageError(f"value is {value!r}; it must be 'raw' or 'json'")
+    if max_batch_rows < 1 or max_batch_bytes < 1:
+        raise UsageError("a batch holds at least one row and one byte")
+    if start is not None and start < 0:
+        raise UsageError(f"start is {start}; offsets begin at 0")
+    if end is not None and end < 0:
+        raise UsageError(f"end is {end}; offsets begin at 0")
+    location = table_location(table)
+    main = open_target(format, location, name, catalog)
+    side = None
+    if value == "json":
+        side = open_target(format, rejected_location(location), name, catalog)
+    with ExitStack() as stack:
+        for target in filter(None, (main, side)):
+            stack.callback(target.table.close)
+        view = stack.enter_context(StoreView(settings)).topic(name)
+        if start is not None and start > view.end_offset:
+            raise UsageError(
+                f"start is {start}, and {name} is synced up to offset {view.end_offset}: begin "
+                "there or before"
+            )
+        stop = view.end_offset if end is None else min(end, view.end_offset)
+        bounds = Bounds(max_batch_rows, max_batch_bytes)
+        stager = SparkStager(settings, view, spark)
+        run = ExportRun(view, stager, format, main, side, bounds, start, stop, allow_gaps)
+        rows = run.rehearse() if dry_run else run.perform(progress)
+        return run.report(rows, dry_run=dry_run)
 
 
-_log: Final = logging.getLogger("forebay.pipeline")
+def table_location(table: str | Path) -> Path:
+    """The table's directory; UsageError for a place that Spark cannot write to."""
+    # One slash: a Path has made it of two.
+    match = _URL.match(str(table))
+    if match is not None and match["scheme"] != "file":
+        raise UsageError(
+            f"{table} is not a directory: the file systems of object stores are not in Spark's "
+            "Python package; export to a directory, which may be a mounted bucket's"
+        )
+    return Path(str(table) if match is None else f"/{match['rest']}").absolute()
 
-_STUCK_MAX: Final = 3
-"""Refused commits after which the table had not moved: somebody else's changes are in the way."""
+
+def rejected_location(location: Path) -> Path:
+    return location.with_name(f"{location.name}_rejected")
+
+
+def open_target(
+    kind: str, location: Path, topic: str, catalog: str | Mapping[str, str] | None
+) -> Target:
+    """The table of a format, whether it is there already or not."""
+    if catalog is not None and kind != "iceberg":
+        raise UsageError(f"a catalog is for Iceberg's tables; this one is {kind}")
+    table: ExportTable
+    if kind == "parquet":
+        table = ParquetTable(location, topic)
+    elif kind == "delta":
+        from forebay.pipeline.jobs.export.delta import DeltaExport
+
+        table = DeltaExport(location, topic)
+    elif kind == "iceberg":
+        from forebay.pipeline.jobs.export.iceberg import IcebergExport
+
+        table = IcebergExport(location, topic, catalog)
+    else:
+        raise UsageError(f"format is {kind!r}; it must be 'parquet', 'delta' or 'iceberg'")
+    return Target(table, Staging(location))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,30 +236,8 @@ class Target:
     staging: Staging
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A batch with what the tables were like when it was planned."""
-
-    batch: Batch
-    main: TableState
-    side: TableState
-    unfinished: Commit | None = None
-    """The batch's rejected records are committed already, and this is what they said."""
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """What is on its way into the tables."""
-
-    good: Staged
-    schema: str
-    rejected: Staged | None = None
-    rejected_schema: str = ""
-    judged_by: str | None = None
-
-
 class Stager(Protocol):
-    """What writes the files of a batch."""
+    """Writes the files of a batch: `SparkStager`."""
 
     def stage(self, task: Task, place: Path, side: Path | None = None) -> Files:
         """The batch's records in files below `place`, rejected ones below `side`: directories
@@ -157,7 +245,7 @@ class Stager(Protocol):
         ...
 
 
-class Run:
+class ExportRun:
     """One export. The view moves; the end is the one of its beginning."""
 
     def __init__(
@@ -185,7 +273,7 @@ class Run:
         self._reached: int | None = None
         self._topic = str(view.topic)
 
-    # -- planning -------------------------------------------------------------------------------
+    # ---- planning
 
     def states(self) -> tuple[TableState, TableState]:
         side = TableState() if self._side is None else self._side.table.state()
@@ -209,17 +297,17 @@ class Run:
         self._view.refresh()
         view = self._view
         lost = () if view.record is None else view.record.lost
-        span = Span(self._topic, view.start_offset, view.end_offset, lost)
+        offsets = TopicOffsets(self._topic, view.start_offset, view.end_offset, lost)
         after = main.next
         if after is None:
-            after = span.start if self._start is None else self._start
+            after = offsets.start if self._start is None else self._start
         if self._side is not None and side.next is not None and side.next > (main.next or 0):
-            last = self._unfinished(self._side, span, after, main, side)
+            last = self._unfinished(self._side, offsets, after, main, side)
             return Task(Batch(after, last.start, last.end), main, side, last)
         batch_or_none = next_batch(
-            span,
+            offsets,
             after,
-            self._extents(after),
+            self._sizes(after),
             self._bounds,
             end=self._stop,
             allow_gaps=self._allow_gaps,
@@ -227,7 +315,7 @@ class Run:
         return None if batch_or_none is None else Task(batch_or_none, main, side)
 
     def _unfinished(
-        self, target: Target, span: Span, after: int, main: TableState, side: TableState
+        self, target: Target, offsets: TopicOffsets, after: int, main: TableState, side: TableState
     ) -> Commit:
         """The batch whose rejected records alone are committed; UsageError if it does not begin
         where the table goes on, as finishing it would leave out what is between."""
@@ -237,7 +325,7 @@ class Run:
                 f"{self._main.table.location}: rejected records are committed up to offset "
                 f"{side.next}, and the note of that batch is gone"
             )
-        if not only_gone(span, after, last.start):
+        if not only_gone(offsets, after, last.start):
             here, there = self._main.table.location, target.table.location
             if main.next is None:
                 stands = "is not there"
@@ -255,18 +343,18 @@ class Run:
             )
         return last
 
-    def _extents(self, start: int) -> Iterator[Extent]:
+    def _sizes(self, start: int) -> Iterator[SizedRange]:
         tiers = self._view.store.tiers()
         at = start
         if tiers is not None and self._view.record is not None:
             tail = self._view.record.tail
             found = outlines(tiers.catalog, self._view.topic, at, tail, 1 << 62)
             for each in found:
-                yield Extent(each.start_offset, each.next_offset, each.size)
+                yield SizedRange(each.start_offset, each.next_offset, each.size)
                 at = each.next_offset
         for segment in self._view.segments():
             if segment.end_offset > at and segment.count:
-                yield Extent(segment.first_offset, segment.end_offset, segment.size)
+                yield SizedRange(segment.first_offset, segment.end_offset, segment.size)
 
     def rehearse(self) -> Iterator[ExportRow]:
         """The batches as they are now; nothing is written."""
@@ -282,7 +370,7 @@ class Run:
         except ForebayError as error:
             yield self._failed(error)
 
-    # -- performing -------------------------------------------------------------------------------
+    # ---- performing
 
     def perform(self, progress: Progress | None = None) -> Iterator[ExportRow]:
         """Batch after batch, each committed when its row is there."""
@@ -374,7 +462,7 @@ class Run:
             if self._main.table.state().next != task.main.next:
                 raise CommitRefused("somebody else exported the batch meanwhile")
             if self._side is not None and files.rejected is not None:
-                note = Commit(
+                rejected = Commit(
                     topic,
                     batch.start,
                     batch.end,
@@ -382,9 +470,9 @@ class Run:
                     files.rejected_schema,
                     files.judged_by,
                 )
-                self._side.table.commit(files.rejected, task.side.next, note)
-            note = Commit(topic, batch.start, batch.end, files.good.rows, files.schema)
-            self._main.table.commit(files.good, task.main.next, note)
+                self._side.table.commit(files.rejected, task.side.next, rejected)
+            good = Commit(topic, batch.start, batch.end, files.good.rows, files.schema)
+            self._main.table.commit(files.good, task.main.next, good)
 
     def _discard(self, files: Files) -> None:
         self._main.staging.discard(files.good.directory)
@@ -402,7 +490,7 @@ class Run:
             if self._reached is not None:
                 target.staging.sweep(self._reached, time.time())
 
-    # -- telling ----------------------------------------------------------------------------------
+    # ---- reporting
 
     def _row(self, batch: Batch, records: int, rejected: int, files: Files | None) -> ExportRow:
         staged = [] if files is None else [files.good, *filter(None, [files.rejected])]

@@ -20,8 +20,8 @@ from forebay.errors import (
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """A stretch of a topic with its size: an object, or a segment."""
+class SizedRange:
+    """Offsets of a topic with their size in bytes: those of an object, or of a segment."""
 
     start: int
     end: int
@@ -29,8 +29,8 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A topic at one moment."""
+class TopicOffsets:
+    """What of a topic can be read at one moment."""
 
     topic: str
     start: int
@@ -62,24 +62,24 @@ class Batch:
         return self.end - self.start
 
 
-def next_start(span: Span, after: int, *, allow_gaps: bool) -> int:
+def next_start(offsets: TopicOffsets, after: int, *, allow_gaps: bool) -> int:
     """The offset to read from; OffsetOutOfRange if the one that is due is gone."""
     start = after
-    if start < span.start:
+    if start < offsets.start:
         if not allow_gaps:
             raise OffsetOutOfRange(
-                f"{span.topic}: offset {start} is next for the table, and the oldest that can "
-                f"be read is {span.start}: what is between them was deleted before it was "
+                f"{offsets.topic}: offset {start} is next for the table, and the oldest that can "
+                f"be read is {offsets.start}: what is between them was deleted before it was "
                 "exported; to go on without it, allow gaps (--allow-gaps)",
-                start=span.start,
-                end=span.end,
+                start=offsets.start,
+                end=offsets.end,
             )
-        start = span.start
-    for first, end in span.lost:
+        start = offsets.start
+    for first, end in offsets.lost:
         if first <= start < end:
             if not allow_gaps:
                 raise LostOffsets(
-                    f"{span.topic}: offsets {start} to {end - 1} are lost; to go on after them, "
+                    f"{offsets.topic}: offsets {start} to {end - 1} are lost; to go on after them, "
                     "allow gaps (--allow-gaps)",
                     start=start,
                     end=end,
@@ -88,19 +88,19 @@ def next_start(span: Span, after: int, *, allow_gaps: bool) -> int:
     return start
 
 
-def only_gone(span: Span, first: int, end: int) -> bool:
+def only_gone(offsets: TopicOffsets, first: int, end: int) -> bool:
     """Whether nothing between the offsets can be read any more; so too if nothing is between."""
-    at = max(first, min(span.start, end))
-    for lost, after in sorted(span.lost):
+    at = max(first, min(offsets.start, end))
+    for lost, after in sorted(offsets.lost):
         if lost <= at < after:
             at = after
     return first <= end <= at
 
 
 def next_batch(
-    span: Span,
+    offsets: TopicOffsets,
     after: int,
-    extents: Iterable[Extent],
+    sizes: Iterable[SizedRange],
     bounds: Bounds,
     *,
     end: int | None = None,
@@ -108,27 +108,27 @@ def next_batch(
 ) -> Batch | None:
     """What to export next, or None if the table has everything up to `end`.
 
-    `extents` are in the order of their offsets. A batch ends where a lost range begins.
+    `sizes` are in the order of their offsets. A batch ends where a lost range begins.
     """
-    stop = span.end if end is None else min(end, span.end)
+    stop = offsets.end if end is None else min(end, offsets.end)
     if after >= stop:
         return None
-    start = next_start(span, after, allow_gaps=allow_gaps)
+    start = next_start(offsets, after, allow_gaps=allow_gaps)
     if start >= stop:
         return None
-    stop = min([stop, *(first for first, _ in span.lost if first > start)])
+    stop = min([stop, *(first for first, _ in offsets.lost if first > start)])
     stop = min(stop, start + bounds.rows)
-    return Batch(after, start, _within(start, stop, extents, bounds.size))
+    return Batch(after, start, _within(start, stop, sizes, bounds.size))
 
 
-def _within(start: int, stop: int, extents: Iterable[Extent], size_max: int) -> int:
+def _within(start: int, stop: int, sizes: Iterable[SizedRange], size_max: int) -> int:
     """The last end up to `stop` before which there are at most `size_max` bytes."""
     at, left = start, size_max
-    for extent in extents:
-        first, end = max(extent.start, at), min(extent.end, stop)
+    for known in sizes:
+        first, end = max(known.start, at), min(known.end, stop)
         if first >= end:
             continue
-        each = max(extent.size / (extent.end - extent.start), 1)
+        each = max(known.size / (known.end - known.start), 1)
         fit = int(left / each)
         if fit < end - first:
             return max(first + fit, start + 1)

@@ -3,7 +3,7 @@
 Spark writes the files of a batch into a directory of its own beside the table, where no reader
 looks. The driver then makes the table name them, in one transaction that also says which offsets
 they are, and that is refused if the table no longer ends where the batch begins. So a batch is in
-the table once or not at all, whoever dies or whoever else exports at the same time.
+the table once or not at all, also if the exporter dies, or another one exports at the same time.
 
 Layout, for a table `<parent>/<name>`:
 
@@ -37,6 +37,7 @@ from forebay.errors import (
     ServiceUnavailable,
     UsageError,
 )
+from forebay.pipeline.jobs.export.plan import Batch
 
 STALE_SECONDS: Final = 3600
 """A staging directory that can no longer be committed is left alone for so long: its writer may
@@ -83,8 +84,8 @@ class Commit:
     schema: str
     """The columns of the table after this commit: Spark's schema as JSON."""
     judged_by: str | None = None
-    """In a table of rejected records: the fields by which they were. Whoever finishes the batch,
-    whose other records are committed after these, must judge by the same."""
+    """In a table of rejected records: the fields by which they were. The run that
+    finishes the batch, whose other records are committed after these, must judge by the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,29 @@ class ExportTable(Protocol):
         ...
 
 
-# ---- staging ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A batch with what the tables were like when it was planned."""
+
+    batch: Batch
+    main: TableState
+    side: TableState
+    unfinished: Commit | None = None
+    """The batch's rejected records are committed already, and this is what they said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is on its way into the tables."""
+
+    good: Staged
+    schema: str
+    rejected: Staged | None = None
+    rejected_schema: str = ""
+    judged_by: str | None = None
+
+
+# ---- staging
 
 
 class Staging:
@@ -193,15 +216,15 @@ class Staging:
     def move_in(self, staged: Staged) -> Staged:
         """Puts the files below the table, where its transaction can name them.
 
-        The note of it is removed by `moved`; one that is still there tells of an exporter that
-        is between here and there, or died.
+        The marker of it is removed by `moved`; one that is still there is of an exporter that is
+        between here and there, or died.
         """
         if not staged.files:
             self.discard(staged.directory)
             return staged
         target = self.location / "data" / staged.directory.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._note(target), "")
+        write_whole(self._marker(target), "")
         staged.directory.rename(target)
         sync_directory(target.parent)
         files = tuple(
@@ -212,27 +235,27 @@ class Staging:
 
     def moved(self, staged: Staged) -> None:
         """The table has the files now, or they were discarded."""
-        self._note(staged.directory).unlink(missing_ok=True)
+        self._marker(staged.directory).unlink(missing_ok=True)
 
     def settle(self, table: ExportTable) -> None:
         """Removes what exporters that died had moved and not committed.
 
         Only once the table is past it: until then its exporter may be alive, and commit.
         """
-        for note in self.unsettled():
-            directory = self.location / "data" / note.name.removesuffix(_MOVING)
+        for marker in self.unsettled():
+            directory = self.location / "data" / marker.name.removesuffix(_MOVING)
             if directory.is_dir() and not table.references(directory):
                 reached = table.state().next
                 if reached is None or _after(directory) >= reached:
                     continue
                 shutil.rmtree(directory)
-            note.unlink(missing_ok=True)
+            marker.unlink(missing_ok=True)
 
     def unsettled(self) -> list[Path]:
-        """Notes of batches that are on their way into the table, or were."""
+        """Markers of batches that are on their way into the table, or were."""
         return sorted(self.root.glob(f"*{_MOVING}")) if self.root.is_dir() else []
 
-    def _note(self, directory: Path) -> Path:
+    def _marker(self, directory: Path) -> Path:
         return self.root / f"{directory.name}{_MOVING}"
 
 
@@ -288,7 +311,7 @@ def _bounds(footer: Any, column: str) -> Any:
     return min(least for least, _ in found), max(most for _, most in found)
 
 
-# ---- small files --------------------------------------------------------------------------------
+# ---- small files
 
 
 def encode_commit(commit: Commit) -> str:
@@ -340,7 +363,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def library_errors(what: object) -> Iterator[None]:
-    """Errors of the libraries that tables are written with are told as ours, in one line."""
+    """Raises errors of the libraries that tables are written with as ours, in one line."""
     try:
         yield
     except ForebayError:
@@ -385,26 +408,26 @@ def _taken(location: Path) -> UsageError:
     return UsageError(f"{location} is there, and no export made it: choose another place")
 
 
-# ---- A table of plain Parquet files, for readers that know no table format.
-#
-# <table>/batch=<after>/part-....parquet   the files of one batch
-# <table>/batch=<after>/_forebay.json      which offsets they are, and the table's columns so far
-#
-# A batch is made visible by one rename of its directory, whose name is the offset at which the
-# table ended before it. A rename onto a directory that has files in it is refused by the file
-# system, so of two exporters that both go on from there one succeeds. There is nothing else to
-# commit, and nothing to repair after a crash: a batch is there, whole, or it is not.
-#
-# Readers see `batch` as a column more. A glob such as `<table>/**/*.parquet` finds whole files
-# of committed batches and nothing else.
+# ---- plain Parquet
 
-
-NOTE: Final = "_forebay.json"
+COMMIT_FILE: Final = "_forebay.json"
 _BATCH: Final = "batch="
 
 
 class ParquetTable:
-    """Not thread-safe; processes may share the table."""
+    """A table of plain Parquet files, for readers that know no table format.
+
+        <table>/batch=<after>/part-....parquet   the files of one batch
+        <table>/batch=<after>/_forebay.json      which offsets they are, and the columns so far
+
+    A batch is made visible by one rename of its directory, whose name is the offset at which the
+    table ended before it. A rename onto a directory that has files in it is refused by the file
+    system, so of two exporters that both go on from there one succeeds. There is nothing else to
+    commit, and nothing to repair after a crash: a batch is there, whole, or it is not.
+
+    Readers see `batch` as a column more. A glob such as `<table>/**/*.parquet` finds whole files
+    of committed batches and nothing else. Not thread-safe; processes may share the table.
+    """
 
     def __init__(self, location: Path, topic: str) -> None:
         self.location = location
@@ -420,7 +443,7 @@ class ParquetTable:
 
     def last(self) -> Commit | None:
         batches = self.batches()
-        return self._note(batches[-1]) if batches else None
+        return self._commit_of(batches[-1]) if batches else None
 
     def batches(self) -> list[Path]:
         """The directories of the batches, in the order of their offsets."""
@@ -436,7 +459,7 @@ class ParquetTable:
         state = self.state()
         if state.next != after:
             raise CommitRefused(f"{self.location} now ends at {state.next}, and not at {after}")
-        write_whole(staged.directory / NOTE, encode_commit(commit))
+        write_whole(staged.directory / COMMIT_FILE, encode_commit(commit))
         target = self.location / f"{_BATCH}{after or 0:020d}"
         self.location.mkdir(parents=True, exist_ok=True)
         try:
@@ -453,8 +476,8 @@ class ParquetTable:
     def references(self, directory: Path) -> bool:
         return directory.parent == self.location
 
-    def _note(self, batch: Path) -> Commit:
-        path = batch / NOTE
+    def _commit_of(self, batch: Path) -> Commit:
+        path = batch / COMMIT_FILE
         try:
             return decode_commit(path.read_text(encoding="utf-8"), str(path))
         except FileNotFoundError as error:

@@ -1,0 +1,330 @@
+"""The way to the owner of the topics, who alone can append the rows of a batch.
+
+A server owns them where one runs: `commit_through` sends it one request, which says where the rows
+are staged, and the server appends them with `commit_in`. Where none runs, the process that commits
+owns them for as long as that takes: `LocalTopicWriter` opens the store, and closes it again.
+
+    POST /v1/sink/commit
+    {"sink_id": "orders", "batch": 7, "named": true, "streaming": false, "parts": [...]}
+
+The server returns lines of JSON: `{"working": true}` now and then, and a last one with what became
+of the rows, or with the error. Other producers append to the same topics meanwhile: the rows of a
+batch stay in their order, with messages of others between them.
+
+What a caller gets wrong: two commits of one sink at the same time. `LocalTopicWriter` rules them
+out, as it owns the topics alone; with `StoreTopicWriter` its user has to.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from http.client import HTTPException
+from types import TracebackType
+from typing import Any, Final, Self
+
+from forebay.client import ServerClient, find_server
+from forebay.client.http import wire_error
+from forebay.errors import (
+    LogLocked,
+    LostOffsets,
+    ServiceError,
+    ServiceUnavailable,
+    TopicOwned,
+    UsageError,
+)
+from forebay.format.names import TopicName, is_staged_file, parse_topic
+from forebay.limits import MIB, OFFSET_MAX
+from forebay.objects.store import CloudStore
+from forebay.pipeline.sink.commit import (
+    MARK,
+    Committed,
+    Position,
+    SinkBatch,
+    check_sink_id,
+    commit_batch,
+    parse_mark,
+    sweep_if_due,
+)
+from forebay.pipeline.sink.staging import Part, forget_parts
+from forebay.settings import ServerAddress, StoreSettings
+from forebay.topic.resources import StoreResources
+from forebay.topic.store import Store, Topic
+from forebay.topic.view import StoreView
+
+COMMIT_PATH: Final = "/v1/sink/commit"
+FORGET_PATH: Final = "/v1/sink/forget"
+REQUEST_BYTES_MAX: Final = 8 * MIB
+"""It says where rows are: 10,000 parts of two topics each take 2 MiB."""
+_PARTS_MAX: Final = 100_000
+_SILENCE_SECONDS_MAX: Final = 60.0
+"""A server that works says so every few seconds."""
+_LINE_BYTES_MAX: Final = 1 * MIB
+_TOPICS_MAX: Final = 10_000
+"""Of one batch: each is an open log while the batch is appended."""
+OWNED_SECONDS_MAX: Final = 30.0
+"""How long a topic that another process owns is waited for."""
+_LOOK_SECONDS: Final = 0.1
+
+
+# ---- through a server: on the driver
+
+
+def serving(settings: StoreSettings) -> ServerAddress | None:
+    """The server that owns the topics now: the one that runs here, else the one that was named."""
+    return find_server(settings) or settings.server
+
+
+def commit_through(address: ServerAddress, batch: SinkBatch, parts: Sequence[Part]) -> Committed:
+    """Has the server append the rows.
+
+    ServiceUnavailable if it goes away meanwhile: what of the rows was appended shows when the
+    same batch of a named sink is committed again, which adds the rest.
+    """
+    body = json.dumps(encode_request(batch, parts), separators=(",", ":")).encode()
+    with ServerClient(address, timeout_seconds=_SILENCE_SECONDS_MAX) as client:
+        for line in _lines(client, batch, body):
+            reply = json.loads(line)
+            if "error" in reply:
+                raise wire_error(reply["error"])
+            if "appended" in reply:
+                return Committed(int(reply["appended"]), int(reply["known"]))
+    raise ServiceUnavailable(_broke_off(address, batch))
+
+
+def _broke_off(address: ServerAddress, batch: SinkBatch) -> str:
+    """What to do: a sink without a name is another one the next time, and knows of no rows."""
+    then = (
+        "write the batch again: rows that are there are not doubled"
+        if batch.named
+        else "some of the rows may be there; to write them again without doubles, look at the end "
+        "of the topics first, and name the sink (sinkId) the next time"
+    )
+    return f"the server at {address.url} broke off in the middle of a commit: {then}"
+
+
+def _lines(client: ServerClient, batch: SinkBatch, body: bytes) -> Iterator[bytes]:
+    headers = {"Content-Type": "application/json"}
+    response = client.request("POST", COMMIT_PATH, body=body, headers=headers)
+    try:
+        while line := response.body.readline(_LINE_BYTES_MAX):
+            if line.endswith(b"\n"):
+                yield line
+    except (OSError, HTTPException) as error:
+        raise ServiceUnavailable(f"{_broke_off(client.address, batch)} ({error})") from error
+
+
+def forget_through(address: ServerAddress, batch: SinkBatch, parts: Sequence[Part]) -> None:
+    """Has the server remove staged files, unless the batch is under way there, or was begun."""
+    request = encode_request(batch, parts)
+    with ServerClient(address, timeout_seconds=_SILENCE_SECONDS_MAX) as client:
+        client.json("POST", FORGET_PATH, value=request)
+
+
+# ---- through a server: the request
+
+
+def encode_request(batch: SinkBatch, parts: Sequence[Part]) -> dict[str, Any]:
+    return {
+        "sink_id": batch.sink_id,
+        "batch": batch.number,
+        "named": batch.named,
+        "streaming": batch.streaming,
+        "parts": [asdict(part) for part in parts],
+    }
+
+
+def decode_request(value: Any) -> tuple[SinkBatch, list[Part]]:
+    """UsageError for anything that no sink would send."""
+    if not isinstance(value, dict) or not isinstance(value.get("parts"), list):
+        raise UsageError("the body must be a JSON object with a list of parts")
+    if len(value["parts"]) > _PARTS_MAX:
+        raise UsageError(f"a batch of more than {_PARTS_MAX} parts")
+    try:
+        batch = _decoded_batch(**{name: each for name, each in value.items() if name != "parts"})
+        parts = [Part(**part) for part in value["parts"]]
+    except TypeError as error:
+        raise UsageError(f"the body is no batch of a sink: {error!r}") from error
+    _check_batch(batch)
+    for part in parts:
+        _check_part(part)
+    return batch, parts
+
+
+def _decoded_batch(sink_id: str, batch: int, named: bool, streaming: bool = False) -> SinkBatch:
+    return SinkBatch(sink_id, batch, named=named, streaming=streaming)
+
+
+def _check_batch(batch: Any) -> None:
+    if not isinstance(batch.sink_id, str):
+        raise UsageError("sink_id must be text")
+    check_sink_id(batch.sink_id)
+    _require(_is_count(batch.number), "batch must be a number from 0 on")
+    kinds = isinstance(batch.named, bool) and isinstance(batch.streaming, bool)
+    _require(kinds, "named and streaming must be true or false")
+
+
+def _check_part(part: Any) -> None:
+    counts = (part.partition, part.rows, part.bytes)
+    _require(all(map(_is_count, counts)), "partition, rows and bytes of a part are numbers")
+    _require(type(part.digest) is int and part.digest >= 0, "digest of a part is a number")
+    key = part.key
+    staged = key is None or (isinstance(key, str) and is_staged_file(key))
+    _require(staged, f"{key!r} is no key of staged rows")
+    _require(isinstance(part.topics, Mapping), "topics of a part are names with numbers")
+    _require(all(map(_is_count, part.topics.values())), "topics of a part have numbers of rows")
+    for name in part.topics:
+        parse_topic(name)
+    whole = sum(part.topics.values()) == part.rows and (part.key is not None or not part.rows)
+    _require(whole, "the rows of a part are those of its topics, and are staged somewhere")
+
+
+def _require(right: bool, otherwise: str) -> None:
+    if not right:
+        raise UsageError(otherwise)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= OFFSET_MAX
+
+
+# ---- through a server: on the server
+
+
+def commit_in(store: Store, batch: SinkBatch, parts: Sequence[Part]) -> Committed:
+    """Appends the rows through a store that is open.
+
+    No two of the same sink at the same time: that is for the caller to see to.
+    """
+    tiers = _tiers(store)
+    sweep_if_due(tiers.store, batch)
+    with StoreTopicWriter(store) as writer:
+        return commit_batch(writer, tiers.catalog, tiers.store, batch, parts)
+
+
+def forget_in(store: Store, parts: Sequence[Part]) -> None:
+    forget_parts(staging_of(store), parts)
+
+
+def staging_of(store: Store) -> CloudStore:
+    return _tiers(store).store
+
+
+def _tiers(store: Store) -> StoreResources:
+    with store.view() as view:
+        tiers = view.tiers()
+    if tiers is None:
+        raise ServiceError("the store has no catalog")
+    return tiers
+
+
+# ---- through a store that this process has open
+
+
+class StoreTopicWriter:
+    """Appends through a store that is open, and stays so. Not thread-safe.
+
+    A topic is held from its first use on: if its log stops in between, everything after that
+    fails, and nothing is appended behind a hole.
+    """
+
+    def __init__(self, store: Store, *, wait_seconds: float = OWNED_SECONDS_MAX) -> None:
+        self._store = store
+        self._wait_seconds = wait_seconds
+        self._topics: dict[TopicName, Topic] = {}
+
+    def end(self, topic: TopicName) -> int:
+        opened = self._topic(topic)
+        opened.flush()
+        return opened.watermarks().synced
+
+    def start(self, topic: TopicName) -> int:
+        return self._topic(topic).start_offset
+
+    def last(self, topic: TopicName, sink_id: str, start: int) -> Position | None:
+        opened = self._topic(topic)
+        end = self.end(topic)
+        at, found = max(start, opened.start_offset), None
+        while at < end:
+            try:
+                with opened.read(at, end=end) as reader:
+                    for message in reader:
+                        at = message.offset + 1
+                        found = parse_mark(message.attributes.get(MARK), sink_id) or found
+                    break
+            except LostOffsets as lost:
+                at = lost.end
+        return found
+
+    def append(
+        self,
+        topic: TopicName,
+        payloads: Sequence[bytes | memoryview],
+        attributes: Sequence[dict[str, str]],
+        keys: Sequence[str | None],
+    ) -> None:
+        self._topic(topic).append_many(payloads, attributes, keys)
+
+    def flush(self) -> None:
+        for topic in self._topics.values():
+            topic.flush()
+
+    def close(self) -> None:
+        """Lets go of the topics, which stay open. Idempotent."""
+        self._topics.clear()
+
+    def _topic(self, name: TopicName) -> Topic:
+        found = self._topics.get(name)
+        if found is None:
+            if len(self._topics) >= _TOPICS_MAX:
+                raise UsageError(f"a batch for more than {_TOPICS_MAX} topics: write it in parts")
+            found = self._topics[name] = self._opened(name)
+        return found
+
+    def _opened(self, name: TopicName) -> Topic:
+        """Another sink owns a topic for one batch alone: it is waited for."""
+        deadline = time.monotonic() + self._wait_seconds
+        while True:
+            try:
+                return self._store.topic(str(name))
+            except (LogLocked, TopicOwned) as error:
+                if time.monotonic() >= deadline:
+                    raise TopicOwned(self._who_owns(name, error)) from error
+            time.sleep(_LOOK_SECONDS)
+
+    def _who_owns(self, name: TopicName, error: LogLocked | TopicOwned) -> str:
+        with StoreView(self._store.settings) as view:
+            tiers = view.tiers()
+            owner = None if tiers is None else tiers.catalog.owner(name)
+        who = "another process" if owner is None else owner.name
+        return (
+            f"the sink cannot append to {name}, which {who} owns: close the topic there, then run "
+            f"the write again. The rows were not appended ({error})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LocalTopicWriter(StoreTopicWriter):
+    """Owns the topics itself, in this process, from their first use to its close."""
+
+    def __init__(self, settings: StoreSettings, *, wait_seconds: float = OWNED_SECONDS_MAX) -> None:
+        # Uploading is left to an owner that stays for longer, and to the pipeline.
+        quiet = replace(settings, uploader=replace(settings.uploader, enabled=False))
+        super().__init__(Store(quiet), wait_seconds=wait_seconds)
+
+    def close(self) -> None:
+        """Gives the topics up. Idempotent."""
+        super().close()
+        self._store.close()
