@@ -21,7 +21,7 @@ import pyarrow as pa
 import forebay
 from forebay.format.message import StreamMessage
 from forebay.format.names import staged_file
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import open_resources
 from forebay.pipeline.sink.columns import staged_batches
 from forebay.pipeline.sink.commit import Committed, commit_batch
@@ -44,7 +44,7 @@ class SinkGround:
     bench: StoreResources = field(init=False)
 
     def __post_init__(self) -> None:
-        self.settings = site_settings(self.data)
+        self.settings = job_settings(self.data)
         self.bench = open_resources(self.settings)
 
     def stage(self, *partitions: Rows, piece: int = 7) -> list[Part]:

@@ -18,7 +18,7 @@ from disks import wait_until
 from forebay.errors import ServiceUnavailable
 from forebay.pipeline.jobs.continuous import FAILURES, Pipeline
 from forebay.pipeline.jobs.offload import OffloadReport
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.view import StoreView
 from inline_executor import InlineExecutor
@@ -29,7 +29,7 @@ NAME = "/default/orders"
 
 def settings_of(data: Path) -> StoreSettings:
     uploader = UploaderSettings(runner="spark", interval_seconds=0.02, max_open_seconds=0)
-    return site_settings(StoreSettings(data=data, uploader=uploader))
+    return job_settings(StoreSettings(data=data, uploader=uploader))
 
 
 def failures() -> float:

@@ -22,7 +22,7 @@ from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptFrame, MissingData, ServiceUnavailable, UsageError
 from forebay.format.names import parse_topic
 from forebay.pipeline.jobs.offload import Offload, OffloadReport, ReadBackTask
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.testing.clock import ManualClock
 from forebay.topic.resources import StoreResources
@@ -51,7 +51,7 @@ def offloading(
     settings: StoreSettings, executor: InlineExecutor, clock: Any = None
 ) -> Iterator[Offload]:
     more = {} if clock is None else {"clock": clock}
-    with Offload(site_settings(settings), executor, **more) as run:
+    with Offload(job_settings(settings), executor, **more) as run:
         yield run
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import forebay
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import close_executor_resources, executor_resources
 from forebay.settings import StoreSettings
 
 
 def test_a_catalog_that_was_made_anew_is_opened_anew(tmp_path: Path) -> None:
-    settings = site_settings(StoreSettings(data=tmp_path))
+    settings = job_settings(StoreSettings(data=tmp_path))
     with forebay.open(settings) as store:
         store.topic("old").append(b"x", durability="synced")
     first = executor_resources(settings)

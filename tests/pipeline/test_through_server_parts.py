@@ -28,7 +28,7 @@ from forebay.format.names import ObjectName, TopicName, object_key
 from forebay.limits import PART_BYTES_MIN
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.replay import replay
-from forebay.pipeline.location import NO_DATA, site_settings
+from forebay.pipeline.location import NO_DATA, job_settings
 from forebay.pipeline.resources import close_executor_resources, open_resources
 from forebay.pipeline.sink.server import serving
 from forebay.pipeline.sink.writer import sink_options
@@ -54,7 +54,7 @@ def announce(server: Served, instance: str | None = None) -> None:
 
 def told(server: Served) -> StoreSettings:
     """The settings of a job, as they travel to executors that see no such file."""
-    settings = site_settings(server.store.settings)
+    settings = job_settings(server.store.settings)
     return replace(settings, server=server.client.address)
 
 
@@ -262,9 +262,9 @@ def test_everything_else_on_the_disk_is_missing_or_refused(server: Served) -> No
 def test_a_process_that_reads_the_servers_note_reads_its_files(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         server.store.topic(str(TOPIC))
-        assert site_settings(tmp_path).server is None
+        assert job_settings(tmp_path).server is None
         announce(server)
-        settings = site_settings(tmp_path)
+        settings = job_settings(tmp_path)
         assert settings.server == server.client.address
         seeing = open_resources(settings)
         assert isinstance(seeing.disk, LocalDisk)
@@ -278,7 +278,7 @@ def test_a_process_that_reads_the_servers_note_reads_its_files(tmp_path: Path) -
             assert isinstance(blind.catalog, Catalog)
         for bench in (seeing, blind):
             bench.close()
-    assert site_settings(tmp_path).server is None
+    assert job_settings(tmp_path).server is None
     # Nobody serves the directory any more: it is read as it was before there was a server.
     assert isinstance(open_resources(settings).disk, LocalDisk)
 
@@ -287,7 +287,7 @@ def test_a_directory_of_the_servers_next_run_is_seen(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         server.store.topic(str(TOPIC))
         announce(server)
-        settings = site_settings(tmp_path)
+        settings = job_settings(tmp_path)
         assert settings.server is not None
         old = replace(settings, server=replace(settings.server, instance="0" * 32))
         assert isinstance(open_resources(old).disk, LocalDisk)
@@ -299,7 +299,7 @@ def test_a_copy_of_a_log_is_not_taken_for_the_planned_one(tmp_path: Path) -> Non
     with served(tmp_path / "data") as server:
         server.store.topic(str(TOPIC)).append(b"x", durability="synced")
         announce(server)
-        settings = site_settings(tmp_path / "data")
+        settings = job_settings(tmp_path / "data")
         folder = Path("wal/default/orders")
         log_id = (tmp_path / "data" / folder / "wal.id").read_text()
         bench = open_resources(settings)

@@ -30,7 +30,7 @@ from forebay.format.names import object_key
 from forebay.limits import MIB, TASK_BYTES
 from forebay.pipeline.execute import SparkExecutor, pack
 from forebay.pipeline.jobs.verify import verify
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.session import spark_session
 from forebay.settings import SparkSettings, StoreSettings
@@ -121,7 +121,7 @@ def _offloading(spark: SparkSession, backlog: Backlog, pool: ProcessExecutor) ->
 
 
 def _verifying(spark: SparkSession, table: Table) -> Measurement:
-    settings = site_settings(StoreSettings(data=table.data))
+    settings = job_settings(StoreSettings(data=table.data))
     with StoreView(settings) as view:
         topic = view.topic(table.topic)
         objects = [(object_key(topic.topic, d.object_id), d.size) for d in topic.objects()]

@@ -19,7 +19,7 @@ from forebay.bench.spark_processes import ProcessExecutor
 from forebay.limits import MIB, TASK_BYTES
 from forebay.pipeline.execute import SparkExecutor, pack
 from forebay.pipeline.jobs.offload import Offload, run_task
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.upload import engine
 
@@ -52,7 +52,7 @@ class Backlog:
 
 
 def write_backlog(path: Path, topics: int, topic_bytes: int) -> Backlog:
-    settings = site_settings(StoreSettings(data=path, uploader=UploaderSettings(enabled=False)))
+    settings = job_settings(StoreSettings(data=path, uploader=UploaderSettings(enabled=False)))
     with forebay.open(settings) as store:
         for number in range(topics):
             topic = store.topic(f"t{number}")

@@ -18,7 +18,7 @@ from forebay.bench.spark_ceiling import CeilingSource
 from forebay.limits import MIB, TASK_BYTES
 from forebay.pipeline.execute import SparkExecutor
 from forebay.pipeline.jobs.offload import Offload
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.settings import StoreSettings, UploaderSettings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Table:
 def write_table(spark: SparkSession, folder: Path, message_bytes: int, mib: int) -> Table:
     data, name = folder / "data", f"m{message_bytes}"
     uploader = UploaderSettings(enabled=False, max_object_bytes=_OBJECT_BYTES)
-    settings = site_settings(StoreSettings(data=data, uploader=uploader))
+    settings = job_settings(StoreSettings(data=data, uploader=uploader))
     rows = mib * MIB // message_bytes
     noise = random.randbytes(16 * MIB)
     with forebay.open(settings) as store:

@@ -106,11 +106,11 @@ def pipeline(master: str | None, settings: StoreSettings, as_json: bool) -> None
     """
     from forebay.pipeline.execute import SparkExecutor
     from forebay.pipeline.jobs.continuous import Pipeline
-    from forebay.pipeline.location import site_settings
+    from forebay.pipeline.location import job_settings
 
     open_view(settings).close()
     with job_session(settings, master) as session:
-        driver = Pipeline(site_settings(settings), SparkExecutor(session))
+        driver = Pipeline(job_settings(settings), SparkExecutor(session))
 
         def stop(_signal: int, _frame: object) -> None:
             driver.stop()

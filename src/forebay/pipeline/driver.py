@@ -43,7 +43,7 @@ from forebay.pipeline.execute import SparkExecutor
 from forebay.pipeline.jobs.compact import compact
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.verify import verify
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.session import spark_session
 from forebay.settings import StoreSettings
 
@@ -159,7 +159,7 @@ class Driver:
     """Carries out orders on one Spark session."""
 
     def __init__(self, orders: Orders, commands: IO[bytes], events: Events) -> None:
-        self._settings = _with_own_folder(site_settings(orders.settings))
+        self._settings = _with_own_folder(job_settings(orders.settings))
         self._commands = commands
         self._events = events
         self._orders: queue.Queue[Order | None] = queue.Queue()

@@ -1,4 +1,4 @@
-"""Where the store is, by options: `path`, or `catalog` and `store`.
+"""Where a store is: the settings that every process of a job shares, and Spark's options for it.
 
 | option            | what it is                                                              |
 |-------------------|-------------------------------------------------------------------------|
@@ -31,16 +31,36 @@ from forebay.config import settings_from
 from forebay.errors import UsageError
 from forebay.settings import CloudSettings, MetadataSettings, ServerAddress, StoreSettings
 
-# ---- Where a store is, in words that hold in every process of a Spark application.
-#
-# Executors have other working directories than the driver, so every path is made absolute before
-# settings travel. A store in memory is refused: no other process could see it. Where a server
-# runs on the data directory, the settings say so: it owns the topics, and executors that cannot
-# see the directory go through it.
+ADDRESS_NAMES: Final = ("path", "catalog", "store")
+SERVER: Final = "server"
+"""The option of the sink that names a running server."""
+_HEALTH_SECONDS: Final = 10.0
+
+NO_DATA: Final = Path(os.devnull)
+"""The data directory of a store that is known by its catalog and its objects alone."""
+
+_ETCD: Final = frozenset({"username", "password", "ca_file", "cert_file", "key_file"})
+_BACKENDS: Final = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "azure": "azure",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+}
+_CANONICAL: Final = {"s3": "s3", "gcs": "gs", "azure": "azure"}
 
 
-def site_settings(source: str | Path | StoreSettings) -> StoreSettings:
-    """The settings of a store, from a data directory, a configuration file, or settings."""
+def job_settings(source: str | Path | StoreSettings) -> StoreSettings:
+    """The settings of a store as they hold in every process of a job.
+
+    From a data directory, a configuration file, or settings. Executors have other working
+    directories than the driver, so every path is absolute. A store in memory is refused: no other
+    process could see it. Where a server runs on the data directory, the settings name it: it owns
+    the topics, and executors that cannot see the directory go through it.
+    """
     settings = settings_from(source)
     if settings.data is None:
         raise UsageError("a store in memory is its own process's alone: Spark needs a directory")
@@ -62,31 +82,6 @@ def site_settings(source: str | Path | StoreSettings) -> StoreSettings:
     )
 
 
-# ---- address
-
-
-ADDRESS_NAMES: Final = ("path", "catalog", "store")
-SERVER: Final = "server"
-"""The option of the sink that names a running server."""
-_ASK_SECONDS: Final = 10.0
-
-NO_DATA: Final = Path(os.devnull)
-"""The data directory of a store that is known by its catalog and its objects alone."""
-
-_ETCD: Final = frozenset({"username", "password", "ca_file", "cert_file", "key_file"})
-_BACKENDS: Final = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "azure": "azure",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-}
-_CANONICAL: Final = {"s3": "s3", "gcs": "gs", "azure": "azure"}
-
-
 def is_address(name: str) -> bool:
     """Whether the option, in lower case, says something about where the store is."""
     return name in ADDRESS_NAMES or name.startswith(("catalog.", "store."))
@@ -103,7 +98,7 @@ def store_settings(options: Mapping[str, str]) -> StoreSettings:
                 f"path says all about where the store is: leave out {', '.join(others)}, or write "
                 "them into a configuration file"
             )
-        return site_settings(path)
+        return job_settings(path)
     if "catalog" not in given or "store" not in given:
         raise UsageError(
             "say where the store is: path (a data directory or a configuration file), or catalog "
@@ -111,7 +106,7 @@ def store_settings(options: Mapping[str, str]) -> StoreSettings:
         )
     metadata = _metadata(given["catalog"], _below("catalog.", given))
     cloud = _cloud(given["store"], _below("store.", given))
-    return site_settings(StoreSettings(data=NO_DATA, cloud=cloud, metadata=metadata))
+    return job_settings(StoreSettings(data=NO_DATA, cloud=cloud, metadata=metadata))
 
 
 def sink_settings(options: Mapping[str, str]) -> StoreSettings:
@@ -130,7 +125,7 @@ def sink_settings(options: Mapping[str, str]) -> StoreSettings:
     else:
         settings = StoreSettings(data=NO_DATA, cloud=_staging_store(given))
     address = ServerAddress(url.rstrip("/"), None, known_token(settings), settings.admin.ca_file)
-    return replace(settings, server=_asked(address))
+    return replace(settings, server=_identified(address))
 
 
 def _staging_store(given: Mapping[str, str]) -> CloudSettings:
@@ -149,9 +144,9 @@ def _staging_store(given: Mapping[str, str]) -> CloudSettings:
     return cloud
 
 
-def _asked(address: ServerAddress) -> ServerAddress:
-    """The address with the run of the server that answers there."""
-    with ServerClient(replace(address, token=None), timeout_seconds=_ASK_SECONDS) as client:
+def _identified(address: ServerAddress) -> ServerAddress:
+    """The address with the instance and the store of the server that runs there."""
+    with ServerClient(replace(address, token=None), timeout_seconds=_HEALTH_SECONDS) as client:
         answer = client.json("GET", "/healthz")
     return replace(address, instance=answer.get("instance"), store=answer.get("store"))
 

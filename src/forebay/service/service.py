@@ -382,10 +382,10 @@ def _any_done(tasks: Sequence[asyncio.Task[None]]) -> bool:
 
 def _for_spark(settings: StoreSettings) -> StoreSettings:
     """Refuses what cannot work, before anything is started."""
-    from forebay.pipeline.location import site_settings
+    from forebay.pipeline.location import job_settings
     from forebay.pipeline.session import find_java
 
     settings = replace(settings, uploader=replace(settings.uploader, runner="spark"))
-    settings = site_settings(settings)
+    settings = job_settings(settings)
     find_java()
     return settings

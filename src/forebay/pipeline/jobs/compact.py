@@ -54,7 +54,7 @@ from forebay.metrics import Counter
 from forebay.pipeline.execute import Done, Executor, Progress, SparkExecutor
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import executor_resources, open_existing
 from forebay.read.history import ObjectStream
 from forebay.read.verify import looks_same
@@ -100,7 +100,7 @@ def compact(
     `max_bytes`: how much this run may rewrite; the rest is for the next one. A dry run plans one
     round. Nothing to do starts no Spark. `executor` runs the tasks in the place of Spark.
     """
-    settings = site_settings(source)
+    settings = job_settings(source)
     uploader = settings.uploader
     target = uploader.max_object_bytes if target_bytes is None else target_bytes
     bounds = Bounds(target, uploader.max_object_messages)
@@ -134,7 +134,7 @@ def undo_compaction(
     taken back any more is an error in the report: nothing of it is changed. No data is moved, so
     no Spark is needed.
     """
-    with closing(open_existing(site_settings(source))) as resources:
+    with closing(open_existing(job_settings(source))) as resources:
         catalog = resources.catalog
         [name] = _known_topics(catalog, [topic])
         rows: list[CompactRow] = []

@@ -44,7 +44,7 @@ from forebay.logs import event
 from forebay.pipeline.execute import Done, Executor, Progress, Runner, executor_for
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.view import StoreView, TopicView
@@ -79,7 +79,7 @@ def offload(
     configuration. A dry run writes nothing and starts no Spark. `runner="threads"` uploads with
     threads of this process, without Spark.
     """
-    settings = site_settings(source)
+    settings = job_settings(source)
     executor = executor_for(runner, spark, settings.spark)
     with Offload(settings, executor, progress=progress) as run:
         return run.once(topics, force=force, dry_run=dry_run)

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from forebay.catalog.notes import HERE, origin
 from forebay.errors import ForebayError, UsageError
 from forebay.format.names import TopicName, parse_topic, staged_file
-from forebay.limits import MIB, TASK_BYTES, WAVE_TASKS_PER_SLOT
+from forebay.limits import MIB, TASK_BYTES
 from forebay.pipeline.execute import Executor, Progress, SparkExecutor
 from forebay.pipeline.jobs.report import to_dataframe
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.jobs.waves import Waves
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.sink.columns import staged_batches
 from forebay.pipeline.sink.commit import Committed, commit_batch, read_sink_note
@@ -57,7 +58,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ---- What a run of `replay` did, batch by batch.
+_Commit: TypeAlias = Callable[[Run, Sequence[Part]], Committed]
+_PIECE_BYTES: Final = 32 * MIB
+_COLUMNS: Final = ("key", "value", "headers")
+_PLAIN: Final = "replay"
+"""The id of a replay that was given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +108,17 @@ class ReplayReport:
         return to_dataframe(spark, ReplayRow, self.rows)
 
 
-# ---- replay
-
-
-_Commit: TypeAlias = Callable[[Run, Sequence[Part]], Committed]
-_PIECE_BYTES: Final = 32 * MIB
-_COLUMNS: Final = ("key", "value", "headers")
-_PLAIN: Final = "replay"
-"""The id of a replay that was given none."""
-
-
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """What one task stages; its number is its place in the batch."""
+    """What one task stages, of one batch; its number is its place there."""
 
+    batch: str
     number: int
     pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.pieces)
 
 
 def replay(
@@ -148,22 +148,22 @@ def replay(
     UsageError for a call that cannot be right. What goes wrong with a batch is in the report, and
     a second run goes on there.
     """
-    settings = site_settings(source)
+    settings = job_settings(source)
     name, target = parse_topic(topic), parse_topic(into)
     _check_call(name, target, start, start_time, end, end_time, sink_id, again)
     chosen = sink_id or (secrets.token_hex(8) if again else _PLAIN)
     sink = _sink(name, start, start_time, chosen)
-    bench = executor_resources(settings)
+    resources = executor_resources(settings)
     with open_view(settings) as store:
         view = store.topic(str(name))
-        wanted = _range(bench, view, start, start_time, end, end_time, skip_lost)
-        note = read_sink_note(bench.catalog, target, sink)
-        run = _Replay(settings, bench, view, target, sink, skip_lost, progress)
+        wanted = _range(resources, view, start, start_time, end, end_time, skip_lost)
+        note = read_sink_note(resources.catalog, target, sink)
+        run = _Replay(resources, view, target, sink, skip_lost)
         if dry_run:
             rows = run.plan(wanted, note)
         else:
             executor = executor or SparkExecutor(spark, settings.spark)
-            rows = tuple(run.run(wanted, note, executor))
+            rows = tuple(run.run(wanted, note, executor, progress))
     return ReplayReport(
         dry_run, str(name), str(target), chosen, wanted.start, wanted.end, tuple(rows)
     )
@@ -204,7 +204,7 @@ def _sink(topic: TopicName, start: int | None, start_time: int | None, sink_id: 
 
 
 def _range(
-    bench: StoreResources,
+    resources: StoreResources,
     view: TopicView,
     start: int | None,
     start_time: int | None,
@@ -214,9 +214,9 @@ def _range(
 ) -> OffsetRange:
     first, last = EARLIEST if start is None else start, LATEST if end is None else end
     if start_time is not None:
-        first = offset_at_time(bench, view, start_time)
+        first = offset_at_time(resources, view, start_time)
     if end_time is not None:
-        last = offset_at_time(bench, view, end_time)
+        last = offset_at_time(resources, view, end_time)
     found = resolve_range(view, first, last, fail_on_data_loss=not skip_lost)
     if last not in (LATEST, found.end) and not skip_lost:
         raise UsageError(f"{view.topic}: the range ends at {last}, before it starts at {first}")
@@ -224,19 +224,18 @@ def _range(
 
 
 class _Replay:
+    """One run, on the driver."""
+
     def __init__(
         self,
-        settings: StoreSettings,
-        bench: StoreResources,
+        resources: StoreResources,
         view: TopicView,
         into: TopicName,
         sink: str,
         skip_lost: bool,
-        progress: Progress | None,
     ) -> None:
-        self._progress = progress
-        self._settings = settings
-        self._bench = bench
+        self._resources = resources
+        self._settings = resources.settings
         self._view = view
         self._into = into
         self._sink = sink
@@ -257,7 +256,11 @@ class _Replay:
         return tuple(rows)
 
     def run(
-        self, wanted: OffsetRange, note: SinkNote | None, executor: Executor
+        self,
+        wanted: OffsetRange,
+        note: SinkNote | None,
+        executor: Executor,
+        progress: Progress | None,
     ) -> Iterator[ReplayRow]:
         """One row for each batch; the first that fails is the last."""
         self._require_all_of_the_begun(wanted, note)
@@ -267,10 +270,17 @@ class _Replay:
         if rest.start >= rest.end:
             return
         begun = None if note is None or note.done else note.batch
+        waves: Waves[ReplayTask, Part] = Waves(
+            executor,
+            partial(stage_task, self._settings, str(self._into)),
+            lambda task: task.size,
+            label=f"replay {wanted.topic}",
+            progress=progress,
+        )
         with self._owner(note) as commit:
-            for batch, pieces in self._batches(rest, begun, executor):
+            for batch, pieces in self._batches(rest, begun, waves.bytes_max()):
                 try:
-                    row = self._batch(batch, pieces, commit, executor)
+                    row = self._batch(batch, _tasks(pieces, executor.slots()), commit, waves)
                 except ForebayError as error:
                     yield _row(batch, error=str(error))
                     return
@@ -286,7 +296,7 @@ class _Replay:
             return
         with connect_door(self._settings) as door:
             self._require_remembered(door, note)
-            yield partial(commit_batch, door, self._bench.catalog, self._bench.store)
+            yield partial(commit_batch, door, self._resources.catalog, self._resources.store)
 
     def _require_all_of_the_begun(self, wanted: OffsetRange, note: SinkNote | None) -> None:
         """A batch that was begun goes to its end, or nobody knows what of it is there."""
@@ -298,7 +308,7 @@ class _Replay:
 
     def _require_remembered(self, door: Door | None, note: SinkNote | None) -> None:
         """The note says how far the replay has got, unless the target was restored since."""
-        catalog = self._bench.catalog
+        catalog = self._resources.catalog
         if door is not None:
             door.end(self._into)
         elif catalog.record(self._into) is None:
@@ -320,14 +330,13 @@ class _Replay:
             )
 
     def _batches(
-        self, rest: OffsetRange, begun: int | None, executor: Executor
+        self, rest: OffsetRange, begun: int | None, bytes_max: int
     ) -> Iterator[tuple[OffsetRange, list[Piece]]]:
         """The range in batches; the first one ends where the one that was begun did."""
         if begun is not None and rest.start < begun <= rest.end:
             first = OffsetRange(rest.topic, rest.start, begun)
             yield first, self._pieces(first)
             rest = OffsetRange(rest.topic, begun, rest.end)
-        bytes_max = executor.slots() * WAVE_TASKS_PER_SLOT * TASK_BYTES
         batch: list[Piece] = []
         size, start = 0, rest.start
         for piece in self._pieces(rest):
@@ -350,23 +359,20 @@ class _Replay:
         )
 
     def _batch(
-        self, batch: OffsetRange, pieces: Sequence[Piece], commit: _Commit, executor: Executor
+        self,
+        batch: OffsetRange,
+        tasks: Sequence[ReplayTask],
+        commit: _Commit,
+        waves: Waves[ReplayTask, Part],
     ) -> ReplayRow:
-        store, write = self._bench.store, secrets.token_hex(8)
-        tasks = _tasks(pieces, executor.slots())
-        work = partial(stage_task, self._settings, str(self._into), write)
-        label = f"replay {batch.topic} {batch.start}..{batch.end}"
-        done = [
-            task[0]
-            for task in executor.run([[task] for task in tasks], work, label, self._progress)
-        ]
+        done = [each for _task, each in waves.run(tasks)]
         parts = [each.result for each in done if each.result is not None]
         errors = [each.error for each in done if each.error is not None]
         if errors:
-            discard(store, parts)
+            discard(self._resources.store, parts)
             raise errors[0]
         committed = commit(Run(self._sink, batch.end, named=True), parts)
-        size = sum(piece.size for piece in pieces)
+        size = sum(task.size for task in tasks)
         return _row(batch, appended=committed.appended, known=committed.known, size=size)
 
 
@@ -389,16 +395,17 @@ def _tasks(pieces: Sequence[Piece], slots: int) -> list[ReplayTask]:
             size = 0
         groups[-1].append(piece)
         size += piece.size
-    return [ReplayTask(number, tuple(group)) for number, group in enumerate(groups)]
+    batch = secrets.token_hex(8)
+    return [ReplayTask(batch, number, tuple(group)) for number, group in enumerate(groups)]
 
 
-def stage_task(settings: StoreSettings, into: str, write: str, task: ReplayTask) -> Part:
-    """On an executor: the messages of the task's pieces, staged for the driver.
+def stage_task(settings: StoreSettings, into: str, task: ReplayTask) -> Part:
+    """In a task: the messages of its pieces, staged for the driver.
 
-    Each attempt has a file of its own; those of attempts that nobody heard of are swept by age.
+    Each attempt has a file of its own; those of attempts that were lost are swept by age.
     """
     rows = read_split(settings, Split(task.pieces), _COLUMNS)
-    key = staged_file(write, task.number, secrets.randbits(48))
+    key = staged_file(task.batch, task.number, secrets.randbits(48))
     return stage(
         executor_resources(settings).store,
         key,

@@ -42,11 +42,9 @@ def schema_of(row: type[Any]) -> StructType:
     for field in fields(row):
         hint = hints[field.name]
         optional = isinstance(hint, types.UnionType)
-        plain = (
-            next(kind for kind in get_args(hint) if kind is not types.NoneType)
-            if (optional)
-            else hint
-        )
+        plain = hint
+        if optional:
+            plain = next(kind for kind in get_args(hint) if kind is not types.NoneType)
         base = next(
             kind
             for kind in known

@@ -37,7 +37,7 @@ from forebay.objects.backend import Backend
 from forebay.pipeline.execute import Done, Progress, Runner, ThreadExecutor, executor_for
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, catalog_file
@@ -170,7 +170,7 @@ def open_restore(
     runner: Runner = "spark",
 ) -> Iterator[RestoreRun]:
     """A restore whose topics come one by one."""
-    settings = site_settings(source)
+    settings = job_settings(source)
     waves = Waves(
         executor_for(runner, spark, settings.spark),
         partial(_describe_in_task, settings),

@@ -59,7 +59,7 @@ from forebay.pipeline.jobs.verify_plan import (
     state_after,
 )
 from forebay.pipeline.jobs.waves import Waves
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.pipeline.resources import executor_resources, open_existing
 from forebay.read.verify import Examined, FaultKind, examine_object
 from forebay.settings import StoreSettings
@@ -107,7 +107,7 @@ def verify(
     the store, for what no descriptor names. Nothing to read starts no Spark; `runner="threads"`
     reads with threads of this process instead.
     """
-    settings = site_settings(source)
+    settings = job_settings(source)
     if budget_bytes is not None and budget_bytes <= 0:
         raise UsageError(f"the budget is {budget_bytes} bytes; it must be at least 1")
     waves = Waves(

@@ -54,7 +54,7 @@ from forebay.pipeline.jobs.export.tables import (
     ExportTable,
     Staging,
 )
-from forebay.pipeline.location import site_settings
+from forebay.pipeline.location import job_settings
 from forebay.topic.view import StoreView
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def export(
     the table. Offsets that are gone end the run with an error in its report, after what comes
     before them was committed; with `allow_gaps` it goes on behind them.
     """
-    settings = site_settings(source)
+    settings = job_settings(source)
     name = str(parse_topic(topic))
     if value not in ("raw", "json"):
         raise UsageError(f"value is {value!r}; it must be 'raw' or 'json'")
