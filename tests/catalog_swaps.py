@@ -46,7 +46,7 @@ def require_whole(world: World) -> None:
     record = world.record()
     position = record.start_offset
     named = set()
-    for each in world.catalog.all_descriptors(TOPIC):
+    for each in world.catalog.get_object_descriptors(TOPIC):
         assert each.start_offset == position
         position = each.next_offset
         named.add(each.object_id)

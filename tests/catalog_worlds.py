@@ -59,7 +59,7 @@ class World:
         """Commits an object to the end of the chain."""
         intent = self.intend(start, end, epoch)
         descriptor = descriptor_of(start, end, intent.object_id)
-        self.catalog.commit(TOPIC, intent, descriptor)
+        self.catalog.put_object_descriptor(TOPIC, intent, descriptor)
         return descriptor
 
     def row(self, object_id: str, state: State, epoch: int = 1, token: str = "t") -> Life:
@@ -72,7 +72,7 @@ class World:
         return None if life is None else life.state
 
     def chain(self) -> list[tuple[int, int]]:
-        found = self.catalog.all_descriptors(TOPIC)
+        found = self.catalog.get_object_descriptors(TOPIC)
         return [(each.start_offset, each.end_offset) for each in found]
 
     def lose_answers(self, times: int = 1) -> None:

@@ -91,7 +91,7 @@ class Site:
         made = [self._write(topic, start, after) for start, after in pairwise(bounds)]
         for each in made if sidecars else []:
             key = object_key(topic, sidecar(each.object_id))
-            self.store.put(key, encode_descriptor(each))
+            self.store.put_object(key, encode_descriptor(each))
         adopt(self.catalog, topic, 1, made)
         self.catalog.update(topic, 1, lambda record: Change(replace(record, verified=record.tail)))
         return made
@@ -99,7 +99,7 @@ class Site:
     def _write(self, topic: TopicName, start: int, after: int) -> ObjectDescriptor:
         data = b"".join(encode_frame(at, message(at)) for at in range(start, after))
         name = str(ObjectName(start, after - 1))
-        meta = self.store.put(object_key(topic, name), data)
+        meta = self.store.put_object(object_key(topic, name), data)
         index = ObjectIndex()
         index.add(scan(data), 0)
         return ObjectDescriptor(
@@ -118,7 +118,7 @@ class Site:
         return record
 
     def chain(self, topic: TopicName = TOPIC) -> list[ObjectDescriptor]:
-        return list(self.catalog.all_descriptors(topic))
+        return list(self.catalog.get_object_descriptors(topic))
 
     def ranges(self, topic: TopicName = TOPIC) -> list[tuple[int, int]]:
         return [(each.start_offset, each.end_offset) for each in self.chain(topic)]

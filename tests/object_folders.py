@@ -90,7 +90,7 @@ class Folders:
 
     def descriptors(self, name: str) -> list[ObjectDescriptor]:
         with self.catalog() as catalog:
-            return list(catalog.all_descriptors(topic_name(name)))
+            return list(catalog.get_object_descriptors(topic_name(name)))
 
     def put_descriptor(self, name: str, descriptor: ObjectDescriptor) -> None:
         with self.catalog() as catalog:

@@ -41,9 +41,9 @@ class HookedBackend(MemoryBackend):
         self.before: Callable[[str, str], None] = lambda _operation, _key: None
         self.bytes_read = 0
 
-    def delete(self, key: str) -> None:
+    def delete_object(self, key: str) -> None:
         self.before("delete", key)
-        super().delete(key)
+        super().delete_object(key)
 
     def get_range(self, key: str, start: int, end: int) -> Buffer:
         self.before("get_range", key)
@@ -144,7 +144,7 @@ class Reservoir:
         self, object_id: str, data: bytes, *, with_sidecar: bool = True, topic: TopicName = TOPIC
     ) -> ObjectDescriptor:
         """An object of these frames, and its sidecar; no descriptor."""
-        meta = self.store.put(object_key(topic, object_id), data)
+        meta = self.store.put_object(object_key(topic, object_id), data)
         found = scan(data)
         index = ObjectIndex()
         index.add(found, 0)
@@ -158,7 +158,9 @@ class Reservoir:
             offset_index=index.frozen(),
         )
         if with_sidecar:
-            self.store.put(object_key(topic, sidecar(object_id)), encode_descriptor(descriptor))
+            self.store.put_object(
+                object_key(topic, sidecar(object_id)), encode_descriptor(descriptor)
+            )
         return descriptor
 
     def intend(self, owner: Ownership, start: int, end: int) -> Intent:
@@ -168,7 +170,7 @@ class Reservoir:
         """Writes an intended object and commits it."""
         data = frames(start, end - start + 1)
         descriptor = self.write(intent.object_id, data, topic=owner.topic)
-        self.catalog.commit(owner.topic, intent, descriptor)
+        self.catalog.put_object_descriptor(owner.topic, intent, descriptor)
         return descriptor
 
     def upload(self, owner: Ownership, start: int, end: int) -> ObjectDescriptor:
@@ -193,13 +195,13 @@ class Reservoir:
         return [(each.key, each.value, each.revision) for each in found]
 
     def chain(self) -> list[str]:
-        return [each.object_id for each in self.catalog.all_descriptors(TOPIC)]
+        return [each.object_id for each in self.catalog.get_object_descriptors(TOPIC)]
 
     def require_chain_whole(self) -> None:
         """Every descriptor's object is there, and they follow each other (I3, I4)."""
         record = self.catalog.record(TOPIC)
         position: int | None = None
-        for each in self.catalog.all_descriptors(TOPIC):
+        for each in self.catalog.get_object_descriptors(TOPIC):
             assert position in {None, each.start_offset}
             assert self.store.head(object_key(TOPIC, each.object_id)).size == each.size
             assert record is not None

@@ -62,7 +62,7 @@ class StoredTopic:
             0,
             offset_index=tuple(index) if every else None,
         )
-        self.store.put(self.key(descriptor), bytes(data))
+        self.store.put_object(self.key(descriptor), bytes(data))
         self.named.append(descriptor)
         self.named.sort(key=lambda one: one.start_offset)
         return descriptor
@@ -76,7 +76,7 @@ class StoredTopic:
     def overwrite(self, descriptor: ObjectDescriptor, at: int, new: bytes) -> None:
         data = self.data(descriptor)
         data[at : at + len(new)] = new
-        self.store.put(self.key(descriptor), bytes(data))
+        self.store.put_object(self.key(descriptor), bytes(data))
 
     def rename(self, descriptor: ObjectDescriptor, **changed: object) -> ObjectDescriptor:
         """Another descriptor for the same object."""
@@ -85,7 +85,7 @@ class StoredTopic:
         return other
 
     def delete(self, descriptor: ObjectDescriptor, *, forget: bool = True) -> None:
-        self.store.delete(self.key(descriptor))
+        self.store.delete_object(self.key(descriptor))
         if forget:
             self.named.remove(descriptor)
 

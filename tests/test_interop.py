@@ -71,7 +71,7 @@ def put_danube_object(
 ) -> None:
     data, index = danube_object(first, count)
     name = f"data-{first}-{first + count - 1}.dnb1"
-    bucket.put(_PREFIX + name, data)
+    bucket.put_object(_PREFIX + name, data)
     body: dict[str, Any] = {
         "completed": True,
         "created_at": 1_700_000_000,
@@ -102,7 +102,7 @@ def test_what_danube_uploaded_is_read_as_it_is(
             found = list(reader.read_range(first, last))
             assert found == [danube_message(offset) for offset in range(first, last + 1)]
     pool.close()
-    assert catalog.current(TOPIC) == 2500
+    assert catalog.get_current_pointer(TOPIC) == 2500
 
 
 class OldMessage(NamedTuple):
@@ -192,7 +192,7 @@ def test_an_old_decoder_reads_what_we_uploaded(tmp_path: Path) -> None:
         "completed", "created_at", "end_offset", "etag",
         "object_id", "offset_index", "size", "start_offset",
     }  # fmt: skip
-    data = bytes(site.objects.get(_PREFIX + body["object_id"], 10**7))
+    data = bytes(site.objects.get_object(_PREFIX + body["object_id"], 10**7))
     assert len(data) == body["size"]
     assert (body["object_id"], body["completed"]) == ("data-0-1500.dnb1", True)
     found = [(offset, OldDecoder(payload).message()) for offset, payload in old_frames(data)]

@@ -60,7 +60,7 @@ class World:
         key = object_key(TOPIC, descriptor.object_id)
         data = bytearray(self.backend.inner.get_range(key, 0, descriptor.size))
         data[30] ^= 0xFF
-        self.backend.inner.put(key, bytes(data))
+        self.backend.inner.put_object(key, bytes(data))
 
 
 def appends(world: World) -> None:
@@ -130,8 +130,8 @@ def gives_up_objects(world: World) -> None:
 
 def sweeps(world: World) -> None:
     uploads(world)
-    world.backend.put(object_key(TOPIC, "data-500-600.dnb1"), b"an orphan")
-    world.backend.delete(object_key(TOPIC, world.site.descriptors()[0].object_id))
+    world.backend.put_object(object_key(TOPIC, "data-500-600.dnb1"), b"an orphan")
+    world.backend.delete_object(object_key(TOPIC, world.site.descriptors()[0].object_id))
     report = sweep(world.site.catalog, world.site.objects, grace_minutes=0, dry_run=False)
     assert report.errors
 
@@ -372,7 +372,9 @@ def test_writers_hold_nothing_once_they_have_ended(world: World) -> None:
 
 def test_a_writer_holds_no_more_than_its_parts(world: World) -> None:
     before = told("uploader_memory_usage_bytes")[()]
-    with world.site.objects.open_writer("key", chunk_bytes=10, concurrent_parts=2) as writer:
+    with world.site.objects.open_streaming_writer(
+        "key", chunk_bytes=10, concurrent_parts=2
+    ) as writer:
         writer.write(b"x" * 25)
         assert told("uploader_memory_usage_bytes")[()] - before == 25
         writer.write(b"x" * 25)

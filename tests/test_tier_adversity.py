@@ -90,7 +90,7 @@ def test_an_object_with_another_etag_is_read_even_where_nothing_is_read_back(sit
 
     def replace_it(key: str) -> None:
         faults(site).clear()
-        site.objects.put(key, bytes(site.objects.head(key).size))
+        site.objects.put_object(key, bytes(site.objects.head(key).size))
 
     with site.topic() as topic:
         fill(topic, 50)
@@ -375,7 +375,7 @@ def _interrupted_at(line: int, topic: Topic) -> bool:
 
 def test_metadata_files_that_make_no_sense_are_as_none(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path)
-    backend.put("a/b", b"data", {"name": "value"})
+    backend.put_object("a/b", b"data", {"name": "value"})
     for nonsense in (b"[]", b"{}", b"5", b'{"etag": 1}', b"\xff", b"[" * 100_000):
         (tmp_path / ".meta/a/b").write_bytes(nonsense)
         assert backend.head("a/b").metadata == {}

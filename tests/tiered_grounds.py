@@ -115,7 +115,7 @@ def catalog_of(store: Store) -> Catalog:
 
 
 def descriptors(store: Store, name: str = NAME) -> list[ObjectDescriptor]:
-    return list(catalog_of(store).all_descriptors(parse_topic(name)))
+    return list(catalog_of(store).get_object_descriptors(parse_topic(name)))
 
 
 def require_chain(found: Iterable[ObjectDescriptor], start: int, end: int) -> None:

@@ -74,7 +74,7 @@ class Site:
             yield store.topic(name)
 
     def descriptors(self, topic: TopicName = TOPIC) -> list[ObjectDescriptor]:
-        return list(self.catalog.all_descriptors(topic))
+        return list(self.catalog.get_object_descriptors(topic))
 
     def listed(self) -> list[str]:
         return [meta.key for meta in self.objects.list("")]

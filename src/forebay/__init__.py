@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         WalSettings,
     )
     from forebay.topic.factory import WalStorageFactory
-    from forebay.topic.storage import StartPosition, WalStorage
+    from forebay.topic.storage import PersistentStorage, StartPosition, WalStorage
     from forebay.topic.store import Store, Topic
     from forebay.topic.store import open_store as open  # noqa: A004  # the public name
     from forebay.upload.uploader import Uploader
@@ -49,6 +49,7 @@ __all__ = [
     "MessageId",
     "MetadataSettings",
     "ObjectDescriptor",
+    "PersistentStorage",
     "RemoteRetentionSettings",
     "StartPosition",
     "Store",
@@ -79,6 +80,7 @@ _PLACES = {
     "MessageId": "format.message",
     "MetadataSettings": "settings",
     "ObjectDescriptor": "format.descriptor",
+    "PersistentStorage": "topic.storage",
     "RemoteRetentionSettings": "settings",
     "StartPosition": "topic.storage",
     "Store": "topic.store",

@@ -78,7 +78,7 @@ DESCRIPTOR_BYTES_MAX: Final = 512 * KIB
 
 CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
 CATALOG_PAGE: Final = 256
-"""Entries that one range query of the catalog answers at most: 256 descriptors of 4 KiB."""
+"""Entries that one range query of the catalog returns at most: 256 descriptors of 4 KiB."""
 
 CATALOG_OPERATIONS_MAX: Final = 100
 """In one transaction; etcd allows 128."""

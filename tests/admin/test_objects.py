@@ -102,7 +102,7 @@ def test_a_committed_object_is_never_changed(server: Served) -> None:
     put(server, key, b"frames")
     descriptor = ObjectDescriptor(intent.object_id, 0, 9, size=6, etag=None, created_at=1)
     server.store.topic(str(topic)).append_many([b"x"] * 10, durability="synced")
-    catalog(server).commit(topic, intent, descriptor)
+    catalog(server).put_object_descriptor(topic, intent, descriptor)
     put(server, key, b"frames")  # a late copy of a task writes the same
     for other in (b"others", b"", b"frames and more"):
         with pytest.raises(CommitRefused, match="is not changed"):
@@ -134,7 +134,7 @@ def test_an_object_that_is_committed_while_another_one_comes_is_not_changed(
         descriptor = ObjectDescriptor(intent.object_id, 0, 9, size=6, etag=None, created_at=1)
 
         def commit(_key: str) -> None:
-            catalog(server).commit(topic, intent, descriptor)
+            catalog(server).put_object_descriptor(topic, intent, descriptor)
 
         backend.hook("complete", commit)  # between the look and the rename
         with pytest.raises(CommitRefused, match="is not changed"):

@@ -290,7 +290,7 @@ def test_missing_messages_are_an_error_with_a_remedy(tmp_path: Path) -> None:
             found = view.tiers()
             assert found is not None
             catalog = found.catalog
-            middle = catalog.descriptors(parse_topic(NAME), 0)[1]
+            middle = catalog.get_object_descriptors_range(parse_topic(NAME), 0)[1]
             key = catalog.keys.descriptor(parse_topic(NAME), middle.start_offset)
             catalog.kv.commit([], [Remove(key)])
         shown = ask(server)

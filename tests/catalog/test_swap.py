@@ -56,7 +56,7 @@ def test_the_large_object_takes_the_place_of_the_small_ones(world: World) -> Non
     before = world.record()
     world.clock.advance(60)
     large = swapped(world, made[:3])
-    assert list(world.catalog.all_descriptors(TOPIC)) == [large, made[3]]
+    assert list(world.catalog.get_object_descriptors(TOPIC)) == [large, made[3]]
     assert world.record() == before
     assert world.state(LARGE) is State.COMMITTED
     for each in made[:3]:
@@ -64,15 +64,15 @@ def test_the_large_object_takes_the_place_of_the_small_ones(world: World) -> Non
         assert life is not None
         assert (life.state, life.updated_ms) == (State.REPLACED, world.clock.now_ms())
     assert kept(world) == [(each.object_id, LARGE) for each in made[:3]]
-    assert world.catalog.current(TOPIC) == 30
+    assert world.catalog.get_current_pointer(TOPIC) == 30
 
 
 def test_the_pointer_to_the_newest_object_follows(world: World) -> None:
     made = fill(world, 0, 10, 20)
     swapped(world, made[1:])
-    assert world.catalog.current(TOPIC) == 10
+    assert world.catalog.get_current_pointer(TOPIC) == 10
     swap_back(world.catalog, TOPIC, "data-10-29.dnb1", clock=world.clock)
-    assert world.catalog.current(TOPIC) == 20
+    assert world.catalog.get_current_pointer(TOPIC) == 20
 
 
 def test_appending_to_the_chain_goes_on_behind_it(world: World) -> None:
@@ -122,7 +122,7 @@ def test_the_largest_swap_fits_into_a_transaction(world: World) -> None:
         name = f"data-{start}-{start + 10**15 - 1}.dnb1"
         intent = world.catalog.intend(topic, 1, name)
         made.append(descriptor_of(start, start + 10**15 - 1, name, etag="e" * each_bytes))
-        world.catalog.commit(topic, intent, made[-1])
+        world.catalog.put_object_descriptor(topic, intent, made[-1])
         world.catalog.mark_verified(topic, made[-1])
     first, last = made[0].start_offset, made[-1].end_offset
     step = (last - first) // OBJECT_INDEX_ENTRIES_MAX
@@ -130,9 +130,9 @@ def test_the_largest_swap_fits_into_a_transaction(world: World) -> None:
     intent = world.catalog.intend(topic, 1, f"data-{first}-{last}.dnb1")
     large = replace(descriptor_of(first, last), offset_index=index)
     swap(world.catalog, topic, intent, large, made, clock=world.clock)
-    assert list(world.catalog.all_descriptors(topic)) == [large]
+    assert list(world.catalog.get_object_descriptors(topic)) == [large]
     assert swap_back(world.catalog, topic, large.object_id, clock=world.clock) == made
-    assert list(world.catalog.all_descriptors(topic)) == made
+    assert list(world.catalog.get_object_descriptors(topic)) == made
 
 
 def test_objects_without_a_row_are_replaced_too(world: World) -> None:
@@ -216,7 +216,7 @@ def test_a_swap_is_taken_back(world: World) -> None:
     made = fill(world, 0, 10, 20, 30)
     large = swapped(world, made[:3])
     assert swap_back(world.catalog, TOPIC, large.object_id, clock=world.clock) == made[:3]
-    assert list(world.catalog.all_descriptors(TOPIC)) == made
+    assert list(world.catalog.get_object_descriptors(TOPIC)) == made
     assert {world.state(each.object_id) for each in made} == {State.COMMITTED}
     assert world.state(LARGE) is State.REPLACED
     assert kept(world) == []
@@ -235,7 +235,7 @@ def test_swaps_of_swaps_are_taken_back_one_by_one(world: World) -> None:
     assert swap_back(world.catalog, TOPIC, whole.object_id) == halves
     assert swap_back(world.catalog, TOPIC, halves[1].object_id) == made[2:]
     assert world.chain() == [(0, 19), (20, 29), (30, 39)]
-    assert world.catalog.current(TOPIC) == 30
+    assert world.catalog.get_current_pointer(TOPIC) == 30
 
 
 @pytest.mark.parametrize("buried", [False, True])

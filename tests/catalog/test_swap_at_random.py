@@ -74,14 +74,16 @@ class Actor(threading.Thread):
         intent = self._catalog.intend(TOPIC, 1, name)
         descriptor = descriptor_of(name.start, name.end, intent.object_id)
         self._objects.add(intent.object_id)
-        record = self._catalog.commit(TOPIC, intent, descriptor)
-        for each in self._catalog.all_descriptors(TOPIC, record.verified):
+        record = self._catalog.put_object_descriptor(TOPIC, intent, descriptor)
+        for each in self._catalog.get_object_descriptors(TOPIC, record.verified):
             record = self._catalog.mark_verified(TOPIC, each)
         return record
 
     def compact(self) -> object:
         start = self._random.choice(self._starts() or [0])
-        found = self._catalog.descriptors(TOPIC, start, limit=self._random.randint(2, 5))
+        found = self._catalog.get_object_descriptors_range(
+            TOPIC, start, limit=self._random.randint(2, 5)
+        )
         if len(found) < 2:
             return None
         name = ObjectName(found[0].start_offset, found[-1].end_offset)
@@ -91,11 +93,11 @@ class Actor(threading.Thread):
         return swap(self._catalog, TOPIC, intent, descriptor, found)
 
     def undo(self) -> object:
-        names = [each.object_id for each in self._catalog.all_descriptors(TOPIC)]
+        names = [each.object_id for each in self._catalog.get_object_descriptors(TOPIC)]
         return swap_back(self._catalog, TOPIC, self._random.choice(names)) if names else None
 
     def retire(self) -> object:
-        oldest = self._catalog.descriptors(TOPIC, 0, limit=1)
+        oldest = self._catalog.get_object_descriptors_range(TOPIC, 0, limit=1)
         if not oldest:
             return None
         token = self._catalog.retire(TOPIC, None, oldest[0])
@@ -117,7 +119,7 @@ class Actor(threading.Thread):
         return True
 
     def _starts(self) -> list[int]:
-        return [each.start_offset for each in self._catalog.all_descriptors(TOPIC)]
+        return [each.start_offset for each in self._catalog.get_object_descriptors(TOPIC)]
 
 
 def look(catalog: Catalog, stop: threading.Event) -> int:
@@ -125,7 +127,7 @@ def look(catalog: Catalog, stop: threading.Event) -> int:
     looks = 0
     while not stop.is_set():
         start = random.randrange(200)
-        found = catalog.descriptors(TOPIC, start)
+        found = catalog.get_object_descriptors_range(TOPIC, start)
         assert all(one.next_offset == then.start_offset for one, then in pairwise(found))
         record = catalog.record(TOPIC)
         assert record is not None
@@ -161,7 +163,7 @@ def played(ground: Ground, seed: int, steps: int) -> tuple[World, set[str], dict
 
 
 def require_objects(world: World, objects: set[str]) -> None:
-    named: list[ObjectDescriptor] = list(world.catalog.all_descriptors(TOPIC))
+    named: list[ObjectDescriptor] = list(world.catalog.get_object_descriptors(TOPIC))
     assert {each.object_id for each in named} <= objects
 
 

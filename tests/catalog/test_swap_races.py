@@ -149,12 +149,14 @@ def test_a_range_is_answered_as_of_one_moment(ground: Ground) -> None:
 
             def change() -> object:
                 if compacted:  # noqa: B023  # used within this round only
-                    name = world.catalog.descriptors(TOPIC, 0, limit=1)[0].object_id
+                    name = world.catalog.get_object_descriptors_range(TOPIC, 0, limit=1)[
+                        0
+                    ].object_id
                     return swap_back(world.catalog, TOPIC, name)
                 return swap(world.catalog, TOPIC, intent, large, small)  # noqa: B023
 
             changed = interrupt(world, call, change)
-            found = world.catalog.descriptors(TOPIC, start)
+            found = world.catalog.get_object_descriptors_range(TOPIC, start)
             world.kv.before = None
             if not changed:
                 change()

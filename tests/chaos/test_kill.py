@@ -242,7 +242,7 @@ def kill_and_check(killer: Killer, kills: int) -> None:
         killer.finish()
         assert killer.met.total() > kills // 2
         assert len(killer.acks) > kills
-        assert killer.catalog.current(TOPIC) is not None
+        assert killer.catalog.get_current_pointer(TOPIC) is not None
     finally:
         killer.close()
 

@@ -54,7 +54,7 @@ def world(ground: Ground) -> World:
 def test_a_topic_that_was_never_made_has_no_record_and_no_owner(world: World) -> None:
     assert world.catalog.record(TOPIC) is None
     assert world.catalog.owner(TOPIC) is None
-    assert world.catalog.current(TOPIC) is None
+    assert world.catalog.get_current_pointer(TOPIC) is None
     assert list(world.catalog.topics()) == []
     assert world.chain() == []
 
@@ -175,7 +175,7 @@ def test_descriptors_are_kept_under_twenty_digits(world: World) -> None:
     entry = world.kv.get(key)
     assert entry is not None
     assert entry.value == encode_descriptor(added)
-    assert world.catalog.current(TOPIC) == 7
+    assert world.catalog.get_current_pointer(TOPIC) == 7
 
 
 def test_a_range_has_the_descriptor_that_holds_its_start_and_none_from_its_end_on(
@@ -186,7 +186,7 @@ def test_a_range_has_the_descriptor_that_holds_its_start_and_none_from_its_end_o
         world.add(start, start + 9)
 
     def starts(start: int, end: int | None = None, limit: int = CATALOG_PAGE) -> list[int]:
-        found = world.catalog.descriptors(TOPIC, start, end, limit)
+        found = world.catalog.get_object_descriptors_range(TOPIC, start, end, limit)
         return [each.start_offset for each in found]
 
     assert starts(0) == [0, 10, 20, 30]
@@ -207,9 +207,9 @@ def test_a_range_has_the_descriptor_that_holds_its_start_and_none_from_its_end_o
 def test_an_empty_range_has_no_descriptors(world: World) -> None:
     world.create()
     world.add(0, 9)
-    assert world.catalog.descriptors(TOPIC, 5, 5) == []
-    assert world.catalog.descriptors(TOPIC, 5, 3) == []
-    assert world.catalog.descriptors(TOPIC, 0, 0) == []
+    assert world.catalog.get_object_descriptors_range(TOPIC, 5, 5) == []
+    assert world.catalog.get_object_descriptors_range(TOPIC, 5, 3) == []
+    assert world.catalog.get_object_descriptors_range(TOPIC, 0, 0) == []
 
 
 def test_a_range_in_a_hole_of_the_chain_has_none_and_behind_it_the_next(world: World) -> None:
@@ -217,8 +217,10 @@ def test_a_range_in_a_hole_of_the_chain_has_none_and_behind_it_the_next(world: W
     world.add(0, 9)
     world.create(tail=50, lost=((10, 50),))
     world.add(50, 59)
-    assert world.catalog.descriptors(TOPIC, 20, 40) == []
-    assert [each.start_offset for each in world.catalog.descriptors(TOPIC, 20)] == [50]
+    assert world.catalog.get_object_descriptors_range(TOPIC, 20, 40) == []
+    assert [
+        each.start_offset for each in world.catalog.get_object_descriptors_range(TOPIC, 20)
+    ] == [50]
 
 
 def test_offsets_of_nineteen_digits_are_in_order_too(world: World) -> None:
@@ -247,9 +249,9 @@ def test_all_descriptors_are_read_page_by_page(world: World) -> None:
             world.catalog.keys.descriptor(TOPIC, start),
             encode_descriptor(descriptor_of(start, start)),
         )
-    assert len(world.catalog.descriptors(TOPIC, 0)) == CATALOG_PAGE
+    assert len(world.catalog.get_object_descriptors_range(TOPIC, 0)) == CATALOG_PAGE
     assert world.chain() == [(start, start) for start in range(count)]
-    rest = [each.start_offset for each in world.catalog.all_descriptors(TOPIC, count - 2)]
+    rest = [each.start_offset for each in world.catalog.get_object_descriptors(TOPIC, count - 2)]
     assert rest == [count - 2, count - 1]
 
 
@@ -262,7 +264,7 @@ def test_commits_make_a_contiguous_chain(world: World) -> None:
     world.add(10, 14)
     assert world.chain() == [(0, 9), (10, 14)]
     assert (world.record().tail, world.record().verified) == (15, 0)
-    assert world.catalog.current(TOPIC) == 10
+    assert world.catalog.get_current_pointer(TOPIC) == 10
     assert world.state("data-0-9.dnb1") is State.COMMITTED
 
 
@@ -272,7 +274,7 @@ def test_an_object_that_does_not_begin_at_the_tail_is_refused(world: World, star
     world.add(0, 9)
     intent = world.catalog.intend(TOPIC, 1, ObjectName(start, start + 30))
     with pytest.raises(CommitRefused):
-        world.catalog.commit(TOPIC, intent, descriptor_of(start, start + 30))
+        world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(start, start + 30))
     assert world.chain() == [(0, 9)]
     assert world.state(intent.object_id) is State.INTENDED
 
@@ -282,7 +284,7 @@ def test_an_owner_of_an_older_epoch_commits_nothing(world: World) -> None:
     intent = world.intend(0, 9)
     world.create(epoch=2)
     with pytest.raises(TopicFenced):
-        world.catalog.commit(TOPIC, intent, descriptor_of(0, 9))
+        world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9))
     with pytest.raises(TopicFenced):
         world.intend(0, 9, epoch=1)
     assert world.chain() == []
@@ -299,17 +301,17 @@ def test_an_owner_fenced_in_the_middle_of_its_commit_commits_nothing(world: Worl
 
     world.kv.before = take_over
     with pytest.raises(TopicFenced):
-        world.catalog.commit(TOPIC, intent, descriptor_of(0, 9))
+        world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9))
     assert world.chain() == []
 
 
 def test_a_commit_that_was_made_before_succeeds_whoever_owns_the_topic_now(world: World) -> None:
     world.create(epoch=1)
     intent = world.intend(0, 9)
-    world.catalog.commit(TOPIC, intent, descriptor_of(0, 9))
-    assert world.catalog.commit(TOPIC, intent, descriptor_of(0, 9)).tail == 10
+    world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9))
+    assert world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9)).tail == 10
     world.create(epoch=2, tail=10)
-    assert world.catalog.commit(TOPIC, intent, descriptor_of(0, 9)).epoch == 2
+    assert world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9)).epoch == 2
     assert world.chain() == [(0, 9)]
 
 
@@ -318,7 +320,7 @@ def test_an_offset_that_is_in_another_object_is_refused(world: World) -> None:
     intent = world.intend(0, 4)
     world.add(0, 9)
     with pytest.raises(CommitRefused, match="offset 0 is in another object"):
-        world.catalog.commit(TOPIC, intent, descriptor_of(0, 4))
+        world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 4))
 
 
 def test_an_intent_that_somebody_took_over_commits_nothing(world: World) -> None:
@@ -327,8 +329,8 @@ def test_an_intent_that_somebody_took_over_commits_nothing(world: World) -> None
     second = world.intend(0, 9)
     assert (first.object_id, first.token != second.token) == (second.object_id, True)
     with pytest.raises(CommitRefused, match="no longer intended"):
-        world.catalog.commit(TOPIC, first, descriptor_of(0, 9))
-    world.catalog.commit(TOPIC, second, descriptor_of(0, 9))
+        world.catalog.put_object_descriptor(TOPIC, first, descriptor_of(0, 9))
+    world.catalog.put_object_descriptor(TOPIC, second, descriptor_of(0, 9))
     assert world.chain() == [(0, 9)]
 
 
@@ -339,7 +341,7 @@ def test_an_intent_that_a_sweep_took_back_commits_nothing(world: World) -> None:
         TOPIC, intent.object_id, world.catalog.life(TOPIC, intent.object_id)
     )
     with pytest.raises(CommitRefused):
-        world.catalog.commit(TOPIC, intent, descriptor_of(0, 9))
+        world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9))
     assert world.chain() == []
 
 
@@ -348,7 +350,7 @@ def test_a_commit_without_any_intent_is_refused(world: World) -> None:
     intent = world.intend(0, 9)
     world.catalog.withdraw(TOPIC, intent.object_id, intent.token)
     with pytest.raises(CommitRefused, match="no longer intended"):
-        world.catalog.commit(TOPIC, intent, descriptor_of(0, 9))
+        world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9))
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -359,7 +361,7 @@ def test_a_commit_whose_answers_are_lost_is_made_once(
     world.create()
     intent = world.intend(0, 9)
     world.kv.fail("commit", times=times, applied=applied)
-    assert world.catalog.commit(TOPIC, intent, descriptor_of(0, 9)).tail == 10
+    assert world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9)).tail == 10
     assert world.chain() == [(0, 9)]
 
 
@@ -370,9 +372,9 @@ def test_a_commit_is_given_up_when_no_answer_comes_and_can_be_asked_for_again(
     intent = world.intend(0, 9)
     world.kv.fail("commit", times=3)
     with pytest.raises(ServiceUnavailable):
-        world.catalog.commit(TOPIC, intent, descriptor_of(0, 9))
+        world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9))
     assert world.chain() == []
-    assert world.catalog.commit(TOPIC, intent, descriptor_of(0, 9)).tail == 10
+    assert world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9)).tail == 10
 
 
 def test_a_lost_answer_and_a_takeover_still_leave_the_commit_made(world: World) -> None:
@@ -389,7 +391,7 @@ def test_a_lost_answer_and_a_takeover_still_leave_the_commit_made(world: World) 
             world.create(epoch=2, tail=10)
 
     world.kv.before = take_over
-    assert world.catalog.commit(TOPIC, intent, descriptor_of(0, 9)).epoch == 2
+    assert world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9)).epoch == 2
     assert world.chain() == [(0, 9)]
 
 
@@ -406,16 +408,16 @@ def test_of_two_committers_for_one_tail_one_wins_at_every_interleaving(world: Wo
             calls += 1
             if calls == at:
                 world.kv.before = None
-                world.catalog.commit(TOPIC, theirs, descriptor_of(start, start + 4))
+                world.catalog.put_object_descriptor(TOPIC, theirs, descriptor_of(start, start + 4))
 
         world.kv.before = other
         try:
-            world.catalog.commit(TOPIC, mine, descriptor_of(start, start + 9))
+            world.catalog.put_object_descriptor(TOPIC, mine, descriptor_of(start, start + 9))
             world.kv.before = None
             end = start + 9
         except CommitRefused:
             end = start + 4
-        found = world.catalog.descriptors(TOPIC, start)
+        found = world.catalog.get_object_descriptors_range(TOPIC, start)
         assert [(each.start_offset, each.end_offset) for each in found] == [(start, end)]
         assert world.record().tail == end + 1
 
@@ -431,7 +433,9 @@ def test_of_committers_in_threads_exactly_one_wins(world: World) -> None:
     def run(number: int) -> None:
         barrier.wait()
         try:
-            world.catalog.commit(TOPIC, intents[number], descriptor_of(0, ends[number]))
+            world.catalog.put_object_descriptor(
+                TOPIC, intents[number], descriptor_of(0, ends[number])
+            )
             won.append(ends[number])
         except CommitRefused as error:
             refused.append(error)
@@ -481,13 +485,15 @@ def test_a_commit_of_what_was_read_back_moves_both_watermarks_at_once(
 ) -> None:
     world.create()
     world.kv.fail("commit", at=2, applied=applied)  # an answer that is lost changes nothing
-    record = world.catalog.commit(TOPIC, world.intend(0, 9), descriptor_of(0, 9), verified=True)
+    record = world.catalog.put_object_descriptor(
+        TOPIC, world.intend(0, 9), descriptor_of(0, 9), verified=True
+    )
     assert (record.tail, record.verified) == (10, 10)
 
 
 def test_a_commit_of_what_was_read_back_waits_for_what_is_before_it(world: World) -> None:
     world.create(tail=10, verified=5)
-    commit = world.catalog.commit
+    commit = world.catalog.put_object_descriptor
     record = commit(TOPIC, world.intend(10, 19), descriptor_of(10, 19), verified=True)
     assert (record.tail, record.verified) == (20, 5)
     assert world.catalog.mark_verified(TOPIC, descriptor_of(0, 9)).verified == 10
@@ -496,7 +502,7 @@ def test_a_commit_of_what_was_read_back_waits_for_what_is_before_it(world: World
 
 def test_a_commit_of_what_was_read_back_crosses_lost_ranges(world: World) -> None:
     world.create(tail=50, verified=10, lost=((10, 50), (60, 90)))
-    commit = world.catalog.commit
+    commit = world.catalog.put_object_descriptor
     record = commit(TOPIC, world.intend(50, 59), descriptor_of(50, 59), verified=True)
     assert (record.tail, record.verified) == (90, 90)
 
@@ -600,10 +606,10 @@ def test_damage_in_any_record_is_an_error_that_names_the_key(world: World, value
     reads: list[tuple[str, Callable[[], object]]] = [
         (keys.record(TOPIC), lambda: catalog.record(TOPIC)),
         (keys.owner(TOPIC), lambda: catalog.owner(TOPIC)),
-        (keys.current(TOPIC), lambda: catalog.current(TOPIC)),
+        (keys.current(TOPIC), lambda: catalog.get_current_pointer(TOPIC)),
         (keys.cursor(TOPIC, "s"), lambda: catalog.cursor(TOPIC, "s")),
-        (keys.descriptor(TOPIC, 3), lambda: catalog.descriptors(TOPIC, 0)),
-        (keys.descriptor(TOPIC, 3), lambda: catalog.descriptors(TOPIC, 5)),
+        (keys.descriptor(TOPIC, 3), lambda: catalog.get_object_descriptors_range(TOPIC, 0)),
+        (keys.descriptor(TOPIC, 3), lambda: catalog.get_object_descriptors_range(TOPIC, 5)),
         (life, lambda: catalog.life(TOPIC, "data-0-9.dnb1")),
         (life, lambda: list(catalog.lives(TOPIC))),
         (life, lambda: catalog.condemn(TOPIC, "data-0-9.dnb1", None)),
@@ -619,7 +625,7 @@ def test_a_descriptor_under_another_offset_is_an_error(world: World) -> None:
     key = world.catalog.keys.descriptor(TOPIC, 4)
     world.put(key, encode_descriptor(descriptor_of(3, 9)))
     with pytest.raises(DescriptorError, match="0004 holds offset 3"):
-        world.catalog.descriptors(TOPIC, 0)
+        world.catalog.get_object_descriptors_range(TOPIC, 0)
 
 
 RECORD = TopicRecord(3, "id", 1, 5, 4, 9, ((2, 3),))

@@ -118,7 +118,7 @@ def test_a_name_that_is_taken_gets_a_number(world: World, state: State) -> None:
     intent = world.intend(0, 9)
     assert intent.object_id == "data-0-9-2.dnb1"
     assert world.state(NAME) is state
-    world.catalog.commit(TOPIC, intent, descriptor_of(0, 9, intent.object_id))
+    world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9, intent.object_id))
     assert world.chain() == [(0, 9)]
 
 
@@ -177,7 +177,7 @@ def test_only_the_own_intent_is_withdrawn(world: World) -> None:
 
 def test_a_committed_key_is_not_withdrawn(world: World) -> None:
     intent = world.intend(0, 9)
-    world.catalog.commit(TOPIC, intent, descriptor_of(0, 9))
+    world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9))
     world.catalog.withdraw(TOPIC, NAME, intent.token)
     assert world.state(NAME) is State.COMMITTED
 
@@ -249,7 +249,9 @@ def test_of_a_commit_and_a_condemnation_one_wins_at_every_interleaving(world: Wo
 
         world.kv.before = sweep
         try:
-            world.catalog.commit(TOPIC, intent, descriptor_of(start, start + 9, intent.object_id))
+            world.catalog.put_object_descriptor(
+                TOPIC, intent, descriptor_of(start, start + 9, intent.object_id)
+            )
             committed = True
         except CommitRefused:
             committed = False
@@ -348,7 +350,7 @@ def test_a_renewed_intent_is_as_young_as_a_new_one_and_is_still_the_same(world: 
     assert world.catalog.renew(TOPIC, intent)
     life = Life(State.INTENDED, 1, intent.token, world.clock.now_ms())
     assert world.catalog.life(TOPIC, NAME) == life
-    assert world.catalog.commit(TOPIC, intent, descriptor_of(0, 9)).tail == 10
+    assert world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9)).tail == 10
 
 
 def test_a_sweep_that_looked_before_an_intent_was_renewed_takes_nothing(world: World) -> None:

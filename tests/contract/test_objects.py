@@ -52,7 +52,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
 
 
 def writer(backend: Backend, key: str = KEY) -> ObjectWriter:
-    return backend.open_writer(key, chunk_bytes=CHUNK, concurrent_parts=2)
+    return backend.open_streaming_writer(key, chunk_bytes=CHUNK, concurrent_parts=2)
 
 
 def whole(backend: Backend, key: str = KEY) -> bytes:
@@ -67,14 +67,14 @@ def keys(backend: Backend, prefix: str, after: str | None = None) -> list[str]:
 
 
 def test_what_was_put_is_there_whole(backend: Backend) -> None:
-    meta = backend.put(KEY, b"frames")
+    meta = backend.put_object(KEY, b"frames")
     assert (meta.key, meta.size) == (KEY, 6)
     assert whole(backend) == b"frames"
 
 
 def test_put_takes_every_kind_of_buffer(backend: Backend) -> None:
     for data in (b"", b"bytes", bytearray(b"bytearray"), memoryview(b"a view")[2:]):
-        backend.put(KEY, data)
+        backend.put_object(KEY, data)
         assert whole(backend) == bytes(data)
 
 
@@ -149,7 +149,7 @@ def test_an_aborted_writer_publishes_nothing_and_takes_nothing_more(backend: Bac
 
 
 def test_an_aborted_writer_leaves_the_object_it_would_have_replaced(backend: Backend) -> None:
-    backend.put(KEY, b"old")
+    backend.put_object(KEY, b"old")
     made = writer(backend)
     made.write(NOISE[: CHUNK + 1])
     made.abort()
@@ -165,7 +165,7 @@ def test_abort_after_close_changes_nothing(backend: Backend) -> None:
 
 
 def test_an_object_is_replaced_whole(backend: Backend) -> None:
-    first = backend.put(KEY, b"a longer first version")
+    first = backend.put_object(KEY, b"a longer first version")
     with writer(backend) as made:
         made.write(b"second")
         second = made.close()
@@ -184,7 +184,7 @@ def test_close_and_head_give_the_same_etag(backend: Backend, size: int) -> None:
 
 
 def test_put_and_head_give_the_same_etag(backend: Backend) -> None:
-    assert backend.put(KEY, b"12345").etag == backend.head(KEY).etag
+    assert backend.put_object(KEY, b"12345").etag == backend.head(KEY).etag
 
 
 # ---- reading ----
@@ -192,7 +192,7 @@ def test_put_and_head_give_the_same_etag(backend: Backend) -> None:
 
 def test_ranges_are_exact_at_all_edges(backend: Backend) -> None:
     data = NOISE[:100]
-    backend.put(KEY, data)
+    backend.put_object(KEY, data)
     for start, end in [
         (0, 100),
         (0, 1),
@@ -208,7 +208,7 @@ def test_ranges_are_exact_at_all_edges(backend: Backend) -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(0, 11), (9, 11), (10, 11), (11, 12), (11, 11)])
 def test_a_range_past_the_end_is_an_error(backend: Backend, start: int, end: int) -> None:
-    backend.put(KEY, b"0123456789")
+    backend.put_object(KEY, b"0123456789")
     with pytest.raises(ServiceError, match="ends before") as caught:
         backend.get_range(KEY, start, end)
     assert not isinstance(caught.value, ObjectMissing)
@@ -216,13 +216,13 @@ def test_a_range_past_the_end_is_an_error(backend: Backend, start: int, end: int
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 4)])
 def test_what_is_no_range_is_a_wrong_call(backend: Backend, start: int, end: int) -> None:
-    backend.put(KEY, b"0123456789")
+    backend.put_object(KEY, b"0123456789")
     with pytest.raises(UsageError):
         backend.get_range(KEY, start, end)
 
 
 def test_what_is_not_there_is_missing(backend: Backend) -> None:
-    backend.put(KEY, b"x")
+    backend.put_object(KEY, b"x")
     for missing in ("no/such/object", KEY.rpartition("/")[0], KEY + "/below"):
         with pytest.raises(ObjectMissing):
             backend.head(missing)
@@ -231,36 +231,36 @@ def test_what_is_not_there_is_missing(backend: Backend) -> None:
         with pytest.raises(ObjectMissing):
             backend.get_range(missing, 0, 0)
         with pytest.raises(ObjectMissing):
-            backend.copy(missing, "target")
+            backend.copy_object(missing, "target")
 
 
 # ---- copy, delete ----
 
 
 def test_a_copy_has_the_bytes_and_outlives_its_source(backend: Backend) -> None:
-    backend.put("a/pending", b"bytes", {"start_offset": "7"})
-    backend.put("a/final", b"what was there before")
-    backend.copy("a/pending", "a/final")
-    backend.copy("a/pending", "a/final")
-    backend.delete("a/pending")
+    backend.put_object("a/pending", b"bytes", {"start_offset": "7"})
+    backend.put_object("a/final", b"what was there before")
+    backend.copy_object("a/pending", "a/final")
+    backend.copy_object("a/pending", "a/final")
+    backend.delete_object("a/pending")
     assert whole(backend, "a/final") == b"bytes"
     assert dict(backend.head("a/final").metadata) == {"start_offset": "7"}
     assert keys(backend, "") == ["a/final"]
 
 
 def test_replacing_the_source_leaves_a_copy_as_it_was(backend: Backend) -> None:
-    backend.put("source", b"first")
-    backend.copy("source", "target")
-    backend.put("source", b"second")
+    backend.put_object("source", b"first")
+    backend.copy_object("source", "target")
+    backend.put_object("source", b"second")
     assert whole(backend, "target") == b"first"
 
 
 def test_delete_is_idempotent(backend: Backend) -> None:
-    backend.put(KEY, b"x")
-    backend.put(KEY + ".json", b"stays")
-    backend.delete(KEY)
-    backend.delete(KEY)
-    backend.delete("never/was/there")
+    backend.put_object(KEY, b"x")
+    backend.put_object(KEY + ".json", b"stays")
+    backend.delete_object(KEY)
+    backend.delete_object(KEY)
+    backend.delete_object("never/was/there")
     assert keys(backend, "") == [KEY + ".json"]
 
 
@@ -269,7 +269,7 @@ def test_delete_is_idempotent(backend: Backend) -> None:
 
 def test_a_prefix_is_of_the_key_and_not_a_directory(backend: Backend) -> None:
     for key in ("t/orders/1", "t/orders/2", "t/orders2/1", "t/other", "u"):
-        backend.put(key, b"x")
+        backend.put_object(key, b"x")
     assert keys(backend, "t/orders") == ["t/orders/1", "t/orders/2", "t/orders2/1"]
     assert keys(backend, "t/orders/") == ["t/orders/1", "t/orders/2"]
     assert keys(backend, "t/orders/2") == ["t/orders/2"]
@@ -282,7 +282,7 @@ def test_a_prefix_is_of_the_key_and_not_a_directory(backend: Backend) -> None:
 def test_after_leaves_out_the_keys_up_to_it(backend: Backend) -> None:
     names = [f"t/objects/data-{number}" for number in (0, 10, 100, 2, 30)]
     for name in names:
-        backend.put(name, b"x")
+        backend.put_object(name, b"x")
     for at, name in enumerate(names):
         assert keys(backend, "t/objects/", after=name) == names[at + 1 :]
     assert keys(backend, "t/objects/data-1", after="t/objects/data-10") == ["t/objects/data-100"]
@@ -296,13 +296,13 @@ def test_a_long_list_comes_in_order_with_nothing_missing(
     count = 60 if request.node.callspec.params["backend"] == "azure" else 1100
     names = [f"many/data-{number:05d}" for number in range(count)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: backend.put(name, b"x"), reversed(names)))
+        list(pool.map(lambda name: backend.put_object(name, b"x"), reversed(names)))
     assert keys(backend, "many/") == names
     assert keys(backend, "many/", after=names[-51]) == names[-50:]
 
 
 def test_list_gives_sizes_and_times(backend: Backend) -> None:
-    backend.put(KEY, b"12345")
+    backend.put_object(KEY, b"12345")
     (found,) = backend.list("storage/")
     assert (found.key, found.size) == (KEY, 5)
     assert found.modified_ms > 1_500_000_000_000
@@ -313,15 +313,15 @@ def test_list_gives_sizes_and_times(backend: Backend) -> None:
 
 def test_metadata_come_back_as_they_were_given(backend: Backend) -> None:
     given = {"start_offset": "0", "kind": "frames; v=1"}
-    assert dict(backend.put("put", b"x", given).metadata) == given
-    made = backend.open_writer(
+    assert dict(backend.put_object("put", b"x", given).metadata) == given
+    made = backend.open_streaming_writer(
         "written", chunk_bytes=CHUNK, concurrent_parts=2, metadata={"end": "9"}
     )
     with made:
         made.write(NOISE[: CHUNK + 1])
     assert dict(backend.head("put").metadata) == given
     assert dict(backend.head("written").metadata) == {"end": "9"}
-    backend.put("put", b"again")
+    backend.put_object("put", b"again")
     assert dict(backend.head("put").metadata) == {}
 
 
@@ -333,9 +333,9 @@ def test_metadata_that_some_store_would_change_are_refused(
     backend: Backend, metadata: dict[str, str]
 ) -> None:
     with pytest.raises(UsageError):
-        backend.put(KEY, b"x", metadata)
+        backend.put_object(KEY, b"x", metadata)
     with pytest.raises(UsageError):
-        backend.open_writer(KEY, chunk_bytes=CHUNK, concurrent_parts=1, metadata=metadata)
+        backend.open_streaming_writer(KEY, chunk_bytes=CHUNK, concurrent_parts=1, metadata=metadata)
 
 
 @pytest.mark.parametrize(
@@ -343,11 +343,11 @@ def test_metadata_that_some_store_would_change_are_refused(
     ["storage/topics/default/bestellungen_köln/objects/data-0-9.dnb1", "t/注文/1", "a b+c%20&="],
 )
 def test_keys_may_have_letters_of_any_script(backend: Backend, key: str) -> None:
-    backend.put(key, b"x")
-    backend.copy(key, key + "2")
+    backend.put_object(key, b"x")
+    backend.copy_object(key, key + "2")
     assert backend.head(key).key == key
     assert keys(backend, key.rpartition("/")[0]) == [key, key + "2"]
-    backend.delete(key)
+    backend.delete_object(key)
     assert keys(backend, "") == [key + "2"]
 
 
@@ -368,7 +368,7 @@ def test_keys_may_have_letters_of_any_script(backend: Backend, key: str) -> None
 )
 def test_keys_that_some_store_cannot_have_are_refused(backend: Backend, key: str) -> None:
     with pytest.raises(UsageError):
-        backend.put(key, b"x")
+        backend.put_object(key, b"x")
     with pytest.raises(UsageError):
         writer(backend, key)
     with pytest.raises(UsageError):
@@ -376,7 +376,7 @@ def test_keys_that_some_store_cannot_have_are_refused(backend: Backend, key: str
     with pytest.raises(UsageError):
         backend.get_range(key, 0, 1)
     with pytest.raises(UsageError):
-        backend.delete(key)
+        backend.delete_object(key)
 
 
 def test_many_threads_may_use_one_backend(backend: Backend) -> None:

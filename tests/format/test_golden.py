@@ -300,7 +300,7 @@ def test_the_staged_rows_document_shows_two_rows() -> None:
     topics = ["/default/orders", "/default/returns"]
     rows = Rows(topics, [b"one", b"two"], [None, {"k": "v"}], ["a", None])
     part = stage(store, key, 0, [rows], chunk_bytes=5 * MIB)
-    assert bytes(store.get(key, MIB)) == data
+    assert bytes(store.get_object(key, MIB)) == data
     assert (part.bytes, part.rows, part.topics) == (len(data), 2, dict.fromkeys(topics, 1))
     assert part.digest == crc32(b"one") + crc32(b"two")
     assert list(staged_rows(store, part)) == [replace(rows, attributes=[{}, {"k": "v"}])]

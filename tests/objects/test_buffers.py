@@ -72,7 +72,7 @@ def test_a_larger_buffer_takes_the_place_of_one_that_is_too_small() -> None:
 def test_ranges_that_are_held_keep_their_bytes_while_many_threads_read(tmp_path: Path) -> None:
     data = random.Random(1).randbytes(3 * MIB)
     backend = LocalBackend(tmp_path)
-    backend.put("key", data)
+    backend.put_object("key", data)
     wrong: list[int] = []
 
     def read(seed: int) -> None:

@@ -39,7 +39,8 @@ def upload(step):
     owner = Path if name == "replace" else os
     setattr(owner, name, deadly(getattr(owner, name), step))
     metadata = {"k": "new"}
-    with backend.open_writer("t/new", chunk_bytes=8, concurrent_parts=1, metadata=metadata) as w:
+    w = backend.open_streaming_writer("t/new", chunk_bytes=8, concurrent_parts=1, metadata=metadata)
+    with w:
         for _ in range(3):
             w.write(b"new" * 1000)
 
@@ -66,7 +67,7 @@ def test_a_process_killed_at_any_step_leaves_the_old_object_or_the_new(
     tmp_path: Path, name: str, least: int
 ) -> None:
     for step in range(30):
-        LocalBackend(tmp_path / str(step)).put("t/new", b"old")
+        LocalBackend(tmp_path / str(step)).put_object("t/new", b"old")
     steps = killed_at_every_step(tmp_path, name)
     assert steps >= least
     for step in range(steps):
@@ -106,7 +107,9 @@ def test_old_temporary_files_of_dead_processes_go_at_start(tmp_path: Path) -> No
 
 
 def test_the_temporary_file_of_a_living_writer_stays_however_old(tmp_path: Path) -> None:
-    with LocalBackend(tmp_path).open_writer("t/x", chunk_bytes=8, concurrent_parts=1) as writer:
+    with LocalBackend(tmp_path).open_streaming_writer(
+        "t/x", chunk_bytes=8, concurrent_parts=1
+    ) as writer:
         writer.write(b"bytes")
         (path,) = (tmp_path / ".tmp").iterdir()
         age(path, 30 * DAY_SECONDS)
@@ -117,10 +120,10 @@ def test_the_temporary_file_of_a_living_writer_stays_however_old(tmp_path: Path)
 
 def test_no_temporary_file_stays_behind(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path)
-    backend.put("t/a", b"x", {"k": "v"})
-    backend.copy("t/a", "t/b")
-    backend.copy("t/a", "t/b")
-    backend.open_writer("t/c", chunk_bytes=8, concurrent_parts=1).abort()
+    backend.put_object("t/a", b"x", {"k": "v"})
+    backend.copy_object("t/a", "t/b")
+    backend.copy_object("t/a", "t/b")
+    backend.open_streaming_writer("t/c", chunk_bytes=8, concurrent_parts=1).abort()
     assert list((tmp_path / ".tmp").iterdir()) == []
 
 
@@ -138,14 +141,14 @@ def test_a_full_disk_is_unavailable_and_publishes_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
         with pytest.raises(ServiceUnavailable, match="free some space"):
-            backend.put("t/a", b"x")
+            backend.put_object("t/a", b"x")
     assert list(backend.list("")) == []
     assert list((tmp_path / ".tmp").iterdir()) == []
 
 
 def test_a_failed_sync_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = LocalBackend(tmp_path)
-    backend.put("t/a", b"old")
+    backend.put_object("t/a", b"old")
 
     def failing(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -153,29 +156,29 @@ def test_a_failed_sync_publishes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", failing)
         with pytest.raises(ServiceUnavailable):
-            backend.put("t/a", b"new")
+            backend.put_object("t/a", b"new")
     assert bytes(backend.get_range("t/a", 0, 3)) == b"old"
 
 
 def test_an_object_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path)
-    backend.put("t/a", b"x")
+    backend.put_object("t/a", b"x")
     with pytest.raises(ServiceRefused):
-        backend.put("t/a/b", b"x")
+        backend.put_object("t/a/b", b"x")
     with pytest.raises(ServiceRefused):
-        backend.put("t", b"x")
+        backend.put_object("t", b"x")
     assert [meta.key for meta in backend.list("")] == ["t/a"]
 
 
 def test_a_part_of_a_key_over_255_bytes_is_a_wrong_call(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too long"):
-        LocalBackend(tmp_path).put("t/" + "x" * 256, b"x")
+        LocalBackend(tmp_path).put_object("t/" + "x" * 256, b"x")
 
 
 @pytest.mark.parametrize("key", [".tmp/x", ".meta/x"])
 def test_the_stores_own_directories_are_no_place_for_objects(tmp_path: Path, key: str) -> None:
     with pytest.raises(UsageError):
-        LocalBackend(tmp_path).put(key, b"x")
+        LocalBackend(tmp_path).put_object(key, b"x")
 
 
 # ---- the rest ----
@@ -185,7 +188,7 @@ def test_keys_are_in_the_order_of_their_bytes_across_directories(tmp_path: Path)
     backend = LocalBackend(tmp_path)
     keys = sorted(["t/a/1", "t/a-b/1", "t/ab/1", "t/a.json", "t/a0", "t/Z", "u"])
     for key in keys:
-        backend.put(key, b"x")
+        backend.put_object(key, b"x")
     assert [meta.key for meta in backend.list("")] == keys
     for at, key in enumerate(keys):
         assert [meta.key for meta in backend.list("", after=key)] == keys[at + 1 :]
@@ -195,13 +198,13 @@ def test_a_copy_is_made_where_the_file_system_has_no_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = LocalBackend(tmp_path)
-    backend.put("a", b"bytes" * 500_000, {"k": "v"})
+    backend.put_object("a", b"bytes" * 500_000, {"k": "v"})
 
     def refusing(*names: object) -> None:
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", refusing)
-    backend.copy("a", "b")
+    backend.copy_object("a", "b")
     assert bytes(backend.get_range("b", 0, 2_500_000)) == b"bytes" * 500_000
     assert backend.head("b").metadata == {"k": "v"}
     assert (tmp_path / "a").stat().st_ino != (tmp_path / "b").stat().st_ino

@@ -34,7 +34,7 @@ CHUNK = PART_BYTES_MIN
 
 
 def write_large(backend: RemoteBackend) -> None:
-    with backend.open_writer("large", chunk_bytes=CHUNK, concurrent_parts=2) as writer:
+    with backend.open_streaming_writer("large", chunk_bytes=CHUNK, concurrent_parts=2) as writer:
         for _ in range(3):
             writer.write(bytes(CHUNK))
 
@@ -42,10 +42,10 @@ def write_large(backend: RemoteBackend) -> None:
 CALLS: dict[str, Callable[[RemoteBackend], object]] = {
     "head": lambda backend: backend.head("a"),
     "get_range": lambda backend: backend.get_range("a", 0, 1),
-    "put": lambda backend: backend.put("a", b"x"),
+    "put": lambda backend: backend.put_object("a", b"x"),
     "writer": write_large,
-    "copy": lambda backend: backend.copy("a", "b"),
-    "delete": lambda backend: backend.delete("a"),
+    "copy": lambda backend: backend.copy_object("a", "b"),
+    "delete": lambda backend: backend.delete_object("a"),
     "list": lambda backend: list(backend.list("t/")),
 }
 
@@ -309,7 +309,7 @@ def test_messages_take_only_code_and_message_of_the_servers_answer() -> None:
 
 def test_a_failed_part_fails_the_writer_and_publishes_nothing(gcs: GcsFake) -> None:
     backend = RemoteBackend(gcs.settings())
-    writer = backend.open_writer("large", chunk_bytes=CHUNK, concurrent_parts=1)
+    writer = backend.open_streaming_writer("large", chunk_bytes=CHUNK, concurrent_parts=1)
     writer.write(bytes(CHUNK + 1))
     gcs.forget_uploads()
 
@@ -326,7 +326,7 @@ def test_a_failed_part_fails_the_writer_and_publishes_nothing(gcs: GcsFake) -> N
 
 def test_an_aborted_upload_leaves_no_parts_on_the_server(gcs: GcsFake) -> None:
     backend = RemoteBackend(gcs.settings())
-    writer = backend.open_writer("large", chunk_bytes=CHUNK, concurrent_parts=2)
+    writer = backend.open_streaming_writer("large", chunk_bytes=CHUNK, concurrent_parts=2)
     writer.write(bytes(2 * CHUNK + 1))
     assert gcs.uploads() == 1
     writer.abort()
@@ -335,7 +335,9 @@ def test_an_aborted_upload_leaves_no_parts_on_the_server(gcs: GcsFake) -> None:
 
 def test_what_fits_into_a_chunk_is_one_request(gcs: GcsFake) -> None:
     backend = RemoteBackend(gcs.settings())
-    with backend.open_writer("just/a/chunk", chunk_bytes=CHUNK, concurrent_parts=2) as writer:
+    with backend.open_streaming_writer(
+        "just/a/chunk", chunk_bytes=CHUNK, concurrent_parts=2
+    ) as writer:
         writer.write(bytes(CHUNK))
     assert gcs.requests("just/a/chunk") == ["PUT"]
 
@@ -352,17 +354,17 @@ used = sys.argv[1] == "used"
 options = {"endpoint": sys.argv[2], "access_key": sys.argv[3], "secret_key": sys.argv[4]}
 backend = RemoteBackend(CloudSettings("s3", sys.argv[5], options))
 if used:
-    backend.put("parent", b"x")
+    backend.put_object("parent", b"x")
 child = os.fork()
 if child == 0:
     signal.alarm(30)
     try:
-        backend.put("child", b"x")
+        backend.put_object("child", b"x")
     except ServiceRefused as error:
         os._exit(3 if "fork" in str(error) else 4)
     os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-backend.put("parent", b"x")
+backend.put_object("parent", b"x")
 """
 
 
@@ -382,7 +384,7 @@ from forebay.settings import CloudSettings
 
 options = {"endpoint": sys.argv[1], "access_key": sys.argv[2], "secret_key": sys.argv[3]}
 backend = RemoteBackend(CloudSettings("s3", sys.argv[4], options))
-writer = backend.open_writer("large", chunk_bytes=5 << 20, concurrent_parts=2)
+writer = backend.open_streaming_writer("large", chunk_bytes=5 << 20, concurrent_parts=2)
 writer.write(bytes(12 << 20))
 os.kill(os.getpid(), signal.SIGKILL)
 """

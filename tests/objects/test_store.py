@@ -32,7 +32,7 @@ def faults() -> FaultBackend:
 def test_a_ranged_reader_gives_every_byte_in_order_a_chunk_at_a_time(chunk_bytes: int) -> None:
     store = CloudStore(MemoryBackend())
     data = b"0123456789"
-    store.put("a", data)
+    store.put_object("a", data)
     for start in range(11):
         chunks = list(map(bytes, store.open_ranged_reader("a", start, chunk_bytes=chunk_bytes)))
         assert b"".join(chunks) == data[start:]
@@ -52,7 +52,7 @@ def test_requests_are_counted_by_outcome(faults: FaultBackend) -> None:
     labels = [("put", "ok"), ("head", "missing"), ("head", "unavailable"), ("head", "refused")]
     before = [REQUESTS.value(*pair) for pair in labels]
     seconds = REQUEST_SECONDS.count("head")
-    store.put("a", b"12345")
+    store.put_object("a", b"12345")
     with pytest.raises(ObjectMissing):
         store.head("b")
     for error in (ServiceUnavailable, ServiceRefused):
@@ -66,8 +66,8 @@ def test_requests_are_counted_by_outcome(faults: FaultBackend) -> None:
 def test_bytes_are_counted_in_both_directions(faults: FaultBackend) -> None:
     store = CloudStore(faults)
     up, down = BYTES.value("up"), BYTES.value("down")
-    store.put("a", b"12345")
-    with store.open_writer("b", chunk_bytes=4, concurrent_parts=1) as writer:
+    store.put_object("a", b"12345")
+    with store.open_streaming_writer("b", chunk_bytes=4, concurrent_parts=1) as writer:
         writer.write(b"1234567")
     store.get_range("b", 1, 4)
     assert (BYTES.value("up") - up, BYTES.value("down") - down) == (12, 3)
@@ -78,7 +78,7 @@ def test_the_parts_of_a_writer_are_counted(faults: FaultBackend) -> None:
     names = ("put", "part", "complete")
     before = [REQUESTS.value(name, "ok") for name in names]
     for size in (4, 9):
-        with store.open_writer("b", chunk_bytes=4, concurrent_parts=1) as writer:
+        with store.open_streaming_writer("b", chunk_bytes=4, concurrent_parts=1) as writer:
             writer.write(b"x" * size)
     counted = [REQUESTS.value(name, "ok") for name in names]
     assert [now - was for now, was in zip(counted, before, strict=True)] == [1, 3, 1]
@@ -87,7 +87,7 @@ def test_the_parts_of_a_writer_are_counted(faults: FaultBackend) -> None:
 def test_a_long_list_counts_a_request_for_every_page(faults: FaultBackend) -> None:
     store = CloudStore(faults)
     for number in range(2001):
-        store.put(f"{number:04d}", b"")
+        store.put_object(f"{number:04d}", b"")
     before = REQUESTS.value("list", "ok")
     assert [meta.key for meta in store.list("")] == [f"{number:04d}" for number in range(2001)]
     assert REQUESTS.value("list", "ok") - before == 3
@@ -98,28 +98,28 @@ def test_a_long_list_counts_a_request_for_every_page(faults: FaultBackend) -> No
 
 def test_get_has_a_limit(faults: FaultBackend) -> None:
     store = CloudStore(faults)
-    store.put("a", b"12345")
-    store.put("empty", b"")
-    assert bytes(store.get("a", 5)) == b"12345"
-    assert bytes(store.get("empty", 0)) == b""
+    store.put_object("a", b"12345")
+    store.put_object("empty", b"")
+    assert bytes(store.get_object("a", 5)) == b"12345"
+    assert bytes(store.get_object("empty", 0)) == b""
     with pytest.raises(ServiceError, match="over the limit"):
-        store.get("a", 4)
+        store.get_object("a", 4)
 
 
 def test_a_copy_that_the_server_makes_is_not_read(faults: FaultBackend) -> None:
     store = CloudStore(faults)
-    store.put("a", b"12345")
+    store.put_object("a", b"12345")
     assert store.copy_or_rewrite("a", "b").size == 5
     assert faults.calls("get_range") == 0
 
 
 def test_what_the_server_does_not_copy_is_read_and_written(faults: FaultBackend) -> None:
     store = CloudStore(faults)
-    store.put("a", b"1234567", {"k": "v"})
+    store.put_object("a", b"1234567", {"k": "v"})
     faults.inject(ObjectFault("copy", CopyUnsupported))
     meta = store.copy_or_rewrite("a", "b", chunk_bytes=3, concurrent_parts=1)
     assert (meta.key, meta.size, dict(meta.metadata)) == ("b", 7, {"k": "v"})
-    assert bytes(store.get("b", 100)) == b"1234567"
+    assert bytes(store.get_object("b", 100)) == b"1234567"
     assert faults.calls("write") == 3
 
 
@@ -128,7 +128,7 @@ def test_a_copy_that_failed_otherwise_is_not_rewritten(
     faults: FaultBackend, error: type[Exception]
 ) -> None:
     store = CloudStore(faults)
-    store.put("a", b"1234567")
+    store.put_object("a", b"1234567")
     faults.inject(ObjectFault("copy", error))
     with pytest.raises(error):
         store.copy_or_rewrite("a", "b")
@@ -140,7 +140,7 @@ def test_a_rewrite_that_fails_raises_and_publishes_nothing(
     faults: FaultBackend, operation: str
 ) -> None:
     store = CloudStore(faults)
-    store.put("a", b"1234567")
+    store.put_object("a", b"1234567")
     faults.inject(ObjectFault("copy", CopyUnsupported))
     faults.inject(ObjectFault(operation))  # type: ignore[arg-type] # a parameter is any string
     with pytest.raises(ServiceUnavailable):
@@ -155,9 +155,9 @@ def test_a_rewrite_that_fails_raises_and_publishes_nothing(
 def test_a_fault_after_the_call_has_done_the_thing(faults: FaultBackend) -> None:
     faults.inject(ObjectFault("put", when="after"))
     with pytest.raises(ServiceUnavailable):
-        faults.put("a", b"x")
+        faults.put_object("a", b"x")
     faults.inject(ObjectFault("complete", when="after"))
-    writer = faults.open_writer("b", chunk_bytes=4, concurrent_parts=1)
+    writer = faults.open_streaming_writer("b", chunk_bytes=4, concurrent_parts=1)
     writer.write(b"yy")
     with pytest.raises(ServiceUnavailable):
         writer.close()
@@ -168,7 +168,7 @@ def test_a_fault_after_the_call_has_done_the_thing(faults: FaultBackend) -> None
 def test_a_fault_strikes_the_call_that_was_planned(faults: FaultBackend) -> None:
     faults.inject(ObjectFault("head", key="orders", skip=1, times=2))
     for key in ("orders/1", "other/1"):
-        faults.put(key, b"x")
+        faults.put_object(key, b"x")
     faults.head("orders/1")
     faults.head("other/1")
     for _ in range(2):
@@ -186,7 +186,7 @@ def test_a_hook_can_hold_a_call_back(faults: FaultBackend) -> None:
         assert released.wait(30)
 
     faults.hook("put", hold)
-    thread = threading.Thread(target=faults.put, args=("a", b"x"))
+    thread = threading.Thread(target=faults.put_object, args=("a", b"x"))
     thread.start()
     assert arrived.wait(30)
     assert list(faults.list("")) == []
@@ -199,7 +199,7 @@ def test_a_hook_can_hold_a_call_back(faults: FaultBackend) -> None:
 
 
 def test_files_are_the_default_below_the_data_directory(tmp_path: Path) -> None:
-    connect(CloudSettings(), tmp_path).put("a/b", b"x")
+    connect(CloudSettings(), tmp_path).put_object("a/b", b"x")
     assert (tmp_path / "objects" / "a" / "b").read_bytes() == b"x"
     with pytest.raises(InvalidSetting):
         connect(CloudSettings())
@@ -209,7 +209,7 @@ def test_stores_in_memory_of_one_root_share_their_objects() -> None:
     first, second, other = (
         connect(CloudSettings(backend="memory", root=root)) for root in ("shared", "shared", "else")
     )
-    first.put("a", b"x")
+    first.put_object("a", b"x")
     assert second.head("a").size == 1
     assert list(other.list("")) == []
 

@@ -49,7 +49,7 @@ def test_small_objects_become_one_that_holds_the_same(site: Site) -> None:
     assert (large.object_id, large.size) == ("data-0-99.dnb1", len(data))
     assert bytes(site.store.get_range(object_key(TOPIC, large.object_id), 0, large.size)) == data
     assert site.record() == before
-    assert site.catalog.current(TOPIC) == 0
+    assert site.catalog.get_current_pointer(TOPIC) == 0
     site.require_readable(100)
     [row] = report.rows
     assert report.ok
@@ -188,7 +188,7 @@ def test_a_damaged_object_is_told_and_stops_no_other_group(site: Site) -> None:
     key = object_key(TOPIC, made[3].object_id)
     data = bytearray(site.store.get_range(key, 0, made[3].size))
     data[40] ^= 1
-    site.store.put(key, bytes(data))
+    site.store.put_object(key, bytes(data))
     report = site.compacted()
     assert not report.ok
     bad, good = report.rows
@@ -207,9 +207,9 @@ def test_an_object_that_is_not_what_its_descriptor_says_is_not_compacted(
     key = object_key(TOPIC, made[1].object_id)
     data = bytes(site.store.get_range(key, 0, made[1].size))
     if damage == "missing":
-        site.store.delete(key)
+        site.store.delete_object(key)
     else:
-        site.store.put(key, data + data if damage == "longer" else data[:-1])
+        site.store.put_object(key, data + data if damage == "longer" else data[:-1])
     [row] = site.compacted().rows
     assert row.error is not None
     assert made[1].object_id in row.error
@@ -220,7 +220,7 @@ def test_frames_of_another_topic_or_order_are_not_compacted(site: Site) -> None:
     """Every checksum is right, and so is the size: the offsets are not."""
     made = site.lay([0, 10, 20, 30])
     first, last = (object_key(TOPIC, made[at].object_id) for at in (1, 2))
-    site.store.put(first, bytes(site.store.get_range(last, 0, made[2].size)))
+    site.store.put_object(first, bytes(site.store.get_range(last, 0, made[2].size)))
     [row] = site.compacted().rows
     assert row.error is not None
     assert "offset" in row.error
@@ -258,7 +258,7 @@ def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(
     backend = FaultBackend(LocalBackend(Path(site.settings.data or "") / "objects"))
 
     def overwrite(_: str) -> None:
-        site.store.put(key, others)
+        site.store.put_object(key, others)
 
     backend.hook("complete", overwrite, when="after")
     monkeypatch.setattr(executor_resources(site.settings), "_store", CloudStore(backend))
@@ -317,7 +317,7 @@ def test_an_object_that_retention_deleted_while_it_was_read_is_no_error(site: Si
         nonlocal retired
         if not retired:
             assert site.catalog.retire(TOPIC, None, made[0]) is not None
-            site.store.delete(object_key(TOPIC, made[0].object_id))
+            site.store.delete_object(object_key(TOPIC, made[0].object_id))
             retired = True
         return here(tasks, work, progress)
 

@@ -101,7 +101,7 @@ def test_when_one_of_the_objects_is_gone_nothing_is_undone(site: Site, dry_run: 
 def test_an_object_that_somebody_deleted_by_hand_stops_an_undo(site: Site) -> None:
     made = site.lay([0, 10, 20, 30])
     site.compacted()
-    site.store.delete(object_key(TOPIC, made[1].object_id))
+    site.store.delete_object(object_key(TOPIC, made[1].object_id))
     [row] = undo_compaction(site.settings, "orders").rows
     assert made[1].object_id in str(row.error)
     site.require_readable(30)
@@ -181,7 +181,7 @@ def test_a_restore_from_the_bucket_alone_gives_the_same_topic(
         site.swept()
     other = Site(tmp_path / "other")
     for meta in site.store.list(""):
-        other.store.put(meta.key, bytes(site.store.get_range(meta.key, 0, meta.size)))
+        other.store.put_object(meta.key, bytes(site.store.get_range(meta.key, 0, meta.size)))
     session = Session(other.catalog, other.settings.metadata, other.bench.clock)
     report = restore_topic(other.catalog, other.store, session, TOPIC, dry_run=False, verify=verify)
     session.close()

@@ -155,7 +155,7 @@ def test_remote_retention_and_sweeps_go_on(settings: StoreSettings) -> None:
 
 
 def require_chain(watching: Watching, start: int, end: int) -> None:
-    chain = list(watching.tiers.catalog.all_descriptors(TOPIC))
+    chain = list(watching.tiers.catalog.get_object_descriptors(TOPIC))
     assert (chain[0].start_offset, chain[-1].next_offset) == (start, end)
     assert all(one.next_offset == then.start_offset for one, then in pairwise(chain))
     for each in chain:

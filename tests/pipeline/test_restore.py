@@ -80,7 +80,7 @@ def test_a_store_in_a_bucket_is_restored_without_sidecars(
     with closing(connect(folders.settings.cloud, folders.data)) as objects:
         keys = [meta.key for meta in objects.list("") if meta.key.endswith(SIDECAR_ENDING)]
         for key in keys:
-            objects.delete(key)
+            objects.delete_object(key)
     assert len(keys) == 9
     folders.lose_all_but_the_objects()
     report = restore(folders.settings, names, assume_nothing_lost=True, spark=spark)

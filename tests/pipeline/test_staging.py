@@ -137,7 +137,7 @@ def test_a_row_longer_than_a_read_comes_back_whole(store: CloudStore) -> None:
 
 
 def test_a_file_that_is_no_staged_one_is_said(store: CloudStore) -> None:
-    store.put("staging/w/0-0.frames", b"something else than frames")
+    store.put_object("staging/w/0-0.frames", b"something else than frames")
     with pytest.raises(FormatError, match=r"staging/w/0-0\.frames"):
         rows(store, Part(0, "staging/w/0-0.frames", 1, 26))
 
@@ -146,9 +146,9 @@ def test_a_file_that_is_no_staged_one_is_said(store: CloudStore) -> None:
 def test_a_file_that_ends_too_early_is_refused(store: CloudStore, cut: int) -> None:
     part = staged(store, batch(value=pa.array([b"one", b"two"])))
     assert part.key is not None
-    whole = bytes(store.get(part.key, MIB))
-    store.delete(part.key)
-    store.put(part.key, whole[:-cut])
+    whole = bytes(store.get_object(part.key, MIB))
+    store.delete_object(part.key)
+    store.put_object(part.key, whole[:-cut])
     with pytest.raises(FormatError, match="it ends after 1 rows of 2"):
         rows(store, replace(part, bytes=part.bytes - cut))
     with pytest.raises(FormatError, match="it ends after 1 rows of 1"):
@@ -159,10 +159,10 @@ def test_a_file_that_ends_too_early_is_refused(store: CloudStore, cut: int) -> N
 def test_a_flipped_byte_anywhere_is_found(store: CloudStore, at: int) -> None:
     part = staged(store, batch(value=pa.array([b"one", b"two"])))
     assert part.key is not None
-    damaged = bytearray(store.get(part.key, MIB))
+    damaged = bytearray(store.get_object(part.key, MIB))
     damaged[at] ^= 1
-    store.delete(part.key)
-    store.put(part.key, bytes(damaged))
+    store.delete_object(part.key)
+    store.put_object(part.key, bytes(damaged))
     with pytest.raises(FormatError, match="is no staged file"):
         rows(store, part)
 
@@ -171,7 +171,7 @@ def test_a_manifest_of_files_in_arrows_format_names_none_that_can_be_read(
     store: CloudStore,
 ) -> None:
     key = "staging/0123456789abcdef/0-0.arrow"
-    store.put(key, b"an Arrow stream, as earlier releases staged it")
+    store.put_object(key, b"an Arrow stream, as earlier releases staged it")
     write_manifest(store, "0123456789abcdef", [Part(0, key, 1, 46, {"/default/orders": 1})])
     assert read_manifest(store, "0123456789abcdef") is None
 
@@ -184,7 +184,7 @@ def test_a_manifest_counts_while_all_its_files_are_there(store: CloudStore) -> N
     write_manifest(store, WRITE, parts)
     assert has_manifest(store, WRITE)
     assert read_manifest(store, WRITE) == parts
-    store.delete(part.key)
+    store.delete_object(part.key)
     assert read_manifest(store, WRITE) is None
     discard(store, parts)
     discard(store, parts)
@@ -194,7 +194,7 @@ def test_a_manifest_counts_while_all_its_files_are_there(store: CloudStore) -> N
 def test_only_old_files_are_swept(store: CloudStore) -> None:
     part = staged(store, batch(value=pa.array([b"one"])))
     write_manifest(store, WRITE, [part])
-    store.put("storage/topics/default/orders/objects/data-0-9.dnb1", b"not ours")
+    store.put_object("storage/topics/default/orders/objects/data-0-9.dnb1", b"not ours")
     modified = max(meta.modified_ms for meta in store.list(""))
     clock = ManualClock()
     clock.advance(modified / 1000 - clock.now_ms() / 1000 + 7 * 24 * 3600 - 60)

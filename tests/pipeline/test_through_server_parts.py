@@ -77,14 +77,14 @@ def backend(server: Served) -> Iterator[ServerBackend]:
         record = tiers.catalog.record(TOPIC)
         assert record is not None
         tiers.catalog.intend(TOPIC, record.epoch, ObjectName(0, 9))
-        tiers.store.delete(KEY)
+        tiers.store.delete_object(KEY)
     backend = ServerBackend(server.client.address)
     yield backend
     backend.close()
 
 
 def writer(backend: ServerBackend) -> ServerWriter:
-    return backend.open_writer(KEY, chunk_bytes=CHUNK, concurrent_parts=2)
+    return backend.open_streaming_writer(KEY, chunk_bytes=CHUNK, concurrent_parts=2)
 
 
 def whole(backend: ServerBackend) -> bytes:
@@ -93,7 +93,7 @@ def whole(backend: ServerBackend) -> bytes:
 
 def test_put_takes_every_kind_of_buffer(backend: ServerBackend) -> None:
     for data in (b"", b"bytes", bytearray(b"bytearray"), memoryview(b"a view")[2:]):
-        meta = backend.put(KEY, data)
+        meta = backend.put_object(KEY, data)
         assert (meta.key, meta.size) == (KEY, len(data))
         assert whole(backend) == bytes(data)
         assert backend.head(KEY) == meta
@@ -128,7 +128,7 @@ def test_nothing_is_visible_before_close(backend: ServerBackend) -> None:
 def test_an_aborted_writer_publishes_nothing_and_takes_nothing_more(
     backend: ServerBackend, size: int
 ) -> None:
-    backend.put(KEY, b"old")
+    backend.put_object(KEY, b"old")
     made = writer(backend)
     made.write(NOISE[:size])
     made.abort()
@@ -142,7 +142,7 @@ def test_an_aborted_writer_publishes_nothing_and_takes_nothing_more(
 
 def test_ranges_are_exact_and_one_past_the_end_is_an_error(backend: ServerBackend) -> None:
     data = NOISE[:100]
-    backend.put(KEY, data)
+    backend.put_object(KEY, data)
     for start, end in [(0, 100), (0, 1), (99, 100), (1, 99), (0, 0), (40, 40), (100, 100)]:
         assert bytes(backend.get_range(KEY, start, end)) == data[start:end]
     for start, end in [(0, 101), (99, 101), (100, 101), (101, 102), (101, 101)]:
@@ -167,7 +167,7 @@ def test_many_threads_read_and_write_at_the_same_time(backend: ServerBackend) ->
     keys = [f"staging/{number:016x}/0-{random.getrandbits(40)}.frames" for number in range(16)]
 
     def there_and_back(key: str) -> bool:
-        with backend.open_writer(key, chunk_bytes=CHUNK, concurrent_parts=2) as made:
+        with backend.open_streaming_writer(key, chunk_bytes=CHUNK, concurrent_parts=2) as made:
             made.write(key.encode() * 1000)
         return bytes(backend.get_range(key, 0, len(key) * 1000)) == key.encode() * 1000
 
@@ -177,7 +177,7 @@ def test_many_threads_read_and_write_at_the_same_time(backend: ServerBackend) ->
 
 def test_a_refusal_is_told_to_the_one_who_writes(backend: ServerBackend) -> None:
     key = object_key(TOPIC, "data-10-19.dnb1")
-    made = backend.open_writer(key, chunk_bytes=CHUNK, concurrent_parts=2)
+    made = backend.open_streaming_writer(key, chunk_bytes=CHUNK, concurrent_parts=2)
     made.write(NOISE)
     with pytest.raises(CommitRefused, match="nobody intends"):
         made.close()
@@ -187,7 +187,7 @@ def test_a_server_that_is_gone_is_told_to_the_one_who_writes(tmp_path: Path) -> 
     with served(tmp_path) as gone:
         address = gone.client.address
     backend = ServerBackend(address)
-    made = backend.open_writer(KEY, chunk_bytes=CHUNK, concurrent_parts=2)
+    made = backend.open_streaming_writer(KEY, chunk_bytes=CHUNK, concurrent_parts=2)
 
     def write() -> None:
         with made:
@@ -203,9 +203,9 @@ def test_a_server_that_is_gone_is_told_to_the_one_who_writes(tmp_path: Path) -> 
 def test_listing_copying_and_deleting_are_for_owners(backend: ServerBackend) -> None:
     for refused in (
         lambda: backend.list(""),
-        lambda: backend.copy(KEY, KEY),
-        lambda: backend.delete(KEY),
-        lambda: backend.put(KEY, b"x", {"a": "b"}),
+        lambda: backend.copy_object(KEY, KEY),
+        lambda: backend.delete_object(KEY),
+        lambda: backend.put_object(KEY, b"x", {"a": "b"}),
     ):
         with pytest.raises(UsageError):
             refused()

@@ -87,7 +87,7 @@ def test_objects_of_danube_are_read(pool: FetchPool, number: object, appended: i
     topic = StoredTopic()
     raw = encoded(SAMPLE, number, appended)  # type: ignore[arg-type]
     data = encode_frame(4, raw) + encode_frame(5, raw)
-    topic.store.put("storage/topics/default/orders/objects/data-4-5.dnb1", data)
+    topic.store.put_object("storage/topics/default/orders/objects/data-4-5.dnb1", data)
     topic.named = [
         decode_descriptor(
             b'{"completed":true,"created_at":1700000000,"end_offset":5,"etag":null,'

@@ -72,7 +72,7 @@ def test_once_the_object_is_whole_again_the_stream_goes_on(pool: FetchPool) -> N
     assert stream.next() is not None
     with pytest.raises(CorruptFrame):
         stream.next()
-    topic.store.put(topic.key(first), bytes(whole))
+    topic.store.put_object(topic.key(first), bytes(whole))
     assert offsets(drained(stream)) == list(range(4, COUNT + 3))
 
 
@@ -97,7 +97,7 @@ def test_an_object_shorter_than_its_descriptor_is_damage(
     pool: FetchPool, cut: int, chunk_bytes: int
 ) -> None:
     topic, first = topic_of_two()
-    topic.store.put(topic.key(first), bytes(topic.data(first)[: first.size - cut]))
+    topic.store.put_object(topic.key(first), bytes(topic.data(first)[: first.size - cut]))
     stream = stream_of(topic, pool, chunk_bytes=chunk_bytes)
     with pytest.raises(CorruptFrame, match="shorter than the") as raised:
         drained(stream)
@@ -163,7 +163,7 @@ def test_what_follows_the_last_message_in_an_object_is_damage_to_who_reads_that_
 ) -> None:
     topic, first = topic_of_two()
     data = bytes(topic.data(first)) + extra
-    topic.store.put(topic.key(first), data)
+    topic.store.put_object(topic.key(first), data)
     topic.rename(first, size=len(data))
     stream = stream_of(topic, pool, 0, COUNT, chunk_bytes=chunk_bytes)
     found: list[tuple[int, bytes]] = []
@@ -254,7 +254,7 @@ def test_messages_that_an_object_never_had_are_skipped(pool: FetchPool) -> None:
     whole = topic.add(0, [payload(n, 30) for n in range(5)], None)
     data = topic.data(whole)
     del data[2 * FRAME : 3 * FRAME]
-    topic.store.put(topic.key(whole), bytes(data))
+    topic.store.put_object(topic.key(whole), bytes(data))
     topic.rename(whole, size=len(data))
     stream = stream_of(topic, pool, lenient=True)
     assert offsets(drained(stream)) == [0, 1, 3, 4]
@@ -263,7 +263,7 @@ def test_messages_that_an_object_never_had_are_skipped(pool: FetchPool) -> None:
 
 def test_the_rest_of_a_short_object_is_skipped(pool: FetchPool) -> None:
     topic, first = topic_of_two()
-    topic.store.put(topic.key(first), bytes(topic.data(first)[: 5 * FRAME + 3]))
+    topic.store.put_object(topic.key(first), bytes(topic.data(first)[: 5 * FRAME + 3]))
     stream = stream_of(topic, pool, chunk_bytes=FRAME, lenient=True)
     assert offsets(drained(stream)) == [0, 1, 2, 3, 4, 8, 9, 10]
     assert stream.skipped == 3

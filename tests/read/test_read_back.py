@@ -39,7 +39,7 @@ class Objects(MemoryBackend):
         if self.requests == self.fail_at:
             raise ServiceUnavailable("no answer")
         if self.requests == self.vanish_at:
-            self.delete(key)
+            self.delete_object(key)
         return super().get_range(key, start, end)
 
 

@@ -39,14 +39,14 @@ def topic(site: Site) -> Iterator[Topic]:
 
 def damage(site: Site, first: int, count: int) -> None:
     """Overwrites these messages in the object that holds the first one, as far as it goes."""
-    (held,) = site.catalog.descriptors(TOPIC, first, first + 1, 1)
+    (held,) = site.catalog.get_object_descriptors_range(TOPIC, first, first + 1, 1)
     key = object_key(TOPIC, held.object_id)
     data = bytearray(site.backend.get_range(key, 0, held.size))
     frame = held.size // (held.next_offset - held.start_offset)
     at = (first - held.start_offset) * frame
     size = min(count * frame, held.size - at)
     data[at : at + size] = b"\xee" * size
-    site.backend.put(key, bytes(data))
+    site.backend.put_object(key, bytes(data))
 
 
 def without(first: int, end: int) -> list[int]:
@@ -57,7 +57,7 @@ def without(first: int, end: int) -> list[int]:
 def test_a_lenient_reader_skips_what_is_damaged_and_nothing_else(
     site: Site, topic: Topic, first: int, count: int
 ) -> None:
-    (held,) = site.catalog.descriptors(TOPIC, first, first + 1, 1)
+    (held,) = site.catalog.get_object_descriptors_range(TOPIC, first, first + 1, 1)
     damage(site, first, count)
     expected = without(first, min(first + count, held.next_offset))
     assert offsets(topic.read(0)) == expected
@@ -74,7 +74,7 @@ def test_a_lenient_reader_goes_over_to_the_log_when_the_rest_of_the_objects_is_d
     site: Site, topic: Topic
 ) -> None:
     local = topic.segments()[0].first_offset
-    (held,) = site.catalog.descriptors(TOPIC, local - 1, local, 1)
+    (held,) = site.catalog.get_object_descriptors_range(TOPIC, local - 1, local, 1)
     assert held.start_offset < local - 10
     damage(site, local - 10, MESSAGES)
     assert offsets(topic.read(0)) == without(local - 10, local)

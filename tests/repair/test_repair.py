@@ -495,7 +495,7 @@ def damaged_ground() -> Ground:
     key = "storage/topics/default/orders/objects/data-0-59.dnb1"
     raw = bytearray(ground.backend.get_range(key, 0, ground.backend.head(key).size))
     raw[30] ^= 4
-    ground.backend.put(key, bytes(raw))
+    ground.backend.put_object(key, bytes(raw))
     return ground
 
 
@@ -512,7 +512,7 @@ def require_chain(ground: Ground) -> None:
     record = ground.catalog.record(parse_topic("orders"))
     assert record is not None
     assert record.lost == ((62, 63),)
-    found = list(ground.catalog.all_descriptors(parse_topic("orders")))
+    found = list(ground.catalog.get_object_descriptors(parse_topic("orders")))
     assert [(each.start_offset, each.next_offset) for each in found] == [(0, 60), (60, 62)]
 
 

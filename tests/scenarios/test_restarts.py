@@ -99,7 +99,9 @@ def stored_bytes(grounds: Grounds, object_ids: list[str]) -> bytes:
 
     store = connect(grounds.cloud, grounds.data)
     try:
-        return b"".join(bytes(store.get(object_key(TOPIC, each), 64 * MIB)) for each in object_ids)
+        return b"".join(
+            bytes(store.get_object(object_key(TOPIC, each), 64 * MIB)) for each in object_ids
+        )
     finally:
         store.close()
 

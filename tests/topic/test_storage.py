@@ -144,7 +144,7 @@ def test_a_segment_stays_when_its_object_has_gone(site: Site) -> None:
         fill(topic, 300)
         topic.upload()
         first = site.descriptors()[0]
-        site.objects.delete(object_key(TOPIC, first.object_id))
+        site.objects.delete_object(object_key(TOPIC, first.object_id))
         with pytest.raises(MissingData, match="is missing"):
             topic.trim_local()
         assert topic.segments()[0].first_offset == 0
@@ -156,7 +156,7 @@ def test_segments_before_a_damaged_object_go_all_the_same(site: Site) -> None:
         fill(topic, 300)
         topic.upload()
         middle = site.descriptors()[1]
-        site.objects.delete(object_key(TOPIC, middle.object_id))
+        site.objects.delete_object(object_key(TOPIC, middle.object_id))
         with pytest.raises(MissingData, match=middle.object_id):
             topic.trim_local()
         left = topic.segments()[0]
@@ -170,7 +170,7 @@ def test_a_segment_stays_when_its_object_was_replaced_by_something_else(site: Si
         topic.upload()
         first = site.descriptors()[0]
         key = object_key(TOPIC, first.object_id)
-        site.objects.put(key, bytes(first.size))
+        site.objects.put_object(key, bytes(first.size))
         with pytest.raises(CorruptLog):
             topic.trim_local()
         assert topic.segments()[0].first_offset == 0
@@ -182,9 +182,9 @@ def test_an_object_that_was_copied_elsewhere_and_back_is_read_and_accepted(site:
         topic.upload()
         for descriptor in site.descriptors():
             key = object_key(TOPIC, descriptor.object_id)
-            same = bytes(site.objects.get(key, 10**6))
-            site.objects.delete(key)
-            site.objects.put(key, same)
+            same = bytes(site.objects.get_object(key, 10**6))
+            site.objects.delete_object(key)
+            site.objects.put_object(key, same)
         assert topic.trim_local()
 
 

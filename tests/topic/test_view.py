@@ -364,7 +364,7 @@ def test_an_offset_that_is_nowhere_is_a_problem(site: Site) -> None:
     with viewing(site) as store:
         view = store.topic("orders")
         assert explain(view, 110).state == "not yet uploaded"
-        site.objects.delete(f"storage/topics/default/orders/objects/{uploaded.object_id}")
+        site.objects.delete_object(f"storage/topics/default/orders/objects/{uploaded.object_id}")
         found = explain(view, 5)
         assert found.places == []
         assert len(found.problems) == 1

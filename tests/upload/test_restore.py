@@ -42,11 +42,11 @@ def test_the_lost_catalog_is_rebuilt_from_the_bucket(at: Reservoir, sidecars: bo
     done = at.fill(at.own(), 0, 10, 25, 30, 1030)
     if not sidecars:
         for each in done:
-            at.backend.delete(object_key(TOPIC, sidecar(each.object_id)))
+            at.backend.delete_object(object_key(TOPIC, sidecar(each.object_id)))
     at.lose_catalog()
     report = restored(at)
-    assert list(at.catalog.all_descriptors(TOPIC)) == done
-    assert at.catalog.current(TOPIC) == 30
+    assert list(at.catalog.get_object_descriptors(TOPIC)) == done
+    assert at.catalog.get_current_pointer(TOPIC) == 30
     assert [life.state for _, life in at.catalog.lives(TOPIC)] == [State.COMMITTED] * 4
     assert (report.objects_found, report.adopted, report.messages) == (4, 4, 1030)
     assert (report.by_sidecar, report.read_whole) == ((4, 0) if sidecars else (0, 4))
@@ -102,7 +102,7 @@ def test_an_object_larger_than_a_chunk_gets_the_same_index(at: Reservoir) -> Non
     assert len(data) > CHUNK_BYTES
     written = at.write("data-0-4999.dnb1", data, with_sidecar=False)
     restored(at)
-    assert list(at.catalog.all_descriptors(TOPIC)) == [written]
+    assert list(at.catalog.get_object_descriptors(TOPIC)) == [written]
 
 
 def test_objects_that_danube_wrote_are_restored(at: Reservoir) -> None:
@@ -119,7 +119,7 @@ def test_objects_that_danube_wrote_are_restored(at: Reservoir) -> None:
 def test_pending_and_unknown_files_are_ignored(at: Reservoir) -> None:
     lay(at, 0, 10)
     at.write(pending_object(10, "ab"), frames(10, 3), with_sidecar=False)
-    at.store.put(object_key(TOPIC, "readme"), b"?")
+    at.store.put_object(object_key(TOPIC, "readme"), b"?")
     report = restored(at)
     assert (report.objects_found, report.pending, report.unknown) == (1, 1, 1)
     assert record_of(at).tail == 10
@@ -146,18 +146,18 @@ def test_a_sidecar_that_contradicts_its_object_is_not_trusted(
     wrong = replace(written, **damage)  # type: ignore[arg-type] # one field at a time
     if "size" in damage:
         wrong = replace(wrong, offset_index=((0, 0),))
-    at.store.put(object_key(TOPIC, "data-0-9.dnb1.json"), encode_descriptor(wrong))
+    at.store.put_object(object_key(TOPIC, "data-0-9.dnb1.json"), encode_descriptor(wrong))
     report = restored(at)
     assert (report.by_sidecar, report.read_whole) == (0, 1)
-    assert list(at.catalog.all_descriptors(TOPIC)) == [written]
+    assert list(at.catalog.get_object_descriptors(TOPIC)) == [written]
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"x" * (600 * 1024)])
 def test_a_damaged_sidecar_does_no_harm(at: Reservoir, data: bytes) -> None:
     written = at.write("data-0-9.dnb1", frames(0, 10))
-    at.store.put(object_key(TOPIC, "data-0-9.dnb1.json"), data)
+    at.store.put_object(object_key(TOPIC, "data-0-9.dnb1.json"), data)
     assert restored(at).read_whole == 1
-    assert list(at.catalog.all_descriptors(TOPIC)) == [written]
+    assert list(at.catalog.get_object_descriptors(TOPIC)) == [written]
 
 
 # ---- gaps, overlaps, damage ----
@@ -178,7 +178,7 @@ def test_allowed_gaps_are_recorded_as_lost(at: Reservoir) -> None:
     report = restored(at, allow_gaps=True)
     assert report.gaps == [(10, 15)]
     assert record_of(at).lost == ((10, 15),)
-    assert [each.start_offset for each in at.catalog.all_descriptors(TOPIC)] == [0, 15]
+    assert [each.start_offset for each in at.catalog.get_object_descriptors(TOPIC)] == [0, 15]
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -186,7 +186,7 @@ def test_after_a_compaction_the_large_object_is_taken(at: Reservoir, finished: b
     lay(at, 0, 10, 20, 30)
     at.write("data-0-19.dnb1", frames(0, 20))
     if finished:
-        at.store.delete(object_key(TOPIC, "data-0-9.dnb1"))
+        at.store.delete_object(object_key(TOPIC, "data-0-9.dnb1"))
     report = restored(at)
     assert at.chain() == ["data-0-19.dnb1", "data-20-29.dnb1"]
     small = ["data-10-19.dnb1"] if finished else ["data-0-9.dnb1", "data-10-19.dnb1"]
@@ -203,7 +203,7 @@ def test_an_orphan_that_leads_nowhere_is_not_taken(at: Reservoir) -> None:
 
 def test_of_two_names_for_one_range_a_sound_one_is_taken(at: Reservoir) -> None:
     at.write("data-0-9.dnb1", frames(0, 10), with_sidecar=False)
-    at.store.put(object_key(TOPIC, "data-0-9-1.dnb1"), frames(0, 9))
+    at.store.put_object(object_key(TOPIC, "data-0-9-1.dnb1"), frames(0, 9))
     report = restored(at)
     assert at.chain() == ["data-0-9.dnb1"]
     assert (report.damaged, report.superseded) == (["data-0-9-1.dnb1"], [])
@@ -218,7 +218,7 @@ def test_a_name_with_a_number_is_taken_where_it_is_the_only_one(at: Reservoir) -
 
 def test_around_a_damaged_object_the_small_ones_are_taken(at: Reservoir) -> None:
     lay(at, 0, 10, 20, 30)
-    at.store.put(object_key(TOPIC, "data-10-29.dnb1"), b"?" * 500)
+    at.store.put_object(object_key(TOPIC, "data-10-29.dnb1"), b"?" * 500)
     report = restored(at)
     assert at.chain() == ["data-0-9.dnb1", "data-10-19.dnb1", "data-20-29.dnb1"]
     assert report.damaged == ["data-10-29.dnb1"]
@@ -240,7 +240,7 @@ def test_around_a_damaged_object_the_small_ones_are_taken(at: Reservoir) -> None
 def test_damage_that_nothing_makes_good_is_an_error(at: Reservoir, data: bytes) -> None:
     lay(at, 0, 10)
     lay(at, 20, 30)
-    at.store.put(object_key(TOPIC, "data-10-19.dnb1"), data)
+    at.store.put_object(object_key(TOPIC, "data-10-19.dnb1"), data)
     with pytest.raises(CorruptLog, match="10 to 19") as caught:
         restored(at)
     assert isinstance(caught.value.__cause__, CorruptLog)
@@ -254,7 +254,7 @@ def test_damage_that_nothing_makes_good_is_an_error(at: Reservoir, data: bytes) 
 def test_damage_is_said_with_its_position(at: Reservoir) -> None:
     data = bytearray(frames(0, 10))
     data[-1] ^= 1
-    at.store.put(object_key(TOPIC, "data-0-9.dnb1"), bytes(data))
+    at.store.put_object(object_key(TOPIC, "data-0-9.dnb1"), bytes(data))
     with pytest.raises(CorruptLog) as caught:
         restored(at)
     cause = caught.value.__cause__
@@ -266,7 +266,7 @@ def test_a_damaged_end_is_lost_if_gaps_are_allowed_and_its_offsets_are_never_reu
     at: Reservoir,
 ) -> None:
     lay(at, 0, 10)
-    at.store.put(object_key(TOPIC, "data-10-19.dnb1"), b"?")
+    at.store.put_object(object_key(TOPIC, "data-10-19.dnb1"), b"?")
     report = restored(at, allow_gaps=True, assume_nothing_lost=True)
     assert (report.tail, report.next_offset, report.gaps) == (10, 20, [(10, 20)])
     assert record_of(at).reserved == 20
@@ -305,7 +305,7 @@ def test_a_catalog_that_is_behind_gets_what_it_lacks_and_keeps_its_log(at: Reser
 def test_a_catalog_that_knows_other_objects_is_left_alone(at: Reservoir) -> None:
     at.fill(at.own(), 0, 10, 20)
     at.end_sessions()
-    at.store.put(object_key(TOPIC, "data-0-9.dnb1"), frames(0, 9))
+    at.store.put_object(object_key(TOPIC, "data-0-9.dnb1"), frames(0, 9))
     before = at.entries()
     with pytest.raises(CommitRefused, match=r"data-0-9\.dnb1"):
         restored(at)

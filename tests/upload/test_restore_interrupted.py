@@ -145,7 +145,7 @@ def test_large_descriptors_go_in_more_transactions(at: Reservoir) -> None:
         for first in range(0, 4000 * ADOPTED_MAX, 4000)
     ]
     assert adopt(at.catalog, TOPIC, owner.epoch, many) > 1
-    assert list(at.catalog.all_descriptors(TOPIC)) == many
+    assert list(at.catalog.get_object_descriptors(TOPIC)) == many
     at.lose_catalog()  # the objects were never there
 
 

@@ -57,13 +57,13 @@ def test_an_object_that_no_descriptor_names_goes_after_the_grace_time(at: Reserv
 def test_a_dry_run_lists_everything_and_changes_nothing(at: Reservoir) -> None:
     owner = at.own()
     at.fill(owner, 0, 10, 20)
-    token = at.catalog.retire(TOPIC, owner.epoch, next(at.catalog.all_descriptors(TOPIC)))
+    token = at.catalog.retire(TOPIC, owner.epoch, next(at.catalog.get_object_descriptors(TOPIC)))
     assert token is not None
     at.intend(owner, 12, 15)
     at.write(pending_object(11, "ab"), frames(11, 3), with_sidecar=False)
     at.write("data-20-29.dnb1", frames(20, 10))
-    at.store.put(object_key(TOPIC, "data-90-99.dnb1.json"), b"{}")
-    at.store.put(object_key(TOPIC, "notes.txt"), b"mine")
+    at.store.put_object(object_key(TOPIC, "data-90-99.dnb1.json"), b"{}")
+    at.store.put_object(object_key(TOPIC, "notes.txt"), b"mine")
     at.grow_old()
     before = at.entries(), at.listing()
     report = swept(at, dry_run=True)
@@ -155,7 +155,7 @@ def test_a_descriptor_that_is_only_kept_names_nothing(at: Reservoir) -> None:
 
 def test_a_missing_object_is_an_error_and_its_descriptor_stays(at: Reservoir) -> None:
     at.fill(at.own(), 0, 10, 20)
-    at.backend.delete(object_key(TOPIC, "data-0-9.dnb1"))
+    at.backend.delete_object(object_key(TOPIC, "data-0-9.dnb1"))
     at.grow_old()
     before = ERRORS.value(Kind.MISSING)
     report = swept(at)
@@ -167,7 +167,7 @@ def test_a_missing_object_is_an_error_and_its_descriptor_stays(at: Reservoir) ->
 
 def test_an_object_of_another_size_is_an_error(at: Reservoir) -> None:
     at.fill(at.own(), 0, 10)
-    at.store.put(object_key(TOPIC, "data-0-9.dnb1"), frames(0, 9))
+    at.store.put_object(object_key(TOPIC, "data-0-9.dnb1"), frames(0, 9))
     report = swept(at)
     assert said(report) == [(Kind.RESIZED, "data-0-9.dnb1", Action.KEPT)]
     assert report.errors == 1
@@ -196,7 +196,7 @@ def test_unknown_files_are_never_touched(at: Reservoir) -> None:
     at.fill(at.own(), 0, 10)
     names = ["data-00-9.dnb1", "data-9-0.dnb1", "data-0-9.dnb1-old", "sub/data-5-6.dnb1", "x.json"]
     for name in names:
-        at.store.put(object_key(TOPIC, name), b"?")
+        at.store.put_object(object_key(TOPIC, name), b"?")
     at.grow_old()
     report = swept(at)
     assert {(item.kind, item.action) for item in report.items} == {(Kind.UNKNOWN, Action.KEPT)}
@@ -291,7 +291,7 @@ def test_the_topics_of_a_store_are_found_among_other_files(at: Reservoir) -> Non
         for start in range(3):
             at.write(f"data-{start}-{start}.dnb1", frames(start, 1), topic=topic)
     for key in ("storage/topics/a", "storage/topics/a/x", "storage/topics/a/no/segments/data-0-1"):
-        at.store.put(key, b"?")
+        at.store.put_object(key, b"?")
     assert sorted(topics_in_store(at.store)) == wanted
 
 
@@ -301,7 +301,7 @@ def test_stray_sidecars_of_gone_names_go_too(at: Reservoir) -> None:
     assert token is not None
     at.catalog.bury(TOPIC, "data-0-9.dnb1", token, certain=False)
     at.write("data-0-9.dnb1", frames(0, 10))
-    at.backend.delete(object_key(TOPIC, "data-0-9.dnb1"))
+    at.backend.delete_object(object_key(TOPIC, "data-0-9.dnb1"))
     at.grow_old()
     name = sidecar("data-0-9.dnb1")
     assert said(swept(at)) == [(Kind.SIDECAR, name, Action.REMOVED)]

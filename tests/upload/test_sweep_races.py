@@ -247,13 +247,13 @@ def _race(at: Reservoir, intent: Intent, descriptor: ObjectDescriptor) -> tuple[
         token = at.catalog.condemn(TOPIC, intent.object_id, seen)
         condemned.append(token is not None)
         if token is not None:
-            at.store.delete(object_key(TOPIC, intent.object_id))
+            at.store.delete_object(object_key(TOPIC, intent.object_id))
             at.catalog.bury(TOPIC, intent.object_id, token, certain=True)
 
     with running(condemn):
         line.wait(PATIENCE)
         try:
-            at.catalog.commit(TOPIC, intent, descriptor)
+            at.catalog.put_object_descriptor(TOPIC, intent, descriptor)
         except CommitRefused:
             committed = False
         else:
@@ -294,7 +294,7 @@ def test_a_sweeper_that_was_overtaken_deletes_nothing(at: Reservoir) -> None:
     at.grow_old()
 
     def others() -> None:
-        at.store.delete(object_key(TOPIC, "data-0-9.dnb1"))
+        at.store.delete_object(object_key(TOPIC, "data-0-9.dnb1"))
         at.catalog.bury(TOPIC, "data-0-9.dnb1", token, certain=True)
         assert at.upload(owner, 0, 9).object_id == "data-0-9.dnb1"
 

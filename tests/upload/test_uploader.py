@@ -74,7 +74,7 @@ def test_an_object_is_the_frames_of_the_log_byte_for_byte(site: Site) -> None:
         frames = b"".join(segment.path.read_bytes() for segment in topic.segments())
         [descriptor] = topic.upload()
     key = f"storage/topics{TOPIC}/objects/{descriptor.object_id}"
-    assert bytes(site.objects.get(key, 10**6)) == frames
+    assert bytes(site.objects.get_object(key, 10**6)) == frames
 
 
 def test_the_index_points_at_the_frames_of_the_object(site: Site) -> None:
@@ -85,7 +85,7 @@ def test_the_index_points_at_the_frames_of_the_object(site: Site) -> None:
     assert index is not None
     assert [offset for offset, _ in index] == [0, 1000, 2000, 3000]
     key = f"storage/topics{TOPIC}/objects/{descriptor.object_id}"
-    data = bytes(site.objects.get(key, 10**7))
+    data = bytes(site.objects.get_object(key, 10**7))
     for offset, position in index:
         assert int.from_bytes(data[position : position + 8], "little") == offset
 

@@ -473,7 +473,7 @@ class ObjectUpload:
         self._lock = threading.Lock()
         self._digest = hashlib.sha256()
         self._size = 0
-        self._writer = store.open_writer(
+        self._writer = store.open_streaming_writer(
             target.key, chunk_bytes=chunk_bytes, concurrent_parts=_CONCURRENT_PARTS
         )
 
@@ -498,11 +498,11 @@ class ObjectUpload:
             try:
                 meta = self._writer.close()
                 if backup is not None and not self._is_committed_or_intended(meta):
-                    self._store.copy(backup, meta.key)
+                    self._store.copy_object(backup, meta.key)
                     raise self._refused(present)
             finally:
                 if backup is not None:
-                    self._store.delete(backup)
+                    self._store.delete_object(backup)
             return meta
 
     def abort(self) -> None:
@@ -541,7 +541,7 @@ class ObjectUpload:
         if present is None:
             return None
         backup = staged_file(secrets.token_hex(8), 0, 0)
-        self._store.copy(present.key, backup)
+        self._store.copy_object(present.key, backup)
         return backup
 
     def _is_committed_or_intended(self, meta: ObjectMeta) -> bool:
@@ -551,7 +551,7 @@ class ObjectUpload:
             return True
         committed = (
             (each.size, each.etag)
-            for each in self._catalog.all_descriptors(target.topic)
+            for each in self._catalog.get_object_descriptors(target.topic)
             if each.object_id == target.object_id and target.key.endswith(each.object_id)
         )
         return next(committed, None) in ((meta.size, meta.etag), (meta.size, None))

@@ -103,7 +103,7 @@ def _uploads(log: BenchLog, store: BenchStore, verified: list[float]) -> Timed:
 def _remove(history: History) -> None:
     objects = connect(history.cloud)
     for key, _ in history.objects_by_key():
-        objects.delete(key)
+        objects.delete_object(key)
     objects.close()
 
 

@@ -151,7 +151,7 @@ class Catalog:
 
     # -- descriptors ----------------------------------------------------------------------------
 
-    def descriptors(
+    def get_object_descriptors_range(
         self,
         topic: TopicName,
         start: int,
@@ -186,12 +186,14 @@ class Catalog:
                 return found
         raise ServiceUnavailable(f"{topic}: {self.name} changes too fast to be read")
 
-    def all_descriptors(self, topic: TopicName, start: int = 0) -> Iterator[ObjectDescriptor]:
+    def get_object_descriptors(
+        self, topic: TopicName, start: int = 0
+    ) -> Iterator[ObjectDescriptor]:
         """Every descriptor from the one that holds `start` on, a page at a time.
 
         Where a compaction comes in between two pages, the next one reaches back over the last.
         """
-        while page := self.descriptors(topic, start):
+        while page := self.get_object_descriptors_range(topic, start):
             yield from page
             start = page[-1].next_offset
 
@@ -259,7 +261,7 @@ class Catalog:
         put = Put(key, encode_record(row))
         return self.kv.commit([Compare(key, entry.revision)], [put]) is not None
 
-    def commit(
+    def put_object_descriptor(
         self,
         topic: TopicName,
         intent: Intent,
@@ -339,7 +341,7 @@ class Catalog:
 
         return self.update(topic, None, change)
 
-    def current(self, topic: TopicName) -> int | None:
+    def get_current_pointer(self, topic: TopicName) -> int | None:
         """Where the newest object starts, by its pointer."""
         entry = self.kv.get(self.keys.current(topic))
         return None if entry is None else decode_pointer(entry.value, entry.key)
@@ -419,7 +421,7 @@ class Catalog:
         def change(record: TopicRecord) -> Change:
             nonlocal done
             done = False
-            oldest = self.descriptors(topic, 0, limit=1)
+            oldest = self.get_object_descriptors_range(topic, 0, limit=1)
             entry, life_entry = self.kv.get(key), self.kv.get(life_key)
             found = [*oldest, self._descriptor(topic, entry)] if entry else []
             if not entry or {each.object_id for each in found} != {descriptor.object_id}:

@@ -162,7 +162,7 @@ class _Rows:
 
     def point(self, before: ObjectDescriptor, after: ObjectDescriptor) -> None:
         """Moves the pointer to the newest object, if that is what it points to."""
-        if self._catalog.current(self._topic) == before.start_offset:
+        if self._catalog.get_current_pointer(self._topic) == before.start_offset:
             key = self._catalog.keys.current(self._topic)
             self.writes.append(Put(key, pointer(after.start_offset)))
 

@@ -94,13 +94,15 @@ class ServerBackend:
             raise ServiceUnavailable(f"{self._name}: {key!r}: an answer that broke off")
         return data
 
-    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+    def put_object(
+        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+    ) -> ObjectMeta:
         _require_none(metadata)
         with self._pool.borrowed() as client:
             response = client.request("PUT", _path_of(key), body=bytes(data))
             return _meta_of(response.read())
 
-    def open_writer(
+    def open_streaming_writer(
         self,
         key: str,
         *,
@@ -111,10 +113,10 @@ class ServerBackend:
         _require_none(metadata)
         return ServerWriter(self._pool, key, chunk_bytes)
 
-    def copy(self, source: str, target: str) -> None:  # noqa: ARG002  # as the protocol has it
+    def copy_object(self, source: str, target: str) -> None:  # noqa: ARG002  # as the protocol has it
         self._refused("copies")
 
-    def delete(self, key: str) -> None:  # noqa: ARG002  # as the protocol has it
+    def delete_object(self, key: str) -> None:  # noqa: ARG002  # as the protocol has it
         self._refused("deletes")
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:  # noqa: ARG002

@@ -2,9 +2,9 @@
 
 Every backend passes `tests/contract/test_objects.py`. The promises that matter:
 
-- An object is there whole, or not at all: `put` and `ObjectWriter.close` publish at once, and a
+- An object is there whole, or not at all: `put_object` and `ObjectWriter.close` publish at once, and a
   writer that is aborted, that fails, or whose process dies publishes nothing.
-- When `put`, `close`, `copy` and `delete` return, what they did is durable and visible to all.
+- When `put_object`, `close`, `copy_object` and `delete_object` return, what they did is durable and visible to all.
 - Errors are those of `forebay.errors`: ObjectMissing, ServiceRefused (asking again is useless),
   ServiceUnavailable (the backend's retries are used up; what was asked may yet have happened).
   None of them, and no log line, contains a secret.
@@ -47,7 +47,7 @@ class ObjectMeta:
     etag: str | None
     modified_ms: int
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What `put` or the writer was given; `list` leaves it empty."""
+    """What `put_object` or the writer was given; `list` leaves it empty."""
 
 
 class ObjectWriter(Protocol):
@@ -117,10 +117,12 @@ class Backend(Protocol):
     def get_range(self, key: str, start: int, end: int) -> Buffer:
         """Exactly the bytes `start..end`; ServiceError if the object ends before `end`."""
 
-    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+    def put_object(
+        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+    ) -> ObjectMeta:
         """A small object in one request; replaces one that is there."""
 
-    def open_writer(
+    def open_streaming_writer(
         self,
         key: str,
         *,
@@ -130,10 +132,10 @@ class Backend(Protocol):
     ) -> ObjectWriter:
         """A large object in parts; holds at most `concurrent_parts` + 1 chunks in memory."""
 
-    def copy(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str) -> None:
         """On the server, whole or not at all; ObjectMissing if there is no source."""
 
-    def delete(self, key: str) -> None:
+    def delete_object(self, key: str) -> None:
         """Idempotent: deleting what is not there succeeds."""
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:

@@ -12,7 +12,7 @@ The metadata come first and name the etag of the object they belong to, so what 
 the two leaves is ignored. An etag is the file's modification time, size and inode number.
 
 A copy is a hard link. Sharing the inode is safe because nothing opens an object for writing: a
-`put` over it renames a new file to its name, and a delete removes one name. So a copy has its
+`put_object` over it renames a new file to its name, and a delete removes one name. So a copy has its
 source's etag and modification time.
 
 What a caller gets wrong: `a` and `a/b` cannot both be objects here, as they can be in a bucket.
@@ -158,12 +158,14 @@ class LocalBackend:
             finally:
                 os.close(fd)
 
-    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+    def put_object(
+        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+    ) -> ObjectMeta:
         with self._writer(key, metadata) as writer:
             writer.write(data)
             return writer.close()
 
-    def open_writer(
+    def open_streaming_writer(
         self,
         key: str,
         *,
@@ -173,7 +175,7 @@ class LocalBackend:
     ) -> LocalWriter:
         return self._writer(key, metadata)
 
-    def copy(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str) -> None:
         meta = self.head(source)
         self.path_of(target)
         temporary = self.temporary()
@@ -191,7 +193,7 @@ class LocalBackend:
             with suppress(OSError):  # a rename to a name of the same inode leaves both
                 temporary.unlink()
 
-    def delete(self, key: str) -> None:
+    def delete_object(self, key: str) -> None:
         path = self.path_of(key)
         with self.translated("delete", key):
             try:

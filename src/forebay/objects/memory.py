@@ -77,10 +77,12 @@ class MemoryBackend:
             raise ends_early(self._name, key, start, end)
         return memoryview(data)[start:end]
 
-    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+    def put_object(
+        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+    ) -> ObjectMeta:
         return self.publish(check_key(key), bytes(data), check_metadata(metadata))
 
-    def open_writer(
+    def open_streaming_writer(
         self,
         key: str,
         *,
@@ -90,11 +92,11 @@ class MemoryBackend:
     ) -> MemoryWriter:
         return MemoryWriter(self, check_key(key), check_metadata(metadata))
 
-    def copy(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str) -> None:
         found = self._stored(source)
         self.publish(check_key(target), found.data, dict(found.meta.metadata))
 
-    def delete(self, key: str) -> None:
+    def delete_object(self, key: str) -> None:
         with self._lock:
             self._objects.pop(check_key(key), None)
 

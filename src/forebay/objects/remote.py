@@ -177,7 +177,9 @@ class RemoteBackend:
             raise ends_early(self.name, key, start, end)
         return data
 
-    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+    def put_object(
+        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+    ) -> ObjectMeta:
         given = check_metadata(metadata)
         done = self.call(
             "put",
@@ -189,7 +191,7 @@ class RemoteBackend:
         size = memoryview(data).nbytes
         return ObjectMeta(key, size, _etag(done["e_tag"]), SYSTEM_CLOCK.now_ms(), given)
 
-    def open_writer(
+    def open_streaming_writer(
         self,
         key: str,
         *,
@@ -207,11 +209,11 @@ class RemoteBackend:
             metadata=check_metadata(metadata),
         )
 
-    def copy(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str) -> None:
         self._check(target)
         self.call("copy", source, lambda: obstore.copy(self._client(), source, target))
 
-    def delete(self, key: str) -> None:
+    def delete_object(self, key: str) -> None:
         try:
             self.call("delete", key, lambda: obstore.delete(self._client(), key))
         except ObjectMissing:
@@ -370,7 +372,7 @@ class RemoteWriter(WriterScope):
         chunk = self._open_chunk()
         if self._parts is None:
             self._chunk = None
-            return self._backend.put(self._key, chunk, self._metadata)
+            return self._backend.put_object(self._key, chunk, self._metadata)
         if chunk:
             self._send(chunk)
         try:

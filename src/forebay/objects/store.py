@@ -182,7 +182,7 @@ class CloudStore:
         for at in range(start, stop, chunk_bytes):
             yield self.get_range(key, at, min(at + chunk_bytes, stop))
 
-    def get(self, key: str, bytes_max: int) -> Buffer:
+    def get_object(self, key: str, bytes_max: int) -> Buffer:
         """The whole object; ServiceError if it is larger than `bytes_max`."""
         size = self.head(key).size
         if size > bytes_max:
@@ -191,13 +191,15 @@ class CloudStore:
             )
         return self.get_range(key, 0, size) if size else b""
 
-    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+    def put_object(
+        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+    ) -> ObjectMeta:
         with _counted("put"):
-            meta = self._backend.put(key, data, metadata)
+            meta = self._backend.put_object(key, data, metadata)
         BYTES.add(meta.size, "up")
         return meta
 
-    def open_writer(
+    def open_streaming_writer(
         self,
         key: str,
         *,
@@ -205,14 +207,14 @@ class CloudStore:
         concurrent_parts: int,
         metadata: Mapping[str, str] | None = None,
     ) -> CloudWriter:
-        inner = self._backend.open_writer(
+        inner = self._backend.open_streaming_writer(
             key, chunk_bytes=chunk_bytes, concurrent_parts=concurrent_parts, metadata=metadata
         )
         return CloudWriter(inner, chunk_bytes, concurrent_parts)
 
-    def copy(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str) -> None:
         with _counted("copy"):
-            self._backend.copy(source, target)
+            self._backend.copy_object(source, target)
 
     def copy_or_rewrite(
         self,
@@ -223,14 +225,14 @@ class CloudStore:
     ) -> ObjectMeta:
         """The target's meta. Where the server does not copy, the bytes are read and written."""
         try:
-            self.copy(source, target)
+            self.copy_object(source, target)
         except CopyUnsupported:
             return self._rewrite(source, target, chunk_bytes, concurrent_parts)
         return self.head(target)
 
-    def delete(self, key: str) -> None:
+    def delete_object(self, key: str) -> None:
         with _counted("delete"):
-            self._backend.delete(key)
+            self._backend.delete_object(key)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         found = self._backend.list(prefix, after=after)
@@ -248,7 +250,7 @@ class CloudStore:
         self, source: str, target: str, chunk_bytes: int, concurrent_parts: int
     ) -> ObjectMeta:
         meta = self.head(source)
-        with self.open_writer(
+        with self.open_streaming_writer(
             target,
             chunk_bytes=chunk_bytes,
             concurrent_parts=concurrent_parts,

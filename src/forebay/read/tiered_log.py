@@ -151,7 +151,7 @@ class CatalogSource:
         self._topic = topic
 
     def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
-        return self._catalog.descriptors(self._topic, start, end, limit)
+        return self._catalog.get_object_descriptors_range(self._topic, start, end, limit)
 
     def missing(self, offset: int) -> ForebayError:
         """Why no object holds an offset that should be in one."""

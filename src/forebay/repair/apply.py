@@ -325,7 +325,7 @@ def write_object(
 ) -> Transferred:
     index = ObjectIndex()
     size = 0
-    with store.open_writer(
+    with store.open_streaming_writer(
         key,
         chunk_bytes=settings.stream_chunk_size,
         concurrent_parts=settings.concurrent_parts,
@@ -406,6 +406,6 @@ def _upload(tiers: StoreResources, topic: TopicName, epoch: int, piece: FrameSli
     descriptor = describe(intent.object_id, piece.first, piece.end, done, now_ms)
     if settings.sidecars:
         put_sidecar(tiers.store, topic, descriptor)
-    catalog.commit(topic, intent, descriptor)
+    catalog.put_object_descriptor(topic, intent, descriptor)
     tiers.read_back(topic, descriptor)
     catalog.mark_verified(topic, descriptor)

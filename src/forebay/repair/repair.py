@@ -363,7 +363,7 @@ class _ObjectRepair:
     def runs(self, start: int, end: int) -> list[FrameRun]:
         """Runs of the committed objects that overlap the range; of a missing one none."""
         found: list[FrameRun] = []
-        for each in self._tiers.catalog.descriptors(self._topic, start, end):
+        for each in self._tiers.catalog.get_object_descriptors_range(self._topic, start, end):
             found += self._runs_of(each)
         return found
 
@@ -380,7 +380,7 @@ class _ObjectRepair:
 
     def look(self, local: Sequence[FrameRun]) -> Iterator[Repair]:
         """Damaged and missing objects; `local` is what the log holds."""
-        for descriptor in self._tiers.catalog.all_descriptors(self._topic):
+        for descriptor in self._tiers.catalog.get_object_descriptors(self._topic):
             fault = self._fault(descriptor, local)
             if fault is None:
                 continue
@@ -418,7 +418,7 @@ class _ObjectRepair:
     def look_at_sidecars(self) -> Iterator[Repair]:
         if not self._tiers.settings.uploader.sidecars:
             return
-        for descriptor in self._tiers.catalog.all_descriptors(self._topic):
+        for descriptor in self._tiers.catalog.get_object_descriptors(self._topic):
             key = object_key(self._topic, sidecar(descriptor.object_id))
             what = self._sidecar_fault(key, descriptor)
             if what is not None:
@@ -428,7 +428,7 @@ class _ObjectRepair:
 
     def _sidecar_fault(self, key: str, descriptor: ObjectDescriptor) -> str | None:
         try:
-            found = decode_descriptor(bytes(self._store.get(key, DESCRIPTOR_BYTES_MAX)))
+            found = decode_descriptor(bytes(self._store.get_object(key, DESCRIPTOR_BYTES_MAX)))
         except ObjectMissing:
             return "it is missing"
         except (DescriptorError, ServiceError) as error:

@@ -167,11 +167,13 @@ class FaultBackend:
         with self.struck("get_range", key):
             return self.inner.get_range(key, start, end)
 
-    def put(self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None) -> ObjectMeta:
+    def put_object(
+        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+    ) -> ObjectMeta:
         with self.struck("put", key):
-            return self.inner.put(key, data, metadata)
+            return self.inner.put_object(key, data, metadata)
 
-    def open_writer(
+    def open_streaming_writer(
         self,
         key: str,
         *,
@@ -180,18 +182,18 @@ class FaultBackend:
         metadata: Mapping[str, str] | None = None,
     ) -> FaultWriter:
         with self.struck("open_writer", key):
-            inner = self.inner.open_writer(
+            inner = self.inner.open_streaming_writer(
                 key, chunk_bytes=chunk_bytes, concurrent_parts=concurrent_parts, metadata=metadata
             )
         return FaultWriter(self, inner, key)
 
-    def copy(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str) -> None:
         with self.struck("copy", source, target):
-            self.inner.copy(source, target)
+            self.inner.copy_object(source, target)
 
-    def delete(self, key: str) -> None:
+    def delete_object(self, key: str) -> None:
         with self.struck("delete", key):
-            self.inner.delete(key)
+            self.inner.delete_object(key)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         with self.struck("list", prefix):

@@ -139,7 +139,7 @@ class S3Server:
     def _takes_objects(self) -> bool:
         store = connect(self.settings(f"s3://{BUCKET}/ready", max_retries=0))
         try:
-            store.put("ready", b"")
+            store.put_object("ready", b"")
         except ServiceError:
             return False
         finally:

@@ -159,7 +159,9 @@ def _outlines(view: TopicView) -> Iterator[ObjectDescriptor]:
     tiers = view.store.tiers()
     start = 0
     while tiers is not None and (
-        page := tiers.catalog.descriptors(view.topic, start, decoder=decode_outline)
+        page := tiers.catalog.get_object_descriptors_range(
+            view.topic, start, decoder=decode_outline
+        )
     ):
         yield from page
         start = page[-1].next_offset
@@ -323,7 +325,9 @@ def _in_segment(view: TopicView, segment: Segment, offset: int) -> tuple[int, in
 def _add_object(view: TopicView, facts: OffsetFacts) -> None:
     tiers = view.store.tiers()
     assert tiers is not None, "the record came from there"
-    found = tiers.catalog.descriptors(view.topic, facts.offset, facts.offset + 1, 1)
+    found = tiers.catalog.get_object_descriptors_range(
+        view.topic, facts.offset, facts.offset + 1, 1
+    )
     if not found:
         return
     key = object_key(view.topic, found[0].object_id)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.descriptor import ObjectDescriptor
@@ -45,7 +45,34 @@ class StartPosition:
         return cls(number)
 
 
-class WalStorage:
+class TopicStream(Protocol):
+    """Messages in the order of their offsets; `close` ends it."""
+
+    def __iter__(self) -> Iterator[StreamMessage]: ...
+
+    def close(self) -> None: ...
+
+
+class PersistentStorage(Protocol):
+    """What a dispatcher needs of a topic, whatever keeps its messages.
+
+    As in Danube, but for the topic's name: a storage is of one topic, which `for_topic` returns.
+    """
+
+    def append_message(self, message: StreamMessage) -> int:
+        """Appends the message; returns its offset."""
+
+    def create_reader(self, start: StartPosition) -> TopicStream:
+        """Messages from `start` on; it waits at the tail."""
+
+    def ack_checkpoint(self, up_to_offset: int) -> None:
+        """Notes that consumers are done with everything up to and including the offset."""
+
+    def flush(self) -> None:
+        """Returns when everything appended so far is synced."""
+
+
+class WalStorage(PersistentStorage):
     """One topic: its log, its objects, and the work that moves messages from one to the other.
 
     A topic of a store in memory has a log alone.
@@ -88,7 +115,7 @@ class WalStorage:
     # -- appending ------------------------------------------------------------------------------
 
     def append_message(self, message: StreamMessage, durability: Durability = "buffered") -> int:
-        """Appends the message as it is, but for its offset, which is answered."""
+        """Appends the message as it is, but for its offset, which is returned."""
         return self.wal.append_message(message, durability)
 
     def flush(self) -> None:
@@ -152,7 +179,7 @@ class WalStorage:
     # -- objects --------------------------------------------------------------------------------
 
     def upload(self) -> list[ObjectDescriptor]:
-        """Uploads everything appended so far, whatever the thresholds; answers the new objects."""
+        """Uploads everything appended so far, whatever the thresholds; returns the new objects."""
         uploader = self._require_uploader()
         self.wal.flush()
         return self._fencing(lambda: uploader.run_once(force=True))
@@ -204,7 +231,7 @@ class WalStorage:
         return self._fencing(lambda: trimmer.trim_local(claim.ownership.epoch))
 
     def trim_remote(self) -> list[ObjectDescriptor]:
-        """One pass of remote retention; answers the objects that went."""
+        """One pass of remote retention; returns the objects that went."""
         if self._trimmer is None or self._claim is None:
             return []
         trimmer, claim = self._trimmer, self._claim

@@ -64,7 +64,7 @@ class Topic:
         routing_key: str | None = None,
         durability: AnyDurability = "buffered",
     ) -> int:
-        """Appends one message and answers its offset.
+        """Appends one message and returns its offset.
 
         `buffered` returns at once; `synced` returns when the message would survive a power loss;
         `uploaded` when it is in a committed object, which it sees to.
@@ -82,7 +82,7 @@ class Topic:
         routing_keys: Iterable[str | None] | None = None,
         durability: AnyDurability = "buffered",
     ) -> range:
-        """Appends messages with consecutive offsets, which are answered as a range."""
+        """Appends messages with consecutive offsets, which are returned as a range."""
         if durability != "uploaded":
             return self._wal.append_many(payloads, attributes, routing_keys, durability)
         offsets = self._wal.append_many(payloads, attributes, routing_keys)
@@ -188,7 +188,7 @@ class Topic:
         return self._storage.watermarks()
 
     def upload(self) -> list[ObjectDescriptor]:
-        """Uploads everything appended so far, whatever the thresholds; answers the new objects."""
+        """Uploads everything appended so far, whatever the thresholds; returns the new objects."""
         return self._storage.upload()
 
     def segments(self) -> list[Segment]:
@@ -204,7 +204,7 @@ class Topic:
         self._wal.rotate()
 
     def trim_local(self) -> list[Segment]:
-        """One retention pass; answers the segments that it removed."""
+        """One retention pass; returns the segments that it removed."""
         return self._storage.trim_local()
 
 

@@ -55,7 +55,7 @@ class Trimmer:
         self._clock = tiers.clock
 
     def trim_local(self, epoch: int) -> list[Segment]:
-        """One pass over the local segments; answers those that went.
+        """One pass over the local segments; returns those that went.
 
         TopicFenced if the topic has another epoch: the record then speaks of another log, and may
         count as lost, or as removed, what this one alone holds.
@@ -108,7 +108,7 @@ class Trimmer:
         """Whether objects hold the whole segment, for long enough, and are there now."""
         lag_ms = self._deleter.settings.deletion_lag_minutes * 60_000
         offset = segment.first_offset
-        for descriptor in self._catalog.all_descriptors(self._topic, offset):
+        for descriptor in self._catalog.get_object_descriptors(self._topic, offset):
             if descriptor.start_offset > offset:
                 return False
             if self._clock.now_ms() - descriptor.created_at * 1000 < lag_ms:
@@ -124,12 +124,15 @@ class Trimmer:
         minutes, size_mb = self._remote.time_minutes, self._remote.size_mb
         if minutes is None and size_mb is None:
             return []
-        chain = [(each.object_id, each.size) for each in self._catalog.all_descriptors(self._topic)]
+        chain = [
+            (each.object_id, each.size)
+            for each in self._catalog.get_object_descriptors(self._topic)
+        ]
         total = sum(size for _, size in chain)
         gone: list[ObjectDescriptor] = []
-        while (oldest := self._catalog.descriptors(self._topic, 0, limit=1)) and len(chain) > len(
-            gone
-        ):
+        while (
+            oldest := self._catalog.get_object_descriptors_range(self._topic, 0, limit=1)
+        ) and len(chain) > len(gone):
             descriptor = oldest[0]
             age_ms = self._clock.now_ms() - descriptor.created_at * 1000
             too_old = minutes is not None and age_ms >= minutes * 60_000
@@ -146,8 +149,8 @@ class Trimmer:
 
     def _delete(self, descriptor: ObjectDescriptor, token: str) -> None:
         """After the descriptor is gone; what fails here is an orphan that a sweep removes."""
-        self._store.delete(object_key(self._topic, sidecar(descriptor.object_id)))
-        self._store.delete(object_key(self._topic, descriptor.object_id))
+        self._store.delete_object(object_key(self._topic, sidecar(descriptor.object_id)))
+        self._store.delete_object(object_key(self._topic, descriptor.object_id))
         self._catalog.bury(self._topic, descriptor.object_id, token, certain=True)
         OBJECTS_DELETED.add()
         event(

@@ -235,7 +235,9 @@ class TopicView:
     def objects(self, start: int = 0) -> list[ObjectDescriptor]:
         """The committed objects from the one that holds `start` on, oldest first."""
         tiers = self.store.tiers()
-        return [] if tiers is None else list(tiers.catalog.all_descriptors(self.topic, start))
+        return (
+            [] if tiers is None else list(tiers.catalog.get_object_descriptors(self.topic, start))
+        )
 
     def owner(self) -> Owner | None:
         """Who holds the topic's lease."""

@@ -155,7 +155,7 @@ def read_back(ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor
 def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploaded) -> TopicRecord:
     """Makes an object count that was read back, as verified where everything before it is."""
     descriptor = uploaded.descriptor
-    record = catalog.commit(topic, intent, descriptor, verified=True)
+    record = catalog.put_object_descriptor(topic, intent, descriptor, verified=True)
     metrics.objects_created.add()
     metrics.bytes_uploaded.add(descriptor.size)
     metrics.bytes_per_object.observe(descriptor.size)
@@ -205,7 +205,7 @@ class ObjectBuilder:
 
 def open_writer(ports: UploadPorts, key: str) -> ObjectWriter:
     settings = ports.settings
-    return ports.store.open_writer(
+    return ports.store.open_streaming_writer(
         key,
         chunk_bytes=settings.stream_chunk_size,
         concurrent_parts=settings.concurrent_parts,
@@ -234,7 +234,7 @@ def describe(
 def put_sidecar(store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor) -> None:
     """A copy of the descriptor beside the object, for a restore from the bucket alone."""
     key = object_key(topic, sidecar(descriptor.object_id))
-    store.put(key, encode_descriptor(descriptor))
+    store.put_object(key, encode_descriptor(descriptor))
 
 
 # -- intents of a long wave ---------------------------------------------------------------------

@@ -129,7 +129,7 @@ def to_be_described(
     """What a restore of the topic would describe, in that order, unless it meets damage."""
     record = catalog.record(topic)
     if record is not None and verify:
-        for descriptor in catalog.all_descriptors(topic, record.verified):
+        for descriptor in catalog.get_object_descriptors(topic, record.verified):
             range_ = (descriptor.start_offset, descriptor.end_offset)
             for each in stock.ranges.get(range_, ()):
                 if each.object_id == descriptor.object_id and range_[0] >= record.verified:
@@ -202,7 +202,7 @@ class _Restore:
         """Objects that count must be there as they were: they are the chain's beginning."""
         if record is None:
             return
-        for descriptor in self._catalog.all_descriptors(self._topic):
+        for descriptor in self._catalog.get_object_descriptors(self._topic):
             range_ = (descriptor.start_offset, descriptor.end_offset)
             found = [
                 each

@@ -198,7 +198,7 @@ class RollingUploader(Uploader):
         uploaded = Uploaded(descriptor, ports.clock.monotonic() - started)
         record = self.commit(intent, uploaded, opened.position, done)
         self._open = None
-        ports.store.delete(pending)
+        ports.store.delete_object(pending)
         self.catalog.withdraw(self.topic, opened.intent.object_id, opened.intent.token)
         return record
 

@@ -380,8 +380,8 @@ class _TopicSweep:
         if token is None and not gone:
             return Action.KEPT, "it changed meanwhile"
         if stored.sidecar is not None or parse_object(object_id) is not None:
-            self._store.delete(object_key(self._topic, sidecar(object_id)))
-        self._store.delete(object_key(self._topic, object_id))
+            self._store.delete_object(object_key(self._topic, sidecar(object_id)))
+        self._store.delete_object(object_key(self._topic, object_id))
         if token is not None:
             own = life is None or life.state is not State.DELETING
             self._catalog.bury(self._topic, object_id, token, certain=own)
@@ -394,8 +394,10 @@ class _TopicSweep:
         return name is not None and self._named(name.start, object_id) is not None
 
     def joins(self, name: ObjectName) -> bool:
-        first = self._catalog.descriptors(self._topic, name.start, name.start + 1, 1)
-        last = self._catalog.descriptors(self._topic, name.end, name.end + 1, 1)
+        first = self._catalog.get_object_descriptors_range(
+            self._topic, name.start, name.start + 1, 1
+        )
+        last = self._catalog.get_object_descriptors_range(self._topic, name.end, name.end + 1, 1)
         return (
             bool(first and last)
             and first[0].start_offset == name.start
@@ -404,14 +406,14 @@ class _TopicSweep:
         )
 
     def _named(self, start: int, object_id: str) -> ObjectDescriptor | None:
-        found = self._catalog.descriptors(self._topic, start, start + 1, 1)
+        found = self._catalog.get_object_descriptors_range(self._topic, start, start + 1, 1)
         return found[0] if found and found[0].object_id == object_id else None
 
     # -- descriptors without objects ------------------------------------------------------------
 
     def _compare_descriptors(self, report: SweepReport) -> Iterator[SweepItem]:
         """An alarm is looked at again before it is given: the chain moves on meanwhile."""
-        for descriptor in self._catalog.all_descriptors(self._topic):
+        for descriptor in self._catalog.get_object_descriptors(self._topic):
             size = self._counting.pop(descriptor.object_id, None)
             if size != descriptor.size:
                 item = self._alarm(descriptor)

@@ -277,7 +277,7 @@ class Uploader:
         """Reads back, in order, what was committed and is not verified."""
         if record.verified >= record.tail:
             return
-        for descriptor in self.catalog.all_descriptors(self.topic, record.verified):
+        for descriptor in self.catalog.get_object_descriptors(self.topic, record.verified):
             if descriptor.next_offset <= record.verified:
                 continue
             self._require_going()

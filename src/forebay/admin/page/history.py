@@ -216,7 +216,9 @@ class History:
                 if tiers is None:
                     return 0
                 topic = parse_topic(name)
-                found = tiers.catalog.descriptors(topic, start, end, decoder=decode_outline)
+                found = tiers.catalog.get_object_descriptors_range(
+                    topic, start, end, decoder=decode_outline
+                )
         except ForebayError:
             # An alert says that the catalog is away; the messages are counted all the same.
             return 0

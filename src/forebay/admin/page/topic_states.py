@@ -216,7 +216,7 @@ def _unknown(name: str) -> TopicState:
 
 def _outlines(catalog: Catalog, topic: TopicName, start: int) -> list[ObjectDescriptor]:
     found: list[ObjectDescriptor] = []
-    while page := catalog.descriptors(topic, start, decoder=decode_outline):
+    while page := catalog.get_object_descriptors_range(topic, start, decoder=decode_outline):
         found += page
         start = page[-1].next_offset
     return found

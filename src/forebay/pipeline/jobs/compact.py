@@ -436,7 +436,7 @@ class _Compaction:
             raise CommitRefused(f"{topic}: {self.resources.catalog.name} has lost the topic")
         if is_restoring(record.log_id):
             raise CommitRefused(f"{topic}: a restore is under way, or was interrupted")
-        descriptors = self.resources.catalog.all_descriptors(topic)
+        descriptors = self.resources.catalog.get_object_descriptors(topic)
         leave = self._failed.get(topic, set())
         return plan_groups(topic, record, descriptors, self.bounds, leave)
 
@@ -494,7 +494,9 @@ class _Compaction:
     def _require_same(self, group: Group) -> None:
         """What could not be read may have been given up meanwhile: then nothing is wrong."""
         name = group.name
-        chain = self.resources.catalog.descriptors(group.topic, name.start, name.end + 1)
+        chain = self.resources.catalog.get_object_descriptors_range(
+            group.topic, name.start, name.end + 1
+        )
         if chain != list(group.objects):
             raise CommitRefused(f"{group.topic}: the objects of {name} changed meanwhile")
 
@@ -549,7 +551,7 @@ def _row_of_topic(topic: TopicName, error: str) -> CompactRow:
 
 
 def _named(catalog: Catalog, topic: TopicName, object_id: str) -> ObjectDescriptor:
-    for each in catalog.all_descriptors(topic):
+    for each in catalog.get_object_descriptors(topic):
         if each.object_id == object_id:
             return each
     raise UsageError(f"{topic}: {object_id!r} is not among its objects")
@@ -559,7 +561,7 @@ def _compacted(catalog: Catalog, topic: TopicName) -> Iterator[ObjectDescriptor]
     """The objects of the chain that replaced others of which something is left."""
     by = {kept.by for kept in replaced_descriptors(catalog, topic, 0, OFFSET_MAX)}
     if by:
-        yield from (each for each in catalog.all_descriptors(topic) if each.object_id in by)
+        yield from (each for each in catalog.get_object_descriptors(topic) if each.object_id in by)
 
 
 def _undo(
@@ -651,7 +653,7 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
     resources = executor_resources(settings)
     for each in job.group.objects:
         looks_same(resources.store, job.group.topic, each)
-    writer = resources.store.open_writer(
+    writer = resources.store.open_streaming_writer(
         object_key(job.group.topic, job.intent.object_id),
         chunk_bytes=settings.uploader.stream_chunk_size,
         concurrent_parts=settings.uploader.concurrent_parts,

@@ -285,13 +285,15 @@ class ViewPlanner:
         yield self._source.publish_time(segment, start) or 0
         tiers, record = self.view.store.tiers(), self.view.record
         if tiers is not None and record is not None and record.tail > 0:
-            for last in tiers.catalog.descriptors(self.topic, record.tail - 1, record.tail, 1):
+            for last in tiers.catalog.get_object_descriptors_range(
+                self.topic, record.tail - 1, record.tail, 1
+            ):
                 yield last.created_at * 1000
 
     def _unverified(self, record: TopicRecord) -> Iterator[ObjectDescriptor]:
         tiers = self.view.store.tiers()
         if record.verified < record.tail and tiers is not None:
-            for descriptor in tiers.catalog.all_descriptors(self.topic, record.verified):
+            for descriptor in tiers.catalog.get_object_descriptors(self.topic, record.verified):
                 if descriptor.next_offset > record.verified:
                     yield descriptor
 

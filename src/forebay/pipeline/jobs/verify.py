@@ -633,7 +633,7 @@ def check_object(settings: StoreSettings, item: CommittedObject) -> Checked:
 def _check_sidecar(store: CloudStore, item: CommittedObject) -> tuple[str, str] | None:
     key = object_key(item.topic, sidecar(item.descriptor.object_id))
     try:
-        found = decode_descriptor(bytes(store.get(key, DESCRIPTOR_BYTES_MAX)))
+        found = decode_descriptor(bytes(store.get_object(key, DESCRIPTOR_BYTES_MAX)))
     except ObjectMissing:
         return WARNING, "it has no sidecar: a restore from the bucket alone would read it in full"
     except DescriptorError as error:

@@ -91,7 +91,7 @@ def stage(
     try:
         for rows in batches:
             if writer is None:
-                writer = store.open_writer(
+                writer = store.open_streaming_writer(
                     key, chunk_bytes=chunk_bytes, concurrent_parts=_CONCURRENT_PARTS
                 )
             for frames in _encoded(rows, count):
@@ -200,7 +200,7 @@ def _no_staged_file(store: CloudStore, key: str, why: str) -> FormatError:
 def write_manifest(store: CloudStore, write: str, parts: Sequence[Part]) -> None:
     """Names the files of a batch, before the first of their rows is appended."""
     body = {"version": _VERSION, "parts": [asdict(part) for part in parts]}
-    store.put(staging_manifest(write), json.dumps(body, separators=(",", ":")).encode())
+    store.put_object(staging_manifest(write), json.dumps(body, separators=(",", ":")).encode())
 
 
 def read_manifest(store: CloudStore, write: str) -> list[Part] | None:
@@ -210,7 +210,7 @@ def read_manifest(store: CloudStore, write: str) -> list[Part] | None:
     """
     key = staging_manifest(write)
     try:
-        data = bytes(store.get(key, _MANIFEST_BYTES_MAX))
+        data = bytes(store.get_object(key, _MANIFEST_BYTES_MAX))
         parts = _decode_manifest(data, key)
         for part in parts:
             if part.key is not None and not is_staged_file(part.key):
@@ -245,10 +245,10 @@ def discard(store: CloudStore, parts: Sequence[Part], *, manifests: bool = True)
     if manifests:
         # First: files that a manifest names must be there.
         for write in {write_of_staged(part.key) for part in parts if part.key is not None}:
-            store.delete(staging_manifest(write))
+            store.delete_object(staging_manifest(write))
     for part in parts:
         if part.key is not None:
-            store.delete(part.key)
+            store.delete_object(part.key)
 
 
 def forget_parts(store: CloudStore, parts: Sequence[Part]) -> None:
@@ -265,5 +265,5 @@ def sweep_staging(
     oldest_ms = clock.now_ms() - int(age_hours * 3_600_000)
     found = [meta.key for meta in store.list(STAGING_PREFIX) if meta.modified_ms < oldest_ms]
     for key in sorted(found, key=lambda key: not key.endswith("manifest.json")):
-        store.delete(key)
+        store.delete_object(key)
     return len(found)

@@ -337,7 +337,9 @@ def outlines(
             return found if parts <= 1 else decode_outline(data, _ENTRIES_A_CUT * parts)
         return thinned(decode_descriptor(data), start, end, split_bytes)
 
-    while start < end and (page := catalog.descriptors(topic, start, end, decoder=decode)):
+    while start < end and (
+        page := catalog.get_object_descriptors_range(topic, start, end, decoder=decode)
+    ):
         yield from page
         start = page[-1].next_offset
 

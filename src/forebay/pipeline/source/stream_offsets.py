@@ -362,7 +362,7 @@ class TopicSizes:
         tiers, record = self._view.store.tiers(), self._view.record
         if tiers is None or record is None or first >= record.tail:
             return []
-        return tiers.catalog.descriptors(self._view.topic, first, end, _PAGE)
+        return tiers.catalog.get_object_descriptors_range(self._view.topic, first, end, _PAGE)
 
     def _of_segment(self, segment: Segment) -> PositionMap:
         last = segment.end_offset - 1
