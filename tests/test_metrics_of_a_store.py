@@ -49,10 +49,10 @@ class World:
         return self.store.topic(str(TOPIC))
 
     @property
-    def tiers(self) -> StoreResources:
-        tiers = self.store._factory.tiers
-        assert tiers is not None
-        return tiers
+    def resources(self) -> StoreResources:
+        resources = self.store._factory.resources
+        assert resources is not None
+        return resources
 
     def damage_object(self) -> None:
         """Another byte in the first message, which the etag tells."""
@@ -138,11 +138,11 @@ def sweeps(world: World) -> None:
 
 def loses_its_lease(world: World) -> None:
     appends(world)
-    lease = world.tiers.session.current
+    lease = world.resources.session.current
     assert lease is not None
     world.kv.revoke(lease)
     with pytest.raises(TopicFenced):
-        world.tiers.session.renew()
+        world.resources.session.renew()
 
 
 def cannot_reach_its_catalog(world: World) -> None:

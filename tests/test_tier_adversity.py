@@ -107,13 +107,15 @@ def test_an_index_that_leads_nowhere_is_not_verified(site: Site) -> None:
         fill(topic, 50)
         made = topic.upload()[0]
     at = made.size // 50
-    tiers = StoreResources(site.settings(), site.clock, catalog=site.catalog, store=site.objects)
-    with closing(tiers):
+    resources = StoreResources(
+        site.settings(), site.clock, catalog=site.catalog, store=site.objects
+    )
+    with closing(resources):
         for index in ((), ((0, 0), (1, at), (49, 49 * at))):
-            tiers.read_back(TOPIC, replace(made, offset_index=index))
+            resources.read_back(TOPIC, replace(made, offset_index=index))
         for wrong in ((0, 0), (2, at)), ((0, 0), (1, at + 1)), ((0, 0), (49, 48 * at)):
             with pytest.raises(CorruptLog, match="index says"):
-                tiers.read_back(TOPIC, replace(made, offset_index=wrong))
+                resources.read_back(TOPIC, replace(made, offset_index=wrong))
 
 
 # ---- what was done counts ---------------------------------------------------------------------

@@ -109,9 +109,9 @@ def produce(topic: Topic, count: int) -> None:
 
 
 def catalog_of(store: Store) -> Catalog:
-    tiers = store._factory.tiers
-    assert tiers is not None
-    return tiers.catalog
+    resources = store._factory.resources
+    assert resources is not None
+    return resources.catalog
 
 
 def descriptors(store: Store, name: str = NAME) -> list[ObjectDescriptor]:

@@ -37,9 +37,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def catalog(server: Served) -> Catalog:
     with server.store.view() as view:
-        tiers = view.tiers()
-    assert tiers is not None
-    return tiers.catalog
+        resources = view.resources()
+    assert resources is not None
+    return resources.catalog
 
 
 def intended(server: Served, topic: TopicName, start: int = 0, end: int = 9) -> Intent:

@@ -149,11 +149,11 @@ def test_a_topic_that_was_restored_has_not_begun_here(tmp_path: Path) -> None:
         fill(topic, 20)
         topic.upload()
     new = Catalog(SqliteKv(None), clock=site.clock)
-    tiers = StoreResources(site.settings(), site.clock, catalog=new, store=site.objects)
+    resources = StoreResources(site.settings(), site.clock, catalog=new, store=site.objects)
     try:
-        restore_topic(new, site.objects, tiers.session, TOPIC, dry_run=False)
+        restore_topic(new, site.objects, resources.session, TOPIC, dry_run=False)
     finally:
-        tiers.close()
+        resources.close()
     assert str(origin(new, TOPIC)).startswith("restore ")
     with Store(site.settings(), clock=site.clock, catalog=new, store=site.objects) as store:
         store.topic(str(TOPIC)).append(b"more")

@@ -80,7 +80,7 @@ class Watching:
         from forebay.clock import SYSTEM_CLOCK
 
         self._settings = settings
-        self.tiers = StoreResources(settings, SYSTEM_CLOCK)
+        self.resources = StoreResources(settings, SYSTEM_CLOCK)
         self.compacted = 0
         self.refused = 0
 
@@ -91,7 +91,7 @@ class Watching:
         assert report.ok, report.rows
 
     def sweep(self) -> None:
-        catalog, store = self.tiers.catalog, self.tiers.store
+        catalog, store = self.resources.catalog, self.resources.store
         report = sweep(catalog, store, [TOPIC], grace_minutes=0, dry_run=False)
         assert report.errors == 0, report.items
 
@@ -122,7 +122,7 @@ def test_the_owner_goes_on_and_readers_see_every_message_once(settings: StoreSet
         assert watching.compacted > 0
         assert [int(each.payload) for each in topic.read(0)] == list(range(count))
         require_chain(watching, 0, count)
-        watching.tiers.close()
+        watching.resources.close()
 
 
 def test_remote_retention_and_sweeps_go_on(settings: StoreSettings) -> None:
@@ -145,18 +145,18 @@ def test_remote_retention_and_sweeps_go_on(settings: StoreSettings) -> None:
                 topic._storage.trim_remote()
         assert watching.compacted > 0
         watching.sweep()
-        record = watching.tiers.catalog.record(TOPIC)
+        record = watching.resources.catalog.record(TOPIC)
         assert record is not None
         assert record.start_offset > 0
         require_chain(watching, record.start_offset, count)
         start = record.start_offset
         assert [int(each.payload) for each in topic.read(start)] == list(range(start, count))
-        watching.tiers.close()
+        watching.resources.close()
 
 
 def require_chain(watching: Watching, start: int, end: int) -> None:
-    chain = list(watching.tiers.catalog.get_object_descriptors(TOPIC))
+    chain = list(watching.resources.catalog.get_object_descriptors(TOPIC))
     assert (chain[0].start_offset, chain[-1].next_offset) == (start, end)
     assert all(one.next_offset == then.start_offset for one, then in pairwise(chain))
     for each in chain:
-        watching.tiers.read_back(TOPIC, each)
+        watching.resources.read_back(TOPIC, each)

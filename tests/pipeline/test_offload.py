@@ -197,9 +197,9 @@ def test_the_thresholds_hold_unless_it_is_forced(tmp_path: Path) -> None:
 def forget_verified(settings: StoreSettings) -> None:
     """As after a restore: what is committed counts as not read back."""
     with StoreView(settings) as view:
-        tiers = view.tiers()
-        assert tiers is not None
-        tiers.catalog.update(
+        resources = view.resources()
+        assert resources is not None
+        resources.catalog.update(
             parse_topic(NAME), None, lambda record: Change(replace(record, verified=0))
         )
 
@@ -455,9 +455,9 @@ def test_no_sweep_overtakes_a_wave_of_a_topic_that_nobody_owns(tmp_path: Path) -
             assert catalog.owner(topic) is None
             now = clock.now_ms()
             wait_until(lambda: all(life.updated_ms == now for _, life in catalog.lives(topic)))
-            tiers = run.store.tiers()
-            assert tiers is not None
-            swept = sweep(catalog, tiers.store, grace_minutes=30, dry_run=False, clock=clock)
+            resources = run.store.resources()
+            assert resources is not None
+            swept = sweep(catalog, resources.store, grace_minutes=30, dry_run=False, clock=clock)
             reports.append(swept)
 
         executor.before = take_hours
@@ -524,11 +524,11 @@ def test_a_driver_that_dies_at_any_commit_leaves_nothing_but_orphans(
         before = chain(settings)
         assert record_of(settings).verified == record_of(settings).tail
         with StoreView(settings) as view:
-            tiers = view.tiers()
-            assert tiers is not None
-            sweep(tiers.catalog, tiers.store, grace_minutes=0, dry_run=False)
+            resources = view.resources()
+            assert resources is not None
+            sweep(resources.catalog, resources.store, grace_minutes=0, dry_run=False)
             ids = {each.object_id for each in view.topic(NAME).objects()}
-            listed = {meta.key.rpartition("/")[2] for meta in tiers.store.list("")}
+            listed = {meta.key.rpartition("/")[2] for meta in resources.store.list("")}
         assert listed == ids | {f"{each}.json" for each in ids}
         assert once(settings, InlineExecutor()).ok
         assert chain(settings)[: len(before)] == before

@@ -187,11 +187,11 @@ def test_what_a_restored_target_has_of_a_replay_is_not_guessed(settings: StoreSe
     close_executor_resources()
     for file in Path(settings.data or "").glob("catalog*"):
         file.unlink()
-    tiers = StoreResources(settings, SYSTEM_CLOCK)
+    resources = StoreResources(settings, SYSTEM_CLOCK)
     for name in (SOURCE, TARGET):
         topic = parse_topic(name)
-        restore_topic(tiers.catalog, tiers.store, tiers.session, topic, dry_run=False)
-    tiers.close()
+        restore_topic(resources.catalog, resources.store, resources.session, topic, dry_run=False)
+    resources.close()
     with pytest.raises(UsageError, match="nobody remembers how far it got"):
         replay(settings, SOURCE, TARGET, end=2000, executor=ThisProcess())
     rest = replay(settings, SOURCE, TARGET, start=1000, end=2000, executor=ThisProcess())

@@ -158,15 +158,15 @@ def test_an_object_that_another_one_replaced_is_planned_anew(tmp_path: Path) -> 
     with StoreView(settings_of(tmp_path)) as store_view:
         view = store_view.topic(ORDERS)
         old = view.objects()[0]
-        tiers = store_view.tiers()
-        assert tiers is not None
-        keys = tiers.catalog.keys
-        entry = tiers.catalog.kv.get(keys.descriptor(view.topic, 0))
+        resources = store_view.resources()
+        assert resources is not None
+        keys = resources.catalog.keys
+        entry = resources.catalog.kv.get(keys.descriptor(view.topic, 0))
         assert entry is not None
         folder = tmp_path / "objects/storage/topics/default/orders/objects"
         (folder / old.object_id).rename(folder / "data-0-29-1.dnb1")
         text = entry.value.replace(old.object_id.encode(), b"data-0-29-1.dnb1")
-        tiers.catalog.kv.commit([], [Put(entry.key, text)])
+        resources.catalog.kv.commit([], [Put(entry.key, text)])
     assert offsets(read(tmp_path, splits, subscribe="orders")) == list(range(120))
 
 
@@ -278,9 +278,9 @@ def test_offsets_that_retention_removed_are_data_loss(tmp_path: Path) -> None:
     with Store(settings_of(tmp_path)) as store:
         fill_both_tiers(store.topic(ORDERS))
     with StoreView(settings_of(tmp_path)) as store_view:
-        view, tiers = store_view.topic(ORDERS), store_view.tiers()
-        assert tiers is not None
-        assert tiers.catalog.retire(view.topic, None, view.objects()[0])
+        view, resources = store_view.topic(ORDERS), store_view.resources()
+        assert resources is not None
+        assert resources.catalog.retire(view.topic, None, view.objects()[0])
     below = {"subscribe": "orders", "startingOffsets": '{"orders": {"0": 7}}'}
     with pytest.raises(OffsetOutOfRange, match=r"/default/orders: the starting offset 7"):
         planned(tmp_path, **below)

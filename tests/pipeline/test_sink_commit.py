@@ -272,9 +272,9 @@ def test_after_a_restore_the_log_tells_what_is_there(ground: SinkGround) -> None
     ground.close()
     for file in ground.data.glob("catalog*"):
         file.unlink()
-    tiers = StoreResources(ground.settings, ground.bench.clock)
-    restore_topic(tiers.catalog, tiers.store, tiers.session, topic, dry_run=False)
-    tiers.close()
+    resources = StoreResources(ground.settings, ground.bench.clock)
+    restore_topic(resources.catalog, resources.store, resources.session, topic, dry_run=False)
+    resources.close()
     ground = SinkGround(ground.data)
     with pytest.raises(UsageError, match="at batch 2"):
         ground.write(SinkBatch("q", 1, named=True, streaming=True), numbered(10, 10))

@@ -72,12 +72,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def backend(server: Served) -> Iterator[ServerBackend]:
     with server.store.view() as view:
-        tiers = view.tiers()
-        assert tiers is not None
-        record = tiers.catalog.record(TOPIC)
+        resources = view.resources()
+        assert resources is not None
+        record = resources.catalog.record(TOPIC)
         assert record is not None
-        tiers.catalog.intend(TOPIC, record.epoch, ObjectName(0, 9))
-        tiers.store.delete_object(KEY)
+        resources.catalog.intend(TOPIC, record.epoch, ObjectName(0, 9))
+        resources.store.delete_object(KEY)
     backend = ServerBackend(server.client.address)
     yield backend
     backend.close()
@@ -353,8 +353,8 @@ def test_a_scan_reads_both_tiers_through_the_server(tmp_path: Path) -> None:
         topic.flush()
         with server.store.view() as view:
             pieces = plan_topic(view.topic(str(TOPIC)), 10, 4990)
-        tiers = {piece.descriptor is None for piece in pieces}
-        assert tiers == {True, False}
+        resources = {piece.descriptor is None for piece in pieces}
+        assert resources == {True, False}
         before = {each: TRANSFERS.value(each, "down") for each in ("segment", "object")}
         batches = read_split(told(server), Split(tuple(pieces)), ("offset", "value"))
         rows = [row for batch in batches for row in batch.to_pylist()]

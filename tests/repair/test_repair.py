@@ -442,7 +442,9 @@ class Ground:
         )
 
     def repair(self) -> RepairReport:
-        tiers = StoreResources(self.settings, self.clock, catalog=self.catalog, store=self.objects)
+        resources = StoreResources(
+            self.settings, self.clock, catalog=self.catalog, store=self.objects
+        )
         try:
             return repair(
                 self.settings,
@@ -450,10 +452,10 @@ class Ground:
                 accept_loss=True,
                 disk=self.faults,
                 clock=self.clock,
-                tiers=tiers,
+                resources=resources,
             )
         finally:
-            tiers.close()
+            resources.close()
 
 
 def spoil(disk: Disk, name: str, position: int) -> None:

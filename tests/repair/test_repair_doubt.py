@@ -339,11 +339,11 @@ def test_segments_that_hold_each_others_frames_survive_a_power_loss_at_any_call(
             catalog: Catalog = catalog,
             objects: CloudStore = objects,
         ) -> RepairReport:
-            tiers = StoreResources(settings, clock, catalog=catalog, store=objects)
+            resources = StoreResources(settings, clock, catalog=catalog, store=objects)
             try:
-                return repair(settings, apply=True, disk=disk, clock=clock, tiers=tiers)
+                return repair(settings, apply=True, disk=disk, clock=clock, resources=resources)
             finally:
-                tiers.close()
+                resources.close()
 
         with opened() as store:
             fill(store, None)

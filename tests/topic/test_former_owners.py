@@ -26,9 +26,9 @@ def record_of(site: Site) -> TopicRecord:
 
 
 def lose_the_lease(site: Site, store: Store) -> None:
-    tiers = store._factory.tiers
-    assert tiers is not None
-    lease = tiers.session.current
+    resources = store._factory.resources
+    assert resources is not None
+    lease = resources.session.current
     assert lease is not None
     site.kv.revoke(lease)
 

@@ -180,10 +180,10 @@ def test_a_topic_that_was_taken_over_is_left_alone_from_then_on(site: Site) -> N
 
 def take_over(site: Site, store: Store) -> Session:
     """Another process takes the topic, the lease of this one having ended."""
-    tiers = store._factory.tiers
-    assert tiers is not None
-    assert tiers.session.current is not None
-    site.kv.revoke(tiers.session.current)
+    resources = store._factory.resources
+    assert resources is not None
+    assert resources.session.current is not None
+    site.kv.revoke(resources.session.current)
     other = Session(site.catalog, MetadataSettings(), site.clock)
 
     def settle(record: TopicRecord | None) -> TopicRecord:

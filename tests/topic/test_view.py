@@ -35,12 +35,14 @@ def site(tmp_path: Path) -> Site:
 @contextmanager
 def viewing(site: Site) -> Iterator[StoreView]:
     """A view of the site's store, as another process would have it."""
-    tiers = StoreResources(site.settings(), site.clock, catalog=site.catalog, store=site.objects)
+    resources = StoreResources(
+        site.settings(), site.clock, catalog=site.catalog, store=site.objects
+    )
     try:
-        with StoreView(tiers, clock=site.clock) as view:
+        with StoreView(resources, clock=site.clock) as view:
             yield view
     finally:
-        tiers.close()
+        resources.close()
 
 
 def tree(path: Path) -> dict[str, int]:
@@ -130,15 +132,15 @@ def test_retention_while_the_view_is_made_costs_nothing(site: Site) -> None:
     with site.topic() as topic:
         fill(topic, 300)
         topic.upload()
-        tiers = StoreResources(
+        resources = StoreResources(
             site.settings(), site.clock, catalog=site.catalog, store=site.objects
         )
         disk = TrimmedWhileListed(topic.trim_local)
-        with StoreView(tiers, disk=disk) as store:
+        with StoreView(resources, disk=disk) as store:
             view = store.topic("orders")
             assert disk.trim is None
             assert everything(view) == list(range(300))
-        tiers.close()
+        resources.close()
 
 
 def test_a_trimmed_log_without_objects_says_what_is_left(tmp_path: Path) -> None:

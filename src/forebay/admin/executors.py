@@ -450,9 +450,9 @@ class ObjectAccess:
 
     def _ports(self) -> tuple[CloudStore, Catalog]:
         with self._context.store.view() as view:
-            tiers = view.tiers()
-        assert tiers is not None, "a store that is open has a catalog"
-        return tiers.store, tiers.catalog
+            resources = view.resources()
+        assert resources is not None, "a store that is open has a catalog"
+        return resources.store, resources.catalog
 
 
 class ObjectUpload:

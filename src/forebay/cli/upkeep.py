@@ -88,12 +88,12 @@ def sweep(
     path = catalog_file(settings)
     if path is not None and not path.exists():
         raise UsageError(f"there is no catalog at {path}: `forebay restore` makes one")
-    with closing(StoreResources(settings, SYSTEM_CLOCK)) as tiers:
+    with closing(StoreResources(settings, SYSTEM_CLOCK)) as resources:
         for topic in names:
-            _require_known(tiers, topic)
+            _require_known(resources, topic)
         report = run(
-            tiers.catalog,
-            tiers.store,
+            resources.catalog,
+            resources.store,
             names or None,
             grace_minutes=minutes,
             dry_run=dry_run,
@@ -104,12 +104,14 @@ def sweep(
     print_report(facts, [_sweep_line(report)], as_json=as_json, ok=not report.errors)
 
 
-def _require_known(tiers: StoreResources, topic: TopicName) -> None:
+def _require_known(resources: StoreResources, topic: TopicName) -> None:
     from forebay.format.names import objects_prefix
 
-    listed = tiers.store.list(objects_prefix(topic))
-    if tiers.catalog.record(topic) is None and next(listed, None) is None:
-        raise UsageError(f"neither {tiers.catalog.name} nor {tiers.store.name} knows {topic}")
+    listed = resources.store.list(objects_prefix(topic))
+    if resources.catalog.record(topic) is None and next(listed, None) is None:
+        raise UsageError(
+            f"neither {resources.catalog.name} nor {resources.store.name} knows {topic}"
+        )
 
 
 def _minutes(text: str) -> float:

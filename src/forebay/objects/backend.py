@@ -2,9 +2,10 @@
 
 Every backend passes `tests/contract/test_objects.py`. The promises that matter:
 
-- An object is there whole, or not at all: `put_object` and `ObjectWriter.close` publish at once, and a
-  writer that is aborted, that fails, or whose process dies publishes nothing.
-- When `put_object`, `close`, `copy_object` and `delete_object` return, what they did is durable and visible to all.
+- An object is there whole, or not at all: `put_object` and `ObjectWriter.close` publish at once,
+  and a writer that is aborted, that fails, or whose process dies publishes nothing.
+- When `put_object`, `close`, `copy_object` and `delete_object` return, what they did is durable and
+  visible to all.
 - Errors are those of `forebay.errors`: ObjectMissing, ServiceRefused (asking again is useless),
   ServiceUnavailable (the backend's retries are used up; what was asked may yet have happened).
   None of them, and no log line, contains a secret.

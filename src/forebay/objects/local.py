@@ -12,8 +12,8 @@ The metadata come first and name the etag of the object they belong to, so what 
 the two leaves is ignored. An etag is the file's modification time, size and inode number.
 
 A copy is a hard link. Sharing the inode is safe because nothing opens an object for writing: a
-`put_object` over it renames a new file to its name, and a delete removes one name. So a copy has its
-source's etag and modification time.
+`put_object` over it renames a new file to its name, and a delete removes one name. So a copy has
+its source's etag and modification time.
 
 What a caller gets wrong: `a` and `a/b` cannot both be objects here, as they can be in a bucket.
 """

@@ -340,41 +340,41 @@ def write_object(
 
 
 def rewrite_object(
-    tiers: StoreResources, topic: TopicName, wanted: ObjectRewrite, copies: Copies
+    resources: StoreResources, topic: TopicName, wanted: ObjectRewrite, copies: Copies
 ) -> None:
     """Under its name, with the bytes that the name stands for; read back before it counts."""
     descriptor = wanted.descriptor
     key = object_key(topic, descriptor.object_id)
-    copies.keep_object(topic, tiers.store, key)
-    done = write_object(tiers.store, key, wanted.pieces, tiers.settings.uploader)
+    copies.keep_object(topic, resources.store, key)
+    done = write_object(resources.store, key, wanted.pieces, resources.settings.uploader)
     if done.meta.size != descriptor.size:
         raise CorruptLog(
             f"{key}: written again it has {done.meta.size} bytes, and its descriptor says "
             f"{descriptor.size}"
         )
-    tiers.read_back(topic, descriptor)
+    resources.read_back(topic, descriptor)
 
 
 def record_losses(
-    tiers: StoreResources, disk: Disk, topic: TopicName, plan: LocalPlan, losses: Sequence[Hole]
+    resources: StoreResources, disk: Disk, topic: TopicName, plan: LocalPlan, losses: Sequence[Hole]
 ) -> None:
     """Uploads what is readable before each hole, and records the hole; in this order, so that the
     chain has no gap at any time."""
     directory = plan.survey.directory
     lock = lock_name(disk, directory)
-    ownership, record = acquire(tiers.session, topic, lock, _known(topic))
+    ownership, record = acquire(resources.session, topic, lock, _known(topic))
     for start, end in sorted(losses):
         if record.tail < start:
             pieces, holes = cover(record.tail, start, plan.survey.runs)
             if holes:
                 raise MissingData(f"{topic}: offsets {holes[0][0]} to {holes[0][1] - 1} are gone")
             for piece in pieces:
-                _upload(tiers, topic, ownership.epoch, piece)
+                _upload(resources, topic, ownership.epoch, piece)
 
         def change(record: TopicRecord, end: int = end) -> Change:
             return Change(with_loss(record, (record.tail, end)))
 
-        record = tiers.catalog.update(topic, ownership.epoch, change)
+        record = resources.catalog.update(topic, ownership.epoch, change)
     ownership.release(plan.survey.end)
 
 
@@ -397,15 +397,15 @@ def _known(topic: TopicName) -> Callable[[TopicRecord | None], TopicRecord]:
     return decide
 
 
-def _upload(tiers: StoreResources, topic: TopicName, epoch: int, piece: FrameSlice) -> None:
-    catalog, settings = tiers.catalog, tiers.settings.uploader
+def _upload(resources: StoreResources, topic: TopicName, epoch: int, piece: FrameSlice) -> None:
+    catalog, settings = resources.catalog, resources.settings.uploader
     intent = catalog.intend(topic, epoch, ObjectName(piece.first, piece.end - 1))
     key = object_key(topic, intent.object_id)
-    done = write_object(tiers.store, key, [piece], settings)
-    now_ms = tiers.clock.now_ms()
+    done = write_object(resources.store, key, [piece], settings)
+    now_ms = resources.clock.now_ms()
     descriptor = describe(intent.object_id, piece.first, piece.end, done, now_ms)
     if settings.sidecars:
-        put_sidecar(tiers.store, topic, descriptor)
+        put_sidecar(resources.store, topic, descriptor)
     catalog.put_object_descriptor(topic, intent, descriptor)
-    tiers.read_back(topic, descriptor)
+    resources.read_back(topic, descriptor)
     catalog.mark_verified(topic, descriptor)

@@ -102,7 +102,7 @@ def repair(
     accept_loss: bool = False,
     disk: Disk | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    tiers: StoreResources | None = None,
+    resources: StoreResources | None = None,
 ) -> RepairReport:
     """Looks at the named topics, or at all; with `apply` it puts right what it can.
 
@@ -116,7 +116,7 @@ def repair(
         raise UsageError(f"a server runs on {settings.data}, at {server.url}: stop it first")
     names = [parse_topic(name) for name in topics]
     report = RepairReport(apply)
-    with closing(StoreView(tiers or settings, disk=disk, clock=clock)) as view:
+    with closing(StoreView(resources or settings, disk=disk, clock=clock)) as view:
         copies = Copies(view.disk, Path(view.name), clock.now_ms())
         for topic in names or _all_topics(view):
             _TopicRepair(view, topic, report, copies, accept_loss=accept_loss).run()
@@ -127,7 +127,7 @@ def repair(
 
 def _all_topics(view: StoreView) -> list[TopicName]:
     known = {parse_topic(name) for name in view.topics()}
-    if view.tiers() is None:
+    if view.resources() is None:
         with closing(connect(view.settings.cloud, Path(view.name))) as store:
             found = (topic_of_key(meta.key) for meta in store.list(TOPICS_PREFIX))
             known |= {each[0] for each in found if each is not None}
@@ -154,7 +154,7 @@ class _TopicRepair:
         self._accept_loss = accept_loss
         self._directory = view.directory(topic)
         self._names = SegmentNames(view.settings.wal.file_name)
-        self._tiers = view.tiers()
+        self._tiers = view.resources()
         self._record = None if self._tiers is None else self._tiers.catalog.record(topic)
         self._objects = (
             None
@@ -354,9 +354,9 @@ class _TopicRepair:
 class _ObjectRepair:
     """The objects of a topic: what is wrong with them, and what of them can be read."""
 
-    def __init__(self, tiers: StoreResources, topic: TopicName, copies: Copies) -> None:
-        self._tiers = tiers
-        self._store = tiers.store
+    def __init__(self, resources: StoreResources, topic: TopicName, copies: Copies) -> None:
+        self._tiers = resources
+        self._store = resources.store
         self._topic = topic
         self._copies = copies
 

@@ -144,9 +144,14 @@ class Demo:
         while not self._stopped.wait(_SWEEP_SECONDS):
             try:
                 with self._store.view() as view:
-                    tiers = view.tiers()
-                    assert tiers is not None, "a store that is open has a catalog"
-                    sweep(tiers.catalog, tiers.store, grace_minutes=_GRACE_MINUTES, dry_run=False)
+                    resources = view.resources()
+                    assert resources is not None, "a store that is open has a catalog"
+                    sweep(
+                        resources.catalog,
+                        resources.store,
+                        grace_minutes=_GRACE_MINUTES,
+                        dry_run=False,
+                    )
             except LogClosed:
                 return
             except ForebayError as error:

@@ -156,10 +156,10 @@ def _segment_facts(segment: Segment, record: TopicRecord, why: str | None) -> Se
 
 def _outlines(view: TopicView) -> Iterator[ObjectDescriptor]:
     """All objects, oldest first, without their indexes, a page at a time."""
-    tiers = view.store.tiers()
+    resources = view.store.resources()
     start = 0
-    while tiers is not None and (
-        page := tiers.catalog.get_object_descriptors_range(
+    while resources is not None and (
+        page := resources.catalog.get_object_descriptors_range(
             view.topic, start, decoder=decode_outline
         )
     ):
@@ -323,9 +323,9 @@ def _in_segment(view: TopicView, segment: Segment, offset: int) -> tuple[int, in
 
 
 def _add_object(view: TopicView, facts: OffsetFacts) -> None:
-    tiers = view.store.tiers()
-    assert tiers is not None, "the record came from there"
-    found = tiers.catalog.get_object_descriptors_range(
+    resources = view.store.resources()
+    assert resources is not None, "the record came from there"
+    found = resources.catalog.get_object_descriptors_range(
         view.topic, facts.offset, facts.offset + 1, 1
     )
     if not found:
@@ -343,16 +343,16 @@ def _in_object(
     view: TopicView, descriptor: ObjectDescriptor, key: str, offset: int
 ) -> tuple[int, int]:
     """Reads the object from the last indexed frame before `offset` as far as the frame itself."""
-    tiers = view.store.tiers()
-    assert tiers is not None
+    resources = view.store.resources()
+    assert resources is not None
     expected, begin = descriptor.seek(offset)
     decoder = FrameDecoder(expected=expected, consecutive=True)
     for start in range(begin, descriptor.size, MIB):
         end = min(start + MIB, descriptor.size)
         base = begin + decoder.position
-        found = decoder.feed(tiers.store.get_range(key, start, end))
+        found = decoder.feed(resources.store.get_range(key, start, end))
         if len(found) and offset <= found.offsets[-1]:
             row = offset - found.offsets[0]
             return base + found.positions[row] - HEADER_BYTES, found.lengths[row] + HEADER_BYTES
         found.raise_if_corrupt(key, base)
-    raise CorruptLog(f"{tiers.store.name}: {key} ends before offset {offset}")
+    raise CorruptLog(f"{resources.store.name}: {key} ends before offset {offset}")

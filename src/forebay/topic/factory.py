@@ -133,7 +133,7 @@ class WalStorageFactory:
         self._disk = disk or LocalDisk()
         self._clock = clock
         self._deleter = Deleter(settings.deleter)
-        self.tiers = (
+        self.resources = (
             StoreResources(settings, clock, catalog=catalog, store=store).open()
             if settings.data is not None
             else None
@@ -198,17 +198,17 @@ class WalStorageFactory:
             claim=claim,
         )
         try:
-            return WalStorage(wal, self._deleter, self.tiers, claim)
+            return WalStorage(wal, self._deleter, self.resources, claim)
         except BaseException:
             wal.shutdown()
             raise
 
     def _claim(self, topic: TopicName, directory: Path | None) -> TopicClaim | None:
-        if self.tiers is None or directory is None:
+        if self.resources is None or directory is None:
             return None
         return TopicClaim(
-            self.tiers.session,
-            self.tiers.store,
+            self.resources.session,
+            self.resources.store,
             topic,
             self._disk,
             directory,
@@ -255,8 +255,8 @@ class WalStorageFactory:
         self._require_own()
         with self._lock:
             names = {str(topic) for topic in self._storages}
-        if self.tiers is not None:
-            names.update(str(topic) for topic in self.tiers.catalog.topics())
+        if self.resources is not None:
+            names.update(str(topic) for topic in self.resources.catalog.topics())
         root = self._wal_root()
         if root is not None:
             for namespace in self._list(root):
@@ -295,8 +295,8 @@ class WalStorageFactory:
             partial(_close_by, storage.close, deadline) for storage in storages
         ]
         closers += [partial(_close_by, self._background_pool.close, deadline), self._pool.close]
-        if self.tiers is not None:
-            closers.append(self.tiers.close)
+        if self.resources is not None:
+            closers.append(self.resources.close)
         close_all([*closers, self._forget])
 
     def _forget(self) -> None:

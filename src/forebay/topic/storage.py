@@ -82,7 +82,7 @@ class WalStorage(PersistentStorage):
         self,
         wal: Wal,
         deleter: Deleter,
-        tiers: StoreResources | None = None,
+        resources: StoreResources | None = None,
         claim: TopicClaim | None = None,
     ) -> None:
         self.wal = wal
@@ -92,16 +92,16 @@ class WalStorage(PersistentStorage):
         self._lock = threading.Lock()
         self.uploader: Uploader | None = None
         self._trimmer: Trimmer | None = None
-        self._joined = None
-        if tiers is not None and claim is not None:
+        self._tiered_log = None
+        if resources is not None and claim is not None:
             topic = parse_topic(wal.topic)
-            kind = RollingUploader if tiers.settings.uploader.rolling else Uploader
+            kind = RollingUploader if resources.settings.uploader.rolling else Uploader
             epoch = claim.ownership.epoch
-            self.uploader = kind(topic, wal, epoch, tiers.catalog, tiers.upload_ports)
+            self.uploader = kind(topic, wal, epoch, resources.catalog, resources.upload_ports)
             assert claim.record is not None
             self.uploader.follow(claim.record)
-            self._joined = tiers.tiered_log(topic, wal)
-            self._trimmer = Trimmer(topic, wal, deleter, tiers)
+            self._tiered_log = resources.tiered_log(topic, wal)
+            self._trimmer = Trimmer(topic, wal, deleter, resources)
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class WalStorage(PersistentStorage):
         """A reader over objects, segments and memory; without an end it waits at the tail."""
         self._require_start(start)
         return self.wal.tail_reader(
-            start.value, end=end, visibility=visibility, through=self._joined
+            start.value, end=end, visibility=visibility, through=self._tiered_log
         )
 
     def create_stream(
@@ -153,7 +153,7 @@ class WalStorage(PersistentStorage):
         """`create_reader` for asyncio."""
         self._require_start(start)
         return self.wal.async_reader(
-            start.value, end=end, visibility=visibility, through=self._joined, threads=threads
+            start.value, end=end, visibility=visibility, through=self._tiered_log, threads=threads
         )
 
     def _require_start(self, start: StartPosition) -> None:

@@ -244,9 +244,9 @@ class Store:
 
     def view(self) -> StoreView:
         """The store as others see it, through the same connections; close it after use."""
-        if self._factory.tiers is None:
+        if self._factory.resources is None:
             raise UsageError("a store in memory has no objects, and nobody else sees it")
-        return StoreView(self._factory.tiers)
+        return StoreView(self._factory.resources)
 
     def close(self) -> None:
         """Syncs and closes every topic. Idempotent; also done when the interpreter exits."""

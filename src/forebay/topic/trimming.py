@@ -43,16 +43,16 @@ class Trimmer:
         topic: TopicName,
         wal: Wal,
         deleter: Deleter,
-        tiers: StoreResources,
+        resources: StoreResources,
     ) -> None:
         self._topic = topic
         self._wal = wal
-        self._tiers = tiers
-        self._catalog = tiers.catalog
-        self._store = tiers.store
+        self._tiers = resources
+        self._catalog = resources.catalog
+        self._store = resources.store
         self._deleter = deleter
-        self._remote = tiers.settings.remote_retention
-        self._clock = tiers.clock
+        self._remote = resources.settings.remote_retention
+        self._clock = resources.clock
 
     def trim_local(self, epoch: int) -> list[Segment]:
         """One pass over the local segments; returns those that went.

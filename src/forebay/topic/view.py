@@ -63,7 +63,7 @@ class StoreView:
     def name(self) -> str:
         return str(self.settings.data)
 
-    def tiers(self) -> StoreResources | None:
+    def resources(self) -> StoreResources | None:
         """The catalog and the objects; None while there is no catalog."""
         if not self._has_catalog:
             path = catalog_file(self.settings)
@@ -74,8 +74,8 @@ class StoreView:
 
     def topics(self) -> list[str]:
         """The names of all topics, in the catalog or in a local directory, sorted."""
-        tiers = self.tiers()
-        names = set() if tiers is None else {str(topic) for topic in tiers.catalog.topics()}
+        resources = self.resources()
+        names = set() if resources is None else {str(topic) for topic in resources.catalog.topics()}
         root = self._wal_root()
         for namespace in self._list(root):
             found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
@@ -162,8 +162,8 @@ class TopicView:
     def refresh(self) -> None:
         """Moves the view to what is there now."""
         # The record first: what is uploaded was synced, and published, before.
-        tiers = self.store.tiers()
-        self.record = None if tiers is None else tiers.catalog.record(self.topic)
+        resources = self.store.resources()
+        self.record = None if resources is None else resources.catalog.record(self.topic)
         self._local = self._look()
         if self._local is not None:
             self._end = self._local.end_offset
@@ -219,10 +219,10 @@ class TopicView:
         )
 
     def _log(self) -> ReadableLog:
-        tiers = self.store.tiers()
+        resources = self.store.resources()
         local = None if self._local is None else _LocalLog(self._local)
-        if tiers is not None and self.record is not None:
-            return tiers.tiered_log(self.topic, local or _NoLog(self._end))
+        if resources is not None and self.record is not None:
+            return resources.tiered_log(self.topic, local or _NoLog(self._end))
         assert local is not None, "a topic is in one of the tiers"
         return local
 
@@ -234,15 +234,17 @@ class TopicView:
 
     def objects(self, start: int = 0) -> list[ObjectDescriptor]:
         """The committed objects from the one that holds `start` on, oldest first."""
-        tiers = self.store.tiers()
+        resources = self.store.resources()
         return (
-            [] if tiers is None else list(tiers.catalog.get_object_descriptors(self.topic, start))
+            []
+            if resources is None
+            else list(resources.catalog.get_object_descriptors(self.topic, start))
         )
 
     def owner(self) -> Owner | None:
         """Who holds the topic's lease."""
-        tiers = self.store.tiers()
-        return None if tiers is None else tiers.catalog.owner(self.topic)
+        resources = self.store.resources()
+        return None if resources is None else resources.catalog.owner(self.topic)
 
     def close(self) -> None:
         """Closes what the view opened itself."""

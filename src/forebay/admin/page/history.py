@@ -212,11 +212,11 @@ class History:
         """Of the objects that begin in a range."""
         try:
             with self._store.view() as view:
-                tiers = view.tiers()
-                if tiers is None:
+                resources = view.resources()
+                if resources is None:
                     return 0
                 topic = parse_topic(name)
-                found = tiers.catalog.get_object_descriptors_range(
+                found = resources.catalog.get_object_descriptors_range(
                     topic, start, end, decoder=decode_outline
                 )
         except ForebayError:

@@ -182,10 +182,10 @@ class TopicStates:
 
     def _read_chain(self, topic: TopicName) -> _Chain:
         with self._store.view() as view:
-            tiers = view.tiers()
-            if tiers is None:
+            resources = view.resources()
+            if resources is None:
                 return _Chain()
-            catalog = tiers.catalog
+            catalog = resources.catalog
             key = catalog.keys.record(topic)
             entry = catalog.kv.get(key)
             chain = self._chains.pop(str(topic), None) or _Chain()

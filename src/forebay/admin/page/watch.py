@@ -221,15 +221,15 @@ class StoreProbe:
 def probe_objects(store: Store) -> None:
     """Asks the store's object store for an object that does not exist: ObjectMissing is success."""
     with store.view() as view:
-        tiers = view.tiers()
-        if tiers is None:
+        resources = view.resources()
+        if resources is None:
             return
-        local = tiers.store.local_path(PROBE_KEY)
+        local = resources.store.local_path(PROBE_KEY)
         if local is not None:
             _require_directory(local.parent)
             return
         with contextlib.suppress(ObjectMissing):
-            tiers.store.head(PROBE_KEY)
+            resources.store.head(PROBE_KEY)
 
 
 def _require_directory(path: Path) -> None:

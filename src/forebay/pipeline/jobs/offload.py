@@ -283,17 +283,17 @@ class ViewPlanner:
     def _waiting_since(self, segment: Segment, start: LogPosition) -> Iterator[int]:
         """When the oldest message was published, and when the last object was made without it."""
         yield self._source.publish_time(segment, start) or 0
-        tiers, record = self.view.store.tiers(), self.view.record
-        if tiers is not None and record is not None and record.tail > 0:
-            for last in tiers.catalog.get_object_descriptors_range(
+        resources, record = self.view.store.resources(), self.view.record
+        if resources is not None and record is not None and record.tail > 0:
+            for last in resources.catalog.get_object_descriptors_range(
                 self.topic, record.tail - 1, record.tail, 1
             ):
                 yield last.created_at * 1000
 
     def _unverified(self, record: TopicRecord) -> Iterator[ObjectDescriptor]:
-        tiers = self.view.store.tiers()
-        if record.verified < record.tail and tiers is not None:
-            for descriptor in tiers.catalog.get_object_descriptors(self.topic, record.verified):
+        resources = self.view.store.resources()
+        if record.verified < record.tail and resources is not None:
+            for descriptor in resources.catalog.get_object_descriptors(self.topic, record.verified):
                 if descriptor.next_offset > record.verified:
                     yield descriptor
 
@@ -363,9 +363,9 @@ class Offload:
         return known
 
     def catalog(self) -> Catalog:
-        tiers = self.store.tiers()
-        assert tiers is not None, "a topic that was planned is in the catalog"
-        return tiers.catalog
+        resources = self.store.resources()
+        assert resources is not None, "a topic that was planned is in the catalog"
+        return resources.catalog
 
 
 class _NoExecutor(Exception):

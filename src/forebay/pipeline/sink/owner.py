@@ -198,10 +198,10 @@ def commit_in(store: Store, batch: SinkBatch, parts: Sequence[Part]) -> Committe
 
     No two of the same sink at the same time: that is for the caller to see to.
     """
-    tiers = _tiers(store)
-    sweep_if_due(tiers.store, batch)
+    resources = _tiers(store)
+    sweep_if_due(resources.store, batch)
     with StoreTopicWriter(store) as writer:
-        return commit_batch(writer, tiers.catalog, tiers.store, batch, parts)
+        return commit_batch(writer, resources.catalog, resources.store, batch, parts)
 
 
 def forget_in(store: Store, parts: Sequence[Part]) -> None:
@@ -214,10 +214,10 @@ def staging_of(store: Store) -> CloudStore:
 
 def _tiers(store: Store) -> StoreResources:
     with store.view() as view:
-        tiers = view.tiers()
-    if tiers is None:
+        resources = view.resources()
+    if resources is None:
         raise ServiceError("the store has no catalog")
-    return tiers
+    return resources
 
 
 # ---- through a store that this process has open
@@ -296,8 +296,8 @@ class StoreTopicWriter:
 
     def _who_owns(self, name: TopicName, error: LogLocked | TopicOwned) -> str:
         with StoreView(self._store.settings) as view:
-            tiers = view.tiers()
-            owner = None if tiers is None else tiers.catalog.owner(name)
+            resources = view.resources()
+            owner = None if resources is None else resources.catalog.owner(name)
         who = "another process" if owner is None else owner.name
         return (
             f"the sink cannot append to {name}, which {who} owns: close the topic there, then run "

@@ -376,8 +376,8 @@ class _Walk:
         return self._pieces
 
     def _catalog(self) -> Catalog | None:
-        tiers = self._view.store.tiers()
-        return None if tiers is None else tiers.catalog
+        resources = self._view.store.resources()
+        return None if resources is None else resources.catalog
 
     def _take_objects(self) -> None:
         """As far as objects follow each other from `at` on."""

@@ -359,10 +359,10 @@ class TopicSizes:
                 at = segment.end_offset
 
     def _objects(self, first: int, end: int) -> list[ObjectDescriptor]:
-        tiers, record = self._view.store.tiers(), self._view.record
-        if tiers is None or record is None or first >= record.tail:
+        resources, record = self._view.store.resources(), self._view.record
+        if resources is None or record is None or first >= record.tail:
             return []
-        return tiers.catalog.get_object_descriptors_range(self._view.topic, first, end, _PAGE)
+        return resources.catalog.get_object_descriptors_range(self._view.topic, first, end, _PAGE)
 
     def _of_segment(self, segment: Segment) -> PositionMap:
         last = segment.end_offset - 1

@@ -344,11 +344,11 @@ class ExportRun:
         return last
 
     def _sizes(self, start: int) -> Iterator[SizedRange]:
-        tiers = self._view.store.tiers()
+        resources = self._view.store.resources()
         at = start
-        if tiers is not None and self._view.record is not None:
+        if resources is not None and self._view.record is not None:
             tail = self._view.record.tail
-            found = outlines(tiers.catalog, self._view.topic, at, tail, 1 << 62)
+            found = outlines(resources.catalog, self._view.topic, at, tail, 1 << 62)
             for each in found:
                 yield SizedRange(each.start_offset, each.next_offset, each.size)
                 at = each.next_offset
