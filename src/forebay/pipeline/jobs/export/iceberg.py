@@ -107,15 +107,8 @@ class IcebergExport:
         return from_arrow_schema(schema_to_pyarrow(table.schema(), include_field_ids=False)).json()
 
     def commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
-        moved = self._staging.move_in(staged)
-        try:
-            with library_errors(self.location):
-                self._commit(moved, after, commit)
-        except CommitRefused:
-            self._staging.discard(moved.directory)
-            self._staging.moved(moved)
-            raise
-        self._staging.moved(moved)
+        with self._staging.moved_in(staged) as moved, library_errors(self.location):
+            self._commit(moved, after, commit)
 
     def _commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
         from pyiceberg.exceptions import CommitFailedException

@@ -23,7 +23,7 @@ import shutil
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -213,29 +213,32 @@ class Staging:
                 removed += 1
         return removed
 
-    def move_in(self, staged: Staged) -> Staged:
-        """Puts the files below the table, where its transaction can name them.
+    @contextmanager
+    def moved_in(self, staged: Staged) -> Iterator[Staged]:
+        """Puts the files below the table, where the transaction inside this block can name them.
 
-        The marker of it is removed by `moved`; one that is still there is of an exporter that is
-        between here and there, or died.
+        They are removed if it raises CommitRefused. A marker is there from before the move until
+        the end of the block; one that stays is of an exporter that died, or does not know whether
+        it committed.
         """
         if not staged.files:
             self.discard(staged.directory)
-            return staged
+            yield staged
+            return
         target = self.location / "data" / staged.directory.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._marker(target), "")
+        marker = self.root / f"{target.name}{_MOVING}"
+        write_whole(marker, "")
         staged.directory.rename(target)
         sync_directory(target.parent)
-        files = tuple(
-            StagedFile(target / file.path.name, file.size, file.rows, file.offsets, file.times)
-            for file in staged.files
-        )
-        return Staged(target, files)
-
-    def moved(self, staged: Staged) -> None:
-        """The table has the files now, or they were discarded."""
-        self._marker(staged.directory).unlink(missing_ok=True)
+        files = tuple(replace(file, path=target / file.path.name) for file in staged.files)
+        try:
+            yield Staged(target, files)
+        except CommitRefused:
+            self.discard(target)
+            marker.unlink(missing_ok=True)
+            raise
+        marker.unlink(missing_ok=True)
 
     def settle(self, table: ExportTable) -> None:
         """Removes what exporters that died had moved and not committed.
@@ -254,9 +257,6 @@ class Staging:
     def unsettled(self) -> list[Path]:
         """Markers of batches that are on their way into the table, or were."""
         return sorted(self.root.glob(f"*{_MOVING}")) if self.root.is_dir() else []
-
-    def _marker(self, directory: Path) -> Path:
-        return self.root / f"{directory.name}{_MOVING}"
 
 
 def _after(directory: Path) -> int:
