@@ -287,7 +287,7 @@ def test_missing_messages_are_an_error_with_a_remedy(tmp_path: Path) -> None:
         topic.upload()
         topic.trim_local()
         with server.store.view() as view:
-            found = view.tiers()
+            found = view.resources()
             assert found is not None
             catalog = found.catalog
             middle = catalog.get_object_descriptors_range(parse_topic(NAME), 0)[1]
