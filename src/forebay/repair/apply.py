@@ -404,8 +404,7 @@ def _upload(resources: StoreResources, topic: TopicName, epoch: int, piece: Fram
     done = write_object(resources.store, key, [piece], settings)
     now_ms = resources.clock.now_ms()
     descriptor = describe(intent.object_id, piece.first, piece.end, done, now_ms)
+    resources.read_back(topic, descriptor)
     if settings.sidecars:
         put_sidecar(resources.store, topic, descriptor)
-    catalog.put_object_descriptor(topic, intent, descriptor)
-    resources.read_back(topic, descriptor)
-    catalog.mark_verified(topic, descriptor)
+    catalog.put_object_descriptor(topic, intent, descriptor, verified=True)

@@ -60,7 +60,7 @@ from forebay.read.object_stream import ObjectStream
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources
-from forebay.upload.engine import put_sidecar, require_size
+from forebay.upload.engine import Renewal, put_sidecar, require_size
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -386,8 +386,10 @@ class _Compaction:
         while groups := self._round():
             self.rounds += 1
             for wave in waves.cut(self._intended(groups), weight_max=_GROUPS_PER_WAVE):
-                for job, done in waves.run(wave):
-                    self._settle(job, done)
+                intents = [(job.group.topic, job.intent) for job in wave]
+                with Renewal(self.resources.catalog, intents, self.resources.settings.uploader):
+                    for job, done in waves.run(wave):
+                        self._settle(job, done)
         return self._report(dry_run=False)
 
     def _report(self, *, dry_run: bool) -> CompactReport:
