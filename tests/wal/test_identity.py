@@ -19,6 +19,8 @@ from forebay.format.names import LOG_ID_COPY_FILE, LOG_ID_FILE, SegmentNames
 from forebay.wal.identity import (
     LocalLog,
     LogIdentity,
+    Unclaimed,
+    WriteGuard,
     read_id_copy,
     read_log_id,
     set_aside_name,
@@ -47,18 +49,18 @@ class Replaced:
         self.owned_id = f"{next(self.ids):032x}"
         return LogIdentity(self.owned_id, self.begin)
 
-    def admit(self, end_offset: int) -> None: ...
-
-    def confirm(self) -> None: ...
+    @property
+    def ownership(self) -> WriteGuard:
+        return Unclaimed()
 
 
 class Refused:
     def acquire(self, local: LocalLog) -> LogIdentity:
         raise TopicOwned("another process holds the topic")
 
-    def admit(self, end_offset: int) -> None: ...
-
-    def confirm(self) -> None: ...
+    @property
+    def ownership(self) -> WriteGuard:
+        return Unclaimed()
 
 
 def open_with(place: Place, claim: Replaced | Refused, rotate: int = 300) -> Wal:

@@ -191,12 +191,6 @@ class TopicClaim:
                     "than the objects; add them with `forebay restore` before appending"
                 )
 
-    def admit(self, end_offset: int) -> None:
-        self.ownership.admit(end_offset)
-
-    def confirm(self) -> None:
-        self.ownership.confirm()
-
     def release(self, next_offset: int) -> None:
         """Gives the topic up, if it is still ours; what fails is left to the lease's end."""
         if self._ownership is not None:

@@ -40,7 +40,7 @@ from forebay.limits import (
 )
 from forebay.logs import event
 from forebay.settings import WalSettings
-from forebay.wal.identity import Claim
+from forebay.wal.identity import WriteGuard
 from forebay.wal.journal import AnyJournal
 from forebay.wal.memory import FrameBatch, FrameCache, Queue, batches_since
 from forebay.wal.pool import WriterPool
@@ -78,14 +78,14 @@ class GroupCommit:
         settings: WalSettings,
         clock: Clock,
         journal: AnyJournal,
-        claim: Claim,
+        ownership: WriteGuard,
         pool: WriterPool | None,
     ) -> None:
         self._topic = topic
         self._settings = settings
         self._clock = clock
         self._journal = journal
-        self._claim = claim
+        self._ownership = ownership
         self._own_pool = pool is None
         self._pool = pool or WriterPool(1, clock)
         self._files = threading.Lock()
@@ -345,9 +345,9 @@ class GroupCommit:
         try:
             batches = self._in_flight.closed().batches
             if batches:
-                self._claim.admit(batches[-1].end_offset)
+                self._ownership.admit(batches[-1].end_offset)
                 self._journal.commit(batches)
-                self._claim.confirm()
+                self._ownership.confirm()
             return self._committed(batches, self._clock.monotonic() - started)
         except BaseException as error:
             self._stop(error)

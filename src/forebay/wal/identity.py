@@ -60,15 +60,11 @@ class LogIdentity:
     next_offset: int
 
 
-class Claim(Protocol):
-    """The right to write a log (rules R4 and R5); a log that stands alone is `Unclaimed`.
+class WriteGuard(Protocol):
+    """The right to write, as the log checks it around every commit (rule R5).
 
-    The log calls it when it is opened, before it writes frames, and after it synced them. All of
-    its methods raise TopicFenced, TopicOwned or ServiceError where the log must not be written.
+    Raises TopicFenced or ServiceError where the log must not be written, or not be acknowledged.
     """
-
-    def acquire(self, local: LocalLog) -> LogIdentity:
-        """Once the directory is locked and recovered."""
 
     def admit(self, end_offset: int) -> None:
         """Before frames up to `end_offset` are written."""
@@ -77,11 +73,26 @@ class Claim(Protocol):
         """After frames were synced, and before they are acknowledged."""
 
 
+class Claim(Protocol):
+    """How the log gets the right to write (rule R4); a log that stands alone is `Unclaimed`."""
+
+    def acquire(self, local: LocalLog) -> LogIdentity:
+        """Once the directory is locked and recovered; TopicOwned where another process has it."""
+
+    @property
+    def ownership(self) -> WriteGuard:
+        """What was acquired."""
+
+
 class Unclaimed:
     """For a log that stands alone: everything is allowed."""
 
     def acquire(self, local: LocalLog) -> LogIdentity:
         return LogIdentity(local.log_id, local.next_offset)
+
+    @property
+    def ownership(self) -> WriteGuard:
+        return self
 
     def admit(self, end_offset: int) -> None: ...
 

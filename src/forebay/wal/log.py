@@ -84,7 +84,9 @@ class Wal:
         claim = claim or Unclaimed()
         self._journal = open_journal(self._disk, settings, clock, claim, known_offset)
         try:
-            self._committer = GroupCommit(self.topic, settings, clock, self._journal, claim, pool)
+            self._committer = GroupCommit(
+                self.topic, settings, clock, self._journal, claim.ownership, pool
+            )
         except BaseException:
             self._journal.close(clean=False)
             raise
