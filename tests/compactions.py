@@ -23,10 +23,10 @@ from forebay.format.index import ObjectIndex
 from forebay.format.names import ObjectName, TopicName, object_key, sidecar
 from forebay.pipeline.execute import Done, Progress
 from forebay.pipeline.jobs.compact import CompactReport, compact
-from forebay.pipeline.resources import open_resources
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.tiered_log import CatalogSource
 from forebay.settings import StoreSettings, UploaderSettings
+from forebay.topic.resources import open_resources
 from forebay.upload.sweep import SweepReport, sweep
 from inline_executor import InlineExecutor
 from stored_objects import message

@@ -19,12 +19,11 @@ import forebay
 from forebay.format.message import StreamMessage
 from forebay.format.names import staged_file
 from forebay.pipeline.location import job_settings
-from forebay.pipeline.resources import open_resources
 from forebay.pipeline.sink.commit import MARK, Committed, SinkBatch, commit_batch
 from forebay.pipeline.sink.owner import LocalTopicWriter
 from forebay.pipeline.sink.staging import Part, Rows, stage
 from forebay.settings import StoreSettings
-from forebay.topic.resources import StoreResources
+from forebay.topic.resources import StoreResources, open_resources
 
 TOPIC = "/default/orders"
 OTHER = "/default/other"

@@ -21,9 +21,9 @@ from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
 from forebay.pipeline.execute import Done
 from forebay.pipeline.jobs.compact import Group, Rewrite, Rewritten, compact, rewrite
-from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings
 from forebay.testing.objects import FaultBackend
+from forebay.topic.resources import executor_resources
 from stored_objects import message
 
 

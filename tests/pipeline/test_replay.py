@@ -20,10 +20,9 @@ from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
 from forebay.pipeline.execute import Done, Progress
 from forebay.pipeline.jobs.replay import replay
-from forebay.pipeline.resources import close_executor_resources
 from forebay.pipeline.sink.commit import MARK
 from forebay.settings import StoreSettings, WalSettings
-from forebay.topic.resources import StoreResources
+from forebay.topic.resources import StoreResources, close_executor_resources
 from forebay.upload.restore import restore_topic
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from forebay.errors import (
     OffsetOutOfRange,
     UsageError,
 )
-from forebay.pipeline.resources import close_executor_resources
 from forebay.pipeline.source.options import scan_options
 from forebay.pipeline.source.scan import plan_scan, read_split
 from forebay.settings import WalSettings
+from forebay.topic.resources import close_executor_resources
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView
 from scan_stores import (

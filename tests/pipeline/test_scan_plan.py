@@ -14,7 +14,6 @@ from forebay.errors import OffsetOutOfRange
 from forebay.files.local import LocalDisk
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
-from forebay.pipeline.resources import close_executor_resources, executor_resources
 from forebay.pipeline.source.plan import (
     EARLIEST,
     LATEST,
@@ -32,6 +31,7 @@ from forebay.pipeline.source.scan import first_frames, offset_at_time, scan_piec
 from forebay.read.plan import object_range
 from forebay.settings import WalSettings
 from forebay.testing.clock import ManualClock
+from forebay.topic.resources import close_executor_resources, executor_resources
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView
 from scan_stores import append, fill_both_tiers, settings_of

@@ -29,12 +29,12 @@ from forebay.limits import PART_BYTES_MIN
 from forebay.pipeline.jobs.offload import Offload
 from forebay.pipeline.jobs.replay import replay
 from forebay.pipeline.location import NO_DATA, job_settings
-from forebay.pipeline.resources import close_executor_resources, open_resources
 from forebay.pipeline.sink.owner import serving
 from forebay.pipeline.sink.writer import sink_options
 from forebay.pipeline.source.plan import Split, plan_topic
 from forebay.pipeline.source.scan import read_split
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings, UploaderSettings
+from forebay.topic.resources import close_executor_resources, open_resources
 from inline_executor import InlineExecutor
 from served import Served, served
 

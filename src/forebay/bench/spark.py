@@ -41,9 +41,9 @@ from forebay.pipeline.execute import Done, Progress, SparkExecutor, pack
 from forebay.pipeline.jobs.offload import Offload, run_task
 from forebay.pipeline.jobs.verify import verify
 from forebay.pipeline.location import job_settings
-from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.session import spark_session
 from forebay.settings import SparkSettings, StoreSettings, UploaderSettings
+from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView
 from forebay.upload import engine
 

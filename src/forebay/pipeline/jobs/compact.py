@@ -55,11 +55,10 @@ from forebay.pipeline.execute import Done, Executor, Progress, SparkExecutor
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import job_settings
-from forebay.pipeline.resources import executor_resources, open_existing
 from forebay.read.object_stream import ObjectStream
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
-from forebay.topic.resources import StoreResources
+from forebay.topic.resources import StoreResources, executor_resources, open_existing
 from forebay.upload.engine import Renewal, put_sidecar, require_size
 
 if TYPE_CHECKING:

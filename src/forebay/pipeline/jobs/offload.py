@@ -45,8 +45,8 @@ from forebay.pipeline.execute import Done, Executor, Progress, Runner, executor_
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import job_settings
-from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings, UploaderSettings
+from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView, TopicView
 from forebay.upload import engine, metrics
 from forebay.upload.engine import Renewal, Uploaded, UploadTask

@@ -33,7 +33,6 @@ from forebay.pipeline.execute import Executor, Progress, SparkExecutor
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import job_settings
-from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.sink.commit import (
     Committed,
     SinkBatch,
@@ -56,7 +55,7 @@ from forebay.pipeline.source.plan import (
 )
 from forebay.pipeline.source.scan import offset_at_time, open_view, read_split
 from forebay.settings import StoreSettings
-from forebay.topic.resources import StoreResources
+from forebay.topic.resources import StoreResources, executor_resources
 from forebay.topic.view import TopicView
 
 if TYPE_CHECKING:

@@ -38,9 +38,8 @@ from forebay.pipeline.execute import Done, Progress, Runner, ThreadExecutor, exe
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import job_settings
-from forebay.pipeline.resources import executor_resources
 from forebay.settings import StoreSettings
-from forebay.topic.resources import StoreResources, catalog_file
+from forebay.topic.resources import StoreResources, catalog_file, executor_resources
 from forebay.upload.inventory import (
     Candidate,
     Inventory,

@@ -60,10 +60,9 @@ from forebay.pipeline.jobs.verify_plan import (
 )
 from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import job_settings
-from forebay.pipeline.resources import executor_resources, open_existing
 from forebay.read.verify import Examined, FaultKind, examine_object
 from forebay.settings import StoreSettings
-from forebay.topic.resources import StoreResources
+from forebay.topic.resources import StoreResources, executor_resources, open_existing
 from forebay.upload.inventory import topics_in_store
 from forebay.upload.sweep import Action, Kind, SweepItem, sweep
 

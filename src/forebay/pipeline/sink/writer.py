@@ -29,7 +29,6 @@ from forebay.format.names import parse_topic, staged_file
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.pipeline.location import ADDRESS_NAMES, NO_DATA, SERVER, is_address, sink_settings
-from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.sink.columns import check_columns, checked_rows
 from forebay.pipeline.sink.commit import (
     Committed,
@@ -46,6 +45,7 @@ from forebay.pipeline.sink.owner import (
 )
 from forebay.pipeline.sink.staging import Part, forget_parts, stage
 from forebay.settings import StoreSettings
+from forebay.topic.resources import executor_resources
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,7 +36,6 @@ from forebay.format.names import TopicName, object_key
 from forebay.limits import KIB, MIB
 from forebay.logs import event
 from forebay.pipeline.location import NO_DATA
-from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.source.options import ScanOptions
 from forebay.pipeline.source.plan import (
     OffsetRange,
@@ -51,7 +50,7 @@ from forebay.pipeline.source.plan import (
 from forebay.read.object_stream import ObjectStream
 from forebay.read.tiered_log import CatalogSource
 from forebay.settings import StoreSettings
-from forebay.topic.resources import StoreResources
+from forebay.topic.resources import StoreResources, executor_resources
 from forebay.topic.view import StoreView, TopicView
 from forebay.wal.segment import ChunkReader, require_complete
 

@@ -30,7 +30,6 @@ from forebay.errors import OffsetOutOfRange, UsageError
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import MIB
 from forebay.logs import event
-from forebay.pipeline.resources import executor_resources
 from forebay.pipeline.source.options import ScanOptions
 from forebay.pipeline.source.plan import KnownPlaces, Piece, Split, plan_topic, recut, splits
 from forebay.pipeline.source.scan import open_view, range_of, read_split
@@ -46,6 +45,7 @@ from forebay.pipeline.source.stream_offsets import (
     outlook,
     ranges,
 )
+from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView, TopicView
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import forebay
 from forebay.pipeline.location import job_settings
-from forebay.pipeline.resources import close_executor_resources, executor_resources
 from forebay.settings import StoreSettings
+from forebay.topic.resources import close_executor_resources, executor_resources
 
 
 def test_a_catalog_that_was_made_anew_is_opened_anew(tmp_path: Path) -> None:
