@@ -13,7 +13,7 @@ from pathlib import Path
 from forebay.admin.app import build_app
 from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
-from forebay.client import ServerClient
+from forebay.client.http import ServerClient
 from forebay.service.directory import store_id
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.topic.store import Store

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from forebay.client import ServerClient
-from forebay.client.http import topic_path
+from forebay.client.http import ServerClient, topic_path
 from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.format.names import parse_topic
 from forebay.settings import ServerAddress

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forebay.client import ServerInfo, server_file
+from forebay.client.address import ServerInfo, server_file
 from served import served
 
 

@@ -23,8 +23,6 @@ BARE: Final = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "bare")}
 
 MADE_OF_SPARK: Final = {
     "forebay.bench.spark",
-    "forebay.bench.spark_ceiling",
-    "forebay.bench.spark_scan",
     "forebay.pipeline.sink.columns",
     "forebay.pipeline.sink.writer",
     "forebay.pipeline.source.columns",
@@ -34,7 +32,7 @@ MADE_OF_SPARK: Final = {
 """Modules whose classes are Spark's or Arrow's; what imports them does so where it is used."""
 
 SAMPLE: Final = [
-    "tests/admin/test_sink_door.py::test_rows_arrive_once_and_in_order",
+    "tests/admin/test_sink_commits.py::test_rows_arrive_once_and_in_order",
     "tests/admin/test_health.py",
     "tests/cli/test_inspect.py",
     "tests/format/test_golden.py",

@@ -21,7 +21,7 @@ from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import FILE_NAME
 from forebay.catalog.kv import Kv
 from forebay.catalog.sqlite import SqliteKv
-from forebay.client import is_id, read_server_info
+from forebay.client.address import is_id, read_server_info
 from forebay.errors import CheckpointError, DescriptorError, MessageError, UsageError
 from forebay.files.disk import Disk, read_file
 from forebay.files.local import LocalDisk

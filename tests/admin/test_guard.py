@@ -14,8 +14,7 @@ from starlette.types import Message, Scope
 
 from forebay.admin.guard import REQUESTS, Guard
 from forebay.admin.server import AdminServer, is_loopback
-from forebay.client import ServerClient
-from forebay.client.http import took_nothing
+from forebay.client.http import ServerClient, took_nothing
 from forebay.errors import ServiceRefused, ServiceUnavailable, UsageError
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from raw_http import Said, ask, plain_socket

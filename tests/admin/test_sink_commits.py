@@ -22,7 +22,8 @@ from disks import in_thread, wait_until
 from forebay.admin.context import ServerContext
 from forebay.admin.request import PENDING
 from forebay.admin.sink_commits import routes
-from forebay.client import ServerClient, find_server
+from forebay.client.address import find_server
+from forebay.client.http import ServerClient
 from forebay.errors import (
     MessageTooLarge,
     ObjectMissing,

@@ -21,7 +21,7 @@ from forebay.admin.consume import STREAMS, StreamTimeouts
 from forebay.admin.context import ServerContext
 from forebay.admin.request import PENDING
 from forebay.admin.server import AdminServer, ConnectionLimits, connections_max
-from forebay.client import ServerClient
+from forebay.client.http import ServerClient
 from forebay.files.local import LocalDisk
 from forebay.limits import KIB, MIB
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_runs import make_tiered, refused, run
-from forebay.client import ServerInfo, server_file
+from forebay.client.address import ServerInfo, server_file
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 
 from cli_runs import lose_local_log, make_tiered, run, small_segments
 from forebay.cli.remote_messages import Wanted, received
-from forebay.client import ServerInfo, server_file
+from forebay.client.address import ServerInfo, server_file
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import parse_topic
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings

@@ -17,8 +17,7 @@ from answering import RUN, STORE, Lines, answering, appended, interrupt, said
 from cli_runs import run
 from forebay.cli import remote_messages
 from forebay.cli.remote_messages import Durability, Sender, Sent
-from forebay.client import ServerClient
-from forebay.client.http import took_nothing
+from forebay.client.http import ServerClient, took_nothing
 from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.format.names import parse_topic
 from forebay.settings import ServerAddress, StoreSettings, UploaderSettings

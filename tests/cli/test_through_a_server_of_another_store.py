@@ -14,7 +14,7 @@ from answering import Address, Lines, answering
 from cli_runs import small_segments
 from forebay.cli.options import connected
 from forebay.cli.remote_messages import Sender, Wanted, received
-from forebay.client import ServerInfo, find_server, server_file
+from forebay.client.address import ServerInfo, find_server, server_file
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import parse_topic
 from forebay.settings import ServerAddress, StoreSettings

@@ -17,8 +17,8 @@ import pytest
 from disks import in_thread, wait_until
 from forebay import errors
 from forebay.admin.errors import error_fields
-from forebay.client import ServerClient, ServerInfo, read_server_info, server_file
-from forebay.client.http import took_nothing, wire_error
+from forebay.client.address import ServerInfo, read_server_info, server_file
+from forebay.client.http import ServerClient, took_nothing, wire_error
 from forebay.errors import (
     CorruptFrame,
     DiskError,

@@ -28,7 +28,7 @@ from forebay.pipeline.session import attempts, slots
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COUNTED: Final = Counter("forebay_test_executor_items_total", "Items of this suite.", ["kind"])
+COUNTED: Final = Counter("test_executor_items_total", "Items of this suite.", ["kind"])
 TASKS: Final = 8
 
 

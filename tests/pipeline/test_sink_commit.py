@@ -314,7 +314,7 @@ def test_a_topic_of_another_process_is_named_with_its_owner(ground: SinkGround) 
     code = (
         "import forebay, sys; store = forebay.open(sys.argv[1]);"
         "store.topic('orders').append(b'mine', durability='synced');"
-        "print(store._factory.tiers.session.name, flush=True); sys.stdin.read()"
+        "print(store._factory.resources.session.name, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(ground.data)]
     with subprocess.Popen(

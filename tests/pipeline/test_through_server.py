@@ -19,7 +19,7 @@ import yaml
 from blind_driver import FILLER, BlindDriver
 from cluster_fixtures import BlindCluster
 from forebay.admin.executors import TRANSFERS
-from forebay.client import ServerInfo, server_file
+from forebay.client.address import ServerInfo, server_file
 from forebay.config import load_config
 from forebay.limits import MIB
 from forebay.testing.s3 import S3Server

@@ -13,7 +13,7 @@ import pytest
 
 from forebay.admin.executors import TRANSFERS
 from forebay.catalog.catalog import Catalog
-from forebay.client import ServerInfo, server_file
+from forebay.client.address import ServerInfo, server_file
 from forebay.client.disk import WINDOW_BYTES, ServerDisk
 from forebay.client.objects import ServerBackend, ServerWriter
 from forebay.errors import (

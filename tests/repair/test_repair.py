@@ -15,7 +15,7 @@ import pytest
 
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.sqlite import SqliteKv
-from forebay.client import ServerInfo, server_file
+from forebay.client.address import ServerInfo, server_file
 from forebay.errors import ForebayError, LogLocked, UnknownTopic, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.client import ServerInfo, is_id, read_server_info, server_file
+from forebay.client.address import ServerInfo, is_id, read_server_info, server_file
 from forebay.errors import DiskError, FormatError, LogLocked
 from forebay.format.names import STORE_ID_FILE
 from forebay.service.directory import DataDirectory

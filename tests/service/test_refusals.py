@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import refused
-from forebay.client import server_file
+from forebay.client.address import server_file
 from server_fixtures import absent
 from server_processes import ServerProcess
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from forebay.client import read_server_info, server_file
+from forebay.client.address import read_server_info, server_file
 from forebay.config import load_config
 from forebay.errors import ForebayError, UnknownTopic, UsageError
 from forebay.topic.view import StoreView

@@ -23,7 +23,7 @@ from forebay.settings import StoreSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from forebay.client import ServerClient
+    from forebay.client.http import ServerClient
     from forebay.pipeline.execute import Progress, Runner
 
 

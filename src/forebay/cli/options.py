@@ -26,7 +26,7 @@ from forebay.format.names import SERVER_FILE
 from forebay.settings import ServerAddress, StoreSettings
 
 if TYPE_CHECKING:
-    from forebay.client import ServerClient
+    from forebay.client.http import ServerClient
     from forebay.topic.view import StoreView, TopicView
 
 
@@ -191,7 +191,7 @@ def chosen_server(settings: StoreSettings, url: str | None) -> ServerAddress | N
     if url is None:
         if settings.data is None or not (Path(settings.data) / SERVER_FILE).exists():
             return None  # the client of a server takes a while to import
-        from forebay.client import find_server
+        from forebay.client.address import find_server
 
         return find_server(settings)
     from forebay.client.address import known_token
@@ -208,7 +208,7 @@ def chosen_server(settings: StoreSettings, url: str | None) -> ServerAddress | N
 
 def connected(address: ServerAddress) -> ServerClient:
     """A client that is pinned to the store that is there now."""
-    from forebay.client import ServerClient
+    from forebay.client.http import ServerClient
 
     client = ServerClient(address)
     client.pin()

@@ -38,7 +38,7 @@ from forebay.limits import MIB
 from forebay.settings import ServerAddress
 
 if TYPE_CHECKING:
-    from forebay.client import ServerClient
+    from forebay.client.http import ServerClient
 
 
 Durability = Literal["buffered", "synced", "uploaded"]

@@ -32,7 +32,7 @@ from forebay.limits import OFFSET_MAX
 from forebay.settings import ServerAddress, StoreSettings
 
 if TYPE_CHECKING:
-    from forebay.client import ServerClient
+    from forebay.client.http import ServerClient
 
 
 Facts = dict[str, Any]

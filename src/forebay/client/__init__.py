@@ -1,18 +1,5 @@
-"""A running server, as other processes reach it: where it is, and a client for its HTTP.
+"""A running server as other processes reach it: its address, its HTTP, and its disk and objects.
 
-Used by the command line and by Spark's drivers and executors. It imports nothing heavy: a command
-that only asks a question must start quickly.
+Used by the command line and by Spark's drivers and executors. `address` imports nothing heavy: a
+command that only asks a question starts quickly.
 """
-
-from forebay.client.address import ServerInfo, find_server, is_id, read_server_info, server_file
-from forebay.client.http import Response, ServerClient
-
-__all__ = [
-    "Response",
-    "ServerClient",
-    "ServerInfo",
-    "find_server",
-    "is_id",
-    "read_server_info",
-    "server_file",
-]

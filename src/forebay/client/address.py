@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.client.http import ServerClient
 from forebay.errors import ForebayError
 from forebay.format.names import SERVER_FILE
 from forebay.limits import KIB
@@ -80,6 +79,8 @@ def find_server(settings: StoreSettings) -> ServerAddress | None:
     info = None if settings.data is None else read_server_info(settings.data)
     if info is None:
         return None
+    from forebay.client.http import ServerClient
+
     token, ca_file = known_token(settings), settings.admin.ca_file
     address = ServerAddress(info.url, info.instance, token, ca_file, info.store)
     try:
@@ -90,3 +91,9 @@ def find_server(settings: StoreSettings) -> ServerAddress | None:
     except ForebayError:
         return None
     return address if found.instance == info.instance else None
+
+
+def wal_root(settings: StoreSettings) -> Path:
+    """Where the directories of all topics are, on the machine of the server."""
+    root = settings.wal_root
+    return Path(settings.data or "") / "wal" if root is None else Path(root)

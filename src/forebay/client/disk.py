@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from forebay.client.address import read_server_info
+from forebay.client.address import read_server_info, wal_root
 from forebay.client.http import ClientPool, ServerClient, topic_path
 from forebay.errors import (
     ForebayError,
@@ -35,12 +35,6 @@ from forebay.settings import ServerAddress, StoreSettings
 WINDOW_BYTES: Final = 8 * MIB
 """Of one request for a part of a segment."""
 _TIMEOUT_SECONDS: Final = 5.0
-
-
-def wal_root(settings: StoreSettings) -> Path:
-    """Where the directories of all topics are, on the machine of the server."""
-    root = settings.wal_root
-    return Path(settings.data or "") / "wal" if root is None else Path(root)
 
 
 def server_to_ask(settings: StoreSettings) -> ServerAddress | None:

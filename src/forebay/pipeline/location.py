@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.client import ServerClient, find_server
-from forebay.client.address import known_token
+from forebay.client.address import find_server, known_token
+from forebay.client.http import ServerClient
 from forebay.config import settings_from
 from forebay.errors import UsageError
 from forebay.settings import CloudSettings, MetadataSettings, ServerAddress, StoreSettings

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.records import TopicRecord
-from forebay.client import find_server
+from forebay.client.address import find_server
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import (
     CheckpointError,

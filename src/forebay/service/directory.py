@@ -15,7 +15,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from forebay.client import ServerInfo, is_id, read_server_info, server_file
+from forebay.client.address import ServerInfo, is_id, read_server_info, server_file
 from forebay.errors import DiskError, FormatError, LogLocked, remedy
 from forebay.format.names import SERVER_LOCK_FILE, STORE_ID_FILE
 

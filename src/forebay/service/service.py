@@ -33,7 +33,7 @@ import uvloop
 from forebay.admin.app import build_app
 from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
-from forebay.client import ServerInfo
+from forebay.client.address import ServerInfo
 from forebay.errors import ForebayError, LogClosed, ServiceUnavailable, UsageError
 from forebay.format.names import parse_topic
 from forebay.logs import event

@@ -7,6 +7,8 @@ it, and closed with the others.
 With a `server`, segments are read through it, and objects too where they are files of the server's
 machine: for a process that cannot see the directory of the server that owns the topics.
 
+The client of a server is imported where there is one: a command that only looks starts quickly.
+
 What a caller gets wrong: using the catalog makes its file. `StoreView` looks for the file first.
 """
 
@@ -18,15 +20,13 @@ import pickle
 import threading
 from pathlib import Path
 from socket import gethostname
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.catalog.adopt import restored
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import FILE_NAME, connect_kv
 from forebay.catalog.ownership import Session
-from forebay.client.disk import ServerDisk, server_to_ask, wal_root
-from forebay.client.http import ClientPool
-from forebay.client.objects import ServerBackend
+from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, LogClosed, UsageError
 from forebay.files.disk import Disk
@@ -41,6 +41,10 @@ from forebay.read.verify import looks_same, verify_object
 from forebay.settings import ServerAddress, StoreSettings
 from forebay.upload.engine import UploadPorts
 from forebay.wal.identity import read_log_id
+
+if TYPE_CHECKING:
+    from forebay.client.disk import ServerDisk
+    from forebay.client.http import ClientPool
 
 
 def catalog_file(settings: StoreSettings) -> Path | None:
@@ -75,11 +79,15 @@ class StoreResources:
         self._store = store
         self._session: Session | None = None
         self._pool: FetchPool | None = None
-        self._clients = None if server is None else ClientPool(server)
         self._closed = False
-        self.disk: LocalDisk | ServerDisk = (
-            LocalDisk() if self._clients is None else ServerDisk(self._clients, wal_root(settings))
-        )
+        self._clients: ClientPool | None = None
+        self.disk: LocalDisk | ServerDisk = LocalDisk()
+        if server is not None:
+            from forebay.client.disk import ServerDisk
+            from forebay.client.http import ClientPool
+
+            self._clients = ClientPool(server)
+            self.disk = ServerDisk(self._clients, wal_root(settings))
 
     def open(self) -> StoreResources:
         """Opens the catalog and the object store now; closes everything if one of them fails."""
@@ -126,6 +134,8 @@ class StoreResources:
             if self._store is None:
                 self._require_open()
                 if self.server is not None and self.settings.cloud.backend == "fs":
+                    from forebay.client.objects import ServerBackend
+
                     self._store = CloudStore(ServerBackend(self.server))
                 else:
                     self._store = connect(self.settings.cloud, self._data)
@@ -181,7 +191,7 @@ class StoreResources:
         directory on another machine, is not what was planned.
         """
         expected = restored(log_id)
-        if isinstance(self.disk, ServerDisk):
+        if not isinstance(self.disk, LocalDisk):
             return self.disk.of_log(expected)
         directory = wal_root(self.settings) / topic.namespace / topic.topic
         if expected is not None and self.disk.exists(directory):
@@ -235,6 +245,8 @@ def open_resources(settings: StoreSettings) -> StoreResources:
 
     Which of both it is, is decided here, once.
     """
+    from forebay.client.disk import server_to_ask
+
     return StoreResources(settings, server=server_to_ask(settings))
 
 

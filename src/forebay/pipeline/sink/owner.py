@@ -25,8 +25,8 @@ from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Final, Self
 
-from forebay.client import ServerClient, find_server
-from forebay.client.http import wire_error
+from forebay.client.address import find_server
+from forebay.client.http import ServerClient, wire_error
 from forebay.errors import (
     LogLocked,
     LostOffsets,
