@@ -43,7 +43,6 @@ ENCODE_BYTES_MAX: Final = 1 * MIB
 READ_CHUNK_BYTES: Final = 1 * MIB
 """How much of a segment one read fetches."""
 
-READ_CHUNK_MESSAGES: Final = 65536
 
 SEGMENT_INDEX_BYTES: Final = 64 * KIB
 """At most one index entry in so many bytes of a segment."""
@@ -108,14 +107,14 @@ OBJECT_KEY_BYTES_MAX: Final = 1024
 PART_BYTES_MIN: Final = 5 * MIB
 """S3 takes no smaller part of a multipart upload, but for the last."""
 
-assert FRAME_PAYLOAD_BYTES_MIN < MESSAGE_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX < 2**32
-assert FRAME_BATCH_BYTES_MAX <= ENCODE_BYTES_MAX <= READ_CHUNK_BYTES
-assert SEGMENT_INDEX_BYTES <= ENCODE_BYTES_MAX
-assert 48 * OBJECT_INDEX_ENTRIES_MAX + 4 * KIB <= DESCRIPTOR_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX
-
 FOLLOW_SECONDS: Final = 5.0
 """How often an owner looks how far the pipeline has uploaded its topics."""
 TASK_BYTES: Final = 128 * MIB
 """Of one Spark task, about: less is mostly Spark's own work, more is much to do again."""
 WAVE_TASKS_PER_SLOT: Final = 8
 """Spark tasks of one wave of a job: what is done is committed after each wave."""
+
+assert FRAME_PAYLOAD_BYTES_MIN < MESSAGE_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX < 2**32
+assert FRAME_BATCH_BYTES_MAX <= ENCODE_BYTES_MAX <= READ_CHUNK_BYTES
+assert SEGMENT_INDEX_BYTES <= ENCODE_BYTES_MAX
+assert 48 * OBJECT_INDEX_ENTRIES_MAX + 4 * KIB <= DESCRIPTOR_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX

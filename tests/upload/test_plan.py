@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import CorruptFrame, MissingData
 from forebay.settings import UploaderSettings
-from forebay.upload.plan import LogPosition, PlannedObject, plan_object
-from forebay.wal.segment import Segment
+from forebay.upload.plan import PlannedObject, plan_object
+from forebay.wal.segment import LogPosition, Segment
 
 Sizes = list[list[int]]
 """Of the frames in each segment."""

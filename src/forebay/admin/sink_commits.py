@@ -32,6 +32,7 @@ from forebay.admin.request import BUDGET_WAIT_SECONDS, STALL_SECONDS, ByteBudget
 from forebay.errors import ForebayError, ServiceUnavailable, UsageError, WaitTimeout
 from forebay.format.names import write_of_staged
 from forebay.logs import event
+from forebay.pipeline.sink.owner import REQUEST_BYTES_MAX, commit_in, decode_request, forget_in
 
 if TYPE_CHECKING:
     from forebay.pipeline.sink.commit import Committed, SinkBatch
@@ -105,8 +106,6 @@ class SinkCommits:
 
     async def read(self, request: Request) -> SinkRequest:
         """The batch of a request, read within limits."""
-        from forebay.pipeline.sink.owner import REQUEST_BYTES_MAX
-
         if self._budget is None:
             most = _BUDGET_BODIES * REQUEST_BYTES_MAX
             limit = f"of at most {most} for batches of sinks"
@@ -127,8 +126,6 @@ class SinkCommits:
 
     def commit(self, batch: SinkRequest) -> asyncio.Task[dict[str, Any]]:
         """Begins a commit, which is never cancelled: rows appended by half help nobody."""
-        from forebay.pipeline.sink.owner import commit_in
-
         run = batch.run
         if len(self._tasks) >= _COMMITS_MAX:
             batch.body.release()
@@ -146,8 +143,6 @@ class SinkCommits:
 
         They stay while a batch of the sink is under way, or one of another sink that needs them.
         """
-        from forebay.pipeline.sink.owner import forget_in
-
         try:
             needed = any(batch.writes & each for each in self._tasks.values())
             if needed or batch.run.sink_id in self._turns:
@@ -185,8 +180,6 @@ class SinkCommits:
 
 def _decoded(data: bytes) -> tuple[SinkBatch, list[Part]]:
     """May take long: not on the event loop."""
-    from forebay.pipeline.sink.owner import decode_request
-
     try:
         value = orjson.loads(data)
     except ValueError as error:

@@ -94,6 +94,6 @@ def find_server(settings: StoreSettings) -> ServerAddress | None:
 
 
 def wal_root(settings: StoreSettings) -> Path:
-    """Where the directories of all topics are, on the machine of the server."""
+    """Where the logs of all topics are: as configured, or below the data directory."""
     root = settings.wal_root
-    return Path(settings.data or "") / "wal" if root is None else Path(root)
+    return Path(settings.data or "") / "wal" if root is None else Path(root).absolute()

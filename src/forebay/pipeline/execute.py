@@ -110,20 +110,23 @@ class ThreadExecutor:
     ) -> list[list[Done[_Result]]]:
         if not tasks:
             return []
+        from forebay.topic.resources import using_executor_resources
+
         total = len(tasks)
         show = progress or (lambda _done, _total: None)
         cancelled = threading.Event()
 
         def run_task(items: Sequence[_Item]) -> list[Done[_Result]]:
             # Nobody reads the results of a cancelled run, so they may lack items.
-            return [_try(work, item, cancelled) for item in items if not cancelled.is_set()]
+            with using_executor_resources():
+                return [_try(work, item, cancelled) for item in items if not cancelled.is_set()]
 
         show(0, total)
         width = min(self._threads, total)
         with ThreadPoolExecutor(width, thread_name_prefix=label.split(maxsplit=1)[0]) as pool:
-            futures = [pool.submit(run_task, items) for items in tasks]
-            pending = set(futures)
             try:
+                futures = [pool.submit(run_task, items) for items in tasks]
+                pending = set(futures)
                 while pending:
                     ended, pending = wait(pending, return_when=FIRST_COMPLETED)
                     for each in ended:

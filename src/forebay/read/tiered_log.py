@@ -26,7 +26,7 @@ from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Visibility, Waiter
 
 
-class LocalLog(Protocol):
+class LocalTier(Protocol):
     """The newest part of the log: a `Wal`, or a `LogView` of one that another process owns."""
 
     @property
@@ -47,7 +47,7 @@ class TieredLog:
     def __init__(
         self,
         topic: TopicName,
-        log: LocalLog,
+        log: LocalTier,
         source: CatalogSource,
         store: RangeStore,
         pool: FetchPool,
@@ -103,7 +103,7 @@ class TieredLog:
 class _ObjectTier:
     """What one reader reads from objects: up to the log's start, as it was when it began."""
 
-    def __init__(self, log: LocalLog, source: CatalogSource, stream: ObjectStream) -> None:
+    def __init__(self, log: LocalTier, source: CatalogSource, stream: ObjectStream) -> None:
         self._log = log
         self._source = source
         self._stream = stream

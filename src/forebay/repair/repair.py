@@ -154,12 +154,12 @@ class _TopicRepair:
         self._accept_loss = accept_loss
         self._directory = view.directory(topic)
         self._names = SegmentNames(view.settings.wal.file_name)
-        self._tiers = view.resources()
-        self._record = None if self._tiers is None else self._tiers.catalog.record(topic)
+        self._resources = view.resources()
+        self._record = None if self._resources is None else self._resources.catalog.record(topic)
         self._objects = (
             None
-            if self._tiers is None or self._record is None
-            else _ObjectRepair(self._tiers, topic, copies)
+            if self._resources is None or self._record is None
+            else _ObjectRepair(self._resources, topic, copies)
         )
         self._findings: list[Finding] = []
 
@@ -189,8 +189,8 @@ class _TopicRepair:
 
     def _has_objects(self) -> bool:
         prefix = objects_prefix(self._topic)
-        if self._tiers is not None:
-            return next(iter(self._tiers.store.list(prefix)), None) is not None
+        if self._resources is not None:
+            return next(iter(self._resources.store.list(prefix)), None) is not None
         with closing(connect(self._view.settings.cloud, Path(self._view.name))) as store:
             return next(iter(store.list(prefix)), None) is not None
 
@@ -283,8 +283,8 @@ class _TopicRepair:
             self._findings += [replace(each, fixable=False) for each in plan.findings]
             return
         if plan.losses:
-            assert self._tiers is not None
-            record_losses(self._tiers, self._disk, self._topic, plan, plan.losses)
+            assert self._resources is not None
+            record_losses(self._resources, self._disk, self._topic, plan, plan.losses)
         work.finish()
         self._findings += [replace(each, repaired=True) for each in plan.findings]
 
@@ -355,7 +355,7 @@ class _ObjectRepair:
     """The objects of a topic: what is wrong with them, and what of them can be read."""
 
     def __init__(self, resources: StoreResources, topic: TopicName, copies: Copies) -> None:
-        self._tiers = resources
+        self._resources = resources
         self._store = resources.store
         self._topic = topic
         self._copies = copies
@@ -363,7 +363,7 @@ class _ObjectRepair:
     def runs(self, start: int, end: int) -> list[FrameRun]:
         """Runs of the committed objects that overlap the range; of a missing one none."""
         found: list[FrameRun] = []
-        for each in self._tiers.catalog.get_object_descriptors_range(self._topic, start, end):
+        for each in self._resources.catalog.get_object_descriptors_range(self._topic, start, end):
             found += self._runs_of(each)
         return found
 
@@ -380,7 +380,7 @@ class _ObjectRepair:
 
     def look(self, local: Sequence[FrameRun]) -> Iterator[Repair]:
         """Damaged and missing objects; `local` is what the log holds."""
-        for descriptor in self._tiers.catalog.get_object_descriptors(self._topic):
+        for descriptor in self._resources.catalog.get_object_descriptors(self._topic):
             fault = self._fault(descriptor, local)
             if fault is None:
                 continue
@@ -395,15 +395,17 @@ class _ObjectRepair:
                 yield partial(self._rewrite, wanted), finding
 
     def _rewrite(self, wanted: ObjectRewrite) -> None:
-        rewrite_object(self._tiers, self._topic, wanted, self._copies)
+        rewrite_object(self._resources, self._topic, wanted, self._copies)
 
     def _fault(
         self, descriptor: ObjectDescriptor, local: Sequence[FrameRun]
     ) -> tuple[FaultKind, str] | None:
         start, end = descriptor.start_offset, descriptor.next_offset
         if any(run.first < end and run.end > start for run in local):
-            reader = self._tiers.settings.cloud_reader
-            seen = examine_object(self._store, self._tiers.pool, reader, self._topic, descriptor)
+            reader = self._resources.settings.cloud_reader
+            seen = examine_object(
+                self._store, self._resources.pool, reader, self._topic, descriptor
+            )
             return None if seen.fault is None else (seen.fault.kind, str(seen.fault.error))
         try:
             size = self._store.head(self._key(descriptor)).size
@@ -416,9 +418,9 @@ class _ObjectRepair:
     # -- sidecars -------------------------------------------------------------------------------
 
     def look_at_sidecars(self) -> Iterator[Repair]:
-        if not self._tiers.settings.uploader.sidecars:
+        if not self._resources.settings.uploader.sidecars:
             return
-        for descriptor in self._tiers.catalog.get_object_descriptors(self._topic):
+        for descriptor in self._resources.catalog.get_object_descriptors(self._topic):
             key = object_key(self._topic, sidecar(descriptor.object_id))
             what = self._sidecar_fault(key, descriptor)
             if what is not None:

@@ -44,9 +44,7 @@ class DriverEnded(Exception):
 
 
 def driver_command() -> list[str]:
-    from forebay.pipeline import driver
-
-    return [sys.executable, "-m", driver.__name__]
+    return [sys.executable, "-m", "forebay.pipeline.driver"]
 
 
 class DriverProcess:

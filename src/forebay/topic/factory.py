@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from forebay.catalog.catalog import Catalog
+from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import ForebayError, LogClosed, TopicFenced
 from forebay.files.disk import Disk
@@ -233,11 +234,7 @@ class WalStorageFactory:
         return None if root is None else root / topic.namespace / topic.topic
 
     def _wal_root(self) -> Path | None:
-        """Where the logs are: as configured, or below the data directory."""
-        if self.settings.data is None:
-            return None
-        root = self.settings.wal_root
-        return Path(root).absolute() if root is not None else Path(self.settings.data) / "wal"
+        return None if self.settings.data is None else wal_root(self.settings)
 
     def opened(self, name: str) -> WalStorage | None:
         """The topic's storage if it is open and in order; opens nothing."""

@@ -18,6 +18,8 @@ import atexit
 import os
 import pickle
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Final
@@ -31,12 +33,13 @@ from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, LogClosed, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
+from forebay.forks import disown_after_fork
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
 from forebay.objects.buffers import return_large_blocks
 from forebay.objects.store import CloudStore, connect
 from forebay.read.object_stream import FetchPool
-from forebay.read.tiered_log import CatalogSource, LocalLog, TieredLog
+from forebay.read.tiered_log import CatalogSource, LocalTier, TieredLog
 from forebay.read.verify import looks_same, verify_object
 from forebay.settings import ServerAddress, StoreSettings
 from forebay.upload.engine import UploadPorts
@@ -73,6 +76,7 @@ class StoreResources:
         self.server = server
         """The server to go through; None where everything is within reach."""
         self._lock = threading.RLock()
+        disown_after_fork(self)
         self._given_catalog = catalog
         self._given_store = store
         self._catalog = catalog
@@ -88,6 +92,10 @@ class StoreResources:
 
             self._clients = ClientPool(server)
             self.disk = ServerDisk(self._clients, wal_root(settings))
+
+    def disown(self) -> None:
+        """In a forked child: the lock may be taken by a thread that is not here."""
+        self._lock = threading.RLock()
 
     def open(self) -> StoreResources:
         """Opens the catalog and the object store now; closes everything if one of them fails."""
@@ -203,7 +211,7 @@ class StoreResources:
                 )
         return self.disk
 
-    def tiered_log(self, topic: TopicName, log: LocalLog) -> TieredLog:
+    def tiered_log(self, topic: TopicName, log: LocalTier) -> TieredLog:
         """One log over the objects and `log`."""
         return TieredLog(
             topic,
@@ -238,6 +246,8 @@ _STORES_MAX: Final = 4
 
 _open: Final[dict[tuple[int, bytes], StoreResources]] = {}
 _open_lock = threading.Lock()
+_users = 0
+"""Threads that run tasks now: while there are several, what one evicted another might use."""
 
 
 def open_resources(settings: StoreSettings) -> StoreResources:
@@ -269,11 +279,24 @@ def executor_resources(settings: StoreSettings) -> StoreResources:
     with _open_lock:
         found = _open.pop(key, None)
         if found is None:
-            while len(_open) >= _STORES_MAX:
+            while len(_open) >= _STORES_MAX and _users <= 1:
                 _open.pop(next(iter(_open))).close()
             found = open_resources(settings)
         _open[key] = found  # the most recently used one last
         return found
+
+
+@contextmanager
+def using_executor_resources() -> Iterator[None]:
+    """Around tasks on a thread: nothing is evicted while others run theirs."""
+    global _users  # noqa: PLW0603
+    with _open_lock:
+        _users += 1
+    try:
+        yield
+    finally:
+        with _open_lock:
+            _users -= 1
 
 
 def _catalog_inode(settings: StoreSettings) -> int | None:
@@ -292,4 +315,13 @@ def close_executor_resources() -> None:
             _open.pop(key).close()
 
 
+def _forget_in_child() -> None:
+    """What is open is the parent's, and its lock may be taken by a thread that is not here."""
+    global _open_lock, _users  # noqa: PLW0603
+    _open_lock = threading.Lock()
+    _users = 0
+    _open.clear()
+
+
 atexit.register(close_executor_resources)
+os.register_at_fork(after_in_child=_forget_in_child)

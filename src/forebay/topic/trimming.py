@@ -47,7 +47,7 @@ class Trimmer:
     ) -> None:
         self._topic = topic
         self._wal = wal
-        self._tiers = resources
+        self._resources = resources
         self._catalog = resources.catalog
         self._store = resources.store
         self._deleter = deleter
@@ -113,7 +113,7 @@ class Trimmer:
                 return False
             if self._clock.now_ms() - descriptor.created_at * 1000 < lag_ms:
                 return False
-            self._tiers.require_there(self._topic, descriptor)
+            self._resources.require_there(self._topic, descriptor)
             offset = descriptor.next_offset
             if offset >= segment.end_offset:
                 return True

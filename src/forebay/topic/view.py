@@ -16,6 +16,7 @@ from types import TracebackType
 
 from forebay.catalog.adopt import restored
 from forebay.catalog.records import Owner, TopicRecord
+from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import (
     ForebayError,
@@ -76,7 +77,7 @@ class StoreView:
         """The names of all topics, in the catalog or in a local directory, sorted."""
         resources = self.resources()
         names = set() if resources is None else {str(topic) for topic in resources.catalog.topics()}
-        root = self._wal_root()
+        root = wal_root(self.settings)
         for namespace in self._list(root):
             found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
             names.update(name for name in found if is_topic(name))
@@ -88,11 +89,7 @@ class StoreView:
 
     def directory(self, topic: TopicName) -> Path:
         """Where the topic's local log is, if it is here."""
-        return self._wal_root() / topic.namespace / topic.topic
-
-    def _wal_root(self) -> Path:
-        root = self.settings.wal_root
-        return Path(self.settings.data or "") / "wal" if root is None else Path(root).absolute()
+        return wal_root(self.settings) / topic.namespace / topic.topic
 
     def _list(self, path: Path) -> list[str]:
         try:

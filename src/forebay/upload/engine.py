@@ -108,6 +108,8 @@ def upload(
     transferred = _transfer(ports, source, object_key(task.topic, object_id), planned, progress)
     now_ms = ports.clock.now_ms()
     descriptor = describe(object_id, planned.start_offset, planned.next_offset, transferred, now_ms)
+    if progress is not None:
+        progress(planned.size)
     vouch(ports, task.topic, descriptor)
     return Uploaded(descriptor, ports.clock.monotonic() - started)
 
@@ -272,10 +274,20 @@ class Renewal:
 
     def _run(self) -> None:
         while not self._over.wait(self._seconds):
-            try:
-                for topic, intent in self._intents:
-                    if self._over.is_set():
-                        return
+            failed: list[ForebayError] = []
+            for topic, intent in self._intents:
+                if self._over.is_set():
+                    return
+                try:
                     self._catalog.renew(topic, intent)
-            except ForebayError as error:  # the next turn tries again; a commit tells the rest
-                event(_log, logging.WARNING, "intents were not renewed", error=error)
+                except ForebayError as error:  # the next turn tries again; a commit finds out
+                    failed.append(error)
+            if failed:
+                first = failed[0]
+                event(
+                    _log,
+                    logging.WARNING,
+                    "intents were not renewed",
+                    count=len(failed),
+                    error=first,
+                )

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from forebay.clock import Clock
 from forebay.errors import CorruptFrame, ForebayError, MissingData
@@ -26,15 +26,7 @@ from forebay.format.message import message_columns
 from forebay.format.names import ObjectName, SegmentNames, TopicName
 from forebay.limits import READ_CHUNK_BYTES
 from forebay.settings import UploaderSettings
-from forebay.wal.segment import ChunkReader, Segment, SegmentIndexes, require_complete
-
-
-class LogPosition(NamedTuple):
-    """A frame boundary in the log: the frame that begins there has this offset."""
-
-    seq: int
-    position: int
-    offset: int
+from forebay.wal.segment import ChunkReader, LogPosition, Segment, SegmentIndexes, require_complete
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import TopicRecord
-from forebay.errors import CorruptFrame
+from forebay.errors import CorruptFrame, ForebayError
 from forebay.format.checkpoint import UploaderCheckpoint
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.index import ObjectIndex
@@ -36,9 +37,10 @@ from forebay.upload.engine import (
     require_size,
     vouch,
 )
-from forebay.upload.plan import LogPosition, PlannedObject, plan_object
+from forebay.upload.plan import PlannedObject, plan_object
 from forebay.upload.uploader import Uploader
 from forebay.wal.log import Wal
+from forebay.wal.segment import LogPosition
 
 _log: Final = logging.getLogger("forebay.upload")
 
@@ -175,9 +177,23 @@ class RollingUploader(Uploader):
         ports, opened = self.ports, self._open
         assert opened is not None
         started = ports.clock.monotonic()
-        size = opened.builder.size
+        require_size(ports.store, opened.builder.writer.close(), opened.builder.size)
+        try:
+            uploaded, intent = self._copy(opened, started)
+            record = self.commit(intent, uploaded, opened.position, done)
+        except ForebayError:
+            # The next cycle begins another one, under another name: these would pile up.
+            with suppress(ForebayError):
+                self._remove_pending(opened)
+            raise
+        self._open = None
+        self._remove_pending(opened)
+        return record
+
+    def _copy(self, opened: OpenObject, started: float) -> tuple[Uploaded, Intent]:
+        """Copies the whole pending object to its final name, reads it back, writes its sidecar."""
+        ports = self.ports
         pending = object_key(self.topic, opened.intent.object_id)
-        require_size(ports.store, opened.builder.writer.close(), size)
         name = ObjectName(opened.start_offset, opened.position.offset - 1)
         intent = self.catalog.intend(self.topic, self.epoch, name)
         meta = ports.store.copy_or_rewrite(
@@ -186,7 +202,7 @@ class RollingUploader(Uploader):
             chunk_bytes=ports.settings.stream_chunk_size,
             concurrent_parts=ports.settings.concurrent_parts,
         )
-        require_size(ports.store, meta, size)
+        require_size(ports.store, meta, opened.builder.size)
         descriptor = describe(
             intent.object_id,
             opened.start_offset,
@@ -195,12 +211,11 @@ class RollingUploader(Uploader):
             ports.clock.now_ms(),
         )
         vouch(ports, self.topic, descriptor)
-        uploaded = Uploaded(descriptor, ports.clock.monotonic() - started)
-        record = self.commit(intent, uploaded, opened.position, done)
-        self._open = None
-        ports.store.delete_object(pending)
+        return Uploaded(descriptor, ports.clock.monotonic() - started), intent
+
+    def _remove_pending(self, opened: OpenObject) -> None:
+        self.ports.store.delete_object(object_key(self.topic, opened.intent.object_id))
         self.catalog.withdraw(self.topic, opened.intent.object_id, opened.intent.token)
-        return record
 
     def _abandon(self) -> None:
         """Gives up the open object; what became visible of it is for the sweep."""

@@ -37,10 +37,10 @@ from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.logs import event
 from forebay.upload import engine, metrics
 from forebay.upload.engine import Uploaded, UploadPorts
-from forebay.upload.plan import LogPosition, PlannedObject, SegmentSource, TopicPlanner
+from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.checkpoints import CheckpointStore
 from forebay.wal.log import Wal
-from forebay.wal.segment import Segment
+from forebay.wal.segment import LogPosition, Segment
 
 _log: Final = logging.getLogger("forebay.upload")
 
@@ -130,8 +130,9 @@ class Uploader:
             return done
 
     def _upload_and_verify(self, done: list[ObjectDescriptor], *, force: bool) -> None:
+        record = self.record()
         try:
-            record = self._upload_due(self.record(), done, force=force)
+            record = self._upload_due(record, done, force=force)
         except (LogClosed, TopicFenced):
             raise
         except Exception:

@@ -27,7 +27,7 @@ from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import READ_CHUNK_BYTES
 from forebay.wal import metrics
 from forebay.wal.memory import FrameBatch
-from forebay.wal.segment import ChunkReader, Segment, SegmentIndexes, require_complete
+from forebay.wal.segment import ChunkReader, LogPosition, Segment, SegmentIndexes, require_complete
 from forebay.wal.watermarks import TaskWaiter, ThreadWaiter, Visibility, Waiter
 
 
@@ -61,19 +61,11 @@ class ReadableLog(Protocol):
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool: ...
 
 
-class SegmentPosition(NamedTuple):
-    """Where in which segment the frame of an offset is."""
-
-    seq: int
-    offset: int
-    position: int
-
-
 class Chunk(NamedTuple):
     """Frames that were fetched at once, and where the next are if these came from a segment."""
 
     frames: Scan
-    next: SegmentPosition | None = None
+    next: LogPosition | None = None
 
 
 class LogReader:
@@ -96,7 +88,7 @@ class LogReader:
         self._chunks: ChunkReader | None = None
         self._messages: Iterator[StreamMessage] = iter(())
         self._fetched = start
-        self._next: SegmentPosition | None = None
+        self._next: LogPosition | None = None
         self._waiter: Waiter | None = None
         self._closed = False
         self.visibility: Visibility = visibility
@@ -305,7 +297,7 @@ class LogReader:
                 position += found.safe_length
                 offset += len(found)
                 if offset > self._fetched:
-                    return Chunk(found, SegmentPosition(segment.seq, offset, position))
+                    return Chunk(found, LogPosition(segment.seq, position, offset))
 
     def abandon_buffer(self) -> None:
         """For a fetch that goes on in another thread after its task was cancelled."""

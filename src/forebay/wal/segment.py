@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from forebay.errors import CorruptFrame
 from forebay.files.disk import Disk, ReadFile, read_file
@@ -31,6 +32,14 @@ from forebay.limits import (
     SEGMENT_INDEX_ENTRIES_MAX,
     SEGMENT_INDEXES_MAX,
 )
+
+
+class LogPosition(NamedTuple):
+    """A frame boundary in the log: the frame that begins there has this offset."""
+
+    seq: int
+    position: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView, TopicView
 from forebay.upload import engine, metrics
 from forebay.upload.engine import Renewal, Uploaded, UploadTask
-from forebay.upload.plan import LogPosition, PlannedObject, SegmentSource, TopicPlanner
-from forebay.wal.segment import Segment
+from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
+from forebay.wal.segment import LogPosition, Segment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

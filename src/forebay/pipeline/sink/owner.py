@@ -198,7 +198,7 @@ def commit_in(store: Store, batch: SinkBatch, parts: Sequence[Part]) -> Committe
 
     No two of the same sink at the same time: that is for the caller to see to.
     """
-    resources = _tiers(store)
+    resources = _resources(store)
     sweep_if_due(resources.store, batch)
     with StoreTopicWriter(store) as writer:
         return commit_batch(writer, resources.catalog, resources.store, batch, parts)
@@ -209,10 +209,10 @@ def forget_in(store: Store, parts: Sequence[Part]) -> None:
 
 
 def staging_of(store: Store) -> CloudStore:
-    return _tiers(store).store
+    return _resources(store).store
 
 
-def _tiers(store: Store) -> StoreResources:
+def _resources(store: Store) -> StoreResources:
     with store.view() as view:
         resources = view.resources()
     if resources is None:

@@ -162,10 +162,10 @@ class _Sink:
         server = serving(settings)
         if server is not None:
             return commit_through(server, batch, parts)
-        bench = executor_resources(settings)
-        sweep_if_due(bench.store, batch)
+        resources = executor_resources(settings)
+        sweep_if_due(resources.store, batch)
         with LocalTopicWriter(settings) as writer:
-            return commit_batch(writer, bench.catalog, bench.store, batch, parts)
+            return commit_batch(writer, resources.catalog, resources.store, batch, parts)
 
     def forget(self, messages: Sequence[WriterCommitMessage | None], batch: SinkBatch) -> None:
         """After a failure: the staged files go, unless a batch that was begun needs them."""

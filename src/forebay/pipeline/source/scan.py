@@ -75,7 +75,7 @@ _TRIES: Final = 3
 # ---- offsets by time
 
 
-def offset_at_time(bench: StoreResources, view: TopicView, time_ms: int) -> int:
+def offset_at_time(resources: StoreResources, view: TopicView, time_ms: int) -> int:
     """The first offset of the view with a publish time of `time_ms` or later, else its end.
 
     Times are taken to ascend with the offsets, which they do as far as producers' clocks do. The
@@ -84,25 +84,25 @@ def offset_at_time(bench: StoreResources, view: TopicView, time_ms: int) -> int:
     have no time: the first one behind them counts.
     """
     pieces = plan_topic(view, view.start_offset, view.end_offset, fail_on_data_loss=False)
-    at = bisect_left(pieces, time_ms, key=lambda piece: _first_time(bench, piece))
+    at = bisect_left(pieces, time_ms, key=lambda piece: _first_time(resources, piece))
     after = pieces[at].first if at < len(pieces) else view.end_offset
     if at == 0:
         return after
     before = pieces[at - 1]
     fine = plan_topic(view, before.first, before.next, split_bytes=_FINE_BYTES)
-    at = bisect_left(fine, time_ms, key=lambda piece: _first_time(bench, piece))
-    inside = None if at == 0 else _offset_inside(bench, fine[at - 1], time_ms)
+    at = bisect_left(fine, time_ms, key=lambda piece: _first_time(resources, piece))
+    inside = None if at == 0 else _offset_inside(resources, fine[at - 1], time_ms)
     if inside is not None:
         return inside
     return fine[at].first if at < len(fine) else after
 
 
-def _first_time(bench: StoreResources, piece: Piece) -> int:
-    return int(message_columns(first_frames(bench, piece)).publish_times[0])
+def _first_time(resources: StoreResources, piece: Piece) -> int:
+    return int(message_columns(first_frames(resources, piece)).publish_times[0])
 
 
-def _offset_inside(bench: StoreResources, piece: Piece, time_ms: int) -> int | None:
-    for frames in scan_pieces(bench, [piece]):
+def _offset_inside(resources: StoreResources, piece: Piece, time_ms: int) -> int | None:
+    for frames in scan_pieces(resources, [piece]):
         times = message_columns(frames).publish_times
         for row, time in enumerate(times):
             if time >= time_ms:
@@ -113,29 +113,29 @@ def _offset_inside(bench: StoreResources, piece: Piece, time_ms: int) -> int | N
 # ---- frames of a split
 
 
-def scan_split(bench: StoreResources, split: Split) -> Iterator[tuple[TopicName, Scan]]:
+def scan_split(resources: StoreResources, split: Split) -> Iterator[tuple[TopicName, Scan]]:
     """Every frame of the split's pieces, in their order, a chunk at a time."""
     chunks = ChunkReader(CHUNK_BYTES)
     for neighbours in _neighbours(split.pieces):
-        for frames in scan_pieces(bench, neighbours, chunks):
+        for frames in scan_pieces(resources, neighbours, chunks):
             yield neighbours[0].topic, frames
             del frames  # else its chunk stays while the next one is fetched
 
 
 def scan_pieces(
-    bench: StoreResources, pieces: Sequence[Piece], chunks: ChunkReader | None = None
+    resources: StoreResources, pieces: Sequence[Piece], chunks: ChunkReader | None = None
 ) -> Iterator[Scan]:
     """The frames of pieces that follow each other in one topic: all objects, or one segment."""
     first = pieces[0]
     if first.descriptor is not None:
-        if bench.objects_are_files:
-            yield from _local_frames(bench, pieces, chunks or ChunkReader(CHUNK_BYTES))
+        if resources.objects_are_files:
+            yield from _local_frames(resources, pieces, chunks or ChunkReader(CHUNK_BYTES))
         else:
-            yield from _object_frames(bench, pieces)
+            yield from _object_frames(resources, pieces)
         return
     done = first.first
     try:
-        for frames in _segment_frames(bench, first, chunks or ChunkReader(CHUNK_BYTES)):
+        for frames in _segment_frames(resources, first, chunks or ChunkReader(CHUNK_BYTES)):
             done = frames.offsets[-1] + 1
             yield frames
             del frames
@@ -149,19 +149,19 @@ def scan_pieces(
             first=done,
             next=first.next,
         )
-        yield from _once_more(bench, _anew(bench, first, done))
+        yield from _once_more(resources, _anew(resources, first, done))
 
 
-def _anew(bench: StoreResources, piece: Piece, start: int) -> list[Piece]:
+def _anew(resources: StoreResources, piece: Piece, start: int) -> list[Piece]:
     """Where the rest of a segment's piece is now that the segment is not there."""
     gone = (
         f"{piece.topic}: {piece.path} is not on {gethostname()}, and offsets {start} to "
         f"{piece.next - 1} are in no object: upload them first, or let every executor see the "
         "data directory"
     )
-    if bench.server is not None:
-        _ = bench.catalog  # which says that nobody here can look into it, where that is so
-    with StoreView(bench.settings, disk=bench.disk, clock=bench.clock) as store:
+    if resources.server is not None:
+        _ = resources.catalog  # which says that nobody here can look into it, where that is so
+    with StoreView(resources.settings, disk=resources.disk, clock=resources.clock) as store:
         view = store.topic(str(piece.topic))
         if view.end_offset < piece.next:
             raise MissingData(gone)
@@ -171,22 +171,22 @@ def _anew(bench: StoreResources, piece: Piece, start: int) -> list[Piece]:
     return anew
 
 
-def first_frames(bench: StoreResources, piece: Piece) -> Scan:
+def first_frames(resources: StoreResources, piece: Piece) -> Scan:
     """The piece's first frame, and maybe some that follow it, by a small read."""
     one = piece._replace(next=piece.first + 1)
     if one.descriptor is None:
-        return next(scan_pieces(bench, [one], ChunkReader(PROBE_BYTES)))
-    return next(_object_frames(bench, [one], probe=True))
+        return next(scan_pieces(resources, [one], ChunkReader(PROBE_BYTES)))
+    return next(_object_frames(resources, [one], probe=True))
 
 
-def _once_more(bench: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
+def _once_more(resources: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
     """Pieces of a second plan, whose places must be there."""
     for neighbours in _neighbours(pieces):
         if neighbours[0].descriptor is not None:
-            yield from _object_frames(bench, neighbours)
+            yield from _object_frames(resources, neighbours)
             continue
         try:
-            yield from _segment_frames(bench, neighbours[0], ChunkReader(CHUNK_BYTES))
+            yield from _segment_frames(resources, neighbours[0], ChunkReader(CHUNK_BYTES))
         except FileNotFoundError as error:
             raise MissingData(
                 f"{neighbours[0].topic}: {neighbours[0].path} is gone, and was planned for offset "
@@ -217,9 +217,9 @@ class PlannedSource:
     """
 
     def __init__(
-        self, bench: StoreResources, topic: TopicName, planned: Sequence[ObjectDescriptor]
+        self, resources: StoreResources, topic: TopicName, planned: Sequence[ObjectDescriptor]
     ) -> None:
-        self._bench = bench
+        self._resources = resources
         self._topic = topic
         self._planned = planned
         self._given = 0
@@ -227,7 +227,7 @@ class PlannedSource:
     @property
     def _catalog(self) -> CatalogSource:
         """Most tasks never need it, and never connect."""
-        return CatalogSource(self._bench.catalog, self._topic)
+        return CatalogSource(self._resources.catalog, self._topic)
 
     def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
         if start < self._given:
@@ -247,14 +247,16 @@ class PlannedSource:
 
 
 def _object_frames(
-    bench: StoreResources, pieces: Sequence[Piece], *, probe: bool = False
+    resources: StoreResources, pieces: Sequence[Piece], *, probe: bool = False
 ) -> Iterator[Scan]:
     topic, first, stop = pieces[0].topic, pieces[0].first, pieces[-1].next
-    source = PlannedSource(bench, topic, joined(pieces))
-    settings = replace(bench.settings.cloud_reader, lenient=False)
+    source = PlannedSource(resources, topic, joined(pieces))
+    settings = replace(resources.settings.cloud_reader, lenient=False)
     if probe:
         settings = replace(settings, fetch_chunk_size=PROBE_BYTES, read_ahead_chunks=0)
-    with ObjectStream(topic, bench.store, source, bench.pool, settings, first, stop) as stream:
+    with ObjectStream(
+        topic, resources.store, source, resources.pool, settings, first, stop
+    ) as stream:
         while (frames := stream.next()) is not None:
             yield frames
             del frames
@@ -266,7 +268,7 @@ def _object_frames(
 
 
 def _local_frames(
-    bench: StoreResources, pieces: Sequence[Piece], chunks: ChunkReader
+    resources: StoreResources, pieces: Sequence[Piece], chunks: ChunkReader
 ) -> Iterator[Scan]:
     """Objects that are files here are read as segments are, which takes half the time.
 
@@ -275,27 +277,29 @@ def _local_frames(
     done = pieces[0].first
     for number, piece in enumerate(pieces):
         assert piece.descriptor is not None
-        path = bench.store.local_path(object_key(piece.topic, piece.descriptor.object_id))
+        path = resources.store.local_path(object_key(piece.topic, piece.descriptor.object_id))
         assert path is not None, "the objects are files here"
         try:
-            for frames in _file_frames(bench, path, piece, chunks):
+            for frames in _file_frames(resources, path, piece, chunks):
                 done = frames.offsets[-1] + 1
                 yield frames
                 del frames
         except FileNotFoundError:
-            yield from _object_frames(bench, [piece._replace(first=done), *pieces[number + 1 :]])
+            yield from _object_frames(
+                resources, [piece._replace(first=done), *pieces[number + 1 :]]
+            )
             return
 
 
-def _segment_frames(bench: StoreResources, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
+def _segment_frames(resources: StoreResources, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
     assert piece.path is not None, "a piece is in an object or in a segment"
-    return _file_frames(bench, piece.path, piece, chunks)
+    return _file_frames(resources, piece.path, piece, chunks)
 
 
 def _file_frames(
-    bench: StoreResources, path: Path, piece: Piece, chunks: ChunkReader
+    resources: StoreResources, path: Path, piece: Piece, chunks: ChunkReader
 ) -> Iterator[Scan]:
-    file = bench.disk.open_read(path)
+    file = resources.disk.open_read(path)
     try:
         yield from _frames_of(file, path, piece, chunks)
     finally:
@@ -413,15 +417,15 @@ def open_view(settings: StoreSettings) -> StoreView:
     return StoreView(settings)
 
 
-def range_of(bench: StoreResources, view: TopicView, options: ScanOptions) -> OffsetRange:
+def range_of(resources: StoreResources, view: TopicView, options: ScanOptions) -> OffsetRange:
     """The offsets of the topic that the options ask for."""
     start, end = options.starting.of(view.topic), options.ending.of(view.topic)
     assert start is not None, "named partitions were checked"
     assert end is not None
     if options.starting_time is not None:
-        start = offset_at_time(bench, view, options.starting_time)
+        start = offset_at_time(resources, view, options.starting_time)
     if options.ending_time is not None:
-        end = offset_at_time(bench, view, options.ending_time)
+        end = offset_at_time(resources, view, options.ending_time)
     return resolve_range(view, start, end, fail_on_data_loss=options.fail_on_data_loss)
 
 

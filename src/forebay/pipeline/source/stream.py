@@ -106,9 +106,9 @@ class StreamTopics:
         self._options.chosen(self._store.topics())
         self.look()
         self._options.starting.require_named("startingOffsets", list(self._topics))
-        bench = executor_resources(self._options.settings)
+        resources = executor_resources(self._options.settings)
         return {
-            topic: range_of(bench, each.view, self._options).start
+            topic: range_of(resources, each.view, self._options).start
             for topic, each in self._topics.items()
         }
 
