@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from forebay.errors import (
     CorruptFrame,
     LogClosed,
     MissingData,
+    ServiceRefused,
     ServiceUnavailable,
     TopicFenced,
 )
@@ -319,3 +321,20 @@ def test_a_rolling_object_in_progress_is_abandoned_by_a_restart_and_built_again(
         topic.upload()
     assert site.ranges() == [(0, 40)]
     assert not [key for key in site.listed() if "pending" in key]
+
+
+@pytest.mark.parametrize("rolling", [False, True])
+def test_objects_that_cannot_be_read_back_do_not_pile_up(tmp_path: Path, rolling: bool) -> None:
+    backend = FaultBackend(MemoryBackend())
+    site = Site(tmp_path, backend=backend)
+    site.uploading(rolling=rolling, max_object_bytes=6000, max_open_seconds=1)
+    backend.inject(ObjectFault("get_range", ServiceRefused, times=None))
+    with site.topic() as topic:
+        fill(topic, 200)
+        for _ in range(6):  # a rolling object ends in every other one
+            site.clock.advance(600)
+            with suppress(ServiceRefused):
+                cycle(topic)
+        assert backend.fired >= 3
+        assert topic.watermarks().uploaded == 0
+        assert len(site.listed()) <= 1
