@@ -66,11 +66,13 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    while _forking:
-        _forking.pop().after_fork_in_child()
-    _lock.release()
-    for owned in list(_owned):
-        owned.disown()
+    try:
+        while _forking:
+            _forking.pop().after_fork_in_child()
+    finally:
+        _lock.release()
+        for owned in list(_owned):
+            owned.disown()
 
 
 os.register_at_fork(

@@ -25,7 +25,7 @@ from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
 from forebay.files.local import LocalDisk
 from forebay.limits import KIB
-from forebay.settings import AdminSettings, DeleterSettings, StoreSettings
+from forebay.settings import AdminSettings, CloudReaderSettings, DeleterSettings, StoreSettings
 from forebay.testing import FaultDisk
 from forebay.topic.store import Store
 from raw_http import Said, ask, plain_socket
@@ -381,6 +381,23 @@ def test_a_lost_range_is_a_line_of_its_own_where_it_may_be_skipped(holed: Served
     assert told("?skip_lost=true&start=3&end=8") == [3, 4, [5, 8]]
     assert told("?skip_lost=true&start=3&limit=3") == [3, 4, [5, 10], 10]
     assert told("?skip_lost=true&start=3&limit=2") == [3, 4]
+
+
+def test_a_lost_range_keeps_its_place_behind_messages_that_a_lenient_reader_skips(
+    holed: Served, tmp_path: Path
+) -> None:
+    (stored,) = (tmp_path / "objects").rglob("data-0-4.dnb1")
+    frame = stored.stat().st_size // 5
+    with stored.open("r+b") as file:
+        file.seek(2 * frame + 20)
+        file.write(b"damage")
+    holed.store.close()
+    settings = StoreSettings(data=tmp_path, cloud_reader=CloudReaderSettings(lenient=True))
+    with served(settings) as server:
+        server.store.topic(TOPIC)
+        lines = get(server, "?skip_lost=true").lines()
+        found = [line.get("lost") or line["offset"] for line in lines]
+        assert found == [0, 1, 3, 4, [5, 10], 10]
 
 
 def test_a_lost_range_is_told_alike_of_a_topic_that_is_not_open(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from pyspark.sql.types import (
 )
 
 from forebay.errors import FormatError, MessageTooLarge, UsageError
+from forebay.format.layout import Buffer
 from forebay.format.names import STAGING_PREFIX, staged_file, topic_of_key, write_of_staged
 from forebay.limits import ATTRIBUTES_MAX, KIB, MESSAGE_BYTES_MAX, MIB
 from forebay.objects.memory import MemoryBackend
@@ -167,13 +169,38 @@ def test_a_flipped_byte_anywhere_is_found(store: CloudStore, at: int) -> None:
         rows(store, part)
 
 
-def test_a_manifest_of_files_in_arrows_format_names_none_that_can_be_read(
+def test_rows_that_an_earlier_release_staged_are_refused_while_they_are_there(
     store: CloudStore,
 ) -> None:
     key = "staging/0123456789abcdef/0-0.arrow"
     store.put_object(key, b"an Arrow stream, as earlier releases staged it")
     write_manifest(store, "0123456789abcdef", [Part(0, key, 1, 46, {"/default/orders": 1})])
+    with pytest.raises(UsageError, match="another release"):
+        read_manifest(store, "0123456789abcdef")
+    store.delete_object(key)
     assert read_manifest(store, "0123456789abcdef") is None
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "across-two-reads"])
+def test_a_length_that_no_frame_can_have_is_damage_and_is_not_waited_for(
+    store: CloudStore, before: int
+) -> None:
+    first = staged(store, batch(value=pa.array([b"x" * (4 * MIB - 200)] * before)))
+    body = bytearray() if first.key is None else bytearray(store.get_object(first.key, 8 * MIB))
+    body += struct.pack("<QII", before, 0xFFFFFFF0, 0) + bytes(16 * MIB)
+    key = "staging/0123456789abcdef/0-1.frames"
+    store.put_object(key, bytes(body))
+    reads: list[int] = []
+    backend = store.get_range
+
+    def counted(key: str, start: int, end: int) -> Buffer:
+        reads.append(start)
+        return backend(key, start, end)
+
+    store.get_range = counted  # type: ignore[method-assign]
+    with pytest.raises(FormatError, match="is no staged file"):
+        rows(store, Part(0, key, before + 1, len(body), {"/default/orders": before + 1}))
+    assert len(reads) <= before + 1
 
 
 def test_a_manifest_counts_while_all_its_files_are_there(store: CloudStore) -> None:

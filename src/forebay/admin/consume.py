@@ -322,6 +322,8 @@ class _Stream:
     async def _messages(self, reader: FrameReader) -> AsyncGenerator[bytes, None]:
         try:
             while (frames := await self._next(reader)) is not None:
+                if len(frames):  # a lenient reader steps over damage
+                    self._position = frames.offsets[0]
                 for chunk, count in message_lines(frames):
                     yield chunk
                     self._position += count

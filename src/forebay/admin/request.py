@@ -108,8 +108,10 @@ def start_of(query: Query) -> int | Literal["earliest", "latest"]:
 def whole_number(name: str, text: str, least: int, most: int, *, rule: str) -> int:
     """UsageError, which says the rule, for anything but a number from `least` to `most`."""
     # The length first: int() of very many digits is slow.
-    if text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most:
-        return int(text)
+    if text.isascii() and text.isdigit() and len(text) <= len(str(most)):
+        found = int(text)
+        if least <= found <= most:
+            return found
     raise UsageError(f"{name} is {text[:_SHOWN]!r}; it must be {rule}")
 
 

@@ -9,8 +9,9 @@ The life of a key, from the first intent to write the object to its end. Nobody 
 that is being deleted, and nobody deletes one that may still be committed, because both sides
 change this row by comparing it:
 
-    intended ──> committed ──> replaced ──> deleting ──> (no row)
-        ├───────────────────────────────────^   └──────> gone
+    intended ──> committed <──> replaced ──> deleting ──> (no row)
+        │            └───────────────────────^ ^  └──────> gone
+        ├──────────────────────────────────────┘
         └──> (no row), by the one who intended it and left no object there
 
 `gone` stays as a mark where it is not certain that the last request to delete was answered: the

@@ -311,6 +311,9 @@ class ObjectStream:
         gap = self._fetch_ahead()
         if not self._fetches:
             self._known = KnownObjects()  # the next call asks for descriptors anew
+            page, self._page = self._page, None
+            if page is not None:
+                page.cancel()
             if gap is not None:
                 raise self._source.missing(gap)
             return False

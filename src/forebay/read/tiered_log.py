@@ -65,6 +65,8 @@ class TieredLog:
         if isinstance(past, _ObjectTier) and past.resume_offset > reader.wanted:
             reader.position = past.resume_offset
             reader.rewind()
+            if reader.finished:  # the last ones that it wanted were skipped
+                return past
         if reader.wanted >= self._log.start_offset:
             try:
                 plan = self._log.plan(reader)
@@ -113,6 +115,8 @@ class _ObjectTier:
         """Where the reader goes on after messages that a lenient stream skipped."""
 
     def read(self, offset: int, end: int | None) -> Scan | None:
+        if end is not None and offset >= end:
+            return None
         held, self._held = self._held, None
         if held is not None and held.offsets[0] == offset:
             return held

@@ -2,8 +2,8 @@
 
 Two checkpoints, of the log and of its uploader, are replaced atomically and kept in memory by the
 `CheckpointStore`. The `Publisher` overwrites the synced position in `wal.synced` after every group
-commit, for processes that only read; that file is also the lock of the directory, which the owner
-of the topic holds and a reader does not need.
+commit, for processes that only read, and holds the lock on the directory, which a reader does not
+need.
 
 What a caller gets wrong: a missing checkpoint and an unusable one (which is logged and kept aside)
 are both None. Neither is an error, because the segments tell the same story.

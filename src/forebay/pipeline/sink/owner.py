@@ -142,19 +142,26 @@ def decode_request(value: Any) -> tuple[SinkBatch, list[Part]]:
         raise UsageError("the body must be a JSON object with a list of parts")
     if len(value["parts"]) > _PARTS_MAX:
         raise UsageError(f"a batch of more than {_PARTS_MAX} parts")
-    try:
-        batch = _decoded_batch(**{name: each for name, each in value.items() if name != "parts"})
-        parts = [Part(**part) for part in value["parts"]]
-    except TypeError as error:
-        raise UsageError(f"the body is no batch of a sink: {error!r}") from error
+    _require_fields(value, {"sink_id", "batch", "named", "parts"}, {"streaming"}, "batch")
+    batch = SinkBatch(
+        value["sink_id"], value["batch"], value["named"], value.get("streaming", False)
+    )
+    for part in value["parts"]:
+        _require_fields(part, {"partition", "key", "rows", "bytes"}, {"topics", "digest"}, "part")
+    parts = [Part(**part) for part in value["parts"]]
     _check_batch(batch)
     for part in parts:
         _check_part(part)
     return batch, parts
 
 
-def _decoded_batch(sink_id: str, batch: int, named: bool, streaming: bool = False) -> SinkBatch:
-    return SinkBatch(sink_id, batch, named=named, streaming=streaming)
+def _require_fields(value: Any, needed: set[str], optional: set[str], what: str) -> None:
+    if not isinstance(value, dict):
+        raise UsageError(f"the body is no batch of a sink: a {what} must be a JSON object")
+    missing, unknown = needed - value.keys(), value.keys() - needed - optional
+    if missing or unknown:
+        wrong = f"lacks {sorted(missing)}" if missing else f"has no {sorted(unknown)[:5]}"
+        raise UsageError(f"the body is no batch of a sink: a {what} {wrong}")
 
 
 def _check_batch(batch: Any) -> None:

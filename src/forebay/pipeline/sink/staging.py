@@ -24,9 +24,9 @@ from typing import Final
 from zlib import crc32
 
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import FormatError, MessageError, ObjectMissing
+from forebay.errors import FormatError, MessageError, ObjectMissing, UsageError
 from forebay.format import codec
-from forebay.format.frame import Scan, frame_bytes, scan
+from forebay.format.frame import FRAME_BYTES_MAX, Scan, frame_bytes, scan
 from forebay.format.layout import Span
 from forebay.format.message import (
     decode_attributes,
@@ -149,11 +149,14 @@ def staged_rows(store: CloudStore, part: Part) -> Iterator[Rows]:
     for begin in range(0, part.bytes, _READ_BYTES):
         chunk = store.get_range(part.key, begin, min(begin + _READ_BYTES, part.bytes))
         torn = b"".join((torn, chunk))
-        if (frame_bytes(torn, 0) or 0) > len(torn):
-            continue  # a long row
+        if len(torn) < (frame_bytes(torn, 0) or 0) <= FRAME_BYTES_MAX:
+            continue  # a long row; one that cannot be so long is damage
         frames = scan(torn, expected=count, consecutive=True)
-        count += len(frames)
         position += frames.safe_length
+        if frames.end.corrupt:
+            why = f"{frames.end.describe()} at position {position}"
+            raise _no_staged_file(store, part.key, why)
+        count += len(frames)
         torn = torn[frames.safe_length :]
         if len(frames):
             try:
@@ -161,9 +164,6 @@ def staged_rows(store: CloudStore, part: Part) -> Iterator[Rows]:
             except (MessageError, UnicodeDecodeError) as error:
                 raise _no_staged_file(store, part.key, str(error)) from error
             yield rows
-        if frames.end.corrupt:
-            why = f"{frames.end.describe()} at position {position}"
-            raise _no_staged_file(store, part.key, why)
     if torn or count != part.rows:
         raise _no_staged_file(store, part.key, f"it ends after {count} rows of {part.rows}")
 
@@ -206,19 +206,24 @@ def write_manifest(store: CloudStore, write: str, parts: Sequence[Part]) -> None
 def read_manifest(store: CloudStore, write: str) -> list[Part] | None:
     """The parts of a batch whose files are all there still; None if any of them is gone.
 
-    Files in Arrow's format, as releases before this one staged them, count as gone.
+    UsageError for files that an earlier release staged, in another format: rows of another run
+    cannot take their place, as they may be cut or ordered otherwise.
     """
     key = staging_manifest(write)
     try:
         data = bytes(store.get_object(key, _MANIFEST_BYTES_MAX))
         parts = _decode_manifest(data, key)
         for part in parts:
-            if part.key is not None and not is_staged_file(part.key):
-                return None
             if part.key is not None:
                 store.head(part.key)
     except ObjectMissing:
         return None
+    foreign = [part.key for part in parts if part.key is not None and not is_staged_file(part.key)]
+    if foreign:
+        raise UsageError(
+            f"a batch was begun with rows that another release staged, such as {foreign[0]} in "
+            f"{store.name}: let that release finish it, or write with another sinkId"
+        )
     return parts
 
 
