@@ -40,15 +40,14 @@ from forebay import metrics
 from forebay.errors import ForebayError
 from forebay.logs import fields_of
 from forebay.pipeline.execute import SparkExecutor
-from forebay.pipeline.jobs.compact import compact
-from forebay.pipeline.jobs.offload import Offload
-from forebay.pipeline.jobs.verify import verify
 from forebay.pipeline.location import job_settings
 from forebay.pipeline.session import spark_session
 from forebay.settings import StoreSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from forebay.pipeline.jobs.offload import Offload
 
 
 WORK_FOLDER: Final = "spark-work"
@@ -168,6 +167,8 @@ class Driver:
             return REFUSED
         self._session = session
         self._events.tell("ready", master=session.sparkContext.master)
+        from forebay.pipeline.jobs.offload import Offload
+
         executor = SparkExecutor(session)
         with Offload(self._settings, executor, progress=self._progress) as offload:
             code = self._serve(offload, executor)
@@ -259,6 +260,8 @@ class Driver:
             failed = [f"{row.topic}: {row.error}" for row in report.rows if row.error is not None]
             return _outcome(report, failed, "topics", "objects", "messages", "bytes")
         if order.kind == "compact":
+            from forebay.pipeline.jobs.compact import compact
+
             compacted = compact(
                 self._settings,
                 topics,
@@ -270,6 +273,8 @@ class Driver:
             failed = [f"{row.topic}: {row.error}" for row in compacted.rows if row.error]
             names = ("objects", "replaced", "bytes", "errors", "left_groups", "left_bytes")
             return _outcome(compacted, failed, *names)
+        from forebay.pipeline.jobs.verify import verify
+
         assert order.kind == "verify", order.kind
         verified = verify(
             self._settings,
