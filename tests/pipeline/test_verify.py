@@ -21,7 +21,7 @@ from forebay.errors import UsageError
 from forebay.format.descriptor import encode_descriptor
 from forebay.format.names import object_key
 from forebay.pipeline.jobs.verify import FINDINGS, VerifyReport, VerifyRow, verify
-from forebay.pipeline.jobs.verify_plan import NOTE_NAME, ScrubState, encode_state
+from forebay.pipeline.jobs.verify_plan import STATE_NAME, ScrubState, encode_state
 from forebay.topic.store import Store
 from object_folders import Folders, make_old, topic_name
 
@@ -284,18 +284,18 @@ def test_a_memory_that_another_run_wrote_meanwhile_stays(
 
     def write(*_: int) -> None:
         with folders.catalog() as catalog:
-            write_job_state(catalog, topic_name("orders"), NOTE_NAME, others, expected=ANYTHING)
+            write_job_state(catalog, topic_name("orders"), STATE_NAME, others, expected=ANYTHING)
 
     assert verify(folders.settings, spark=spark, progress=write, orphans=False).ok
     with folders.catalog() as catalog:
-        assert read_job_state(catalog, topic_name("orders"), NOTE_NAME) == others
+        assert read_job_state(catalog, topic_name("orders"), STATE_NAME) == others
     assert verify(folders.settings, spark=spark, incremental=True, orphans=False).objects == 3
 
 
 def test_a_memory_that_nobody_can_read_is_forgotten(spark: SparkSession, folders: Folders) -> None:
     folders.fill(["orders"])
     with folders.catalog() as catalog:
-        write_job_state(catalog, topic_name("orders"), NOTE_NAME, b"?", expected=None)
+        write_job_state(catalog, topic_name("orders"), STATE_NAME, b"?", expected=None)
     again = partial(verify, folders.settings, spark=spark, incremental=True, orphans=False)
     assert (again().objects, again().objects) == (3, 0)
 

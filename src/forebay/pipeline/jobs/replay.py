@@ -5,7 +5,7 @@ they staged. No payload passes through Spark. Keys, values and attributes are ke
 times of publishing are the target's own.
 
 The range goes in batches of bounded size, each numbered by the offset where it ends, so that the
-sink's note in the target says how far the replay has got. Interrupted, it goes on there. It is
+sink's state in the target says how far the replay has got. Interrupted, it goes on there. It is
 known by the source and the start as they were given: a second run from the same start adds what
 lies behind the end of the first one, and nothing else.
 
@@ -161,13 +161,13 @@ def replay(
     with open_view(settings) as store:
         view = store.topic(str(name))
         wanted = _range(resources, view, start, start_time, end, end_time, skip_lost)
-        note = read_sink_state(resources.catalog, target, sink)
+        state = read_sink_state(resources.catalog, target, sink)
         run = _Replay(resources, view, target, sink, skip_lost)
         if dry_run:
-            rows = run.plan(wanted, note)
+            rows = run.plan(wanted, state)
         else:
             executor = executor or SparkExecutor(spark, settings.spark)
-            rows = tuple(run.run(wanted, note, executor, progress))
+            rows = tuple(run.run(wanted, state, executor, progress))
     return ReplayReport(
         dry_run, str(name), str(target), chosen, wanted.start, wanted.end, tuple(rows)
     )
@@ -245,10 +245,10 @@ class _Replay:
         self._sink = sink
         self._skip_lost = skip_lost
 
-    def plan(self, wanted: OffsetRange, note: SinkState | None) -> tuple[ReplayRow, ...]:
+    def plan(self, wanted: OffsetRange, state: SinkState | None) -> tuple[ReplayRow, ...]:
         """What would be done: one row for what is there, one for what is to come."""
-        self._require_all_of_the_begun(wanted, note)
-        known, rest = _left(wanted, note)
+        self._require_all_of_the_begun(wanted, state)
+        known, rest = _left(wanted, state)
         rows = [_row(known, known=known.end - known.start)] if known.start < known.end else []
         pieces = self._pieces(rest)
         if pieces:
@@ -262,18 +262,18 @@ class _Replay:
     def run(
         self,
         wanted: OffsetRange,
-        note: SinkState | None,
+        state: SinkState | None,
         executor: Executor,
         progress: Progress | None,
     ) -> Iterator[ReplayRow]:
         """One row for each batch; the first that fails is the last."""
-        self._require_all_of_the_begun(wanted, note)
-        known, rest = _left(wanted, note)
+        self._require_all_of_the_begun(wanted, state)
+        known, rest = _left(wanted, state)
         if known.start < known.end:
             yield _row(known, known=known.end - known.start)
         if rest.start >= rest.end:
             return
-        begun = None if note is None or note.done else note.batch
+        begun = None if state is None or state.done else state.batch
         waves: Waves[ReplayTask, Part] = Waves(
             executor,
             partial(stage_task, self._settings, str(self._into)),
@@ -281,7 +281,7 @@ class _Replay:
             label=f"replay {wanted.topic}",
             progress=progress,
         )
-        with self._owner(note) as commit:
+        with self._owner(state) as commit:
             for batch, pieces in self._batches(rest, begun, waves.bytes_max()):
                 try:
                     row = self._batch(batch, _tasks(pieces, executor.slots()), commit, waves)
@@ -291,42 +291,42 @@ class _Replay:
                 yield row
 
     @contextmanager
-    def _owner(self, note: SinkState | None) -> Iterator[_Commit]:
+    def _owner(self, state: SinkState | None) -> Iterator[_Commit]:
         """Who appends: the server that owns the target, or this process for the time being."""
         server = serving(self._settings)
         if server is not None:
-            self._require_remembered(None, note)
+            self._require_remembered(None, state)
             yield partial(commit_through, server)
             return
         with LocalTopicWriter(self._settings) as writer:
-            self._require_remembered(writer, note)
+            self._require_remembered(writer, state)
             yield partial(commit_batch, writer, self._resources.catalog, self._resources.store)
 
-    def _require_all_of_the_begun(self, wanted: OffsetRange, note: SinkState | None) -> None:
+    def _require_all_of_the_begun(self, wanted: OffsetRange, state: SinkState | None) -> None:
         """A batch that was begun goes to its end, or nobody knows what of it is there."""
-        if note is not None and not note.done and note.batch > wanted.end:
+        if state is not None and not state.done and state.batch > wanted.end:
             raise UsageError(
-                f"a replay of {wanted.topic} to offset {note.batch} was begun and did not end; "
-                f"this one ends before, at {wanted.end}: let it end at {note.batch} or later"
+                f"a replay of {wanted.topic} to offset {state.batch} was begun and did not end; "
+                f"this one ends before, at {wanted.end}: let it end at {state.batch} or later"
             )
 
-    def _require_remembered(self, writer: TopicWriter | None, note: SinkState | None) -> None:
-        """The note says how far the replay has got, unless the target was restored since."""
+    def _require_remembered(self, writer: TopicWriter | None, state: SinkState | None) -> None:
+        """The state says how far the replay has got, unless the target was restored since."""
         catalog = self._resources.catalog
         if writer is not None:
             writer.end(self._into)
         elif catalog.record(self._into) is None:
             return  # nothing can be there
         came_from = origin(catalog, self._into)
-        if came_from == ORIGIN_HERE or (note is not None and note.origin == came_from):
+        if came_from == ORIGIN_HERE or (state is not None and state.origin == came_from):
             return
         if writer is None:
             raise UsageError(
                 f"{self._into} was rebuilt, and its messages have to be looked through before a "
                 "replay adds to them: stop the server, and run the replay without it"
             )
-        last = writer.last(self._into, self._sink, 0 if note is None else note.offset)
-        if last is not None and (note is None or note.done or last.batch != note.batch):
+        last = writer.last(self._into, self._sink, 0 if state is None else state.offset)
+        if last is not None and (state is None or state.done or last.batch != state.batch):
             raise UsageError(
                 f"{self._into} was rebuilt since a replay of {self._view.topic} appended to it, "
                 "and nobody remembers how far it got: compare the two, then replay the rest from "
@@ -380,9 +380,9 @@ class _Replay:
         return _row(batch, appended=committed.appended, known=committed.known, size=size)
 
 
-def _left(wanted: OffsetRange, note: SinkState | None) -> tuple[OffsetRange, OffsetRange]:
+def _left(wanted: OffsetRange, state: SinkState | None) -> tuple[OffsetRange, OffsetRange]:
     """What of the range was replayed before, and what is left."""
-    reached = None if note is None else note.batch if note.done else note.previous
+    reached = None if state is None else state.batch if state.done else state.previous
     at = min(max(wanted.start, reached or 0), wanted.end)
     return OffsetRange(wanted.topic, wanted.start, at), OffsetRange(wanted.topic, at, wanted.end)
 

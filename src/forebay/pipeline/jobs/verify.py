@@ -3,7 +3,7 @@
 The driver asks the catalog what there is, looks at the chains (I4) and at what no descriptor
 names; tasks read the objects and compare them with their descriptors and sidecars. Nothing is
 changed but two things in the catalog: the watermark of what was read back, where the next object
-was found right, and a note for each topic of what was read (`forebay.pipeline.jobs.verify_plan`).
+was found right, and a job state for each topic of what was read (`forebay.pipeline.jobs.verify_plan`).
 
 An object may be replaced or retired while a run with an older plan goes on. That is no damage:
 what the catalog names in its place is read instead.
@@ -46,7 +46,7 @@ from forebay.objects.store import CloudStore
 from forebay.pipeline.execute import Done, Progress, Runner, executor_for
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.verify_plan import (
-    NOTE_NAME,
+    STATE_NAME,
     Flaw,
     Link,
     Read,
@@ -368,9 +368,9 @@ def _survey(catalog: Catalog, topic: TopicName) -> tuple[Survey, JobState | None
             break
         survey = _look(catalog, topic, catalog.record(topic) or record)
         flaws &= set(survey.flaws)
-    note = find_job_state(catalog, topic, NOTE_NAME)
-    state = ScrubState() if note is None else _decoded(topic, note)
-    return replace(survey, flaws=tuple(sorted(flaws)), state=state), note
+    job_state = find_job_state(catalog, topic, STATE_NAME)
+    state = ScrubState() if job_state is None else _decoded(topic, job_state)
+    return replace(survey, flaws=tuple(sorted(flaws)), state=state), job_state
 
 
 def _still_named(catalog: Catalog, topic: TopicName, link: Link) -> ObjectDescriptor | None:
@@ -435,9 +435,9 @@ def _links(catalog: Catalog, topic: TopicName, flaws: list[Flaw]) -> Iterator[Li
         at = page[-1].key + "\1"
 
 
-def _decoded(topic: TopicName, note: JobState) -> ScrubState:
+def _decoded(topic: TopicName, job_state: JobState) -> ScrubState:
     try:
-        return decode_state(note.value, f"{topic}: the note {NOTE_NAME!r}")
+        return decode_state(job_state.value, f"{topic}: the note {STATE_NAME!r}")
     except DescriptorError as error:
         event(_log, logging.WARNING, "memory forgotten", topic=topic, error=error)
         return ScrubState()
@@ -452,7 +452,7 @@ class _TopicState:
 
     survey: Survey
     record: TopicRecord
-    note: JobState | None
+    job_state: JobState | None
     done: set[str] = field(default_factory=set)
     damaged: set[str] = field(default_factory=set)
 
@@ -471,8 +471,8 @@ class _Verification:
         found = _survey(self._catalog, topic)
         if found is None:
             return None
-        survey, note = found
-        self._topics[topic] = _TopicState(survey, survey.record, note)
+        survey, job_state = found
+        self._topics[topic] = _TopicState(survey, survey.record, job_state)
         self.findings.add_topic(topic)
         for flaw in survey.flaws:
             self.findings.add(
@@ -590,8 +590,8 @@ class _Verification:
                 continue
             value = encode_state(reached)
             try:
-                state.note = write_job_state(
-                    self._catalog, topic, NOTE_NAME, value, expected=state.note
+                state.job_state = write_job_state(
+                    self._catalog, topic, STATE_NAME, value, expected=state.job_state
                 )
             except CommitRefused as error:  # another run: what it remembers is true as well
                 event(_log, logging.INFO, "not remembered", topic=topic, error=error)

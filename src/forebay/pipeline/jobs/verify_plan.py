@@ -25,7 +25,7 @@ from forebay.catalog.records import TopicRecord
 from forebay.errors import DescriptorError
 from forebay.format.names import TopicName
 
-NOTE_NAME: Final = "verify"
+STATE_NAME: Final = "verify"
 SUSPECTS_MAX: Final = 500
 """That a note remembers, within its 64 KiB."""
 

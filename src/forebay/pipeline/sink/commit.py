@@ -6,7 +6,7 @@ Every message that a sink appends carries the attribute `forebay.sink`:
 
 Rows are appended in the order of (batch, partition, row), so the last message of a sink says what
 is there. To find it without reading the whole topic, the catalog keeps a `SinkState` for each sink
-and topic, as one of the topic's notes. The log is the truth and the state a memory of it: one that
+and topic, as a job state. The log is the truth and the state a memory of it: one that
 may be older than the log (after a restore) only says from where on to look.
 
 The order of things, and what a crash after each of them leaves:
@@ -108,7 +108,7 @@ class SinkState:
     write: str
     """Whose staged files the batch is appended from."""
     origin: str | None
-    """Of the topic's notes when this one was written."""
+    """Of the topic when this state was written."""
     previous: int | None = None
     """The batch that was complete before this one."""
     digest: int | None = None
@@ -291,7 +291,7 @@ class _Target:
 
     name: TopicName
     rows: int
-    note: JobState | None
+    job_state: JobState | None
     before: SinkState | None
     origin: str | None
     decision: Decision
@@ -329,8 +329,10 @@ def state_name(sink_id: str) -> str:
 
 def read_sink_state(catalog: Catalog, topic: TopicName, sink_id: str) -> SinkState | None:
     """What the catalog remembers of the sink in the topic."""
-    note = find_job_state(catalog, topic, state_name(sink_id))
-    return None if note is None else decode_state(note.value, f"{topic}: {note.name}")
+    job_state = find_job_state(catalog, topic, state_name(sink_id))
+    return (
+        None if job_state is None else decode_state(job_state.value, f"{topic}: {job_state.name}")
+    )
 
 
 class _Commit:
@@ -380,16 +382,18 @@ class _Commit:
         return {name: self._target(parse_topic(name), count, parts) for name, count in rows.items()}
 
     def _target(self, topic: TopicName, rows: int, parts: Sequence[Part]) -> _Target:
-        self._writer.end(topic)  # from here on nobody else changes the topic or its notes
-        note, before, came_from = None, None, None
+        self._writer.end(topic)  # from here on nobody else changes the topic or its job states
+        job_state, before, came_from = None, None, None
         if self._batch.named:
             name = state_name(self._batch.sink_id)
-            note = find_job_state(self._catalog, topic, name)
-            before = None if note is None else decode_state(note.value, f"{topic}: {name}")
+            job_state = find_job_state(self._catalog, topic, name)
+            before = (
+                None if job_state is None else decode_state(job_state.value, f"{topic}: {name}")
+            )
             came_from = origin(self._catalog, topic)
         digest = digest_of(parts)
         decision = decide(topic, self._batch, before, came_from, rows, digest)
-        return _Target(topic, rows, note, before, came_from, decision)
+        return _Target(topic, rows, job_state, before, came_from, decision)
 
     def _first_attempt(
         self, targets: dict[str, _Target], parts: Sequence[Part]
@@ -508,8 +512,8 @@ class _Commit:
 
     def _save(self, target: _Target, state: SinkState) -> None:
         name = state_name(self._batch.sink_id)
-        target.note = write_job_state(
-            self._catalog, target.name, name, encode_state(state), expected=target.note
+        target.job_state = write_job_state(
+            self._catalog, target.name, name, encode_state(state), expected=target.job_state
         )
         target.before = state
 
