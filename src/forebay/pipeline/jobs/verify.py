@@ -3,7 +3,7 @@
 The driver asks the catalog what there is, looks at the chains (I4) and at what no descriptor
 names; tasks read the objects and compare them with their descriptors and sidecars. Nothing is
 changed but two things in the catalog: the watermark of what was read back, where the next object
-was found right, and a job state for each topic of what was read (`forebay.pipeline.jobs.verify_plan`).
+was found right, and a job state for each topic of what was read (`verify_plan`).
 
 An object may be replaced or retired while a run with an older plan goes on. That is no damage:
 what the catalog names in its place is read instead.
