@@ -49,9 +49,10 @@ def arrow_table(kind: str, location: Path) -> pa.Table:
         return iceberg_table(location).scan().to_arrow()
     glob = f"{location}/**/*.parquet"
     query = f"select * from read_parquet('{glob}', union_by_name=true, hive_partitioning=true)"
-    found = duckdb.sql(query)
-    assert found is not None
-    return found.to_arrow_table()
+    with duckdb.connect() as connection:
+        found = connection.sql(query)
+        assert found is not None
+        return found.to_arrow_table()
 
 
 def iceberg_table(location: Path) -> Any:
@@ -66,9 +67,10 @@ def iceberg_table(location: Path) -> Any:
 def query(kind: str, location: Path, select: str) -> list[tuple[Any, ...]]:
     """A query of DuckDB over the table, which it calls `t`."""
     t = arrow_table(kind, location)  # noqa: F841  # DuckDB finds it by its name
-    found = duckdb.sql(f"select {select} from t")
-    assert found is not None
-    return list(found.fetchall())
+    with duckdb.connect() as connection:
+        found = connection.sql(f"select {select} from t")
+        assert found is not None
+        return list(found.fetchall())
 
 
 def data_files(kind: str, location: Path) -> list[str]:
