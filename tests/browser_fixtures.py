@@ -78,7 +78,11 @@ class Visitor:
 
 
 class Visits:
-    """Opens pages, and checks all of them in the end."""
+    """Opens pages, and checks all of them in the end.
+
+    A test that ends its server itself ends the visits first, with `visit` as a context: a page asks
+    its server again every second, and complains when nobody is there.
+    """
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -96,10 +100,17 @@ class Visits:
         page.goto(url)
         return visitor
 
+    def __enter__(self) -> Visits:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.end()
+
     def end(self) -> None:
-        for visitor in self._visitors:
+        visitors, self._visitors = self._visitors, []
+        for visitor in visitors:
             visitor.page.context.close()
-        for visitor in self._visitors:
+        for visitor in visitors:
             visitor.require_quiet()
 
 

@@ -113,7 +113,7 @@ def test_a_topic_that_nobody_opened_is_shown_too(tmp_path: Path, visit: Visits) 
     settings = settings_in(tmp_path)
     with Store(settings) as store:
         fill(store.topic("quiet"), 100)
-    with served(settings) as server:
+    with served(settings) as server, visit:
         page = visit(server.url).page
         expect_said(page, "offsets 0 to 99; 0 messages in memory; 1 segment", "/default/quiet")
 
@@ -125,7 +125,7 @@ def test_a_lost_range_is_a_gap(tmp_path: Path, visit: Visits) -> None:
         store.topic(NAME).upload()
         fill(store.topic(NAME), 100)
     shutil.rmtree(tmp_path / "data")
-    with served(settings) as server:
+    with served(settings) as server, visit:
         topic = server.store.topic(NAME)
         first = topic.append(b"after the loss", durability="synced")
         assert first == 300
@@ -234,7 +234,7 @@ def test_the_page_says_that_the_server_is_away_and_goes_on_when_it_is_back(
 
 def test_the_page_asks_for_the_token(tmp_path: Path, visit: Visits) -> None:
     settings = settings_in(tmp_path, admin=AdminSettings(token=TOKEN))
-    with served(settings) as server:
+    with served(settings) as server, visit:
         fill(server.store.topic(NAME), 100)
         visitor: Visitor = visit(server.url)
         visitor.expected = ["401"]
@@ -254,7 +254,7 @@ def test_warnings_and_the_store_being_away_are_told_in_plain_words(
     tmp_path: Path, visit: Visits
 ) -> None:
     settings = settings_in(tmp_path)
-    with served(settings) as server:
+    with served(settings) as server, visit:
         topic = server.store.topic(NAME)
         fill(topic, 100)
         topic.upload()
