@@ -18,6 +18,8 @@ from forebay.cli import main
 from forebay.errors import UsageError
 from forebay.limits import KIB, MIB
 
+pytest.importorskip("numpy", reason="plots are drawn by matplotlib, which needs numpy")
+
 SPACE = {"svg": "http://www.w3.org/2000/svg"}
 BYTES = True
 MACHINE = {"python": "3.11", "cores": 2, "filesystem": "ext4", "compiled_codec": True}
