@@ -125,7 +125,7 @@ class Follower:
 
 
 def _send_paced(connection: Connection, number: int, messages: int, rate: int) -> None:
-    """One message a request, at set times, however long the answers take."""
+    """One message a request, at set times, however long the responses take."""
     step = CONNECTIONS / rate
     begin = time.perf_counter() + number / rate
     for index in range(messages):
@@ -261,7 +261,7 @@ def server(*arguments: str | Path) -> Iterator[int]:
 
 
 def _requests_a_second(port: int, request: bytes, requests: int) -> float:
-    """So many requests over the connections, each of which waits for its answers."""
+    """So many requests over the connections, each of which waits for its responses."""
     opened = [Connection(port) for _ in range(CONNECTIONS)]
     share = max(requests // CONNECTIONS, 1)
 
