@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -15,54 +16,33 @@ from click.testing import CliRunner
 import forebay
 from forebay.cli.export import replay as command
 from forebay.clock import SYSTEM_CLOCK
-from forebay.errors import ForebayError, OffsetOutOfRange, ServiceUnavailable, UsageError
+from forebay.errors import OffsetOutOfRange, ServiceUnavailable, UsageError
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
-from forebay.pipeline.execute import Done, Progress
 from forebay.pipeline.jobs.replay import replay
 from forebay.pipeline.sink.commit import MARK
 from forebay.settings import StoreSettings, WalSettings
 from forebay.topic.resources import StoreResources, close_executor_resources
 from forebay.upload.restore import restore_topic
+from inline_executor import InlineExecutor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SOURCE, TARGET = "/default/orders", "/default/again"
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
-class ThisProcess:
-    """Does the work of executors here; the tasks in `failing` fail the first time."""
+class ThisProcess(InlineExecutor):
+    """Does the work of executors here; the items of which the number is in `failing` fail."""
 
-    def __init__(self, failing: set[int] | None = None) -> None:
-        self.failing = failing or set()
-        self.tasks = 0
+    def __init__(self, failing: Container[int] = ()) -> None:
+        super().__init__(slots=3)
+        self.before = self._fail
+        self._failing = failing
 
-    def slots(self) -> int:
-        return 3
-
-    def run(
-        self,
-        tasks: Sequence[Sequence[_Item]],
-        work: Callable[[_Item], _Result],
-        label: str,
-        progress: Progress | None = None,
-    ) -> list[list[Done[_Result]]]:
-        return [[self._one(work, item) for item in items] for items in tasks]
-
-    def _one(self, work: Callable[[_Item], _Result], item: _Item) -> Done[_Result]:
-        self.tasks += 1
-        if self.tasks in self.failing:
-            return Done(None, ServiceUnavailable("the store does not answer"))
-        try:
-            return Done(work(item), None)
-        except ForebayError as error:
-            return Done(None, error)
-
-    def alive(self) -> bool:
-        return True
+    def _fail(self, _item: object) -> None:
+        if len(self.items) in self._failing:
+            raise ServiceUnavailable("the store does not answer")
 
 
 @pytest.fixture
@@ -117,7 +97,7 @@ def test_a_second_run_adds_nothing_and_a_longer_one_the_rest(settings: StoreSett
         executor = ThisProcess()
         report = replay(settings, SOURCE, TARGET, end=end, executor=executor)
         assert (report.ok, report.appended) == (True, appended)
-        assert (executor.tasks > 0) == (appended > 0)
+        assert (len(executor.items) > 0) == (appended > 0)
     assert numbers(settings) == list(range(6000))
     with forebay.open(settings) as store:
         store.topic(SOURCE).append(b"006000")
@@ -158,7 +138,7 @@ def test_a_failed_batch_is_told_and_the_next_run_goes_on(settings: StoreSettings
 def test_a_killed_replay_goes_on_where_it_was(settings: StoreSettings) -> None:
     """The driver dies while it appends; the next run may have another end, but not a lower one."""
     code = (
-        "import os, signal, sys; sys.path.insert(0, sys.argv[1]);"
+        "import os, signal, sys; sys.path[:0] = sys.argv[1].split(os.pathsep);"
         "from test_replay import *; from forebay.pipeline.sink.owner import LocalTopicWriter;"
         "calls = []; append = LocalTopicWriter.append;"
         "LocalTopicWriter.append = lambda self, *rows: (calls.append(1), append(self, *rows), "
@@ -166,7 +146,8 @@ def test_a_killed_replay_goes_on_where_it_was(settings: StoreSettings) -> None:
         "settings = StoreSettings(Path(sys.argv[2]), wal=WalSettings(rotate_max_bytes=200_000));"
         "replay(settings, SOURCE, TARGET, end=5000, executor=ThisProcess())"
     )
-    command = [sys.executable, "-c", code, str(Path(__file__).parent), str(settings.data)]
+    modules = os.pathsep.join(map(str, Path(__file__).parents[:2]))
+    command = [sys.executable, "-c", code, modules, str(settings.data)]
     assert subprocess.run(command, check=False).returncode == -9
     there = len(numbers(settings))
     assert 0 < there < 5000
