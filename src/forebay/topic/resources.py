@@ -244,7 +244,9 @@ class StoreResources:
 _STORES_MAX: Final = 4
 """That one process keeps open; a worker of a shared cluster may serve many."""
 
-_open: Final[dict[tuple[int, bytes], StoreResources]] = {}
+_open: Final[dict[bytes, StoreResources]] = {}
+_inherited: Final[list[StoreResources]] = []
+"""The parent's, in a forked child: their clients are neither used nor ended here."""
 _open_lock = threading.Lock()
 _users = 0
 """Threads that run tasks now: while there are several, what one evicted another might use."""
@@ -275,7 +277,7 @@ def executor_resources(settings: StoreSettings) -> StoreResources:
     of etcd do not survive a fork, so they are opened by the task that first needs them, in the
     worker itself, and stay open for the next tasks of the same store. Threads share them.
     """
-    key = (os.getpid(), pickle.dumps((settings, _catalog_inode(settings))))
+    key = pickle.dumps((settings, _catalog_inode(settings)))
     with _open_lock:
         found = _open.pop(key, None)
         if found is None:
@@ -311,8 +313,8 @@ def _catalog_inode(settings: StoreSettings) -> int | None:
 def close_executor_resources() -> None:
     """Closes what this process opened."""
     with _open_lock:
-        for key in [key for key in _open if key[0] == os.getpid()]:
-            _open.pop(key).close()
+        while _open:
+            _open.popitem()[1].close()
 
 
 def _forget_in_child() -> None:
@@ -320,6 +322,7 @@ def _forget_in_child() -> None:
     global _open_lock, _users  # noqa: PLW0603
     _open_lock = threading.Lock()
     _users = 0
+    _inherited.extend(_open.values())
     _open.clear()
 
 
