@@ -53,10 +53,10 @@ TEST_DIR := $(shell [ "$(ROOM)" -ge 8 ] 2>/dev/null && mktemp -u -d -p /dev/shm 
 test: $(VENV)/.installed .tools/.installed ## run the tests
 	$(BIN)/python -m pytest -n 3 $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
 
-# As where Spark, Arrow, pandas and NumPy are not installed: tests/bare makes them impossible to import.
+# As where Spark, Arrow, pandas and NumPy are not installed: tests/support/bare makes them impossible to import.
 .PHONY: test-bare
 test-bare: $(VENV)/.installed .tools/.installed ## run the tests of log, tiers, server and CLI without Spark and Arrow
-	PYTHONPATH=tests/bare $(BIN)/python -m pytest -n 3 --ignore=tests/pipeline $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
+	PYTHONPATH=tests/support/bare $(BIN)/python -m pytest -n 3 --ignore=tests/pipeline $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
 
 .PHONY: check
 check: $(VENV)/.installed ## formatting, lint, types, import rules
@@ -80,7 +80,7 @@ bench: $(VENV)/.installed ## the benchmarks that the documents quote
 .PHONY: soak
 soak: $(VENV)/.installed .tools/.installed ## the long runs: hundreds of kills, long random histories, big objects, much fuzzing
 	FOREBAY_SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS)
-	FOREBAY_FUZZ_ITERATIONS=200000 $(BIN)/python -m pytest tests/test_native_fuzz.py
+	FOREBAY_FUZZ_ITERATIONS=200000 $(BIN)/python -m pytest tests/format/test_codec_native_fuzz.py
 
 .PHONY: clean
 clean: ## remove what was built and installed

@@ -17,9 +17,10 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parents[1]
+from support.paths import ROOT, SUPPORT
+
 SRC: Final = ROOT / "src"
-BARE: Final = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "bare")}
+BARE: Final = {**os.environ, "PYTHONPATH": str(SUPPORT / "bare")}
 
 MADE_OF_SPARK: Final = {
     "forebay.bench.spark",
@@ -33,9 +34,9 @@ MADE_OF_SPARK: Final = {
 
 SAMPLE: Final = [
     "tests/admin/test_sink_commits.py::test_rows_arrive_once_and_in_order",
-    "tests/admin/test_health.py",
+    "tests/admin/test_app_health.py",
     "tests/cli/test_inspect.py",
-    "tests/format/test_golden.py",
+    "tests/format/test_format_golden.py",
     "tests/topic/test_storage.py",
     "tests/test_main_module.py",
 ]

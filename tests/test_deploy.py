@@ -7,15 +7,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
+from support.paths import ROOT
 from test_metrics import modules
 
-DEPLOY: Final = Path(__file__).parents[1] / "deploy"
+DEPLOY: Final = ROOT / "deploy"
 DASHBOARD: Final[dict[str, Any]] = json.loads(
     (DEPLOY / "grafana" / "forebay.json").read_text(encoding="utf-8")
 )

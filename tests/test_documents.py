@@ -15,9 +15,8 @@ import click
 import pytest
 
 from forebay.cli import main
+from support.paths import ROOT, TESTS
 
-ROOT: Final = Path(__file__).parents[1]
-TESTS: Final = ROOT / "tests"
 PICTURES: Final = sorted((ROOT / "docs" / "images").glob("*.svg"))
 DOCUMENTS: Final = sorted(
     [
@@ -163,7 +162,9 @@ def test_every_claim_in_a_table_names_what_shows_it(document: Path) -> None:
 def test_the_guide_to_durability_shows_all_its_claims() -> None:
     text = text_of(ROOT / "docs" / "guide" / "durability.md")
     assert len(re.findall(r"`tests/", text)) > 25
-    table = "| claim | shown by |\n|---|---|\n| a | `tests/wal/test_kill.py` |\n| b | trust me |\n"
+    table = (
+        "| claim | shown by |\n|---|---|\n| a | `tests/wal/test_log_kill.py` |\n| b | trust me |\n"
+    )
     assert rows_without_a_test(table) == ["| b | trust me |"]
 
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from support.paths import ROOT
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXAMPLES: Final = Path(__file__).parents[1] / "examples"
+EXAMPLES: Final = ROOT / "examples"
 
 
 def load(name: str) -> ModuleType:

@@ -12,9 +12,9 @@ from typing import Final
 
 import pytest
 
-import hexdumps
+from support import hexdumps
+from support.paths import ROOT
 
-ROOT: Final = Path(__file__).parents[1]
 SRC: Final = ROOT / "src"
 SOURCES: Final = sorted(SRC.rglob("*.py"))
 

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -23,9 +22,9 @@ from forebay.metrics import (
     Metric,
     collect_from,
 )
-from prometheus_text import Family, parse
+from support.paths import ROOT
+from support.prometheus_text import Family, parse
 
-ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "guide" / "metrics.md"
 HOSTILE: Final = 'back\\slash "quote"\nnext line, {braces}='
 

@@ -8,7 +8,6 @@ from typing import Final
 
 import pytest
 
-from disks import wait_until
 from forebay import metrics
 from forebay.catalog.kv import ObservedKv
 from forebay.catalog.sqlite import SqliteKv
@@ -24,24 +23,25 @@ from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store, Topic
 from forebay.upload.sweep import sweep
 from forebay.wal.pool import WriterPool
-from prometheus_text import Family, parse
-from tiered_stores import TOPIC, Site, fill, offsets
+from support.disks import wait_until
+from support.prometheus_text import Family, parse
+from support.tiered_stores import TOPIC, Setup, fill, offsets
 
 
-class World:
+class Scene:
     """A topic with one object and more segments than one, and what it takes to harm it."""
 
     def __init__(self, data: Path) -> None:
         self.backend = FaultBackend(MemoryBackend())
         self.kv = FaultKv(SqliteKv(None))
-        self.site = Site(data, backend=self.backend, kv=ObservedKv(self.kv, "sqlite"))
+        self.setup = Setup(data, backend=self.backend, kv=ObservedKv(self.kv, "sqlite"))
 
     def open(self, **changes: object) -> None:
-        settings = self.site.settings()
+        settings = self.setup.settings()
         for name, value in changes.items():
             object.__setattr__(settings, name, value)
         self.store = Store(
-            settings, clock=self.site.clock, catalog=self.site.catalog, store=self.site.objects
+            settings, clock=self.setup.clock, catalog=self.setup.catalog, store=self.setup.objects
         )
 
     @property
@@ -56,104 +56,104 @@ class World:
 
     def damage_object(self) -> None:
         """Another byte in the first message, which the etag tells."""
-        descriptor = self.site.descriptors()[0]
+        descriptor = self.setup.descriptors()[0]
         key = object_key(TOPIC, descriptor.object_id)
         data = bytearray(self.backend.inner.get_range(key, 0, descriptor.size))
         data[30] ^= 0xFF
         self.backend.inner.put_object(key, bytes(data))
 
 
-def appends(world: World) -> None:
-    fill(world.topic, 100)
+def appends(scene: Scene) -> None:
+    fill(scene.topic, 100)
 
 
-def uploads(world: World) -> None:
-    fill(world.topic, 100)
-    world.topic.upload()
+def uploads(scene: Scene) -> None:
+    fill(scene.topic, 100)
+    scene.topic.upload()
 
 
-def fails_to_upload(world: World) -> None:
-    fill(world.topic, 100)
-    world.backend.inject(ObjectFault("complete"))
+def fails_to_upload(scene: Scene) -> None:
+    fill(scene.topic, 100)
+    scene.backend.inject(ObjectFault("complete"))
     with pytest.raises(ServiceUnavailable):
-        world.topic.upload()
+        scene.topic.upload()
 
 
-def finds_a_damaged_segment(world: World) -> None:
-    fill(world.topic, 100)
-    path = world.topic.segments()[1].path
+def finds_a_damaged_segment(scene: Scene) -> None:
+    fill(scene.topic, 100)
+    path = scene.topic.segments()[1].path
     data = bytearray(path.read_bytes())
     data[100] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(CorruptFrame):
-        world.topic.upload()
+        scene.topic.upload()
 
 
-def deletes_segments(world: World) -> None:
-    uploads(world)
-    assert world.topic.trim_local()
+def deletes_segments(scene: Scene) -> None:
+    uploads(scene)
+    assert scene.topic.trim_local()
 
 
-def keeps_segments(world: World) -> None:
-    uploads(world)
-    world.damage_object()
+def keeps_segments(scene: Scene) -> None:
+    uploads(scene)
+    scene.damage_object()
     with pytest.raises(CorruptLog):
-        world.topic.trim_local()
+        scene.topic.trim_local()
 
 
-def reads_over_both_tiers(world: World) -> None:
-    deletes_segments(world)
-    assert offsets(world.topic.read(0)) == list(range(100))
+def reads_over_both_tiers(scene: Scene) -> None:
+    deletes_segments(scene)
+    assert offsets(scene.topic.read(0)) == list(range(100))
 
 
-def reads_damage(world: World) -> None:
-    deletes_segments(world)
-    world.damage_object()
+def reads_damage(scene: Scene) -> None:
+    deletes_segments(scene)
+    scene.damage_object()
     with pytest.raises(CorruptFrame):
-        list(world.topic.read(0))
+        list(scene.topic.read(0))
 
 
-def reads_around_damage(world: World) -> None:
-    deletes_segments(world)
-    world.damage_object()
-    world.store.close()
-    world.open(cloud_reader=CloudReaderSettings(lenient=True))
-    assert offsets(world.topic.read(0))[-1] == 99
+def reads_around_damage(scene: Scene) -> None:
+    deletes_segments(scene)
+    scene.damage_object()
+    scene.store.close()
+    scene.open(cloud_reader=CloudReaderSettings(lenient=True))
+    assert offsets(scene.topic.read(0))[-1] == 99
 
 
-def gives_up_objects(world: World) -> None:
-    world.store.close()
-    world.open(remote_retention=RemoteRetentionSettings(size_mb=0))
-    uploads(world)
-    assert world.store._factory.for_topic(str(TOPIC)).trim_remote()
+def gives_up_objects(scene: Scene) -> None:
+    scene.store.close()
+    scene.open(remote_retention=RemoteRetentionSettings(size_mb=0))
+    uploads(scene)
+    assert scene.store._factory.for_topic(str(TOPIC)).trim_remote()
 
 
-def sweeps(world: World) -> None:
-    uploads(world)
-    world.backend.put_object(object_key(TOPIC, "data-500-600.dnb1"), b"an orphan")
-    world.backend.delete_object(object_key(TOPIC, world.site.descriptors()[0].object_id))
-    report = sweep(world.site.catalog, world.site.objects, grace_minutes=0, dry_run=False)
+def sweeps(scene: Scene) -> None:
+    uploads(scene)
+    scene.backend.put_object(object_key(TOPIC, "data-500-600.dnb1"), b"an orphan")
+    scene.backend.delete_object(object_key(TOPIC, scene.setup.descriptors()[0].object_id))
+    report = sweep(scene.setup.catalog, scene.setup.objects, grace_minutes=0, dry_run=False)
     assert report.errors
 
 
-def loses_its_lease(world: World) -> None:
-    appends(world)
-    lease = world.resources.session.current
+def loses_its_lease(scene: Scene) -> None:
+    appends(scene)
+    lease = scene.resources.session.current
     assert lease is not None
-    world.kv.revoke(lease)
+    scene.kv.revoke(lease)
     with pytest.raises(TopicFenced):
-        world.resources.session.renew()
+        scene.resources.session.renew()
 
 
-def cannot_reach_its_catalog(world: World) -> None:
-    world.kv.fail("grant")
+def cannot_reach_its_catalog(scene: Scene) -> None:
+    scene.kv.fail("grant")
     with pytest.raises(ServiceUnavailable):
-        appends(world)
+        appends(scene)
 
 
-def fails_in_the_background(world: World) -> None:
+def fails_in_the_background(scene: Scene) -> None:
     pool = WriterPool(1)
-    storage = world.store._factory.for_topic(str(TOPIC))
+    storage = scene.store._factory.for_topic(str(TOPIC))
     failed = False
 
     def chore(_: object) -> None:
@@ -166,7 +166,7 @@ def fails_in_the_background(world: World) -> None:
     pool.close()
 
 
-DOES: Final[dict[Callable[[World], None], tuple[str, ...]]] = {
+DOES: Final[dict[Callable[[Scene], None], tuple[str, ...]]] = {
     appends: (
         "wal_append",
         "wal_append_bytes",
@@ -242,16 +242,16 @@ def page() -> dict[str, Family]:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
 
 
 @pytest.mark.parametrize("step", DOES, ids=lambda step: step.__name__)
-def test_a_store_counts_what_it_does(world: World, step: Callable[[World], None]) -> None:
+def test_a_store_counts_what_it_does(scene: Scene, step: Callable[[Scene], None]) -> None:
     before = page()
-    world.open()
-    step(world)
-    world.store.close()
+    scene.open()
+    step(scene)
+    scene.store.close()
     after = page()
     for name in DOES[step]:
         assert after[name].total > before[name].total, name
@@ -261,19 +261,19 @@ def test_every_metric_is_moved_by_one_of_these() -> None:
     assert {name for names in DOES.values() for name in names} == set(page()) - NOW
 
 
-def test_the_numbers_are_those_of_the_work(world: World) -> None:
+def test_the_numbers_are_those_of_the_work(scene: Scene) -> None:
     before = page()
-    world.open()
-    deletes_segments(world)
-    assert offsets(world.topic.read(0)) == list(range(100))
-    segments = len(world.topic.segments())
+    scene.open()
+    deletes_segments(scene)
+    assert offsets(scene.topic.read(0)) == list(range(100))
+    segments = len(scene.topic.segments())
     after = page()
-    world.store.close()
+    scene.store.close()
 
     def moved(name: str) -> float:
         return after[name].total - before[name].total
 
-    objects = world.site.descriptors()
+    objects = scene.setup.descriptors()
     size = sum(each.size for each in objects)
     assert moved("wal_append") == 100
     assert moved("wal_append_bytes") == moved("uploader_bytes_uploaded") == size
@@ -302,55 +302,55 @@ def told(name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_an_open_topic_tells_how_far_it_is(world: World) -> None:
-    world.open()
-    fill(world.topic, 20)
-    world.topic.upload()
-    fill(world.topic, 10)
+def test_an_open_topic_tells_how_far_it_is(scene: Scene) -> None:
+    scene.open()
+    fill(scene.topic, 20)
+    scene.topic.upload()
+    fill(scene.topic, 10)
     name = str(TOPIC)
     offsets = {stage: number for (_, stage), number in told("topic_offset").items()}
     assert offsets == {"start": 0, "appended": 30, "synced": 30, "uploaded": 20, "verified": 20}
     assert told("topic_upload_lag_messages") == {(name,): 10}
-    world.topic.upload()
+    scene.topic.upload()
     assert told("topic_upload_lag_messages") == {(name,): 0}
     assert told("topic_upload_lag_seconds") == {(name,): 0}
-    world.store.close()
+    scene.store.close()
     assert told("topic_offset") == {}
 
 
-def test_an_open_topic_tells_how_long_its_oldest_message_waits(world: World) -> None:
-    world.open()
-    fill(world.topic, 10)
-    world.site.clock.advance(60)
+def test_an_open_topic_tells_how_long_its_oldest_message_waits(scene: Scene) -> None:
+    scene.open()
+    fill(scene.topic, 10)
+    scene.setup.clock.advance(60)
     assert told("topic_upload_lag_seconds") == {(str(TOPIC),): 60}
-    fill(world.topic, 10)
-    world.site.clock.advance(5)
+    fill(scene.topic, 10)
+    scene.setup.clock.advance(5)
     assert told("topic_upload_lag_seconds") == {(str(TOPIC),): 65}
-    world.topic.upload()
-    fill(world.topic, 1)
-    world.site.clock.advance(2)
+    scene.topic.upload()
+    fill(scene.topic, 1)
+    scene.setup.clock.advance(2)
     assert told("topic_upload_lag_seconds") == {(str(TOPIC),): 2}
-    world.store.close()
+    scene.store.close()
 
 
-def test_a_message_that_was_published_long_ago_has_waited_since_it_came(world: World) -> None:
-    world.open()
-    storage = world.store._factory.for_topic(str(TOPIC))
+def test_a_message_that_was_published_long_ago_has_waited_since_it_came(scene: Scene) -> None:
+    scene.open()
+    storage = scene.store._factory.for_topic(str(TOPIC))
     storage.append_message(StreamMessage(b"x", publish_time=1), durability="synced")
-    world.site.clock.advance(3)
+    scene.setup.clock.advance(3)
     assert told("topic_upload_lag_seconds") == {(str(TOPIC),): 3}
-    world.store.close()
+    scene.store.close()
 
 
 def test_topics_over_the_bound_are_counted_and_not_shown(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("topics_not_shown", "topics_open", "wal_cache_size")
     before = [told(name)[()] for name in names]
     monkeypatch.setattr("forebay.topic.metrics.TOPICS_MAX", 2)
-    world.open()
+    scene.open()
     for number in range(5):
-        world.store.topic(f"bounded-{number}").append(b"x")
+        scene.store.topic(f"bounded-{number}").append(b"x")
     shown = {
         topic
         for _, ((_, topic),) in page()["topic_upload_lag_messages"].samples
@@ -359,20 +359,20 @@ def test_topics_over_the_bound_are_counted_and_not_shown(
     assert shown == {"/default/bounded-0", "/default/bounded-1"}
     after = [told(name)[()] for name in names]
     assert [now - then for now, then in zip(after, before, strict=True)] == [3, 5, 5]
-    world.store.close()
+    scene.store.close()
 
 
-def test_writers_hold_nothing_once_they_have_ended(world: World) -> None:
-    world.open()
-    uploads(world)
-    fails_to_upload(world)
-    world.store.close()
+def test_writers_hold_nothing_once_they_have_ended(scene: Scene) -> None:
+    scene.open()
+    uploads(scene)
+    fails_to_upload(scene)
+    scene.store.close()
     assert told("uploader_memory_usage_bytes") == {(): 0}
 
 
-def test_a_writer_holds_no_more_than_its_parts(world: World) -> None:
+def test_a_writer_holds_no_more_than_its_parts(scene: Scene) -> None:
     before = told("uploader_memory_usage_bytes")[()]
-    with world.site.objects.open_streaming_writer(
+    with scene.setup.objects.open_streaming_writer(
         "key", chunk_bytes=10, concurrent_parts=2
     ) as writer:
         writer.write(b"x" * 25)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from support.paths import ROOT
+
 README = ROOT / "README.md"
 STOP = "<!-- tour: stop the server -->"
 ADDRESS = "127.0.0.1:8650"

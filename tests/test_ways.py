@@ -15,9 +15,9 @@ import pytest
 
 import forebay
 from forebay.settings import StoreSettings, UploaderSettings
-from served import served
+from support.paths import ROOT
+from support.served import served
 
-ROOT: Final = Path(__file__).parents[1]
 SRC: Final = ROOT / "src" / "forebay"
 FILES_MAX: Final = {
     "An append": 12,

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from disks import in_thread, wait_until
 from forebay.admin import messages
 from forebay.admin.consume import StreamTimeouts
 from forebay.admin.context import ServerContext
@@ -28,8 +27,9 @@ from forebay.limits import KIB
 from forebay.settings import AdminSettings, CloudReaderSettings, DeleterSettings, StoreSettings
 from forebay.testing import FaultDisk
 from forebay.topic.store import Store
-from raw_http import Said, ask, plain_socket
-from served import Served, served, serving
+from support.disks import in_thread, wait_until
+from support.raw_http import Said, ask, plain_socket
+from support.served import Served, served, serving
 
 PATH = "/v1/topics/default/orders/messages"
 TOPIC = "/default/orders"

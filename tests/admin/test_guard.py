@@ -17,8 +17,8 @@ from forebay.admin.server import AdminServer, is_loopback
 from forebay.client.http import ServerClient, took_nothing
 from forebay.errors import ServiceRefused, ServiceUnavailable, UsageError
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
-from raw_http import Said, ask, plain_socket
-from served import Served, served
+from support.raw_http import Said, ask, plain_socket
+from support.served import Served, served
 
 PATH = "/v1/topics/default/orders/messages"
 TOKEN = "a-token-of-the-tests"
@@ -55,7 +55,7 @@ def test_a_request_for_another_store_is_refused(
 ) -> None:
     """Behind a kept connection, of a proxy say, another server may have come."""
     for asked, other in ((server, guarded), (guarded, server)):
-        for wanted in (other.site.store_id, "", asked.site.store_id + "0"):
+        for wanted in (other.context.store_id, "", asked.context.store_id + "0"):
             headers = {"Forebay-Store": wanted}  # and no token: who it is comes first
             said = ask(asked, method, path, b"x" if method == "POST" else None, headers)
             assert said.error[:2] == (412, "ServiceUnavailable")
@@ -65,9 +65,9 @@ def test_a_request_for_another_store_is_refused(
 
 
 def test_a_request_for_the_store_is_answered_and_says_by_which_run(server: Served) -> None:
-    said = ask(server, "GET", "/healthz", headers={"Forebay-Store": server.site.store_id})
-    assert said.json()["store"] == server.site.store_id
-    assert said.headers["Forebay-Instance"] == server.site.instance == said.json()["instance"]
+    said = ask(server, "GET", "/healthz", headers={"Forebay-Store": server.context.store_id})
+    assert said.json()["store"] == server.context.store_id
+    assert said.headers["Forebay-Instance"] == server.context.instance == said.json()["instance"]
 
 
 def test_a_client_that_is_refused_its_store_knows_that_nothing_was_taken(server: Served) -> None:

@@ -16,7 +16,7 @@ from forebay.errors import (
     UnknownTopic,
     UsageError,
 )
-from served import Served, served
+from support.served import Served, served
 
 PLACES = 3
 
@@ -64,9 +64,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def server(bare: Served) -> Iterator[Served]:
-    bare.site.jobs = Shelf()
+    bare.context.jobs = Shelf()
     yield bare
-    bare.site.jobs = None
+    bare.context.jobs = None
 
 
 def post(server: Served, value: object) -> Any:

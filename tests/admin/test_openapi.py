@@ -31,7 +31,7 @@ from forebay.admin.openapi import LINES, document
 from forebay.format.names import TopicName, object_key
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.store import Store
-from served import Served, served
+from support.served import Served, served
 
 DOCUMENT: Final[dict[str, Any]] = json.loads(document())
 METHODS: Final = ("get", "head", "post", "put", "delete")
@@ -114,7 +114,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         )
         topic.upload()
         topic.append(b"more", routing_key="key", durability="synced")
-        server.site.jobs = OneJob()
+        server.context.jobs = OneJob()
         yield server
 
 

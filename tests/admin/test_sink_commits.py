@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Message
 
-from disks import in_thread, wait_until
 from forebay.admin.context import ServerContext
 from forebay.admin.request import PENDING
 from forebay.admin.sink_commits import routes
@@ -46,32 +45,33 @@ from forebay.pipeline.sink.staging import Part
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.testing.objects import FaultBackend
 from forebay.topic.store import Store
-from raw_http import ask, plain_socket
-from served import Served, served, serving
-from serving_process import serving_process
-from sink_grounds import OTHER, TOPIC, SinkGround, numbered
+from support.disks import in_thread, wait_until
+from support.raw_http import ask, plain_socket
+from support.served import Served, served, serving
+from support.serving_process import serving_process
+from support.sinks import OTHER, TOPIC, SinkSetup, numbered
 
 NAMED = SinkBatch("daily", 0, named=True)
 
 
 @contextmanager
-def ground_at(data: Path) -> Iterator[SinkGround]:
-    ground = SinkGround(data)
+def ground_at(data: Path) -> Iterator[SinkSetup]:
+    setup = SinkSetup(data)
     try:
-        yield ground
+        yield setup
     finally:
-        ground.close()
+        setup.close()
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Iterator[SinkGround]:
-    with ground_at(tmp_path) as ground:
-        yield ground
+def setup(tmp_path: Path) -> Iterator[SinkSetup]:
+    with ground_at(tmp_path) as setup:
+        yield setup
 
 
 @pytest.fixture
-def server(ground: SinkGround) -> Iterator[Served]:
-    with served(ground.data) as server:
+def server(setup: SinkSetup) -> Iterator[Served]:
+    with served(setup.data) as server:
         yield server
 
 
@@ -91,25 +91,25 @@ def texts(rows: list[tuple[str, str]], topic: str = TOPIC) -> list[str]:
     return [value for name, value in rows if name == topic]
 
 
-def test_rows_arrive_once_and_in_order(ground: SinkGround, server: Served) -> None:
+def test_rows_arrive_once_and_in_order(setup: SinkSetup, server: Served) -> None:
     rows = numbered(0, 300, (TOPIC, OTHER))
     address = server.client.address
-    done = commit_through(address, NAMED, ground.stage(rows[:100], rows[100:]))
+    done = commit_through(address, NAMED, setup.stage(rows[:100], rows[100:]))
     assert done == Committed(300, 0)
-    again = commit_through(address, NAMED, ground.stage(rows[:150], rows[150:]))
+    again = commit_through(address, NAMED, setup.stage(rows[:150], rows[150:]))
     assert again == Committed(0, 300)
     with pytest.raises(UsageError, match="they are not the same rows"):
-        commit_through(address, NAMED, ground.stage(rows[:10]))
+        commit_through(address, NAMED, setup.stage(rows[:10]))
     assert values(server) == texts(rows)
     assert values(server, OTHER) == texts(rows, OTHER)
-    assert ground.staged() != []  # of the write that was refused: its driver forgets them
-    commit_through(address, replace(NAMED, number=1), ground.stage(numbered(300, 10)))
+    assert setup.staged() != []  # of the write that was refused: its driver forgets them
+    commit_through(address, replace(NAMED, number=1), setup.stage(numbered(300, 10)))
     assert len(values(server)) == 160
 
 
-def test_the_same_request_again_changes_nothing(ground: SinkGround, server: Served) -> None:
+def test_the_same_request_again_changes_nothing(setup: SinkSetup, server: Served) -> None:
     address = server.client.address
-    named, once = ground.stage(numbered(0, 50)), ground.stage(numbered(50, 50))
+    named, once = setup.stage(numbered(0, 50)), setup.stage(numbered(50, 50))
     unnamed = SinkBatch("once-1", 0, named=False)
     commit_through(address, NAMED, named)
     assert commit_through(address, NAMED, named) == Committed(0, 50)
@@ -119,7 +119,7 @@ def test_the_same_request_again_changes_nothing(ground: SinkGround, server: Serv
     assert values(server) == texts(numbered(0, 100))
 
 
-def test_other_producers_append_meanwhile(ground: SinkGround, server: Served) -> None:
+def test_other_producers_append_meanwhile(setup: SinkSetup, server: Served) -> None:
     rows = numbered(0, 3000)
     over = threading.Event()
 
@@ -136,8 +136,8 @@ def test_other_producers_append_meanwhile(ground: SinkGround, server: Served) ->
             for batch in range(3):
                 part = rows[batch * 1000 : batch * 1000 + 1000]
                 run = replace(NAMED, number=batch)
-                commit_through(server.client.address, run, ground.stage(part[:500], part[500:]))
-                commit_through(server.client.address, run, ground.stage(part[:500], part[500:]))
+                commit_through(server.client.address, run, setup.stage(part[:500], part[500:]))
+                commit_through(server.client.address, run, setup.stage(part[:500], part[500:]))
         finally:
             over.set()
         others_count = sum(each.result() for each in others)
@@ -149,32 +149,32 @@ def test_other_producers_append_meanwhile(ground: SinkGround, server: Served) ->
 
 
 def test_two_commits_of_one_batch_at_the_same_time_append_it_once(
-    ground: SinkGround, server: Served
+    setup: SinkSetup, server: Served
 ) -> None:
     rows = numbered(0, 2000)
-    staged = [ground.stage(rows[:1000], rows[1000:], piece=200) for _ in range(4)]
+    staged = [setup.stage(rows[:1000], rows[1000:], piece=200) for _ in range(4)]
     with ThreadPoolExecutor() as pool:
         done = list(
             pool.map(lambda parts: commit_through(server.client.address, NAMED, parts), staged)
         )
     assert sorted(each.appended for each in done) == [0, 0, 0, 2000]
     assert values(server) == texts(rows)
-    assert ground.staged() == []
+    assert setup.staged() == []
 
 
-def test_a_batch_goes_on_when_its_client_has_gone(ground: SinkGround, server: Served) -> None:
+def test_a_batch_goes_on_when_its_client_has_gone(setup: SinkSetup, server: Served) -> None:
     rows = numbered(0, 4000)
-    body = json.dumps(encode_request(NAMED, ground.stage(rows, piece=200))).encode()
+    body = json.dumps(encode_request(NAMED, setup.stage(rows, piece=200))).encode()
     client = server.new_client()
     client.request("POST", "/v1/sink/commit", body=body)
     client.close()
-    again = commit_through(server.client.address, NAMED, ground.stage(rows, piece=400))
+    again = commit_through(server.client.address, NAMED, setup.stage(rows, piece=400))
     assert again == Committed(0, 4000)
     assert values(server) == texts(rows)
 
 
-def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(ground: SinkGround) -> None:
-    first, second = ground.stage(numbered(0, 10)), ground.stage(numbered(10, 10))
+def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(setup: SinkSetup) -> None:
+    first, second = setup.stage(numbered(0, 10)), setup.stage(numbered(10, 10))
     begun, goes_on = threading.Event(), threading.Event()
 
     def hold(key: str) -> None:
@@ -182,9 +182,9 @@ def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(ground: Sin
             begun.set()
             goes_on.wait(30)
 
-    backend = FaultBackend(LocalBackend(ground.data / "objects"))
+    backend = FaultBackend(LocalBackend(setup.data / "objects"))
     backend.hook("get_range", hold)
-    settings = StoreSettings(data=ground.data, admin=AdminSettings(listen="127.0.0.1:0"))
+    settings = StoreSettings(data=setup.data, admin=AdminSettings(listen="127.0.0.1:0"))
     with (
         Store(settings, store=CloudStore(backend)) as store,
         serving(context := ServerContext(store)) as client,
@@ -228,14 +228,14 @@ def test_who_is_left_in_the_middle_is_told_what_to_do(*, named: bool, words: str
             commit_through(ServerAddress(url, "x"), replace(NAMED, named=named), [])
 
 
-def test_a_batch_whose_rows_are_gone_is_not_begun(ground: SinkGround, server: Served) -> None:
-    parts = ground.stage(numbered(0, 10), numbered(10, 10))
+def test_a_batch_whose_rows_are_gone_is_not_begun(setup: SinkSetup, server: Served) -> None:
+    parts = setup.stage(numbered(0, 10), numbered(10, 10))
     forget_through(server.client.address, NAMED, parts[1:])
     with pytest.raises(ObjectMissing):
         commit_through(server.client.address, NAMED, parts)
     assert values(server) == []
     # Other rows, in other partitions: possible, as nothing was begun.
-    commit_through(server.client.address, NAMED, ground.stage(numbered(0, 7)))
+    commit_through(server.client.address, NAMED, setup.stage(numbered(0, 7)))
     assert values(server) == texts(numbered(0, 7))
 
 
@@ -328,13 +328,13 @@ def test_a_body_that_does_not_go_on_is_not_waited_for(tmp_path: Path) -> None:
             asyncio.run(commit.endpoint(Request(scope, silent)))
 
 
-def test_a_killed_server_leaves_a_batch_that_goes_on(ground: SinkGround) -> None:
+def test_a_killed_server_leaves_a_batch_that_goes_on(setup: SinkSetup) -> None:
     rows = numbered(0, 20_000)
-    with serving_process(ground.data) as process:
-        address = find_server(ground.settings)
+    with serving_process(setup.data) as process:
+        address = find_server(setup.settings)
         assert address is not None
-        parts = ground.stage(rows[:10_000], rows[10_000:], piece=400)
-        log = ground.data / "wal/default/orders/wal.log"
+        parts = setup.stage(rows[:10_000], rows[10_000:], piece=400)
+        log = setup.data / "wal/default/orders/wal.log"
         with ThreadPoolExecutor() as pool:
             commit = pool.submit(commit_through, address, NAMED, parts)
             while not commit.done() and not (log.exists() and log.stat().st_size > 50_000):
@@ -342,15 +342,15 @@ def test_a_killed_server_leaves_a_batch_that_goes_on(ground: SinkGround) -> None
             process.kill()
             with pytest.raises(ServiceUnavailable):
                 commit.result(timeout=60)
-    assert find_server(ground.settings) is None
-    with serving_process(ground.data):
-        address = find_server(ground.settings)
+    assert find_server(setup.settings) is None
+    with serving_process(setup.data):
+        address = find_server(setup.settings)
         assert address is not None
         # Another attempt cuts the same rows into other partitions.
-        parts = ground.stage(rows[:7000], rows[7000:], piece=400)
+        parts = setup.stage(rows[:7000], rows[7000:], piece=400)
         done = commit_through(address, NAMED, parts)
         assert done.appended + done.known == 20_000
-    assert ground.values() == texts(rows)
+    assert setup.values() == texts(rows)
 
 
 TARGETS = [
@@ -378,8 +378,8 @@ def test_nothing_is_given_or_taken_without_the_token(tmp_path: Path) -> None:
         assert commit_through(address, NAMED, []) == Committed(0, 0)
 
 
-def test_a_server_that_is_gone_is_said(ground: SinkGround) -> None:
-    with served(ground.data) as server:
+def test_a_server_that_is_gone_is_said(setup: SinkSetup) -> None:
+    with served(setup.data) as server:
         address = server.client.address
     with pytest.raises(ServiceUnavailable, match="does not answer"):
-        commit_through(address, NAMED, ground.stage(numbered(0, 3)))
+        commit_through(address, NAMED, setup.stage(numbered(0, 3)))

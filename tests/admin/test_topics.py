@@ -12,7 +12,7 @@ import pytest
 from forebay.errors import InvalidTopicName, UnknownTopic, UsageError
 from forebay.limits import OFFSET_MAX
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
-from served import Served, served
+from support.served import Served, served
 
 ORDERS = "/v1/topics/default/orders"
 THERE = "/v1/topics/default/there"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import forebay
-from catalog_worlds import TOPIC, World
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.job_state import (
     ANYTHING,
@@ -28,98 +27,100 @@ from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
 from forebay.upload.restore import restore_topic
 from forebay.upload.sweep import sweep
-from kv_grounds import GROUNDS, Ground, etcd_ground
-from tiered_stores import Site, fill
+from support.catalogs import TOPIC, Setup
+from support.kv_stores import BACKENDS, Backend, etcd_backend
+from support.tiered_stores import Setup as TieredSetup
+from support.tiered_stores import fill
 
 
 @pytest.fixture(params=["sqlite", "memory", "etcd"])
-def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     if request.param == "etcd":
-        ground = etcd_ground(request.getfixturevalue("etcd"))
+        backend = etcd_backend(request.getfixturevalue("etcd"))
     else:
-        ground = GROUNDS[request.param](tmp_path)
-    yield ground
-    ground.kv.close()
+        backend = BACKENDS[request.param](tmp_path)
+    yield backend
+    backend.kv.close()
 
 
 @pytest.fixture
-def world(ground: Ground) -> World:
-    return World(ground)
+def setup(backend: Backend) -> Setup:
+    return Setup(backend)
 
 
-def test_a_job_state_is_read_as_it_was_written(world: World) -> None:
-    assert read_job_state(world.catalog, TOPIC, "sink/daily") is None
-    write_job_state(world.catalog, TOPIC, "sink/daily", b"one", expected=None)
-    assert read_job_state(world.catalog, TOPIC, "sink/daily") == b"one"
-    write_job_state(world.catalog, TOPIC, "sink/daily", b"two", expected=b"one")
-    write_job_state(world.catalog, TOPIC, "sink/daily", b"three", expected=ANYTHING)
-    assert read_job_state(world.catalog, TOPIC, "sink/daily") == b"three"
-    remove_job_state(world.catalog, TOPIC, "sink/daily")
-    remove_job_state(world.catalog, TOPIC, "sink/daily")
-    assert find_job_state(world.catalog, TOPIC, "sink/daily") is None
+def test_a_job_state_is_read_as_it_was_written(setup: Setup) -> None:
+    assert read_job_state(setup.catalog, TOPIC, "sink/daily") is None
+    write_job_state(setup.catalog, TOPIC, "sink/daily", b"one", expected=None)
+    assert read_job_state(setup.catalog, TOPIC, "sink/daily") == b"one"
+    write_job_state(setup.catalog, TOPIC, "sink/daily", b"two", expected=b"one")
+    write_job_state(setup.catalog, TOPIC, "sink/daily", b"three", expected=ANYTHING)
+    assert read_job_state(setup.catalog, TOPIC, "sink/daily") == b"three"
+    remove_job_state(setup.catalog, TOPIC, "sink/daily")
+    remove_job_state(setup.catalog, TOPIC, "sink/daily")
+    assert find_job_state(setup.catalog, TOPIC, "sink/daily") is None
 
 
-def test_a_job_state_that_somebody_else_changed_is_not_written(world: World) -> None:
-    seen = write_job_state(world.catalog, TOPIC, "n", b"one", expected=None)
+def test_a_job_state_that_somebody_else_changed_is_not_written(setup: Setup) -> None:
+    seen = write_job_state(setup.catalog, TOPIC, "n", b"one", expected=None)
     with pytest.raises(CommitRefused, match="changed by another process"):
-        write_job_state(world.catalog, TOPIC, "n", b"mine", expected=None)
-    write_job_state(world.catalog, TOPIC, "n", b"theirs", expected=seen)
+        write_job_state(setup.catalog, TOPIC, "n", b"mine", expected=None)
+    write_job_state(setup.catalog, TOPIC, "n", b"theirs", expected=seen)
     with pytest.raises(CommitRefused):
-        write_job_state(world.catalog, TOPIC, "n", b"mine", expected=seen)
+        write_job_state(setup.catalog, TOPIC, "n", b"mine", expected=seen)
     with pytest.raises(CommitRefused):
-        write_job_state(world.catalog, TOPIC, "n", b"mine", expected=b"one")
-    assert read_job_state(world.catalog, TOPIC, "n") == b"theirs"
+        write_job_state(setup.catalog, TOPIC, "n", b"mine", expected=b"one")
+    assert read_job_state(setup.catalog, TOPIC, "n") == b"theirs"
 
 
-def test_a_job_state_that_came_and_went_is_another_one(world: World) -> None:
-    seen = write_job_state(world.catalog, TOPIC, "n", b"one", expected=None)
-    remove_job_state(world.catalog, TOPIC, "n")
-    write_job_state(world.catalog, TOPIC, "n", b"one", expected=None)
+def test_a_job_state_that_came_and_went_is_another_one(setup: Setup) -> None:
+    seen = write_job_state(setup.catalog, TOPIC, "n", b"one", expected=None)
+    remove_job_state(setup.catalog, TOPIC, "n")
+    write_job_state(setup.catalog, TOPIC, "n", b"one", expected=None)
     with pytest.raises(CommitRefused):
-        write_job_state(world.catalog, TOPIC, "n", b"two", expected=seen)
+        write_job_state(setup.catalog, TOPIC, "n", b"two", expected=seen)
 
 
-def test_a_write_whose_answer_was_lost_can_be_asked_for_again(world: World) -> None:
-    world.lose_answers()
+def test_a_write_whose_answer_was_lost_can_be_asked_for_again(setup: Setup) -> None:
+    setup.lose_answers()
     with pytest.raises(ServiceUnavailable):
-        write_job_state(world.catalog, TOPIC, "n", b"one", expected=None)
-    write_job_state(world.catalog, TOPIC, "n", b"one", expected=None)
-    assert read_job_state(world.catalog, TOPIC, "n") == b"one"
+        write_job_state(setup.catalog, TOPIC, "n", b"one", expected=None)
+    write_job_state(setup.catalog, TOPIC, "n", b"one", expected=None)
+    assert read_job_state(setup.catalog, TOPIC, "n") == b"one"
 
 
-def test_job_states_are_listed_by_prefix_over_many_pages(world: World) -> None:
+def test_job_states_are_listed_by_prefix_over_many_pages(setup: Setup) -> None:
     names = [f"sink/{number:04d}" for number in range(CATALOG_PAGE + 5)]
     for name in [*names, "sinks", "verify/a", "sin"]:
-        write_job_state(world.catalog, TOPIC, name, name.encode(), expected=None)
-    write_job_state(world.catalog, TopicName("default", "orders-2"), "sink/x", b"", expected=None)
-    assert [note.name for note in job_states(world.catalog, TOPIC, "sink/")] == names
-    assert len(list(job_states(world.catalog, TOPIC))) == len(names) + 3
+        write_job_state(setup.catalog, TOPIC, name, name.encode(), expected=None)
+    write_job_state(setup.catalog, TopicName("default", "orders-2"), "sink/x", b"", expected=None)
+    assert [note.name for note in job_states(setup.catalog, TOPIC, "sink/")] == names
+    assert len(list(job_states(setup.catalog, TOPIC))) == len(names) + 3
 
 
 @pytest.mark.parametrize("name", ["a/b", "größe 注文", "100%", "a//b", "../record", "x" * 256])
-def test_any_text_is_a_name_below_the_topics_job_states(world: World, name: str) -> None:
-    write_job_state(world.catalog, TOPIC, name, b"value", expected=None)
-    assert [note.name for note in job_states(world.catalog, TOPIC, name[:3])] == [name]
-    key = world.catalog.keys.job_state(TOPIC, name)
-    assert key.startswith(world.catalog.keys.topic(TOPIC) + "notes/")
+def test_any_text_is_a_name_below_the_topics_job_states(setup: Setup, name: str) -> None:
+    write_job_state(setup.catalog, TOPIC, name, b"value", expected=None)
+    assert [note.name for note in job_states(setup.catalog, TOPIC, name[:3])] == [name]
+    key = setup.catalog.keys.job_state(TOPIC, name)
+    assert key.startswith(setup.catalog.keys.topic(TOPIC) + "notes/")
 
 
-def test_a_name_or_value_that_is_too_large_is_refused(world: World) -> None:
+def test_a_name_or_value_that_is_too_large_is_refused(setup: Setup) -> None:
     for name in ("", "x" * (JOB_STATE_NAME_BYTES_MAX + 1), "\ud800"):
         with pytest.raises(UsageError, match="name of a note"):
-            write_job_state(world.catalog, TOPIC, name, b"", expected=None)
+            write_job_state(setup.catalog, TOPIC, name, b"", expected=None)
     with pytest.raises(UsageError, match="at most"):
-        write_job_state(world.catalog, TOPIC, "n", bytes(JOB_STATE_BYTES_MAX + 1), expected=None)
+        write_job_state(setup.catalog, TOPIC, "n", bytes(JOB_STATE_BYTES_MAX + 1), expected=None)
 
 
-def test_job_states_make_no_topic_and_hide_none(world: World) -> None:
-    write_job_state(world.catalog, TopicName("default", "aaa"), "n", b"", expected=None)
-    world.create(TOPIC)
-    world.add(0, 9)
-    write_job_state(world.catalog, TOPIC, "n", b"", expected=None)
-    assert list(world.catalog.topics()) == [TOPIC]
-    assert world.chain() == [(0, 9)]
-    assert [object_id for object_id, _ in world.catalog.lives(TOPIC)] == ["data-0-9.dnb1"]
+def test_job_states_make_no_topic_and_hide_none(setup: Setup) -> None:
+    write_job_state(setup.catalog, TopicName("default", "aaa"), "n", b"", expected=None)
+    setup.create(TOPIC)
+    setup.add(0, 9)
+    write_job_state(setup.catalog, TOPIC, "n", b"", expected=None)
+    assert list(setup.catalog.topics()) == [TOPIC]
+    assert setup.chain() == [(0, 9)]
+    assert [object_id for object_id, _ in setup.catalog.lives(TOPIC)] == ["data-0-9.dnb1"]
 
 
 def test_keys_of_other_things_are_no_job_states() -> None:
@@ -132,30 +133,30 @@ def test_keys_of_other_things_are_no_job_states() -> None:
 
 
 def test_a_topic_made_here_has_begun_here_and_stays_so(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    tiered = TieredSetup(tmp_path)
     for _ in range(2):
-        with site.topic() as topic:
+        with tiered.topic() as topic:
             fill(topic, 20)
             topic.upload()
-            assert origin(site.catalog, TOPIC) == ORIGIN_HERE
-    write_job_state(site.catalog, TOPIC, "sink/x", b"1", expected=None)
-    assert sweep(site.catalog, site.objects, grace_minutes=0, dry_run=False).errors == 0
-    assert read_job_state(site.catalog, TOPIC, "sink/x") == b"1"
+            assert origin(tiered.catalog, TOPIC) == ORIGIN_HERE
+    write_job_state(tiered.catalog, TOPIC, "sink/x", b"1", expected=None)
+    assert sweep(tiered.catalog, tiered.objects, grace_minutes=0, dry_run=False).errors == 0
+    assert read_job_state(tiered.catalog, TOPIC, "sink/x") == b"1"
 
 
 def test_a_topic_that_was_restored_has_not_begun_here(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    with site.topic() as topic:
+    tiered = TieredSetup(tmp_path)
+    with tiered.topic() as topic:
         fill(topic, 20)
         topic.upload()
-    new = Catalog(SqliteKv(None), clock=site.clock)
-    resources = StoreResources(site.settings(), site.clock, catalog=new, store=site.objects)
+    new = Catalog(SqliteKv(None), clock=tiered.clock)
+    resources = StoreResources(tiered.settings(), tiered.clock, catalog=new, store=tiered.objects)
     try:
-        restore_topic(new, site.objects, resources.session, TOPIC, dry_run=False)
+        restore_topic(new, tiered.objects, resources.session, TOPIC, dry_run=False)
     finally:
         resources.close()
     assert str(origin(new, TOPIC)).startswith("restore ")
-    with Store(site.settings(), clock=site.clock, catalog=new, store=site.objects) as store:
+    with Store(tiered.settings(), clock=tiered.clock, catalog=new, store=tiered.objects) as store:
         store.topic(str(TOPIC)).append(b"more")
     assert str(origin(new, TOPIC)).startswith("restore ")
 
@@ -163,7 +164,7 @@ def test_a_topic_that_was_restored_has_not_begun_here(tmp_path: Path) -> None:
 def test_a_log_that_outlived_its_catalog_has_not_begun_in_the_new_one(tmp_path: Path) -> None:
     with forebay.open(tmp_path) as store:
         store.topic("orders").append(b"one")
-    site = Site(tmp_path)
-    with site.topic() as topic:
+    tiered = TieredSetup(tmp_path)
+    with tiered.topic() as topic:
         assert topic.watermarks().synced == 1
-    assert origin(site.catalog, TOPIC) is None
+    assert origin(tiered.catalog, TOPIC) is None

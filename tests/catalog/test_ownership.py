@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import pytest
 
-from catalog_worlds import TOPIC
-from disks import wait_until
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.kv import Compare, Put, Remove
 from forebay.catalog.ownership import Ownership, Session, acquire
@@ -23,6 +21,8 @@ from forebay.limits import OFFSET_MAX
 from forebay.settings import MetadataSettings
 from forebay.testing import ManualClock
 from forebay.testing.kv import OPERATIONS, FaultKv
+from support.catalogs import TOPIC
+from support.disks import wait_until
 
 LEASE: Final = 1200.0
 """So long that the threads, which go by the real clock, renew nothing while a test runs."""

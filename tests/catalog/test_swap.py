@@ -1,4 +1,4 @@
-"""One object in the place of several, and back: on every ground, with others at work."""
+"""One object in the place of several, and back: on every backend, with others at work."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from catalog_swaps import LARGE, fill, kept, planned, swapped
-from catalog_worlds import TOPIC, World, descriptor_of
 from forebay.catalog.catalog import Intent
 from forebay.catalog.kv import Put, Remove
 from forebay.catalog.records import State, encode_record
@@ -32,235 +30,237 @@ from forebay.errors import (
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
 from forebay.limits import KIB, OBJECT_INDEX_ENTRIES_MAX
-from kv_grounds import GROUNDS, Ground, etcd_ground
+from support.catalog_swaps import LARGE, fill, kept, planned, swapped
+from support.catalogs import TOPIC, Setup, descriptor_of
+from support.kv_stores import BACKENDS, Backend, etcd_backend
 
 
 @pytest.fixture(params=["sqlite", "memory", "etcd"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    ground: Ground
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setup]:
+    backend: Backend
     if request.param == "etcd":
-        ground = etcd_ground(request.getfixturevalue("etcd"))
+        backend = etcd_backend(request.getfixturevalue("etcd"))
     else:
-        ground = GROUNDS[request.param](tmp_path)
-    world = World(ground)
-    world.create()
-    yield world
-    ground.kv.close()
+        backend = BACKENDS[request.param](tmp_path)
+    setup = Setup(backend)
+    setup.create()
+    yield setup
+    backend.kv.close()
 
 
 # ---- swap ----
 
 
-def test_the_large_object_takes_the_place_of_the_small_ones(world: World) -> None:
-    made = fill(world, 0, 10, 20, 30)
-    before = world.record()
-    world.clock.advance(60)
-    large = swapped(world, made[:3])
-    assert list(world.catalog.get_object_descriptors(TOPIC)) == [large, made[3]]
-    assert world.record() == before
-    assert world.state(LARGE) is State.COMMITTED
+def test_the_large_object_takes_the_place_of_the_small_ones(setup: Setup) -> None:
+    made = fill(setup, 0, 10, 20, 30)
+    before = setup.record()
+    setup.clock.advance(60)
+    large = swapped(setup, made[:3])
+    assert list(setup.catalog.get_object_descriptors(TOPIC)) == [large, made[3]]
+    assert setup.record() == before
+    assert setup.state(LARGE) is State.COMMITTED
     for each in made[:3]:
-        life = world.catalog.life(TOPIC, each.object_id)
+        life = setup.catalog.life(TOPIC, each.object_id)
         assert life is not None
-        assert (life.state, life.updated_ms) == (State.REPLACED, world.clock.now_ms())
-    assert kept(world) == [(each.object_id, LARGE) for each in made[:3]]
-    assert world.catalog.get_current_pointer(TOPIC) == 30
+        assert (life.state, life.updated_ms) == (State.REPLACED, setup.clock.now_ms())
+    assert kept(setup) == [(each.object_id, LARGE) for each in made[:3]]
+    assert setup.catalog.get_current_pointer(TOPIC) == 30
 
 
-def test_the_pointer_to_the_newest_object_follows(world: World) -> None:
-    made = fill(world, 0, 10, 20)
-    swapped(world, made[1:])
-    assert world.catalog.get_current_pointer(TOPIC) == 10
-    swap_back(world.catalog, TOPIC, "data-10-29.dnb1", clock=world.clock)
-    assert world.catalog.get_current_pointer(TOPIC) == 20
+def test_the_pointer_to_the_newest_object_follows(setup: Setup) -> None:
+    made = fill(setup, 0, 10, 20)
+    swapped(setup, made[1:])
+    assert setup.catalog.get_current_pointer(TOPIC) == 10
+    swap_back(setup.catalog, TOPIC, "data-10-29.dnb1", clock=setup.clock)
+    assert setup.catalog.get_current_pointer(TOPIC) == 20
 
 
-def test_appending_to_the_chain_goes_on_behind_it(world: World) -> None:
-    swapped(world, fill(world, 0, 10))
-    world.add(20, 29)
-    assert world.chain() == [(0, 19), (20, 29)]
+def test_appending_to_the_chain_goes_on_behind_it(setup: Setup) -> None:
+    swapped(setup, fill(setup, 0, 10))
+    setup.add(20, 29)
+    assert setup.chain() == [(0, 19), (20, 29)]
 
 
-def test_a_swap_that_was_done_before_succeeds(world: World) -> None:
-    intent, large, made = planned(world, fill(world, 0, 10, 20))
+def test_a_swap_that_was_done_before_succeeds(setup: Setup) -> None:
+    intent, large, made = planned(setup, fill(setup, 0, 10, 20))
     for _ in range(2):
-        swap(world.catalog, TOPIC, intent, large, made, clock=world.clock)
-    assert world.chain() == [(0, 29)]
+        swap(setup.catalog, TOPIC, intent, large, made, clock=setup.clock)
+    assert setup.chain() == [(0, 29)]
 
 
-def test_a_swap_whose_answer_was_lost_finds_itself_done(world: World) -> None:
-    made = fill(world, 0, 10, 20)
-    intent, large, _ = planned(world, made)
-    world.lose_answers(2)
-    swap(world.catalog, TOPIC, intent, large, made, clock=world.clock)
-    assert world.chain() == [(0, 29)]
-    world.lose_answers(2)
-    assert swap_back(world.catalog, TOPIC, LARGE, clock=world.clock) == made
-    assert world.chain() == [(0, 9), (10, 19), (20, 29)]
+def test_a_swap_whose_answer_was_lost_finds_itself_done(setup: Setup) -> None:
+    made = fill(setup, 0, 10, 20)
+    intent, large, _ = planned(setup, made)
+    setup.lose_answers(2)
+    swap(setup.catalog, TOPIC, intent, large, made, clock=setup.clock)
+    assert setup.chain() == [(0, 29)]
+    setup.lose_answers(2)
+    assert swap_back(setup.catalog, TOPIC, LARGE, clock=setup.clock) == made
+    assert setup.chain() == [(0, 9), (10, 19), (20, 29)]
 
 
-def test_a_catalog_that_does_not_answer_is_told_and_asked_again_later(world: World) -> None:
-    made = fill(world, 0, 10, 20)
-    intent, large, _ = planned(world, made)
-    world.kv.fail("commit", times=3)
+def test_a_catalog_that_does_not_answer_is_told_and_asked_again_later(setup: Setup) -> None:
+    made = fill(setup, 0, 10, 20)
+    intent, large, _ = planned(setup, made)
+    setup.kv.fail("commit", times=3)
     with pytest.raises(ServiceUnavailable):
-        swap(world.catalog, TOPIC, intent, large, made, clock=world.clock)
-    assert len(world.chain()) == 3
-    swap(world.catalog, TOPIC, intent, large, made, clock=world.clock)
-    assert world.chain() == [(0, 29)]
+        swap(setup.catalog, TOPIC, intent, large, made, clock=setup.clock)
+    assert len(setup.chain()) == 3
+    swap(setup.catalog, TOPIC, intent, large, made, clock=setup.clock)
+    assert setup.chain() == [(0, 29)]
 
 
-def test_the_largest_swap_fits_into_a_transaction(world: World) -> None:
+def test_the_largest_swap_fits_into_a_transaction(setup: Setup) -> None:
     """The longest names, the largest index, and as many kept bytes as a plan allows."""
     topic = TopicName("n" * 255, "t" * 255)
     count = OBJECTS_PER_SWAP_MAX
-    world.create(topic)
+    setup.create(topic)
     each_bytes = SWAP_BYTES_MAX // count - 1 * KIB
     made = []
     for at in range(count):
         start = at * 10**15
         name = f"data-{start}-{start + 10**15 - 1}.dnb1"
-        intent = world.catalog.intend(topic, 1, name)
+        intent = setup.catalog.intend(topic, 1, name)
         made.append(descriptor_of(start, start + 10**15 - 1, name, etag="e" * each_bytes))
-        world.catalog.put_object_descriptor(topic, intent, made[-1])
-        world.catalog.mark_verified(topic, made[-1])
+        setup.catalog.put_object_descriptor(topic, intent, made[-1])
+        setup.catalog.mark_verified(topic, made[-1])
     first, last = made[0].start_offset, made[-1].end_offset
     step = (last - first) // OBJECT_INDEX_ENTRIES_MAX
     index = tuple((at * step, at * step * 50) for at in range(OBJECT_INDEX_ENTRIES_MAX))
-    intent = world.catalog.intend(topic, 1, f"data-{first}-{last}.dnb1")
+    intent = setup.catalog.intend(topic, 1, f"data-{first}-{last}.dnb1")
     large = replace(descriptor_of(first, last), offset_index=index)
-    swap(world.catalog, topic, intent, large, made, clock=world.clock)
-    assert list(world.catalog.get_object_descriptors(topic)) == [large]
-    assert swap_back(world.catalog, topic, large.object_id, clock=world.clock) == made
-    assert list(world.catalog.get_object_descriptors(topic)) == made
+    swap(setup.catalog, topic, intent, large, made, clock=setup.clock)
+    assert list(setup.catalog.get_object_descriptors(topic)) == [large]
+    assert swap_back(setup.catalog, topic, large.object_id, clock=setup.clock) == made
+    assert list(setup.catalog.get_object_descriptors(topic)) == made
 
 
-def test_objects_without_a_row_are_replaced_too(world: World) -> None:
-    made = fill(world, 0, 10)
-    world.kv.commit([], [Remove(world.catalog.keys.life(TOPIC, made[1].object_id))])
-    swapped(world, made)
-    assert world.state(made[1].object_id) is State.REPLACED
+def test_objects_without_a_row_are_replaced_too(setup: Setup) -> None:
+    made = fill(setup, 0, 10)
+    setup.kv.commit([], [Remove(setup.catalog.keys.life(TOPIC, made[1].object_id))])
+    swapped(setup, made)
+    assert setup.state(made[1].object_id) is State.REPLACED
 
 
 # ---- refusals ----
 
 
-def refused(world: World, intent: Intent, large: ObjectDescriptor, made: object, why: str) -> None:
-    before = world.chain()
+def refused(setup: Setup, intent: Intent, large: ObjectDescriptor, made: object, why: str) -> None:
+    before = setup.chain()
     with pytest.raises(CommitRefused, match=why):
-        swap(world.catalog, TOPIC, intent, large, made, clock=world.clock)  # type: ignore[arg-type]
-    assert world.chain() == before
-    assert kept(world) == []
+        swap(setup.catalog, TOPIC, intent, large, made, clock=setup.clock)  # type: ignore[arg-type]
+    assert setup.chain() == before
+    assert kept(setup) == []
 
 
-def test_it_is_refused_when_retention_took_one(world: World) -> None:
-    plan = planned(world, fill(world, 0, 10, 20))
-    assert world.catalog.retire(TOPIC, 1, plan[2][0]) is not None
-    refused(world, *plan, "changed meanwhile")
+def test_it_is_refused_when_retention_took_one(setup: Setup) -> None:
+    plan = planned(setup, fill(setup, 0, 10, 20))
+    assert setup.catalog.retire(TOPIC, 1, plan[2][0]) is not None
+    refused(setup, *plan, "changed meanwhile")
 
 
-def test_it_is_refused_when_another_compaction_was_faster(world: World) -> None:
-    made = fill(world, 0, 10, 20)
-    plan = planned(world, made)
-    intent, large, _ = planned(world, made[1:])
-    swap(world.catalog, TOPIC, intent, large, made[1:], clock=world.clock)
+def test_it_is_refused_when_another_compaction_was_faster(setup: Setup) -> None:
+    made = fill(setup, 0, 10, 20)
+    plan = planned(setup, made)
+    intent, large, _ = planned(setup, made[1:])
+    swap(setup.catalog, TOPIC, intent, large, made[1:], clock=setup.clock)
     with pytest.raises(CommitRefused, match="changed meanwhile"):
-        swap(world.catalog, TOPIC, *plan, clock=world.clock)
-    assert world.chain() == [(0, 9), (10, 29)]
+        swap(setup.catalog, TOPIC, *plan, clock=setup.clock)
+    assert setup.chain() == [(0, 9), (10, 29)]
 
 
-def test_it_is_refused_when_the_same_compaction_runs_twice(world: World) -> None:
+def test_it_is_refused_when_the_same_compaction_runs_twice(setup: Setup) -> None:
     """The second one took the name over: the object belongs to it."""
-    made = fill(world, 0, 10, 20)
-    first, second = planned(world, made), planned(world, made)
+    made = fill(setup, 0, 10, 20)
+    first, second = planned(setup, made), planned(setup, made)
     assert first[0].object_id == second[0].object_id
-    refused(world, *first, "no longer intended")
-    swap(world.catalog, TOPIC, *second, clock=world.clock)
-    assert world.chain() == [(0, 29)]
+    refused(setup, *first, "no longer intended")
+    swap(setup.catalog, TOPIC, *second, clock=setup.clock)
+    assert setup.chain() == [(0, 29)]
 
 
-def test_it_is_refused_when_the_topic_has_a_new_owner(world: World) -> None:
-    plan = planned(world, fill(world, 0, 10))
-    record = replace(world.record(), epoch=2)
-    world.put(world.catalog.keys.record(TOPIC), encode_record(record))
-    refused(world, *plan, "new owner")
+def test_it_is_refused_when_the_topic_has_a_new_owner(setup: Setup) -> None:
+    plan = planned(setup, fill(setup, 0, 10))
+    record = replace(setup.record(), epoch=2)
+    setup.put(setup.catalog.keys.record(TOPIC), encode_record(record))
+    refused(setup, *plan, "new owner")
 
 
-def test_it_is_refused_when_a_sweep_took_the_intent_back(world: World) -> None:
-    plan = planned(world, fill(world, 0, 10))
-    seen = world.catalog.life(TOPIC, plan[0].object_id)
-    assert world.catalog.condemn(TOPIC, plan[0].object_id, seen) is not None
-    refused(world, *plan, "no longer intended")
+def test_it_is_refused_when_a_sweep_took_the_intent_back(setup: Setup) -> None:
+    plan = planned(setup, fill(setup, 0, 10))
+    seen = setup.catalog.life(TOPIC, plan[0].object_id)
+    assert setup.catalog.condemn(TOPIC, plan[0].object_id, seen) is not None
+    refused(setup, *plan, "no longer intended")
 
 
-def test_it_is_refused_for_what_was_not_read_back(world: World) -> None:
-    made = [*fill(world, 0), world.add(10, 19)]
-    refused(world, *planned(world, made), "before offset 10 were read back")
+def test_it_is_refused_for_what_was_not_read_back(setup: Setup) -> None:
+    made = [*fill(setup, 0), setup.add(10, 19)]
+    refused(setup, *planned(setup, made), "before offset 10 were read back")
 
 
-def test_what_cannot_be_one_swap_is_a_wrong_call(world: World) -> None:
-    made = fill(world, 0, 10, 20)
-    intent, large, _ = planned(world, made)
+def test_what_cannot_be_one_swap_is_a_wrong_call(setup: Setup) -> None:
+    made = fill(setup, 0, 10, 20)
+    intent, large, _ = planned(setup, made)
     for wrong in (made[:2], made[1:], [made[0], made[2]], made[:1], [], made * 11):
         with pytest.raises(UsageError):
-            swap(world.catalog, TOPIC, intent, large, wrong)
+            swap(setup.catalog, TOPIC, intent, large, wrong)
     with pytest.raises(UsageError, match="not what was intended"):
-        swap(world.catalog, TOPIC, replace(intent, object_id="data-0-9.dnb1"), large, made)
-    assert len(world.chain()) == 3
+        swap(setup.catalog, TOPIC, replace(intent, object_id="data-0-9.dnb1"), large, made)
+    assert len(setup.chain()) == 3
 
 
 # ---- undo ----
 
 
-def test_a_swap_is_taken_back(world: World) -> None:
-    made = fill(world, 0, 10, 20, 30)
-    large = swapped(world, made[:3])
-    assert swap_back(world.catalog, TOPIC, large.object_id, clock=world.clock) == made[:3]
-    assert list(world.catalog.get_object_descriptors(TOPIC)) == made
-    assert {world.state(each.object_id) for each in made} == {State.COMMITTED}
-    assert world.state(LARGE) is State.REPLACED
-    assert kept(world) == []
-    again = swapped(world, made[:3])
+def test_a_swap_is_taken_back(setup: Setup) -> None:
+    made = fill(setup, 0, 10, 20, 30)
+    large = swapped(setup, made[:3])
+    assert swap_back(setup.catalog, TOPIC, large.object_id, clock=setup.clock) == made[:3]
+    assert list(setup.catalog.get_object_descriptors(TOPIC)) == made
+    assert {setup.state(each.object_id) for each in made} == {State.COMMITTED}
+    assert setup.state(LARGE) is State.REPLACED
+    assert kept(setup) == []
+    again = swapped(setup, made[:3])
     assert again.object_id == "data-0-29-1.dnb1", "the name is taken until a sweep frees it"
     with pytest.raises(CommitRefused, match="is not among the objects"):
-        swap_back(world.catalog, TOPIC, large.object_id)
+        swap_back(setup.catalog, TOPIC, large.object_id)
 
 
-def test_swaps_of_swaps_are_taken_back_one_by_one(world: World) -> None:
-    made = fill(world, 0, 10, 20, 30)
-    halves = [swapped(world, made[:2]), swapped(world, made[2:])]
-    whole = swapped(world, halves)
+def test_swaps_of_swaps_are_taken_back_one_by_one(setup: Setup) -> None:
+    made = fill(setup, 0, 10, 20, 30)
+    halves = [swapped(setup, made[:2]), swapped(setup, made[2:])]
+    whole = swapped(setup, halves)
     with pytest.raises(CommitRefused, match="is not among the objects"):
-        swap_back(world.catalog, TOPIC, halves[0].object_id)
-    assert swap_back(world.catalog, TOPIC, whole.object_id) == halves
-    assert swap_back(world.catalog, TOPIC, halves[1].object_id) == made[2:]
-    assert world.chain() == [(0, 19), (20, 29), (30, 39)]
-    assert world.catalog.get_current_pointer(TOPIC) == 30
+        swap_back(setup.catalog, TOPIC, halves[0].object_id)
+    assert swap_back(setup.catalog, TOPIC, whole.object_id) == halves
+    assert swap_back(setup.catalog, TOPIC, halves[1].object_id) == made[2:]
+    assert setup.chain() == [(0, 19), (20, 29), (30, 39)]
+    assert setup.catalog.get_current_pointer(TOPIC) == 30
 
 
 @pytest.mark.parametrize("buried", [False, True])
 def test_it_cannot_be_taken_back_once_one_of_the_objects_is_being_deleted(
-    world: World, buried: bool
+    setup: Setup, buried: bool
 ) -> None:
-    made = fill(world, 0, 10, 20)
-    swapped(world, made)
+    made = fill(setup, 0, 10, 20)
+    swapped(setup, made)
     name = made[1].object_id
-    token = world.catalog.condemn(TOPIC, name, world.catalog.life(TOPIC, name))
+    token = setup.catalog.condemn(TOPIC, name, setup.catalog.life(TOPIC, name))
     assert token is not None
     if buried:
-        world.catalog.bury(TOPIC, name, token, certain=True)
-    assert len(kept(world)) == 2, "its descriptor went with its life"
+        setup.catalog.bury(TOPIC, name, token, certain=True)
+    assert len(kept(setup)) == 2, "its descriptor went with its life"
     with pytest.raises(CommitRefused, match="some of the objects that it replaced are left"):
-        swap_back(world.catalog, TOPIC, LARGE)
-    assert world.chain() == [(0, 29)]
+        swap_back(setup.catalog, TOPIC, LARGE)
+    assert setup.chain() == [(0, 29)]
 
 
-def test_what_was_never_swapped_cannot_be_taken_back(world: World) -> None:
-    fill(world, 0, 10)
+def test_what_was_never_swapped_cannot_be_taken_back(setup: Setup) -> None:
+    fill(setup, 0, 10)
     with pytest.raises(CommitRefused, match="none of the objects"):
-        swap_back(world.catalog, TOPIC, "data-0-9.dnb1")
+        swap_back(setup.catalog, TOPIC, "data-0-9.dnb1")
     with pytest.raises(UsageError, match="not the name of an object"):
-        swap_back(world.catalog, TOPIC, "orders")
+        swap_back(setup.catalog, TOPIC, "orders")
 
 
 # ---- the value that is kept ----
@@ -288,19 +288,19 @@ def test_what_is_no_kept_descriptor_is_refused(data: bytes) -> None:
         decode_kept(data, "key")
 
 
-def test_kept_descriptors_are_read_page_by_page(world: World) -> None:
+def test_kept_descriptors_are_read_page_by_page(setup: Setup) -> None:
     count = 300
     puts = [
         Put(
-            world.catalog.keys.replaced_descriptor(TOPIC, at, f"data-{at}-{at}.dnb1"),
+            setup.catalog.keys.replaced_descriptor(TOPIC, at, f"data-{at}-{at}.dnb1"),
             encode_kept(Kept("by", descriptor_of(at, at))),
         )
         for at in range(count)
     ]
     for at in range(0, count, 50):
-        world.kv.commit([], puts[at : at + 50])
+        setup.kv.commit([], puts[at : at + 50])
     found = [
         each.descriptor.start_offset
-        for each in replaced_descriptors(world.catalog, TOPIC, 7, count - 1)
+        for each in replaced_descriptors(setup.catalog, TOPIC, 7, count - 1)
     ]
     assert found == list(range(7, count - 1))

@@ -11,27 +11,27 @@ from typing import Final
 
 import pytest
 
-from catalog_swaps import require_whole
-from catalog_worlds import TOPIC, World, descriptor_of
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.records import State
 from forebay.catalog.swap import swap, swap_back
 from forebay.errors import CommitRefused
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import ObjectName
-from kv_grounds import GROUNDS, Ground, etcd_ground
+from support.catalog_swaps import require_whole
+from support.catalogs import TOPIC, Setup, descriptor_of
+from support.kv_stores import BACKENDS, Backend, etcd_backend
 
 ACTORS: Final = 4
 
 
 @pytest.fixture(params=["sqlite", "etcd"])
-def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     if request.param == "etcd":
-        ground = etcd_ground(request.getfixturevalue("etcd"))
+        backend = etcd_backend(request.getfixturevalue("etcd"))
     else:
-        ground = GROUNDS[request.param](tmp_path)
-    yield ground
-    ground.kv.close()
+        backend = BACKENDS[request.param](tmp_path)
+    yield backend
+    backend.kv.close()
 
 
 class Actor(threading.Thread):
@@ -137,14 +137,14 @@ def look(catalog: Catalog, stop: threading.Event) -> int:
     return looks
 
 
-def played(ground: Ground, seed: int, steps: int) -> tuple[World, set[str], dict[str, int]]:
-    world = World(ground)
-    world.create()
+def played(backend: Backend, seed: int, steps: int) -> tuple[Setup, set[str], dict[str, int]]:
+    setup = Setup(backend)
+    setup.create()
     objects: set[str] = set()
-    actors = [Actor(world.catalog, objects, seed * 100 + at, steps) for at in range(ACTORS)]
+    actors = [Actor(setup.catalog, objects, seed * 100 + at, steps) for at in range(ACTORS)]
     stop = threading.Event()
     looked: list[int] = []
-    reader = threading.Thread(target=lambda: looked.append(look(world.catalog, stop)))
+    reader = threading.Thread(target=lambda: looked.append(look(setup.catalog, stop)))
     for thread in (reader, *actors):
         thread.start()
     for actor in actors:
@@ -159,27 +159,27 @@ def played(ground: Ground, seed: int, steps: int) -> tuple[World, set[str], dict
     for actor in actors:
         for name, count in actor.done.items():
             totals[name] = totals.get(name, 0) + count
-    return world, objects, totals
+    return setup, objects, totals
 
 
-def require_objects(world: World, objects: set[str]) -> None:
-    named: list[ObjectDescriptor] = list(world.catalog.get_object_descriptors(TOPIC))
+def require_objects(setup: Setup, objects: set[str]) -> None:
+    named: list[ObjectDescriptor] = list(setup.catalog.get_object_descriptors(TOPIC))
     assert {each.object_id for each in named} <= objects
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_chain_is_whole_whoever_changes_it(ground: Ground, seed: int) -> None:
-    world, objects, totals = played(ground, seed, 60)
-    require_whole(world)
-    require_objects(world, objects)
+def test_the_chain_is_whole_whoever_changes_it(backend: Backend, seed: int) -> None:
+    setup, objects, totals = played(backend, seed, 60)
+    require_whole(setup)
+    require_objects(setup, objects)
     assert totals.keys() >= {"append", "compact"}
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(100, 130))
-def test_the_chain_is_whole_after_long_runs(ground: Ground, seed: int) -> None:
-    world, objects, totals = played(ground, seed, 500)
-    require_whole(world)
-    require_objects(world, objects)
+def test_the_chain_is_whole_after_long_runs(backend: Backend, seed: int) -> None:
+    setup, objects, totals = played(backend, seed, 500)
+    require_whole(setup)
+    require_objects(setup, objects)
     assert totals.keys() >= {"append", "compact", "undo", "retire", "sweep"}

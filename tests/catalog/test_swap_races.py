@@ -1,4 +1,4 @@
-"""Swaps with others at work, on every ground: each of them before every single call."""
+"""Swaps with others at work, on every backend: each of them before every single call."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import Final
 
 import pytest
 
-from catalog_swaps import LARGE, fill, planned, require_whole, swapped
-from catalog_worlds import TOPIC, World
 from forebay.catalog.records import encode_record
 from forebay.catalog.swap import swap, swap_back
 from forebay.errors import CommitRefused
 from forebay.format.descriptor import ObjectDescriptor
-from kv_grounds import GROUNDS, Ground, etcd_ground
+from support.catalog_swaps import LARGE, fill, planned, require_whole, swapped
+from support.catalogs import TOPIC, Setup
+from support.kv_stores import BACKENDS, Backend, etcd_backend
 
 
 @pytest.fixture(params=["sqlite", "memory", "etcd"])
-def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     if request.param == "etcd":
-        ground = etcd_ground(request.getfixturevalue("etcd"))
+        backend = etcd_backend(request.getfixturevalue("etcd"))
     else:
-        ground = GROUNDS[request.param](tmp_path)
-    yield ground
-    ground.kv.close()
+        backend = BACKENDS[request.param](tmp_path)
+    yield backend
+    backend.kv.close()
 
 
-def fresh(ground: Ground) -> World:
+def fresh(backend: Backend) -> Setup:
     """A topic below a prefix that nothing else is below."""
-    world = World(Ground(ground.kv, ground.ttl, ground.boottime, ground.location))
-    world.create()
-    return world
+    setup = Setup(Backend(backend.kv, backend.ttl, backend.boottime, backend.location))
+    setup.create()
+    return setup
 
 
-def interrupt(world: World, call: int, other: Callable[[], object]) -> list[object]:
-    """`other` runs before the so manieth call of the catalog's ground; answers what it did."""
+def interrupt(setup: Setup, call: int, other: Callable[[], object]) -> list[object]:
+    """`other` runs before the so manieth call of the catalog's backend; answers what it did."""
     outcomes: list[object] = []
     calls = 0
 
@@ -45,10 +45,10 @@ def interrupt(world: World, call: int, other: Callable[[], object]) -> list[obje
         nonlocal calls
         calls += 1
         if calls == call:
-            world.kv.before = None
+            setup.kv.before = None
             outcomes.append(other())
 
-    world.kv.before = before
+    setup.kv.before = before
     return outcomes
 
 
@@ -60,45 +60,45 @@ def done(work: Callable[[], object]) -> bool:
         return False
 
 
-def take_over(world: World) -> bool:
-    record = replace(world.record(), epoch=2)
-    world.put(world.catalog.keys.record(TOPIC), encode_record(record))
+def take_over(setup: Setup) -> bool:
+    record = replace(setup.record(), epoch=2)
+    setup.put(setup.catalog.keys.record(TOPIC), encode_record(record))
     return True
 
 
-Other = Callable[[World, list[ObjectDescriptor]], object]
+Other = Callable[[Setup, list[ObjectDescriptor]], object]
 OTHERS: Final[dict[str, Other]] = {
-    "commit": lambda world, _: world.add(world.record().tail, world.record().tail + 9),
-    "retire": lambda world, made: world.catalog.retire(TOPIC, None, made[0]),
-    "condemn": lambda world, _: world.catalog.condemn(
-        TOPIC, LARGE, world.catalog.life(TOPIC, LARGE)
+    "commit": lambda setup, _: setup.add(setup.record().tail, setup.record().tail + 9),
+    "retire": lambda setup, made: setup.catalog.retire(TOPIC, None, made[0]),
+    "condemn": lambda setup, _: setup.catalog.condemn(
+        TOPIC, LARGE, setup.catalog.life(TOPIC, LARGE)
     ),
-    "swap": lambda world, made: swapped(world, made[1:3]),
-    "the same swap": lambda world, made: swapped(world, made[:3]),
-    "undo": lambda world, _: swap_back(world.catalog, TOPIC, LARGE),
-    "new owner": lambda world, _: take_over(world),
+    "swap": lambda setup, made: swapped(setup, made[1:3]),
+    "the same swap": lambda setup, made: swapped(setup, made[:3]),
+    "undo": lambda setup, _: swap_back(setup.catalog, TOPIC, LARGE),
+    "new owner": lambda setup, _: take_over(setup),
 }
 
 
 @pytest.mark.parametrize("other", sorted(OTHERS))
 @pytest.mark.parametrize("back", [False, True], ids=["swap", "undo"])
 def test_whoever_comes_in_between_the_chain_stays_whole(
-    ground: Ground, other: str, back: bool
+    backend: Backend, other: str, back: bool
 ) -> None:
     for call in range(1, 40):
-        world = fresh(ground)
-        made = fill(world, 0, 10, 20, 30)
-        intent, large, small = planned(world, made[:3])
+        setup = fresh(backend)
+        made = fill(setup, 0, 10, 20, 30)
+        intent, large, small = planned(setup, made[:3])
         if back:
-            swap(world.catalog, TOPIC, intent, large, small, clock=world.clock)
+            swap(setup.catalog, TOPIC, intent, large, small, clock=setup.clock)
         work = OTHERS[other]
-        others = interrupt(world, call, lambda: done(lambda: work(world, made)))  # noqa: B023
+        others = interrupt(setup, call, lambda: done(lambda: work(setup, made)))  # noqa: B023
         if back:
-            own = done(lambda: swap_back(world.catalog, TOPIC, LARGE))  # noqa: B023
+            own = done(lambda: swap_back(setup.catalog, TOPIC, LARGE))  # noqa: B023
         else:
-            own = done(lambda: swap(world.catalog, TOPIC, intent, large, small))  # noqa: B023
-        world.kv.before = None
-        require_whole(world)
+            own = done(lambda: swap(setup.catalog, TOPIC, intent, large, small))  # noqa: B023
+        setup.kv.before = None
+        require_whole(setup)
         assert own or others == [True], "not both are refused"
         if not others:
             return
@@ -107,28 +107,28 @@ def test_whoever_comes_in_between_the_chain_stays_whole(
 
 @pytest.mark.parametrize("back", [False, True], ids=["swap", "undo"])
 def test_of_a_swap_and_a_condemnation_one_wins_at_every_interleaving(
-    ground: Ground, back: bool
+    backend: Backend, back: bool
 ) -> None:
     """Whoever has condemned a key deletes the object: nothing may name it any more."""
     for call in range(1, 40):
-        world = fresh(ground)
-        made = fill(world, 0, 10, 20, 30)
-        intent, large, small = planned(world, made[:3])
+        setup = fresh(backend)
+        made = fill(setup, 0, 10, 20, 30)
+        intent, large, small = planned(setup, made[:3])
         if back:
-            swap(world.catalog, TOPIC, intent, large, small, clock=world.clock)
+            swap(setup.catalog, TOPIC, intent, large, small, clock=setup.clock)
         name = made[1].object_id if back else LARGE
-        seen = world.catalog.life(TOPIC, name)
+        seen = setup.catalog.life(TOPIC, name)
         others = interrupt(
-            world,
+            setup,
             call,
-            lambda: world.catalog.condemn(TOPIC, name, seen) is not None,  # noqa: B023
+            lambda: setup.catalog.condemn(TOPIC, name, seen) is not None,  # noqa: B023
         )
         if back:
-            own = done(lambda: swap_back(world.catalog, TOPIC, LARGE))  # noqa: B023
+            own = done(lambda: swap_back(setup.catalog, TOPIC, LARGE))  # noqa: B023
         else:
-            own = done(lambda: swap(world.catalog, TOPIC, intent, large, small))  # noqa: B023
-        world.kv.before = None
-        require_whole(world)
+            own = done(lambda: swap(setup.catalog, TOPIC, intent, large, small))  # noqa: B023
+        setup.kv.before = None
+        require_whole(setup)
         assert own is (others != [True])
         if not others:
             return
@@ -138,26 +138,26 @@ def test_of_a_swap_and_a_condemnation_one_wins_at_every_interleaving(
 # ---- what readers see ----
 
 
-def test_a_range_is_answered_as_of_one_moment(ground: Ground) -> None:
+def test_a_range_is_answered_as_of_one_moment(backend: Backend) -> None:
     """Though two requests find it, and a swap, or an undo, comes in between."""
-    world = fresh(ground)
-    made = fill(world, 0, 10, 20, 30)
+    setup = fresh(backend)
+    made = fill(setup, 0, 10, 20, 30)
     compacted = False
     for start in range(0, 40, 3):
         for call in range(1, 5):
-            intent, large, small = planned(world, made[:3])
+            intent, large, small = planned(setup, made[:3])
 
             def change() -> object:
                 if compacted:  # noqa: B023  # used within this round only
-                    name = world.catalog.get_object_descriptors_range(TOPIC, 0, limit=1)[
+                    name = setup.catalog.get_object_descriptors_range(TOPIC, 0, limit=1)[
                         0
                     ].object_id
-                    return swap_back(world.catalog, TOPIC, name)
-                return swap(world.catalog, TOPIC, intent, large, small)  # noqa: B023
+                    return swap_back(setup.catalog, TOPIC, name)
+                return swap(setup.catalog, TOPIC, intent, large, small)  # noqa: B023
 
-            changed = interrupt(world, call, change)
-            found = world.catalog.get_object_descriptors_range(TOPIC, start)
-            world.kv.before = None
+            changed = interrupt(setup, call, change)
+            found = setup.catalog.get_object_descriptors_range(TOPIC, start)
+            setup.kv.before = None
             if not changed:
                 change()
             compacted = not compacted
@@ -167,16 +167,16 @@ def test_a_range_is_answered_as_of_one_moment(ground: Ground) -> None:
 
 
 def test_a_retirement_that_read_the_old_descriptor_does_not_remove_the_new_one(
-    ground: Ground,
+    backend: Backend,
 ) -> None:
     for call in range(1, 10):
-        world = fresh(ground)
-        made = fill(world, 0, 10, 20)
-        plan = planned(world, made[:2])
-        swaps = interrupt(world, call, lambda: done(lambda: swap(world.catalog, TOPIC, *plan)))  # noqa: B023
-        token = world.catalog.retire(TOPIC, None, made[0])
-        world.kv.before = None
-        require_whole(world)
+        setup = fresh(backend)
+        made = fill(setup, 0, 10, 20)
+        plan = planned(setup, made[:2])
+        swaps = interrupt(setup, call, lambda: done(lambda: swap(setup.catalog, TOPIC, *plan)))  # noqa: B023
+        token = setup.catalog.retire(TOPIC, None, made[0])
+        setup.kv.before = None
+        require_whole(setup)
         assert (token is None) is (swaps == [True])
         if not swaps:
             return

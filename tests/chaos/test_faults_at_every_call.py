@@ -31,7 +31,7 @@ from forebay.testing import CrashDisk
 from forebay.testing.kv import FaultKv
 from forebay.testing.objects import FaultBackend, ObjectFault
 from forebay.topic.store import Store
-from topic_evidence import (
+from support.topic_evidence import (
     NAME,
     assert_chain,
     assert_each_committed_once,
@@ -46,7 +46,7 @@ CALLS_MAX: Final = 400
 Uploading = Literal["planned", "rolling"]
 
 
-class Ground:
+class Setup:
     """A store with one topic on a catalog and objects that fail when told to."""
 
     def __init__(self, path: Path, uploading: Uploading) -> None:
@@ -122,7 +122,7 @@ class Ground:
 def fail_each_call(
     path: Path,
     uploading: Uploading,
-    plan: Callable[[Ground, int], Callable[[], bool]],
+    plan: Callable[[Setup, int], Callable[[], bool]],
     reopen: bool,
     unverified: bool = False,
 ) -> int:
@@ -132,26 +132,26 @@ def fail_each_call(
     cycle finds objects that are committed and not verified. Returns how many calls failed.
     """
     for number in range(1, CALLS_MAX):
-        ground = Ground(path / str(number), uploading)
+        setup = Setup(path / str(number), uploading)
         try:
             if unverified:
-                ground.leave_unverified()
-            ground.append()
-            struck = plan(ground, number)
+                setup.leave_unverified()
+            setup.append()
+            struck = plan(setup, number)
             try:
-                ground.topic._storage.upload_due()  # leaves a rolling object open
-                ground.append(5)
-                ground.topic.upload()
+                setup.topic._storage.upload_due()  # leaves a rolling object open
+                setup.append(5)
+                setup.topic.upload()
             except ForebayError:
                 assert struck(), "it failed for another reason"
             if not struck():
                 return number - 1
             if reopen:
-                ground.heal()
-                ground.reopen()
-            ground.check()
+                setup.heal()
+                setup.reopen()
+            setup.check()
         finally:
-            ground.close()
+            setup.close()
     raise AssertionError("the cycle does not end")
 
 
@@ -161,9 +161,9 @@ def fail_each_call(
 def test_a_call_of_the_object_store_that_fails_costs_nothing_but_an_orphan(
     tmp_path: Path, uploading: Uploading, when: Literal["before", "after"], reopen: bool
 ) -> None:
-    def plan(ground: Ground, number: int) -> Callable[[], bool]:
-        ground.backend.inject(ObjectFault("any", when=when, skip=number - 1))
-        return lambda: ground.backend.fired > 0
+    def plan(setup: Setup, number: int) -> Callable[[], bool]:
+        setup.backend.inject(ObjectFault("any", when=when, skip=number - 1))
+        return lambda: setup.backend.fired > 0
 
     assert fail_each_call(tmp_path, uploading, plan, reopen) > 10
 
@@ -182,10 +182,10 @@ def test_a_call_of_the_object_store_that_fails_costs_nothing_but_an_orphan(
 def test_a_call_of_the_catalog_that_fails_costs_nothing_but_an_orphan(
     tmp_path: Path, uploading: Uploading, operation: str, applied: bool, times: int, reopen: bool
 ) -> None:
-    def plan(ground: Ground, number: int) -> Callable[[], bool]:
-        before = ground.kv.count(operation)
-        ground.kv.fail(operation, at=number, times=times, applied=applied)
-        return lambda: ground.kv.count(operation) - before >= number
+    def plan(setup: Setup, number: int) -> Callable[[], bool]:
+        before = setup.kv.count(operation)
+        setup.kv.fail(operation, at=number, times=times, applied=applied)
+        return lambda: setup.kv.count(operation) - before >= number
 
     # Only what is left to be verified is looked for by a range.
     unverified = operation == "range"
@@ -198,16 +198,16 @@ def test_cycle_after_cycle_may_fail_anywhere(
     tmp_path: Path, uploading: Uploading, seed: int
 ) -> None:
     rng = random.Random(seed)
-    ground = Ground(tmp_path, uploading)
+    setup = Setup(tmp_path, uploading)
     try:
         for _ in range(12):
-            ground.append(rng.randint(0, 12))
+            setup.append(rng.randint(0, 12))
             for _ in range(rng.randint(0, 3)):
                 when: Literal["before", "after"] = rng.choice(["before", "after"])
                 fault = ObjectFault("any", when=when, skip=rng.randint(0, 12))
-                ground.backend.inject(fault)
+                setup.backend.inject(fault)
                 operation = rng.choice(["get", "range", "commit"])
-                ground.kv.fail(
+                setup.kv.fail(
                     operation,
                     at=rng.randint(1, 12),
                     times=rng.randint(1, 4),
@@ -216,15 +216,15 @@ def test_cycle_after_cycle_may_fail_anywhere(
             with_force = rng.random() < 0.5
             try:
                 if with_force:
-                    ground.topic.upload()
+                    setup.topic.upload()
                 else:
-                    ground.topic._storage.upload_due()
-                ground.topic.trim_local()
+                    setup.topic._storage.upload_due()
+                setup.topic.trim_local()
             except ForebayError:
-                assert not ground.topic._wal.ended
-            ground.heal()
+                assert not setup.topic._wal.ended
+            setup.heal()
             if rng.random() < 0.3:
-                ground.reopen()
-        ground.check()
+                setup.reopen()
+        setup.check()
     finally:
-        ground.close()
+        setup.close()

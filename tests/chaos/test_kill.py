@@ -19,7 +19,6 @@ from typing import Final
 import pytest
 
 import forebay
-from etcd_server import EtcdServer
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
 from forebay.catalog.records import Life, State, decode_record
@@ -31,10 +30,11 @@ from forebay.settings import (
     UploaderSettings,
     WalSettings,
 )
-from forebay.testing import FaultProxy, Faults
-from forebay.testing.s3 import S3Server
-from store_workers import Ack, WorkerProcess, as_json
-from topic_evidence import (
+from support.etcd_server import EtcdServer
+from support.proxy import FaultProxy, Faults
+from support.s3_server import S3Server
+from support.store_workers import Ack, WorkerProcess, as_json
+from support.topic_evidence import (
     NAME,
     TOPIC,
     assert_chain,

@@ -16,13 +16,13 @@ from typing import Final
 
 import pytest
 
-import killed_process
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.sqlite import SqliteKv
 from forebay.objects.store import connect
 from forebay.topic.store import Store
-from killed_process import payload, settings
-from topic_evidence import (
+from support import killed_process
+from support.killed_process import payload, settings
+from support.topic_evidence import (
     NAME,
     assert_chain,
     assert_each_committed_once,

@@ -17,9 +17,9 @@ import pytest
 import forebay
 from forebay.config import load_config
 from forebay.settings import StoreSettings
-from forebay.testing.spark_cluster import LocalCluster
 from forebay.topic.view import StoreView
-from spark_drivers import Driver, write_config
+from support.spark_cluster import LocalCluster
+from support.spark_drivers import Driver, write_config
 
 TOPICS: Final = [f"/default/t{number}" for number in range(6)]
 MESSAGES: Final = 30_000

@@ -17,17 +17,17 @@ from typing import Final, Literal
 import pytest
 
 import forebay
-from etcd_server import EtcdServer
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
 from forebay.catalog.kv import Put
 from forebay.errors import ServiceUnavailable
 from forebay.objects.store import connect
 from forebay.settings import MetadataSettings, StoreSettings, UploaderSettings, WalSettings
-from forebay.testing import FaultProxy, Faults
-from forebay.testing.s3 import S3Server
-from store_workers import PATIENCE, Ack, WorkerProcess, as_json
-from topic_evidence import (
+from support.etcd_server import EtcdServer
+from support.proxy import FaultProxy, Faults
+from support.s3_server import S3Server
+from support.store_workers import PATIENCE, Ack, WorkerProcess, as_json
+from support.topic_evidence import (
     NAME,
     TOPIC,
     Contents,
@@ -42,7 +42,7 @@ MARGIN_SECONDS: Final = 0.4
 Backend = Literal["etcd", "sqlite"]
 
 
-class Ground:
+class Setup:
     """One catalog and one bucket, for stores of several data directories."""
 
     def __init__(self, folder: Path, s3: S3Server, metadata: MetadataSettings) -> None:
@@ -106,21 +106,21 @@ class Ground:
 
 
 @pytest.fixture(params=["etcd", "sqlite"])
-def ground(
+def setup(
     request: pytest.FixtureRequest, tmp_path: Path, s3: S3Server, etcd: EtcdServer
-) -> Iterator[Ground]:
+) -> Iterator[Setup]:
     yield from make_ground(request.param, tmp_path, s3, etcd)
 
 
 @pytest.fixture
-def etcd_ground(tmp_path: Path, s3: S3Server, etcd: EtcdServer) -> Iterator[Ground]:
+def etcd_backend(tmp_path: Path, s3: S3Server, etcd: EtcdServer) -> Iterator[Setup]:
     yield from make_ground("etcd", tmp_path, s3, etcd)
 
 
 def make_ground(
     backend: Backend, tmp_path: Path, s3: S3Server, etcd: EtcdServer
-) -> Iterator[Ground]:
-    ground = Ground(
+) -> Iterator[Setup]:
+    setup = Setup(
         tmp_path,
         s3,
         MetadataSettings(
@@ -134,8 +134,8 @@ def make_ground(
             offsets_reserved=1000,
         ),
     )
-    yield ground
-    ground.close()
+    yield setup
+    setup.close()
 
 
 def assert_fenced(error: str) -> None:
@@ -151,15 +151,15 @@ def assert_holds(contents: Contents, acks: list[Ack]) -> None:
 
 
 def test_a_process_that_was_stopped_past_its_lease_acknowledges_nothing_more(
-    ground: Ground,
+    setup: Setup,
 ) -> None:
-    with ground.worker("first") as first:
+    with setup.worker("first") as first:
         first.ask("append 20 uploaded")
         first.send("run")
         first.wait_for_acks(35)
-        stopped_at = ground.stop(first)
+        stopped_at = setup.stop(first)
         before = first.acks()
-        with forebay.open(ground.settings("second")) as store:
+        with forebay.open(setup.settings("second")) as store:
             topic = store.topic(NAME)  # which waits for the lease's end
             second = {topic.append(b"second %d" % n, durability="synced"): n for n in range(20)}
             topic.upload()
@@ -184,10 +184,10 @@ def test_a_process_that_was_stopped_past_its_lease_acknowledges_nothing_more(
         assert contents.lost, "what was synced and not uploaded is reported as lost"
         for ack in lost:
             assert any(start <= ack.offset < end for start, end in contents.lost)
-        ground.check()
-        with forebay.open(ground.settings("third")) as store:
+        setup.check()
+        with forebay.open(setup.settings("third")) as store:
             assert read_all(store.topic(NAME)) == contents, "no local log is needed"
-        assert_goes_on_behind(ground, first, contents)
+        assert_goes_on_behind(setup, first, contents)
 
 
 def errors(lines: list[str]) -> list[str]:
@@ -203,7 +203,7 @@ def assert_only_what_was_under_way(
     assert len({ack.started for ack in after}) <= 1
 
 
-def assert_goes_on_behind(ground: Ground, first: WorkerProcess, contents: Contents) -> None:
+def assert_goes_on_behind(setup: Setup, first: WorkerProcess, contents: Contents) -> None:
     """The fenced process opens the topic again: its old log is set aside, and not used."""
     assert first.ask("open")[-1] == "done open"
     known = len(first.acks())
@@ -211,53 +211,53 @@ def assert_goes_on_behind(ground: Ground, first: WorkerProcess, contents: Conten
     offsets = [ack.offset for ack in first.acks()[known:]]
     assert offsets[0] > max(contents.messages)
     assert offsets == list(range(offsets[0], offsets[0] + 3))
-    assert list((ground.folder / "first" / "wal").rglob("aside-*wal*.log"))
+    assert list((setup.folder / "first" / "wal").rglob("aside-*wal*.log"))
     first.ask("close")
-    with forebay.open(ground.settings("fourth")) as store:
+    with forebay.open(setup.settings("fourth")) as store:
         after = read_all(store.topic(NAME))
     assert_holds(after, first.acks()[known:])
     assert len(after.messages) == len(contents.messages) + 3
-    ground.check()
+    setup.check()
 
 
-def test_a_process_that_was_stopped_and_not_replaced_goes_on(ground: Ground) -> None:
-    with ground.worker("only") as only:
+def test_a_process_that_was_stopped_and_not_replaced_goes_on(setup: Setup) -> None:
+    with setup.worker("only") as only:
         only.ask("append 5 synced")
-        ground.stop(only)
-        wait_for_lease_to_end(ground)
+        setup.stop(only)
+        wait_for_lease_to_end(setup)
         only.go_on()
         assert only.ask("append 5 synced")[-1] == "done append 5 synced"
         assert only.ask("append 1 uploaded")[-1] == "done append 1 uploaded"
         only.ask("close")
-        record = ground.catalog.record(TOPIC)
+        record = setup.catalog.record(TOPIC)
         assert record is not None
         assert (record.epoch, record.lost, record.tail) == (1, (), 11)
-        with forebay.open(ground.settings("only")) as store:
+        with forebay.open(setup.settings("only")) as store:
             assert_holds(read_all(store.topic(NAME)), only.acks())
-    ground.check()
+    setup.check()
 
 
-def wait_for_lease_to_end(ground: Ground) -> None:
+def wait_for_lease_to_end(setup: Setup) -> None:
     deadline = time.monotonic() + PATIENCE
-    while ground.catalog.owner(TOPIC) is not None:
+    while setup.catalog.owner(TOPIC) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def test_during_an_outage_of_the_catalog_nothing_is_acknowledged_beyond_the_lease(
-    etcd_ground: Ground,
+    etcd_backend: Setup,
 ) -> None:
-    ground = etcd_ground
-    assert ground.etcd_proxy is not None
-    with ground.worker("only", proxied=True) as only:
+    setup = etcd_backend
+    assert setup.etcd_proxy is not None
+    with setup.worker("only", proxied=True) as only:
         only.ask("append 5 uploaded")
         only.send("run")
         only.wait_for_acks(20)
-        with ground.etcd_proxy.faults(Faults(black_hole=True)):
+        with setup.etcd_proxy.faults(Faults(black_hole=True)):
             # No answer that the lease was prolonged reached the process after this moment.
             outage_at = time.monotonic()
             error = only.wait_until(lambda lines: next(iter(errors(lines)), None))
-            wait_for_lease_to_end(ground)
+            wait_for_lease_to_end(setup)
         assert error.startswith("error TopicFenced")
         assert NAME in error
         last = max(ack.started for ack in only.acks())
@@ -266,33 +266,33 @@ def test_during_an_outage_of_the_catalog_nothing_is_acknowledged_beyond_the_leas
         assert only.ask("append 5 synced")[-1] == "done append 5 synced"
         assert only.ask("upload")[-1] == "done upload"
         only.ask("close")
-        record = ground.catalog.record(TOPIC)
+        record = setup.catalog.record(TOPIC)
         assert record is not None
         assert record.lost == ()
-        with forebay.open(ground.settings("only")) as store:
+        with forebay.open(setup.settings("only")) as store:
             assert_holds(read_all(store.topic(NAME)), only.acks())
-    ground.check()
+    setup.check()
 
 
 def test_after_an_outage_in_which_nothing_was_appended_the_same_owner_goes_on(
-    etcd_ground: Ground,
+    etcd_backend: Setup,
 ) -> None:
-    ground = etcd_ground
-    assert ground.etcd_proxy is not None
-    with ground.worker("only", proxied=True) as only:
+    setup = etcd_backend
+    assert setup.etcd_proxy is not None
+    with setup.worker("only", proxied=True) as only:
         only.ask("append 5 synced")
-        with ground.etcd_proxy.faults(Faults(refuse=True, black_hole=True)):
-            wait_for_lease_to_end(ground)
+        with setup.etcd_proxy.faults(Faults(refuse=True, black_hole=True)):
+            wait_for_lease_to_end(setup)
         assert only.ask("append 5 synced")[-1] == "done append 5 synced"
-        record = ground.catalog.record(TOPIC)
+        record = setup.catalog.record(TOPIC)
         assert record is not None
         assert record.epoch == 1, "nobody else had it meanwhile"
-        assert ground.catalog.owner(TOPIC) is not None
+        assert setup.catalog.owner(TOPIC) is not None
         assert only.ask("upload")[-1] == "done upload"
         only.ask("close")
-        with forebay.open(ground.settings("only")) as store:
+        with forebay.open(setup.settings("only")) as store:
             assert_holds(read_all(store.topic(NAME)), only.acks())
-    ground.check()
+    setup.check()
 
 
 NOT_THERE: Final = Faults(http_error_rate=1)
@@ -300,27 +300,27 @@ THERE: Final = Faults(timeout_after_success_rate=1, hang_seconds=30)
 
 
 @pytest.mark.parametrize(
-    ("ground", "held", "more"),
+    ("setup", "held", "more"),
     [
         pytest.param("etcd", NOT_THERE, 0, id="etcd, object not there, same range"),
         pytest.param("etcd", THERE, 4, id="etcd, object there, longer range"),
         pytest.param("sqlite", THERE, 0, id="sqlite, object there, same range"),
         pytest.param("sqlite", NOT_THERE, 4, id="sqlite, object not there, longer range"),
     ],
-    indirect=["ground"],
+    indirect=["setup"],
 )
 def test_an_uploader_that_was_stopped_in_a_transfer_cannot_commit_it(
-    ground: Ground, held: Faults, more: int
+    setup: Setup, held: Faults, more: int
 ) -> None:
     """The new owner has a copy of the same log, so that it uploads the same messages."""
-    with ground.worker("first", proxied=True) as first:
+    with setup.worker("first", proxied=True) as first:
         first.ask("append 30 synced")
-        with ground.s3_proxy.faults(held):
+        with setup.s3_proxy.faults(held):
             first.send("upload")
-            wait_for_put(ground)
-            ground.stop(first)
-            shutil.copytree(ground.folder / "first", ground.folder / "second")
-        with forebay.open(ground.settings("second")) as store:
+            wait_for_put(setup)
+            setup.stop(first)
+            shutil.copytree(setup.folder / "first", setup.folder / "second")
+        with forebay.open(setup.settings("second")) as store:
             topic = store.topic(NAME)
             for number in range(more):
                 topic.append(b"second %d" % number, durability="synced")
@@ -331,11 +331,11 @@ def test_an_uploader_that_was_stopped_in_a_transfer_cannot_commit_it(
             first.go_on()
             assert_fenced(first.wait_until(end_of_upload))
             topic.append(b"second goes on", durability="uploaded")
-            assert list(assert_chain(ground.catalog, ground.store))[: len(committed)] == committed
+            assert list(assert_chain(setup.catalog, setup.store))[: len(committed)] == committed
             assert len(read_all(topic).messages) == 30 + more + 1
-    orphans = ground.check()
+    orphans = setup.check()
     assert bool(orphans) == bool(more), "an object of a range that nobody committed is an orphan"
-    with forebay.open(ground.settings("third")) as store:
+    with forebay.open(setup.settings("third")) as store:
         assert len(read_all(store.topic(NAME)).messages) == 30 + more + 1
 
 
@@ -343,8 +343,8 @@ def end_of_upload(lines: list[str]) -> str | None:
     return next((line for line in lines if line == "done upload" or errors([line])), None)
 
 
-def wait_for_put(ground: Ground) -> None:
+def wait_for_put(setup: Setup) -> None:
     deadline = time.monotonic() + PATIENCE
-    while not ground.s3_proxy.requests_by_method().get("PUT"):
+    while not setup.s3_proxy.requests_by_method().get("PUT"):
         assert time.monotonic() < deadline
         time.sleep(0.005)

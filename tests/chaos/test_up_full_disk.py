@@ -18,8 +18,8 @@ import pytest
 from forebay.client.http import topic_path
 from forebay.errors import DiskError, ForebayError, LogStopped
 from forebay.format.names import parse_topic
-from server_fixtures import absent
-from server_processes import ServerProcess
+from support.server_fixtures import absent
+from support.server_processes import ServerProcess
 
 TOPIC: Final = "/default/orders"
 DISK_MIB: Final = 24

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import ForebayError, ServiceUnavailable
-from server_processes import ServerProcess
+from support.server_processes import ServerProcess
 
 TOPICS = ["/default/a", "/default/b"]
 BATCH = 20

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from forebay.errors import ForebayError
-from forebay.testing import FaultProxy, Faults
-from forebay.testing.s3 import S3Server
-from server_processes import ServerProcess
+from support.proxy import FaultProxy, Faults
+from support.s3_server import S3Server
+from support.server_processes import ServerProcess
 
 TOPIC: Final = "/default/orders"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cli_runs import make_tiered, refused, run
 from forebay.client.address import ServerInfo, server_file
+from support.cli_runs import make_tiered, refused, run
 
 
 @pytest.fixture(scope="module")

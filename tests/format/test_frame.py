@@ -25,7 +25,7 @@ from forebay.format.frame import (
     scan,
 )
 from forebay.limits import FRAME_PAYLOAD_BYTES_MAX, FRAME_PAYLOAD_BYTES_MIN, OFFSET_MAX
-from frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, fed, frames_of, header
+from support.frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, fed, frames_of, header
 
 # ---- whole logs and torn ones ----
 

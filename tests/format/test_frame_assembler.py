@@ -8,7 +8,7 @@ import pytest
 
 from forebay.format.frame import HEADER_BYTES, FrameAssembler
 from forebay.limits import FRAME_PAYLOAD_BYTES_MAX
-from frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, Frames, frames_of, header
+from support.frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, Frames, frames_of, header
 
 
 def assembled(chunks: list[bytes], size: int = len(LOG)) -> tuple[Frames, FrameAssembler]:

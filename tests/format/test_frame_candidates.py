@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.format.frame import encode_frame, frame_candidates, scan
 from forebay.limits import FRAME_PAYLOAD_BYTES_MAX, FRAME_PAYLOAD_BYTES_MIN, OFFSET_MAX
-from frame_logs import PAYLOADS, header
+from support.frame_logs import PAYLOADS, header
 
 
 def candidates(buffer: bytes, first: int = 0, last: int = OFFSET_MAX) -> list[int]:

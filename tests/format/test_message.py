@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_messages import SAMPLE, Number, encoded, fixed, messages, varint
 from forebay.errors import MessageError, MessageTooLarge, UsageError
 from forebay.format.frame import Scan, encode_frame, scan
 from forebay.format.layout import Span, locate
@@ -21,6 +20,7 @@ from forebay.format.message import (
     message_columns,
 )
 from forebay.limits import ATTRIBUTES_MAX, MESSAGE_BYTES_MAX, OFFSET_MAX
+from support.danube_messages import SAMPLE, Number, encoded, fixed, messages, varint
 
 # ---- round trips ----
 

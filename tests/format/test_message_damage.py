@@ -9,17 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from danube_messages import (
-    SAMPLE,
-    U32_MAX,
-    U64_MAX,
-    Number,
-    encoded,
-    fixed,
-    messages,
-    varint,
-    without,
-)
 from forebay.errors import MessageError
 from forebay.format.frame import encode_frame, scan
 from forebay.format.layout import Span
@@ -29,6 +18,17 @@ from forebay.format.message import (
     decode_message,
     encode_message,
     message_columns,
+)
+from support.danube_messages import (
+    SAMPLE,
+    U32_MAX,
+    U64_MAX,
+    Number,
+    encoded,
+    fixed,
+    messages,
+    varint,
+    without,
 )
 
 

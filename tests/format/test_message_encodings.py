@@ -9,17 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube_messages import (
-    ENCODINGS,
-    SAMPLE,
-    U64_MAX,
-    Number,
-    encoded,
-    fixed,
-    messages,
-    varint,
-    without,
-)
 from forebay.errors import UsageError
 from forebay.format.frame import encode_frame, scan
 from forebay.format.layout import FIXED, VARINT, locate
@@ -29,6 +18,17 @@ from forebay.format.message import (
     decode_message,
     decode_messages,
     encode_message,
+)
+from support.danube_messages import (
+    ENCODINGS,
+    SAMPLE,
+    U64_MAX,
+    Number,
+    encoded,
+    fixed,
+    messages,
+    varint,
+    without,
 )
 
 # ---- the oldest decoder ----

@@ -14,7 +14,7 @@ from forebay.format.frame import HEADER_BYTES, encode_frame, scan
 from forebay.format.message import MessageId, StreamMessage, encode_message
 from forebay.format.resync import FrameSearch, OffsetPosition, SearchTooLong, next_frame
 from forebay.limits import OFFSET_MAX
-from frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, header
+from support.frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, header
 
 LAST = FIRST + len(PAYLOADS) - 1
 HEAD_BYTES = 4096

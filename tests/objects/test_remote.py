@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import pytest
 
-from azurite import Azurite
 from forebay.errors import (
     InvalidSetting,
     ObjectMissing,
@@ -27,8 +26,9 @@ from forebay.limits import PART_BYTES_MIN
 from forebay.objects.backend import CopyUnsupported
 from forebay.objects.remote import RemoteBackend, store_location, translated
 from forebay.settings import CloudSettings
-from forebay.testing.s3 import S3Server, free_ports
-from gcs_fake import GcsFake
+from support.azurite import Azurite
+from support.gcs_fake import GcsFake
+from support.s3_server import S3Server, free_ports
 
 CHUNK = PART_BYTES_MIN
 

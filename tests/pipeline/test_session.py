@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forebay.pipeline.session import public_options
-from spark_fixtures import LOCAL
+from support.spark_fixtures import LOCAL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

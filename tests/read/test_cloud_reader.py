@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from danube_messages import SAMPLE, encoded, fixed, varint, without
 from forebay.errors import LogClosed
 from forebay.format.descriptor import decode_descriptor
 from forebay.format.frame import encode_frame, scan
@@ -15,7 +14,8 @@ from forebay.limits import OBJECT_INDEX_MESSAGES
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.object_stream import FetchPool
 from forebay.settings import CloudReaderSettings
-from stored_objects import TOPIC, Gate, HookedStore, StoredTopic, message, payload
+from support.danube_messages import SAMPLE, encoded, fixed, varint, without
+from support.stored_objects import TOPIC, Gate, HookedStore, StoredTopic, message, payload
 
 
 def reader_of(topic: StoredTopic, pool: FetchPool, store: HookedStore | None = None) -> CloudReader:

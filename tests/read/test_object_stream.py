@@ -23,7 +23,7 @@ from forebay.read.metrics import (
 )
 from forebay.read.object_stream import FetchPool, ObjectStream
 from forebay.read.plan import DESCRIPTOR_PAGE
-from stored_objects import (
+from support.stored_objects import (
     TOPIC,
     Gate,
     HookedStore,

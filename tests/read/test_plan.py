@@ -20,7 +20,7 @@ from forebay.read.plan import (
     position_after,
     position_of,
 )
-from stored_objects import StoredTopic, payload
+from support.stored_objects import StoredTopic, payload
 
 
 def described(start: int, sizes: list[int], every: int | None) -> ObjectDescriptor:

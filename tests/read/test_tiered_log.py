@@ -17,23 +17,23 @@ from forebay.settings import CloudReaderSettings
 from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store, Topic
 from forebay.topic.view import StoreView
-from tiered_stores import TOPIC, Site, fill, offsets
+from support.tiered_stores import TOPIC, Setup, fill, offsets
 
 MESSAGES = 400
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    site = Site(tmp_path / "data", backend=MemoryBackend())
-    site.uploading(max_object_bytes=20_000)
-    return site
+def setup(tmp_path: Path) -> Setup:
+    setup = Setup(tmp_path / "data", backend=MemoryBackend())
+    setup.uploading(max_object_bytes=20_000)
+    return setup
 
 
 @pytest.fixture
-def topic(site: Site) -> Iterator[Topic]:
+def topic(setup: Setup) -> Iterator[Topic]:
     """Its oldest messages are in objects alone, and its readers are lenient."""
-    settings = replace(site.settings(), cloud_reader=CloudReaderSettings(lenient=True))
-    with Store(settings, clock=site.clock, catalog=site.catalog, store=site.objects) as store:
+    settings = replace(setup.settings(), cloud_reader=CloudReaderSettings(lenient=True))
+    with Store(settings, clock=setup.clock, catalog=setup.catalog, store=setup.objects) as store:
         topic = store.topic(str(TOPIC))
         fill(topic, MESSAGES)
         topic.upload()
@@ -41,16 +41,16 @@ def topic(site: Site) -> Iterator[Topic]:
         yield topic
 
 
-def damage(site: Site, first: int, count: int) -> None:
+def damage(setup: Setup, first: int, count: int) -> None:
     """Overwrites these messages in the object that holds the first one, as far as it goes."""
-    (held,) = site.catalog.get_object_descriptors_range(TOPIC, first, first + 1, 1)
+    (held,) = setup.catalog.get_object_descriptors_range(TOPIC, first, first + 1, 1)
     key = object_key(TOPIC, held.object_id)
-    data = bytearray(site.backend.get_range(key, 0, held.size))
+    data = bytearray(setup.backend.get_range(key, 0, held.size))
     frame = held.size // (held.next_offset - held.start_offset)
     at = (first - held.start_offset) * frame
     size = min(count * frame, held.size - at)
     data[at : at + size] = b"\xee" * size
-    site.backend.put_object(key, bytes(data))
+    setup.backend.put_object(key, bytes(data))
 
 
 def without(first: int, end: int) -> list[int]:
@@ -59,10 +59,10 @@ def without(first: int, end: int) -> list[int]:
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (100, 1), (100, 3), (287, 2), (300, 80)])
 def test_a_lenient_reader_skips_what_is_damaged_and_nothing_else(
-    site: Site, topic: Topic, first: int, count: int
+    setup: Setup, topic: Topic, first: int, count: int
 ) -> None:
-    (held,) = site.catalog.get_object_descriptors_range(TOPIC, first, first + 1, 1)
-    damage(site, first, count)
+    (held,) = setup.catalog.get_object_descriptors_range(TOPIC, first, first + 1, 1)
+    damage(setup, first, count)
     expected = without(first, min(first + count, held.next_offset))
     assert offsets(topic.read(0)) == expected
     read = topic.read(0)
@@ -75,12 +75,12 @@ def test_a_lenient_reader_skips_what_is_damaged_and_nothing_else(
 
 
 def test_a_lenient_reader_goes_over_to_the_log_when_the_rest_of_the_objects_is_damaged(
-    site: Site, topic: Topic
+    setup: Setup, topic: Topic
 ) -> None:
     local = topic.segments()[0].first_offset
-    (held,) = site.catalog.get_object_descriptors_range(TOPIC, local - 1, local, 1)
+    (held,) = setup.catalog.get_object_descriptors_range(TOPIC, local - 1, local, 1)
     assert held.start_offset < local - 10
-    damage(site, local - 10, MESSAGES)
+    damage(setup, local - 10, MESSAGES)
     assert offsets(topic.read(0)) == without(local - 10, local)
     assert offsets(topic.read(0, end=local - 5)) == list(range(local - 10))
 
@@ -90,10 +90,10 @@ def all_frames(topic: Topic, end: int | None = None) -> list[list[int]]:
 
 
 def test_a_lenient_reader_ends_where_the_last_messages_that_it_wanted_are_damaged(
-    site: Site, topic: Topic
+    setup: Setup, topic: Topic
 ) -> None:
     local = topic.segments()[0].first_offset
-    damage(site, local - 10, MESSAGES)
+    damage(setup, local - 10, MESSAGES)
     assert offsets(topic.read(0, end=local)) == list(range(local - 10))
     chunks = all_frames(topic, end=local)
     assert [] not in chunks
@@ -101,27 +101,27 @@ def test_a_lenient_reader_ends_where_the_last_messages_that_it_wanted_are_damage
 
 
 def test_a_lenient_reader_ends_where_the_log_is_empty_and_the_last_messages_are_damaged(
-    site: Site, topic: Topic
+    setup: Setup, topic: Topic
 ) -> None:
     topic.upload()
-    last = site.descriptors()[-1]
-    damage(site, last.next_offset - 5, MESSAGES)
+    last = setup.descriptors()[-1]
+    damage(setup, last.next_offset - 5, MESSAGES)
     expected = list(range(MESSAGES - 5))
-    settings = replace(site.settings(), data=site.data / "elsewhere")
+    settings = replace(setup.settings(), data=setup.data / "elsewhere")
     settings = replace(settings, cloud_reader=CloudReaderSettings(lenient=True))
-    resources = StoreResources(settings, site.clock, catalog=site.catalog, store=site.objects)
-    with closing(resources), StoreView(resources, clock=site.clock) as view:
+    resources = StoreResources(settings, setup.clock, catalog=setup.catalog, store=setup.objects)
+    with closing(resources), StoreView(resources, clock=setup.clock) as view:
         assert offsets(view.topic(str(TOPIC)).reader(0)) == expected
 
 
-async def test_a_lenient_stream_ends_on_a_topic_whose_log_was_lost(site: Site) -> None:
-    settings = replace(site.settings(), cloud_reader=CloudReaderSettings(lenient=True))
-    with Store(settings, clock=site.clock, catalog=site.catalog, store=site.objects) as store:
+async def test_a_lenient_stream_ends_on_a_topic_whose_log_was_lost(setup: Setup) -> None:
+    settings = replace(setup.settings(), cloud_reader=CloudReaderSettings(lenient=True))
+    with Store(settings, clock=setup.clock, catalog=setup.catalog, store=setup.objects) as store:
         fill(store.topic(str(TOPIC)), MESSAGES)
         store.topic(str(TOPIC)).upload()
-    shutil.rmtree(site.data / "wal")
-    damage(site, MESSAGES - 5, MESSAGES)
-    with Store(settings, clock=site.clock, catalog=site.catalog, store=site.objects) as store:
+    shutil.rmtree(setup.data / "wal")
+    damage(setup, MESSAGES - 5, MESSAGES)
+    with Store(settings, clock=setup.clock, catalog=setup.catalog, store=setup.objects) as store:
         topic = store.topic(str(TOPIC))
         expected = list(range(MESSAGES - 5))
         async with asyncio.timeout(30):

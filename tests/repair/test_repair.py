@@ -42,7 +42,7 @@ from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView
 from forebay.wal.identity import write_log_id
-from served import served
+from support.served import served
 
 UPLOADED = 60
 COUNT = 100
@@ -387,7 +387,7 @@ def test_a_topic_in_use_is_refused(data: Path) -> None:
 
 def test_a_store_that_is_served_is_refused(data: Path) -> None:
     with served(settings_of(data)) as server:
-        note = ServerInfo(server.url, server.site.instance, 1)
+        note = ServerInfo(server.url, server.context.instance, 1)
         server_file(data).write_bytes(note.encode())
         with pytest.raises(UsageError, match=f"a server runs on .*{server.url}: stop it first"):
             repair(settings_of(data))
@@ -419,7 +419,7 @@ def test_unknown_topics_and_stores_in_memory_are_refused(data: Path) -> None:
 # ---- interrupted --------------------------------------------------------------------------------
 
 
-class Ground:
+class Setup:
     """A store on a disk that crashes, with its catalog and objects in memory."""
 
     def __init__(self) -> None:
@@ -472,49 +472,49 @@ def test_a_repair_that_lost_its_power_at_any_call_is_finished_by_the_next(
 ) -> None:
     ended = False
     for call in itertools.count(0, 3 if seed is None else 7):
-        ground = damaged_ground()
-        ground.faults.inject(Fault("any", errno.EIO, skip=call, times=None))
+        setup = damaged_ground()
+        setup.faults.inject(Fault("any", errno.EIO, skip=call, times=None))
         try:
-            ground.repair()
+            setup.repair()
         except (ForebayError, OSError):
-            assert ground.faults.fired
+            assert setup.faults.fired
         else:
-            ended = not ground.faults.fired
-        ground.faults.clear()
-        ground.power.crash(None if seed is None else random.Random(seed * 1000 + call))
-        require_finished(ground, f"at call {call}")
+            ended = not setup.faults.fired
+        setup.faults.clear()
+        setup.power.crash(None if seed is None else random.Random(seed * 1000 + call))
+        require_finished(setup, f"at call {call}")
         if ended:
             break
 
 
-def damaged_ground() -> Ground:
+def damaged_ground() -> Setup:
     """A segment that an object holds, one that none does, and an object are damaged."""
-    ground = Ground()
-    with ground.store() as store:
+    setup = Setup()
+    with setup.store() as store:
         fill(store)
-    spoil(ground.power, "wal.1.log", 300)
-    spoil(ground.power, "wal.3.log", 300)
+    spoil(setup.power, "wal.1.log", 300)
+    spoil(setup.power, "wal.3.log", 300)
     key = "storage/topics/default/orders/objects/data-0-59.dnb1"
-    raw = bytearray(ground.backend.get_range(key, 0, ground.backend.head(key).size))
+    raw = bytearray(setup.backend.get_range(key, 0, setup.backend.head(key).size))
     raw[30] ^= 4
-    ground.backend.put_object(key, bytes(raw))
-    return ground
+    setup.backend.put_object(key, bytes(raw))
+    return setup
 
 
-def require_finished(ground: Ground, when: str) -> None:
-    assert ground.repair().left == [], when
-    assert ground.repair().findings == [], when
-    with ground.store() as store:
+def require_finished(setup: Setup, when: str) -> None:
+    assert setup.repair().left == [], when
+    assert setup.repair().findings == [], when
+    with setup.store() as store:
         read_all(store, (62,))
         assert store.topic("orders").append(b"next") == COUNT
-    require_chain(ground)
+    require_chain(setup)
 
 
-def require_chain(ground: Ground) -> None:
-    record = ground.catalog.record(parse_topic("orders"))
+def require_chain(setup: Setup) -> None:
+    record = setup.catalog.record(parse_topic("orders"))
     assert record is not None
     assert record.lost == ((62, 63),)
-    found = list(ground.catalog.get_object_descriptors(parse_topic("orders")))
+    found = list(setup.catalog.get_object_descriptors(parse_topic("orders")))
     assert [(each.start_offset, each.next_offset) for each in found] == [(0, 60), (60, 62)]
 
 
@@ -523,17 +523,17 @@ def test_a_repair_whose_object_store_went_away_is_finished_by_the_next(
     when: Literal["before", "after"],
 ) -> None:
     for call in itertools.count(0, 2):
-        ground = damaged_ground()
+        setup = damaged_ground()
         fault = ObjectFault("any", when=when, skip=call, times=None)
-        ground.backend.inject(fault)
+        setup.backend.inject(fault)
         try:
-            ground.repair()
+            setup.repair()
         except ForebayError:
             ended = False
         else:
             ended = True
-        ground.backend.clear()
-        require_finished(ground, f"at call {call}")
+        setup.backend.clear()
+        require_finished(setup, f"at call {call}")
         if ended:
             assert call > 4
             return
@@ -542,16 +542,16 @@ def test_a_repair_whose_object_store_went_away_is_finished_by_the_next(
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_repair_whose_catalog_went_away_is_finished_by_the_next(applied: bool) -> None:
     for call in itertools.count(1):
-        ground = damaged_ground()
-        ground.kv.fail("commit", at=call, times=20, applied=applied)
+        setup = damaged_ground()
+        setup.kv.fail("commit", at=call, times=20, applied=applied)
         try:
-            ground.repair()
+            setup.repair()
         except ForebayError:
             ended = False
         else:
             ended = True
-        ground.kv.heal()
-        require_finished(ground, f"at commit {call}")
+        setup.kv.heal()
+        require_finished(setup, f"at commit {call}")
         if ended:
             assert call > 2
             return

@@ -16,10 +16,10 @@ import pytest
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.limits import KIB, MIB
 from forebay.settings import MetadataSettings, UploaderSettings
-from forebay.testing import ProxyProcess
-from forebay.testing.s3 import S3Server
 from forebay.topic.store import Store, Topic
-from tiered_grounds import NAME, Grounds
+from support.proxy import ProxyProcess
+from support.s3_server import S3Server
+from support.tiers import NAME, TierSettings
 
 GB = 10**9
 PART = 64 * MIB
@@ -30,10 +30,10 @@ class Counted:
     """A store in S3 behind a proxy that counts."""
 
     proxy: ProxyProcess
-    grounds: Grounds
+    tiers: TierSettings
 
     def open(self, uploader: UploaderSettings) -> Store:
-        return self.grounds.open(uploader=uploader)
+        return self.tiers.open(uploader=uploader)
 
     def bytes_down(self) -> int:
         return self.proxy.stats().bytes_down
@@ -43,7 +43,7 @@ class Counted:
 def counted(s3: S3Server, tmp_path: Path) -> Iterator[Counted]:
     with ProxyProcess(s3.endpoint.removeprefix("http://"), http=True) as proxy:
         cloud = s3.settings(options={"endpoint": proxy.url})
-        yield Counted(proxy, Grounds(tmp_path / "data", cloud, MetadataSettings()))
+        yield Counted(proxy, TierSettings(tmp_path / "data", cloud, MetadataSettings()))
 
 
 def fill(topic: Topic, mib: int, payload_bytes: int) -> int:

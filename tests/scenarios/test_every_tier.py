@@ -17,16 +17,16 @@ from forebay.limits import MIB
 from forebay.settings import UploaderSettings
 from forebay.topic.store import Topic
 from forebay.wal.watermarks import Watermarks
-from tiered_grounds import (
+from support.tiers import (
     NAME,
     PATIENCE,
     PROMPT,
-    Grounds,
     Readers,
+    TierSettings,
     check,
     descriptors,
     hand_over,
-    make_grounds,
+    make_tiers,
     produce,
     read_all,
     require_chain,
@@ -38,8 +38,8 @@ CATALOGS = ("sqlite", "etcd")
 
 
 @pytest.fixture(params=[(each, catalog) for each in OBJECTS for catalog in CATALOGS], ids="-".join)
-def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Grounds:
-    return make_grounds(request.param, tmp_path, request)
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> TierSettings:
+    return make_tiers(request.param, tmp_path, request)
 
 
 def start_readers(topic: Topic, middle: int) -> Readers:
@@ -56,7 +56,7 @@ def start_readers(topic: Topic, middle: int) -> Readers:
     return readers
 
 
-def test_readers_at_once_see_every_offset_once_in_order(anywhere: Grounds) -> None:
+def test_readers_at_once_see_every_offset_once_in_order(anywhere: TierSettings) -> None:
     with anywhere.open() as store:
         topic = store.topic(NAME)
         produce(topic, 168_000)
@@ -89,9 +89,9 @@ BACKGROUND = UploaderSettings(interval_seconds=0.02, max_object_bytes=4 * MIB, m
 TIDY = replace(PROMPT, check_interval_minutes=0.01)
 
 
-def produce_in_the_background(grounds: Grounds, uploader: UploaderSettings) -> None:
+def produce_in_the_background(tiers: TierSettings, uploader: UploaderSettings) -> None:
     """Nobody calls `upload` or `trim_local`; readers run all the while."""
-    with grounds.open(uploader=uploader, deleter=TIDY) as store:
+    with tiers.open(uploader=uploader, deleter=TIDY) as store:
         topic = store.topic(NAME)
         live = Readers(topic, MESSAGES)
         live.start("live from the start", 0)
@@ -112,14 +112,14 @@ def produce_in_the_background(grounds: Grounds, uploader: UploaderSettings) -> N
 def test_readers_see_every_offset_while_the_background_work_goes_on(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    produce_in_the_background(make_grounds(("s3", "etcd"), tmp_path, request), BACKGROUND)
+    produce_in_the_background(make_tiers(("s3", "etcd"), tmp_path, request), BACKGROUND)
 
 
 def test_readers_see_every_offset_while_rolling_objects_are_written(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     rolling = replace(BACKGROUND, rolling=True)
-    produce_in_the_background(make_grounds(("fs", "sqlite"), tmp_path, request), rolling)
+    produce_in_the_background(make_tiers(("fs", "sqlite"), tmp_path, request), rolling)
 
 
 # ---- a slow reader ----
@@ -129,7 +129,7 @@ def test_readers_see_every_offset_while_rolling_objects_are_written(
 def test_a_slow_reader_in_the_cloud_goes_on_when_its_segments_are_deleted(
     places: tuple[str, str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    with make_grounds(places, tmp_path, request).open() as store:
+    with make_tiers(places, tmp_path, request).open() as store:
         topic = store.topic(NAME)
         produce(topic, 30_000)
         topic.upload()
@@ -155,7 +155,7 @@ def test_a_slow_reader_in_the_cloud_goes_on_when_its_segments_are_deleted(
 def test_a_reader_whose_pinned_segment_stays_does_not_hold_back_the_rest_for_long(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    with make_grounds(("fs", "sqlite"), tmp_path, request).open() as store:
+    with make_tiers(("fs", "sqlite"), tmp_path, request).open() as store:
         topic = store.topic(NAME)
         produce(topic, 60_000)
         reader = topic.read(0)

@@ -13,7 +13,7 @@ import pytest
 from forebay.limits import WRITER_THREADS
 from forebay.settings import CloudReaderSettings, UploaderSettings
 from forebay.topic.store import Topic
-from tiered_grounds import PATIENCE, PROMPT, make_grounds, payload, read_all
+from support.tiers import PATIENCE, PROMPT, make_tiers, payload, read_all
 
 TOPICS = 200
 MESSAGES = 50
@@ -38,11 +38,11 @@ def await_uploads(topics: list[Topic], most: Counter[str]) -> None:
 def test_hundreds_of_topics_are_uploaded_on_few_threads(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    grounds = make_grounds(("fs", "etcd"), tmp_path, request)
-    grounds.metadata = replace(grounds.metadata, lease_seconds=15)
+    tiers = make_tiers(("fs", "etcd"), tmp_path, request)
+    tiers.metadata = replace(tiers.metadata, lease_seconds=15)
     assert not forebay_threads()
     most: Counter[str] = Counter()
-    with grounds.open(uploader=UPLOADER, deleter=PROMPT, cloud_reader=READER) as store:
+    with tiers.open(uploader=UPLOADER, deleter=PROMPT, cloud_reader=READER) as store:
         topics = [store.topic(f"topic-{number}") for number in range(TOPICS)]
         for topic in topics:
             topic.append_many(map(payload, range(MESSAGES)))

@@ -18,8 +18,9 @@ import pytest
 
 from forebay.limits import MIB, READ_CHUNK_BYTES
 from forebay.settings import CloudReaderSettings, UploaderSettings
+from support.paths import SUPPORT
 
-PROCESS = Path(__file__).with_name("memory_process.py")
+PROCESS = SUPPORT / "memory_process.py"
 ABOVE_IDLE_MAX = 64.0
 GROWTH_MAX = 1.1
 ONE_CHUNK = CloudReaderSettings().fetch_chunk_size / MIB

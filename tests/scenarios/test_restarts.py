@@ -22,13 +22,14 @@ from forebay.settings import RemoteRetentionSettings
 from forebay.testing.objects import FaultBackend
 from forebay.topic.factory import WalStorageFactory
 from forebay.topic.store import Store
-from tiered_grounds import (
+from support.paths import TESTS
+from support.tiers import (
     NAME,
     QUIET,
-    Grounds,
+    TierSettings,
     check,
     descriptors,
-    make_grounds,
+    make_tiers,
     payload,
     produce,
     read_all,
@@ -39,13 +40,13 @@ TOPIC = parse_topic(NAME)
 
 
 @pytest.fixture(params=[("fs", "sqlite"), ("s3", "etcd")], ids="-".join)
-def grounds(request: pytest.FixtureRequest, tmp_path: Path) -> Grounds:
-    return make_grounds(request.param, tmp_path, request)
+def tiers(request: pytest.FixtureRequest, tmp_path: Path) -> TierSettings:
+    return make_tiers(request.param, tmp_path, request)
 
 
 @pytest.fixture
-def simple(request: pytest.FixtureRequest, tmp_path: Path) -> Grounds:
-    return make_grounds(("memory", "sqlite"), tmp_path, request)
+def simple(request: pytest.FixtureRequest, tmp_path: Path) -> TierSettings:
+    return make_tiers(("memory", "sqlite"), tmp_path, request)
 
 
 # ---- opened again ----
@@ -53,14 +54,14 @@ def simple(request: pytest.FixtureRequest, tmp_path: Path) -> Grounds:
 
 @pytest.mark.parametrize("rolling", [False, True], ids=["planned", "rolling"])
 def test_an_upload_goes_on_at_the_exact_byte_after_a_restart(
-    grounds: Grounds, tmp_path: Path, rolling: bool
+    tiers: TierSettings, tmp_path: Path, rolling: bool
 ) -> None:
     """What the objects hold together is what the segments held, byte for byte."""
     uploader = replace(QUIET, max_object_bytes=MIB, rolling=rolling)
     kept = KeptSegments(tmp_path / "kept")
     uploaded = 0
     for step in (7_001, 13, 20_000, 0, 1):
-        with grounds.open(uploader=uploader) as store:
+        with tiers.open(uploader=uploader) as store:
             topic = store.topic(NAME)
             produce(topic, step)
             done = topic.upload()
@@ -69,10 +70,10 @@ def test_an_upload_goes_on_at_the_exact_byte_after_a_restart(
             kept.keep(path for path in (each.path for each in topic.segments()))
             topic.trim_local()
             assert topic.start_offset == 0
-    with grounds.open(uploader=uploader) as store:
+    with tiers.open(uploader=uploader) as store:
         found = descriptors(store)
         require_chain(found, 0, uploaded)
-        assert stored_bytes(grounds, [each.object_id for each in found]) == kept.joined()
+        assert stored_bytes(tiers, [each.object_id for each in found]) == kept.joined()
         assert read_all(store.topic(NAME), 0) == uploaded
 
 
@@ -94,10 +95,10 @@ class KeptSegments:
         return b"".join((self._folder / name).read_bytes() for name in self._names)
 
 
-def stored_bytes(grounds: Grounds, object_ids: list[str]) -> bytes:
+def stored_bytes(tiers: TierSettings, object_ids: list[str]) -> bytes:
     from forebay.format.names import object_key
 
-    store = connect(grounds.cloud, grounds.data)
+    store = connect(tiers.cloud, tiers.data)
     try:
         return b"".join(
             bytes(store.get_object(object_key(TOPIC, each), 64 * MIB)) for each in object_ids
@@ -106,7 +107,7 @@ def stored_bytes(grounds: Grounds, object_ids: list[str]) -> bytes:
         store.close()
 
 
-def test_nothing_that_is_committed_is_uploaded_again(simple: Grounds) -> None:
+def test_nothing_that_is_committed_is_uploaded_again(simple: TierSettings) -> None:
     backend = FaultBackend(MemoryBackend())
     for _ in range(3):
         with Store(simple.settings(), store=CloudStore(backend)) as store:
@@ -121,7 +122,7 @@ def test_nothing_that_is_committed_is_uploaded_again(simple: Grounds) -> None:
     assert len(list(backend.list(""))) == 6
 
 
-def test_an_open_rolling_object_is_built_again_after_a_restart(simple: Grounds) -> None:
+def test_an_open_rolling_object_is_built_again_after_a_restart(simple: TierSettings) -> None:
     backend = FaultBackend(MemoryBackend())
     settings = simple.settings(uploader=replace(QUIET, rolling=True))
     factory = WalStorageFactory(settings, store=CloudStore(backend))
@@ -144,17 +145,17 @@ def test_an_open_rolling_object_is_built_again_after_a_restart(simple: Grounds) 
 # ---- the disk is lost ----
 
 
-def lose_the_log(grounds: Grounds) -> None:
-    shutil.rmtree(grounds.data)
+def lose_the_log(tiers: TierSettings) -> None:
+    shutil.rmtree(tiers.data)
 
 
 def test_a_log_that_is_lost_after_a_crash_leaves_a_hole_that_readers_are_told_of(
-    grounds: Grounds,
+    tiers: TierSettings,
 ) -> None:
-    grounds.metadata = replace(grounds.metadata, offsets_reserved=5_000)
-    die_with(grounds, uploaded=12_000, synced=2_000)
-    lose_the_log(grounds)
-    with grounds.open() as store:
+    tiers.metadata = replace(tiers.metadata, offsets_reserved=5_000)
+    die_with(tiers, uploaded=12_000, synced=2_000)
+    lose_the_log(tiers)
+    with tiers.open() as store:
         topic = store.topic(NAME)
         begin = topic.append(b"after the hole", durability="synced")
         assert 14_000 <= begin <= 14_000 + 2 * 5_000
@@ -165,7 +166,7 @@ def test_a_log_that_is_lost_after_a_crash_leaves_a_hole_that_readers_are_told_of
         topic.append(b"last", durability="synced")
         assert topic.trim_local()
         require_hole(store, 12_000, begin)
-    with grounds.open() as store:
+    with tiers.open() as store:
         require_hole(store, 12_000, begin)
         assert store.topic(NAME).start_offset == 0
 
@@ -184,24 +185,24 @@ def require_hole(store: Store, start: int, end: int) -> None:
     assert behind[:2] == [b"after the hole", b"next"]
 
 
-def die_with(grounds: Grounds, *, uploaded: int, synced: int) -> None:
+def die_with(tiers: TierSettings, *, uploaded: int, synced: int) -> None:
     """A process that uploads some, syncs some more, and ends without a word."""
     given = {
-        "data": str(grounds.data),
+        "data": str(tiers.data),
         "cloud": {
-            **asdict(replace(grounds.cloud, options={})),
-            "options": {**grounds.cloud.options},
+            **asdict(replace(tiers.cloud, options={})),
+            "options": {**tiers.cloud.options},
         },
         "metadata": {
-            **asdict(grounds.metadata),
-            "path": grounds.metadata.path and str(grounds.metadata.path),
+            **asdict(tiers.metadata),
+            "path": tiers.metadata.path and str(tiers.metadata.path),
         },
         "uploaded": uploaded,
         "synced": synced,
     }
-    script = Path(__file__).with_name("dying_process.py")
     done = subprocess.run(
-        [sys.executable, script, json.dumps(given)],
+        [sys.executable, "-m", "support.dying_process", json.dumps(given)],
+        cwd=TESTS,
         capture_output=True,
         text=True,
         check=False,
@@ -210,12 +211,12 @@ def die_with(grounds: Grounds, *, uploaded: int, synced: int) -> None:
     assert done.returncode == 7, done.stderr
 
 
-def test_an_empty_disk_after_a_clean_end_goes_on_without_a_hole(grounds: Grounds) -> None:
-    with grounds.open() as store:
+def test_an_empty_disk_after_a_clean_end_goes_on_without_a_hole(tiers: TierSettings) -> None:
+    with tiers.open() as store:
         produce(store.topic(NAME), 5_000)
         store.topic(NAME).upload()
-    lose_the_log(grounds)
-    with grounds.open() as store:
+    lose_the_log(tiers)
+    with tiers.open() as store:
         topic = store.topic(NAME)
         produce(topic, 5_000)
         assert read_all(topic, 0) == 10_000
@@ -225,7 +226,7 @@ def test_an_empty_disk_after_a_clean_end_goes_on_without_a_hole(grounds: Grounds
 
 
 def test_only_what_was_not_uploaded_is_lost_with_the_disk_after_a_clean_end(
-    simple: Grounds,
+    simple: TierSettings,
 ) -> None:
     with simple.open() as store:
         produce(store.topic(NAME), 5_000)
@@ -251,7 +252,7 @@ class MovedClock(SystemClock):
         return super().now_ms() + self.later_ms
 
 
-def test_remote_retention_by_size_removes_the_oldest_objects(simple: Grounds) -> None:
+def test_remote_retention_by_size_removes_the_oldest_objects(simple: TierSettings) -> None:
     uploader = replace(QUIET, max_object_bytes=MIB)
     settings = simple.settings(
         uploader=uploader, remote_retention=RemoteRetentionSettings(size_mb=2.5)
@@ -304,9 +305,9 @@ def require_gone_before(store: Store, start: int) -> None:
     check(next(topic.read(start)), start)
 
 
-def test_remote_retention_by_time_removes_objects_when_they_are_old(grounds: Grounds) -> None:
+def test_remote_retention_by_time_removes_objects_when_they_are_old(tiers: TierSettings) -> None:
     clock = MovedClock()
-    settings = grounds.settings(remote_retention=RemoteRetentionSettings(time_minutes=60))
+    settings = tiers.settings(remote_retention=RemoteRetentionSettings(time_minutes=60))
     with Store(settings, clock=clock) as store:
         topic = store.topic(NAME)
         storage = store._factory.for_topic(NAME)
@@ -325,7 +326,7 @@ def test_remote_retention_by_time_removes_objects_when_they_are_old(grounds: Gro
         require_gone_before(store, 20_000)
 
 
-def test_a_reader_in_an_object_that_retention_removes_is_told(simple: Grounds) -> None:
+def test_a_reader_in_an_object_that_retention_removes_is_told(simple: TierSettings) -> None:
     settings = simple.settings(
         uploader=replace(QUIET, max_object_bytes=MIB),
         remote_retention=RemoteRetentionSettings(size_mb=0),

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.service.demo import LOCAL_MIB, OBJECTS_MIB, WORKLOADS, demo_settings
 from forebay.settings import StoreSettings
-from server_processes import ServerProcess
+from support.server_processes import ServerProcess
 
 TIERS = {"memory", "segment", "verified"}
 

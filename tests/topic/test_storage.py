@@ -34,18 +34,18 @@ from forebay.topic.storage import StartPosition
 from forebay.topic.store import Store
 from forebay.upload.restore import restore_topic
 from forebay.wal.identity import LocalLog
-from tiered_stores import TOPIC, Site, fill, offsets, payloads, require_chain
+from support.tiered_stores import TOPIC, Setup, fill, offsets, payloads, require_chain
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    site = Site(tmp_path / "data")
-    site.uploading(max_object_bytes=20_000)
-    return site
+def setup(tmp_path: Path) -> Setup:
+    setup = Setup(tmp_path / "data")
+    setup.uploading(max_object_bytes=20_000)
+    return setup
 
 
-def test_a_reader_goes_from_objects_to_segments_to_memory(site: Site) -> None:
-    with site.topic() as topic:
+def test_a_reader_goes_from_objects_to_segments_to_memory(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
         assert topic.trim_local()
@@ -58,8 +58,8 @@ def test_a_reader_goes_from_objects_to_segments_to_memory(site: Site) -> None:
         assert topic.start_offset == 0
 
 
-def test_a_live_reader_from_the_past_reaches_the_present(site: Site) -> None:
-    with site.topic() as topic:
+def test_a_live_reader_from_the_past_reaches_the_present(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 200)
         topic.upload()
         topic.trim_local()
@@ -70,24 +70,24 @@ def test_a_live_reader_from_the_past_reaches_the_present(site: Site) -> None:
         assert found == list(range(300))
 
 
-def test_a_slow_reader_goes_on_when_its_segment_is_deleted(site: Site) -> None:
-    with site.topic() as topic:
+def test_a_slow_reader_goes_on_when_its_segment_is_deleted(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 200)
         reader = topic.read(0, follow=True)
         found = offsets(next(reader) for _ in range(3))
         topic.upload()
-        site.clock.advance(10_000)
+        setup.clock.advance(10_000)
         assert topic.trim_local()
         fill(topic, 200)
         topic.upload()
-        site.clock.advance(10_000)
+        setup.clock.advance(10_000)
         assert topic.trim_local()
         found += offsets(next(reader) for _ in range(397))
         assert found == list(range(400))
 
 
-async def test_a_stream_crosses_the_tiers_too(site: Site) -> None:
-    with site.topic() as topic:
+async def test_a_stream_crosses_the_tiers_too(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 200)
         await asyncio.to_thread(topic.upload)
         topic.trim_local()
@@ -96,11 +96,11 @@ async def test_a_stream_crosses_the_tiers_too(site: Site) -> None:
         assert found == list(range(220))
 
 
-def test_an_append_that_waits_for_its_upload_is_in_an_object(site: Site) -> None:
-    with site.topic() as topic:
+def test_an_append_that_waits_for_its_upload_is_in_an_object(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 5)
         assert topic.append(payloads(5, 1)[0], durability="uploaded") == 5
-        assert site.ranges()[-1][1] == 6
+        assert setup.ranges()[-1][1] == 6
         assert topic.append_many(payloads(6, 4), durability="uploaded") == range(6, 10)
         topic.append(payloads(10, 1)[0])
         topic.wait(10, durability="uploaded")
@@ -110,53 +110,53 @@ def test_an_append_that_waits_for_its_upload_is_in_an_object(site: Site) -> None
 # ---- deletion ----
 
 
-def test_a_segment_stays_until_its_object_is_read_back(site: Site) -> None:
-    with site.topic() as topic:
+def test_a_segment_stays_until_its_object_is_read_back(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
-        record = site.catalog.record(TOPIC)
+        record = setup.catalog.record(TOPIC)
         assert record is not None
         before = topic.segments()
-        _set_record(site, verified=0)
+        _set_record(setup, verified=0)
         assert topic.trim_local() == []
-        _set_record(site, verified=record.verified)
+        _set_record(setup, verified=record.verified)
         assert topic.trim_local() == before[:-1]
 
 
-def _set_record(site: Site, **changes: int) -> None:
-    site.catalog.update(TOPIC, None, lambda record: Change(replace(record, **changes)))  # type: ignore[arg-type]
+def _set_record(setup: Setup, **changes: int) -> None:
+    setup.catalog.update(TOPIC, None, lambda record: Change(replace(record, **changes)))  # type: ignore[arg-type]
 
 
-def test_a_segment_stays_for_the_deletion_lag(site: Site) -> None:
-    site.deleter = DeleterSettings(retention_size_mb=0, deletion_lag_minutes=240)
-    with site.topic() as topic:
+def test_a_segment_stays_for_the_deletion_lag(setup: Setup) -> None:
+    setup.deleter = DeleterSettings(retention_size_mb=0, deletion_lag_minutes=240)
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
         assert topic.trim_local() == []
-        site.clock.advance(239 * 60)
+        setup.clock.advance(239 * 60)
         assert topic.trim_local() == []
-        site.clock.advance(61)
+        setup.clock.advance(61)
         assert topic.trim_local()
 
 
-def test_a_segment_stays_when_its_object_has_gone(site: Site) -> None:
-    with site.topic() as topic:
+def test_a_segment_stays_when_its_object_has_gone(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
-        first = site.descriptors()[0]
-        site.objects.delete_object(object_key(TOPIC, first.object_id))
+        first = setup.descriptors()[0]
+        setup.objects.delete_object(object_key(TOPIC, first.object_id))
         with pytest.raises(MissingData, match="is missing"):
             topic.trim_local()
         assert topic.segments()[0].first_offset == 0
         assert offsets(topic.read(0)) == list(range(300))
 
 
-def test_segments_before_a_damaged_object_go_all_the_same(site: Site) -> None:
-    with site.topic() as topic:
+def test_segments_before_a_damaged_object_go_all_the_same(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
-        middle = site.descriptors()[1]
-        site.objects.delete_object(object_key(TOPIC, middle.object_id))
+        middle = setup.descriptors()[1]
+        setup.objects.delete_object(object_key(TOPIC, middle.object_id))
         with pytest.raises(MissingData, match=middle.object_id):
             topic.trim_local()
         left = topic.segments()[0]
@@ -164,38 +164,40 @@ def test_segments_before_a_damaged_object_go_all_the_same(site: Site) -> None:
         assert offsets(topic.read(0)) == list(range(300))
 
 
-def test_a_segment_stays_when_its_object_was_replaced_by_something_else(site: Site) -> None:
-    with site.topic() as topic:
+def test_a_segment_stays_when_its_object_was_replaced_by_something_else(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
-        first = site.descriptors()[0]
+        first = setup.descriptors()[0]
         key = object_key(TOPIC, first.object_id)
-        site.objects.put_object(key, bytes(first.size))
+        setup.objects.put_object(key, bytes(first.size))
         with pytest.raises(CorruptLog):
             topic.trim_local()
         assert topic.segments()[0].first_offset == 0
 
 
-def test_an_object_that_was_copied_elsewhere_and_back_is_read_and_accepted(site: Site) -> None:
-    with site.topic() as topic:
+def test_an_object_that_was_copied_elsewhere_and_back_is_read_and_accepted(
+    setup: Setup,
+) -> None:
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
-        for descriptor in site.descriptors():
+        for descriptor in setup.descriptors():
             key = object_key(TOPIC, descriptor.object_id)
-            same = bytes(site.objects.get_object(key, 10**6))
-            site.objects.delete_object(key)
-            site.objects.put_object(key, same)
+            same = bytes(setup.objects.get_object(key, 10**6))
+            setup.objects.delete_object(key)
+            setup.objects.put_object(key, same)
         assert topic.trim_local()
 
 
-def test_remote_retention_by_size_leaves_the_newest_objects(site: Site) -> None:
-    site.remote = RemoteRetentionSettings(size_mb=0.03)
-    with site.topic() as topic:
+def test_remote_retention_by_size_leaves_the_newest_objects(setup: Setup) -> None:
+    setup.remote = RemoteRetentionSettings(size_mb=0.03)
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
-        before = site.descriptors()
+        before = setup.descriptors()
         gone = topic._storage.trim_remote()
-        kept = site.descriptors()
+        kept = setup.descriptors()
         assert [*gone, *kept] == before
         assert sum(each.size for each in kept) <= 0.03 * 1024 * 1024
         start = kept[0].start_offset
@@ -206,32 +208,32 @@ def test_remote_retention_by_size_leaves_the_newest_objects(site: Site) -> None:
             topic.read(start - 1)
         assert caught.value.start == start
     names = [each.object_id for each in gone]
-    assert not [key for key in site.listed() if key.split("/")[-1].removesuffix(".json") in names]
-    with site.topic() as topic:
+    assert not [key for key in setup.listed() if key.split("/")[-1].removesuffix(".json") in names]
+    with setup.topic() as topic:
         assert topic.start_offset == start
-    require_chain(site)
+    require_chain(setup)
 
 
-def test_remote_retention_by_time(site: Site) -> None:
-    site.remote = RemoteRetentionSettings(time_minutes=60)
-    with site.topic() as topic:
+def test_remote_retention_by_time(setup: Setup) -> None:
+    setup.remote = RemoteRetentionSettings(time_minutes=60)
+    with setup.topic() as topic:
         fill(topic, 100)
         topic.upload()
-        site.clock.advance(3000)
+        setup.clock.advance(3000)
         fill(topic, 100)
         topic.upload()
-        site.clock.advance(601)
+        setup.clock.advance(601)
         topic._storage.trim_remote()
         assert topic.start_offset == 100
 
 
-def test_a_segment_below_the_remote_start_may_go_without_an_object(site: Site) -> None:
-    site.remote = RemoteRetentionSettings(size_mb=0)
-    with site.topic() as topic:
+def test_a_segment_below_the_remote_start_may_go_without_an_object(setup: Setup) -> None:
+    setup.remote = RemoteRetentionSettings(size_mb=0)
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
         topic._storage.trim_remote()
-        assert site.descriptors() == []
+        assert setup.descriptors() == []
         assert topic.trim_local()
         assert topic.append(payloads(300, 1)[0], durability="synced") == 300
 
@@ -239,12 +241,12 @@ def test_a_segment_below_the_remote_start_may_go_without_an_object(site: Site) -
 # ---- taking over (R4) ----
 
 
-def test_a_log_that_is_lost_leaves_a_hole_that_is_said(site: Site, tmp_path: Path) -> None:
-    with site.topic() as topic:
+def test_a_log_that_is_lost_leaves_a_hole_that_is_said(setup: Setup, tmp_path: Path) -> None:
+    with setup.topic() as topic:
         fill(topic, 100)
         topic.upload()
         fill(topic, 30)
-    elsewhere = replace(site, data=tmp_path / "elsewhere")
+    elsewhere = replace(setup, data=tmp_path / "elsewhere")
     with elsewhere.topic() as topic:
         begin = topic.watermarks().appended
         assert begin >= 130
@@ -259,11 +261,11 @@ def test_a_log_that_is_lost_leaves_a_hole_that_is_said(site: Site, tmp_path: Pat
 
 
 def test_a_hole_at_the_very_start_is_said_too(
-    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    setup: Setup, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with site.topic() as topic:
+    with setup.topic() as topic:
         fill(topic, 10)
-    with replace(site, data=tmp_path / "elsewhere").topic() as topic:
+    with replace(setup, data=tmp_path / "elsewhere").topic() as topic:
         assert topic.append(b"%010d" % 10, durability="synced") == 10
         with pytest.raises(LostOffsets) as caught:
             offsets(topic.read("earliest"))
@@ -273,34 +275,34 @@ def test_a_hole_at_the_very_start_is_said_too(
     assert "first=0 last=9" in caplog.text
 
 
-def test_a_topic_that_is_all_uploaded_moves_without_a_hole(site: Site, tmp_path: Path) -> None:
-    with site.topic() as topic:
+def test_a_topic_that_is_all_uploaded_moves_without_a_hole(setup: Setup, tmp_path: Path) -> None:
+    with setup.topic() as topic:
         fill(topic, 100)
         topic.upload()
-    with replace(site, data=tmp_path / "elsewhere").topic() as topic:
+    with replace(setup, data=tmp_path / "elsewhere").topic() as topic:
         assert topic.watermarks().appended == 100
         fill(topic, 10)
         assert offsets(topic.read(0)) == list(range(110))
 
 
-def test_a_log_that_comes_back_is_set_aside(site: Site, tmp_path: Path) -> None:
-    with site.topic() as topic:
+def test_a_log_that_comes_back_is_set_aside(setup: Setup, tmp_path: Path) -> None:
+    with setup.topic() as topic:
         fill(topic, 100)
         topic.upload()
-    with replace(site, data=tmp_path / "elsewhere").topic() as topic:
+    with replace(setup, data=tmp_path / "elsewhere").topic() as topic:
         fill(topic, 10)
         topic.upload()
-    with site.topic() as topic:
+    with setup.topic() as topic:
         assert topic.watermarks().appended == 110
         assert offsets(topic.read(0)) == list(range(110))
-    assert list((site.data / "wal/default/orders").glob("aside-*-wal.log"))
+    assert list((setup.data / "wal/default/orders").glob("aside-*-wal.log"))
 
 
-def test_a_topic_has_one_owner(site: Site, tmp_path: Path) -> None:
-    with site.topic() as topic:
+def test_a_topic_has_one_owner(setup: Setup, tmp_path: Path) -> None:
+    with setup.topic() as topic:
         fill(topic, 10)
-        other = Session(site.catalog, MetadataSettings(), site.clock)
-        claim = TopicClaim(other, site.objects, TOPIC, LocalDisk(), tmp_path, wait_seconds=0)
+        other = Session(setup.catalog, MetadataSettings(), setup.clock)
+        claim = TopicClaim(other, setup.objects, TOPIC, LocalDisk(), tmp_path, wait_seconds=0)
         with pytest.raises(TopicOwned, match="whose lease is alive"):
             claim.acquire(LocalLog("0" * 32, 0, 0))
         other.close()
@@ -308,12 +310,12 @@ def test_a_topic_has_one_owner(site: Site, tmp_path: Path) -> None:
 
 
 def test_objects_that_the_catalog_does_not_know_are_not_written_over(
-    site: Site, tmp_path: Path
+    setup: Setup, tmp_path: Path
 ) -> None:
-    with site.topic() as topic:
+    with setup.topic() as topic:
         fill(topic, 10)
         topic.upload()
-    forgetful = Site(tmp_path / "new", backend=site.backend)
+    forgetful = Setup(tmp_path / "new", backend=setup.backend)
     with (
         forgetful.store() as store,
         pytest.raises(MissingData, match=r"forebay restore"),
@@ -323,17 +325,17 @@ def test_objects_that_the_catalog_does_not_know_are_not_written_over(
 
 def test_an_older_copy_of_the_catalog_hands_out_no_offset_again(tmp_path: Path) -> None:
     file, copy = tmp_path / "catalog.db", tmp_path / "copy.db"
-    site = Site(tmp_path / "data", kv=SqliteKv(file))
-    with site.topic() as topic:
+    setup = Setup(tmp_path / "data", kv=SqliteKv(file))
+    with setup.topic() as topic:
         fill(topic, 10)
         topic.upload()
     with closing(sqlite3.connect(file)) as now, closing(sqlite3.connect(copy)) as then:
         now.backup(then)
-    with site.topic() as topic:
+    with setup.topic() as topic:
         fill(topic, 10)
         topic.upload()
-    site.kv.close()
-    older = Site(tmp_path / "elsewhere", kv=SqliteKv(copy), backend=site.backend)
+    setup.kv.close()
+    older = Setup(tmp_path / "elsewhere", kv=SqliteKv(copy), backend=setup.backend)
     with older.store() as store:
         with pytest.raises(MissingData, match=r"older than the objects.*forebay restore"):
             store.topic(str(TOPIC))
@@ -353,8 +355,8 @@ def test_a_store_in_memory_has_no_objects() -> None:
         assert topic.watermarks().uploaded == 0
 
 
-def test_the_seeds_api_reads_across_the_tiers(site: Site) -> None:
-    with site.store() as store:
+def test_the_seeds_api_reads_across_the_tiers(setup: Setup) -> None:
+    with setup.store() as store:
         storage = store._factory.for_topic(str(TOPIC))
         topic = store.topic(str(TOPIC))
         fill(topic, 200)

@@ -24,22 +24,22 @@ from forebay.topic.store import Store
 from forebay.topic.view import StoreView, TopicView
 from forebay.wal.log import Wal
 from forebay.wal.retention import Deleter
-from tiered_stores import TOPIC, Site, fill, offsets
+from support.tiered_stores import TOPIC, Setup, fill, offsets
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path / "data")
+def setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path / "data")
 
 
 @contextmanager
-def viewing(site: Site) -> Iterator[StoreView]:
-    """A view of the site's store, as another process would have it."""
+def viewing(setup: Setup) -> Iterator[StoreView]:
+    """A view of the setup's store, as another process would have it."""
     resources = StoreResources(
-        site.settings(), site.clock, catalog=site.catalog, store=site.objects
+        setup.settings(), setup.clock, catalog=setup.catalog, store=setup.objects
     )
     try:
-        with StoreView(resources, clock=site.clock) as view:
+        with StoreView(resources, clock=setup.clock) as view:
             yield view
     finally:
         resources.close()
@@ -59,8 +59,8 @@ def everything(view: TopicView) -> list[int]:
         return offsets(reader)
 
 
-def test_objects_and_local_files_are_one_log(site: Site) -> None:
-    with site.topic() as topic, viewing(site) as store:
+def test_objects_and_local_files_are_one_log(setup: Setup) -> None:
+    with setup.topic() as topic, viewing(setup) as store:
         fill(topic, 300)
         topic.upload()
         fill(topic, 100)
@@ -74,36 +74,36 @@ def test_objects_and_local_files_are_one_log(site: Site) -> None:
 
 
 def test_a_view_of_a_real_directory_takes_nothing_and_makes_nothing(tmp_path: Path) -> None:
-    settings = Site(tmp_path / "data").settings()
-    site = Site(tmp_path / "data")
-    with site.topic() as topic:
+    settings = Setup(tmp_path / "data").settings()
+    setup = Setup(tmp_path / "data")
+    with setup.topic() as topic:
         fill(topic, 50)
-    assert not (site.data / "catalog.db").exists(), "the site's catalog is in memory"
-    before = tree(site.data)
+    assert not (setup.data / "catalog.db").exists(), "the setup's catalog is in memory"
+    before = tree(setup.data)
     with StoreView(settings) as store:
         assert store.topics() == ["/default/orders"]
         assert everything(store.topic("orders")) == list(range(50))
         with pytest.raises(UsageError, match="there is no topic /default/absent"):
             store.topic("absent")
-    assert tree(site.data) == before
+    assert tree(setup.data) == before
     with StoreView(StoreSettings(data=tmp_path / "nowhere")) as store:
         assert store.topics() == []
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_view_takes_neither_the_lease_nor_the_epoch(site: Site) -> None:
-    with site.topic() as topic, viewing(site) as store:
+def test_a_view_takes_neither_the_lease_nor_the_epoch(setup: Setup) -> None:
+    with setup.topic() as topic, viewing(setup) as store:
         fill(topic, 50)
         topic.upload()
-        record, owner = site.catalog.record(TOPIC), site.catalog.owner(TOPIC)
+        record, owner = setup.catalog.record(TOPIC), setup.catalog.owner(TOPIC)
         assert everything(store.topic("orders")) == list(range(50))
-        assert site.catalog.record(TOPIC) == record
-        assert site.catalog.owner(TOPIC) == owner
+        assert setup.catalog.record(TOPIC) == record
+        assert setup.catalog.owner(TOPIC) == owner
         fill(topic, 1)
 
 
-def test_a_reader_goes_on_in_objects_when_its_segments_are_deleted(site: Site) -> None:
-    with site.topic() as topic, viewing(site) as store:
+def test_a_reader_goes_on_in_objects_when_its_segments_are_deleted(setup: Setup) -> None:
+    with setup.topic() as topic, viewing(setup) as store:
         fill(topic, 300)
         topic.upload()
         view = store.topic("orders")
@@ -128,12 +128,12 @@ class TrimmedWhileListed(LocalDisk):
         return super().list_dir(path)
 
 
-def test_retention_while_the_view_is_made_costs_nothing(site: Site) -> None:
-    with site.topic() as topic:
+def test_retention_while_the_view_is_made_costs_nothing(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 300)
         topic.upload()
         resources = StoreResources(
-            site.settings(), site.clock, catalog=site.catalog, store=site.objects
+            setup.settings(), setup.clock, catalog=setup.catalog, store=setup.objects
         )
         disk = TrimmedWhileListed(topic.trim_local)
         with StoreView(resources, disk=disk) as store:
@@ -160,13 +160,13 @@ def test_a_trimmed_log_without_objects_says_what_is_left(tmp_path: Path) -> None
     wal.shutdown()
 
 
-def test_without_a_local_log_the_view_ends_with_the_objects(site: Site) -> None:
-    with site.topic() as topic:
+def test_without_a_local_log_the_view_ends_with_the_objects(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 100)
         topic.upload()
         fill(topic, 20)
-    shutil.rmtree(site.data / "wal")
-    with viewing(site) as store:
+    shutil.rmtree(setup.data / "wal")
+    with viewing(setup) as store:
         assert store.topics() == ["/default/orders"]
         view = store.topic("orders")
         assert not view.has_local_log
@@ -174,16 +174,16 @@ def test_without_a_local_log_the_view_ends_with_the_objects(site: Site) -> None:
         assert everything(view) == list(range(100))
         with pytest.raises(OffsetOutOfRange):
             view.reader(101)
-    assert not (site.data / "wal").exists()
+    assert not (setup.data / "wal").exists()
 
 
-def test_lost_offsets_are_told_and_the_reader_goes_on_behind_them(site: Site) -> None:
-    with site.topic() as topic:
+def test_lost_offsets_are_told_and_the_reader_goes_on_behind_them(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 100)
         topic.upload()
         fill(topic, 20)
-    shutil.rmtree(site.data / "wal")
-    with site.topic() as topic, viewing(site) as store:
+    shutil.rmtree(setup.data / "wal")
+    with setup.topic() as topic, viewing(setup) as store:
         fill(topic, 30)
         view = store.topic("orders")
         reader = view.reader(90)
@@ -195,8 +195,8 @@ def test_lost_offsets_are_told_and_the_reader_goes_on_behind_them(site: Site) ->
             assert offsets(rest) == list(range(120, 150))
 
 
-def test_a_view_stands_still_until_it_is_refreshed(site: Site) -> None:
-    with site.topic() as topic, viewing(site) as store:
+def test_a_view_stands_still_until_it_is_refreshed(setup: Setup) -> None:
+    with setup.topic() as topic, viewing(setup) as store:
         fill(topic, 20)
         view = store.topic("orders")
         fill(topic, 20)
@@ -223,8 +223,8 @@ def test_a_catalog_that_comes_later_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_the_log_of_a_former_owner_is_not_read(tmp_path: Path) -> None:
-    here = Site(tmp_path / "here")
-    there = Site(tmp_path / "there", backend=here.backend, kv=here.kv, clock=here.clock)
+    here = Setup(tmp_path / "here")
+    there = Setup(tmp_path / "there", backend=here.backend, kv=here.kv, clock=here.clock)
     with here.topic() as topic:
         fill(topic, 50)
         topic.upload()
@@ -238,35 +238,35 @@ def test_the_log_of_a_former_owner_is_not_read(tmp_path: Path) -> None:
         assert everything(view) == list(range(100))
 
 
-def test_an_older_copy_of_the_log_is_not_read(site: Site) -> None:
-    log, copy = site.data / "wal", site.data / "copy"
-    with site.topic() as topic:
+def test_an_older_copy_of_the_log_is_not_read(setup: Setup) -> None:
+    log, copy = setup.data / "wal", setup.data / "copy"
+    with setup.topic() as topic:
         fill(topic, 50)
     shutil.copytree(log, copy)
-    with site.topic() as topic:
+    with setup.topic() as topic:
         fill(topic, 50)
         topic.upload()
     shutil.rmtree(log)
     copy.rename(log)
-    with viewing(site) as store:
+    with viewing(setup) as store:
         view = store.topic("orders")
         assert (view.has_local_log, view.end_offset) == (False, 100)
         assert everything(view) == list(range(100))
 
 
-def test_segments_without_a_published_position_are_not_passed_over(site: Site) -> None:
-    with site.topic() as topic:
+def test_segments_without_a_published_position_are_not_passed_over(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 50)
         topic.upload()
         fill(topic, 50)
-    (site.data / "wal" / "default" / "orders" / "wal.synced").unlink()
-    with viewing(site) as store, pytest.raises(MissingData, match="no published position"):
+    (setup.data / "wal" / "default" / "orders" / "wal.synced").unlink()
+    with viewing(setup) as store, pytest.raises(MissingData, match="no published position"):
         store.topic("orders")
 
 
-def test_an_empty_directory_is_no_log(site: Site) -> None:
-    (site.data / "wal" / "default" / "empty").mkdir(parents=True)
-    with viewing(site) as store:
+def test_an_empty_directory_is_no_log(setup: Setup) -> None:
+    (setup.data / "wal" / "default" / "empty").mkdir(parents=True)
+    with viewing(setup) as store:
         with pytest.raises(UsageError, match="there is no topic"):
             store.topic("empty")
         with pytest.raises(UsageError, match="a topic is /namespace/topic"):
@@ -278,8 +278,8 @@ def test_an_empty_directory_is_no_log(site: Site) -> None:
 # ---- describe and explain ---------------------------------------------------------------------
 
 
-def test_a_topic_is_described_over_both_tiers(site: Site) -> None:
-    with site.topic() as topic, viewing(site) as store:
+def test_a_topic_is_described_over_both_tiers(setup: Setup) -> None:
+    with setup.topic() as topic, viewing(setup) as store:
         fill(topic, 300)
         topic.upload()
         fill(topic, 100)
@@ -297,8 +297,8 @@ def test_a_topic_is_described_over_both_tiers(site: Site) -> None:
         assert said == [str(segment.path) for segment in gone], "what is said is what is done"
 
 
-def test_what_keeps_a_segment_is_said(site: Site) -> None:
-    with site.topic() as topic, viewing(site) as store:
+def test_what_keeps_a_segment_is_said(setup: Setup) -> None:
+    with setup.topic() as topic, viewing(setup) as store:
         fill(topic, 100)
 
         def reasons() -> set[str | None]:
@@ -307,18 +307,18 @@ def test_what_keeps_a_segment_is_said(site: Site) -> None:
         assert reasons() == {"not all of it is in verified objects"}
         topic.upload()
         assert reasons() == {None}
-    site.deleter = replace(site.deleter, deletion_lag_minutes=60)
-    with viewing(site) as store:
+    setup.deleter = replace(setup.deleter, deletion_lag_minutes=60)
+    with viewing(setup) as store:
         assert reasons() == {"its objects are younger than the deletion lag"}
-        site.clock.advance(3600)
+        setup.clock.advance(3600)
         assert reasons() == {None}
-    site.deleter = replace(site.deleter, retention_size_mb=1, retention_time_minutes=None)
-    with viewing(site) as store:
+    setup.deleter = replace(setup.deleter, retention_size_mb=1, retention_time_minutes=None)
+    with viewing(setup) as store:
         assert reasons() == {"it is neither old enough nor is the log too large"}
 
 
-def test_an_offset_is_found_in_every_tier_that_holds_it(site: Site) -> None:
-    with site.topic() as topic, viewing(site) as store:
+def test_an_offset_is_found_in_every_tier_that_holds_it(setup: Setup) -> None:
+    with setup.topic() as topic, viewing(setup) as store:
         fill(topic, 3000, size=50)
         topic.upload()
         view = store.topic("orders")
@@ -330,7 +330,7 @@ def test_an_offset_is_found_in_every_tier_that_holds_it(site: Site) -> None:
         assert raw[at : at + 8] == (2500).to_bytes(8, "little")
         assert b"0000002500" in raw[at : at + segment.frame_bytes]
         frame = bytes(
-            site.objects.get_range(
+            setup.objects.get_range(
                 stored.name, stored.position, stored.position + stored.frame_bytes
             )
         )
@@ -341,9 +341,9 @@ def test_an_offset_is_found_in_every_tier_that_holds_it(site: Site) -> None:
         assert [place.tier for place in explain(view, 0).places] == ["object"]
 
 
-def test_an_offset_that_remote_retention_removed_is_said_to_be(site: Site) -> None:
-    site.remote = RemoteRetentionSettings(size_mb=0)
-    with site.store() as store, viewing(site) as viewed:
+def test_an_offset_that_remote_retention_removed_is_said_to_be(setup: Setup) -> None:
+    setup.remote = RemoteRetentionSettings(size_mb=0)
+    with setup.store() as store, viewing(setup) as viewed:
         topic = store.topic("orders")
         fill(topic, 300)
         topic.upload()
@@ -357,19 +357,19 @@ def test_an_offset_that_remote_retention_removed_is_said_to_be(site: Site) -> No
         assert everything(view) == list(range(view.start_offset, 300))
 
 
-def test_an_offset_that_is_nowhere_is_a_problem(site: Site) -> None:
-    with site.topic() as topic:
+def test_an_offset_that_is_nowhere_is_a_problem(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 100)
         (uploaded,) = topic.upload()
         fill(topic, 20)
-    shutil.rmtree(site.data / "wal")
-    with viewing(site) as store:
+    shutil.rmtree(setup.data / "wal")
+    with viewing(setup) as store:
         view = store.topic("orders")
         assert explain(view, 110).state == "not yet uploaded"
-        site.objects.delete_object(f"storage/topics/default/orders/objects/{uploaded.object_id}")
+        setup.objects.delete_object(f"storage/topics/default/orders/objects/{uploaded.object_id}")
         found = explain(view, 5)
         assert found.places == []
         assert len(found.problems) == 1
-    with site.topic(), viewing(site) as store:
+    with setup.topic(), viewing(setup) as store:
         lost = explain(store.topic("orders"), 110)
         assert (lost.state, lost.go_on_at) == ("lost", 120)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from disks import wait_until
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import TopicName, parse_topic
 from forebay.settings import UploaderSettings
 from forebay.upload.engine import Renewal
+from support.disks import wait_until
 
 TOPIC = parse_topic("orders")
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from danube_messages import SAMPLE, encoded, fixed
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.records import State, TopicRecord
 from forebay.errors import (
@@ -23,7 +22,8 @@ from forebay.format.names import object_key, pending_object, sidecar
 from forebay.topic.opening import settle
 from forebay.upload.inventory import CHUNK_BYTES
 from forebay.wal.identity import LocalLog
-from reservoirs import BLOCK, TOPIC, Reservoir, frames, lay, plain, record_of, restored
+from support.danube_messages import SAMPLE, encoded, fixed
+from support.reservoirs import BLOCK, TOPIC, Reservoir, frames, lay, plain, record_of, restored
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from forebay.errors import (
 )
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.upload.restore import restore_topic
-from reservoirs import BLOCK, TOPIC, Reservoir, frames, lay, plain, record_of, restored
+from support.reservoirs import BLOCK, TOPIC, Reservoir, frames, lay, plain, record_of, restored
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from forebay.errors import ServiceUnavailable
 from forebay.format.names import TopicName, object_key, pending_object, sidecar
 from forebay.upload.inventory import topics_in_store
 from forebay.upload.sweep import ERRORS, Action, Kind, SweepItem, SweepReport, sweep
-from reservoirs import GRACE_MINUTES, TOPIC, Reservoir, frames, with_ids
+from support.reservoirs import GRACE_MINUTES, TOPIC, Reservoir, frames, with_ids
 
 
 @pytest.fixture

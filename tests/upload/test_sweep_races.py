@@ -14,7 +14,16 @@ from forebay.errors import CommitRefused, ServiceUnavailable, TopicFenced
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, object_key, sidecar
 from forebay.upload.sweep import Action, Kind, SweepReport, sweep
-from reservoirs import GRACE_MINUTES, PATIENCE, TOPIC, Reservoir, Stall, frames, running, with_ids
+from support.reservoirs import (
+    GRACE_MINUTES,
+    PATIENCE,
+    TOPIC,
+    Reservoir,
+    Stall,
+    frames,
+    running,
+    with_ids,
+)
 
 NAME = "data-10-19.dnb1"
 

@@ -24,14 +24,14 @@ from forebay.settings import UploaderSettings, WalSettings
 from forebay.testing.objects import FaultBackend, ObjectFault
 from forebay.topic.store import Topic
 from forebay.upload import metrics
-from tiered_stores import TOPIC, Site, fill, offsets, payloads, require_chain
+from support.tiered_stores import TOPIC, Setup, fill, offsets, payloads, require_chain
 
 
 @pytest.fixture(params=[False, True], ids=["ahead", "rolling"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
-    site = Site(tmp_path / "data")
-    site.uploading(rolling=request.param)
-    return site
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Setup:
+    setup = Setup(tmp_path / "data")
+    setup.uploading(rolling=request.param)
+    return setup
 
 
 def cycle(topic: Topic) -> None:
@@ -39,102 +39,102 @@ def cycle(topic: Topic) -> None:
     topic._storage.upload_due()
 
 
-def test_an_upload_covers_everything_that_was_appended(site: Site) -> None:
-    with site.topic() as topic:
+def test_an_upload_covers_everything_that_was_appended(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 100)
         topic.append(b"0000000100 not synced yet")
         [descriptor] = topic.upload()
         assert (descriptor.start_offset, descriptor.end_offset) == (0, 100)
         assert topic.watermarks().uploaded == topic.watermarks().verified == 101
         assert topic.upload() == []
-    require_chain(site)
+    require_chain(setup)
 
 
-def test_objects_are_within_their_bounds_and_cover_the_log(site: Site) -> None:
-    site.uploading(max_object_bytes=6000)
-    with site.topic() as topic:
+def test_objects_are_within_their_bounds_and_cover_the_log(setup: Setup) -> None:
+    setup.uploading(max_object_bytes=6000)
+    with setup.topic() as topic:
         fill(topic, 500)
         found = topic.upload()
     assert len(found) > 5
     assert all(each.size <= 6000 for each in found)
-    assert site.ranges() == [(each.start_offset, each.next_offset) for each in found]
-    require_chain(site)
+    assert setup.ranges() == [(each.start_offset, each.next_offset) for each in found]
+    require_chain(setup)
 
 
-def test_messages_bound_an_object_too(site: Site) -> None:
-    site.uploading(max_object_messages=64)
-    with site.topic() as topic:
+def test_messages_bound_an_object_too(setup: Setup) -> None:
+    setup.uploading(max_object_messages=64)
+    with setup.topic() as topic:
         fill(topic, 200)
         topic.upload()
-    assert site.ranges() == [(0, 64), (64, 128), (128, 192), (192, 200)]
+    assert setup.ranges() == [(0, 64), (64, 128), (128, 192), (192, 200)]
 
 
-def test_an_object_is_the_frames_of_the_log_byte_for_byte(site: Site) -> None:
-    site.wal = WalSettings(rotate_max_bytes=2000)
-    with site.topic() as topic:
+def test_an_object_is_the_frames_of_the_log_byte_for_byte(setup: Setup) -> None:
+    setup.wal = WalSettings(rotate_max_bytes=2000)
+    with setup.topic() as topic:
         fill(topic, 100)
         frames = b"".join(segment.path.read_bytes() for segment in topic.segments())
         [descriptor] = topic.upload()
     key = f"storage/topics{TOPIC}/objects/{descriptor.object_id}"
-    assert bytes(site.objects.get_object(key, 10**6)) == frames
+    assert bytes(setup.objects.get_object(key, 10**6)) == frames
 
 
-def test_the_index_points_at_the_frames_of_the_object(site: Site) -> None:
-    with site.topic() as topic:
+def test_the_index_points_at_the_frames_of_the_object(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 3500)
         [descriptor] = topic.upload()
     index = descriptor.offset_index
     assert index is not None
     assert [offset for offset, _ in index] == [0, 1000, 2000, 3000]
     key = f"storage/topics{TOPIC}/objects/{descriptor.object_id}"
-    data = bytes(site.objects.get_object(key, 10**7))
+    data = bytes(setup.objects.get_object(key, 10**7))
     for offset, position in index:
         assert int.from_bytes(data[position : position + 8], "little") == offset
 
 
-def test_a_quiet_topic_waits_for_its_time_and_no_longer(site: Site) -> None:
-    site.uploading(max_open_seconds=600)
-    with site.topic() as topic:
+def test_a_quiet_topic_waits_for_its_time_and_no_longer(setup: Setup) -> None:
+    setup.uploading(max_open_seconds=600)
+    with setup.topic() as topic:
         fill(topic, 10)
         cycle(topic)
         assert topic.watermarks().uploaded == 0
-        site.clock.advance(599)
+        setup.clock.advance(599)
         cycle(topic)
         assert topic.watermarks().uploaded == 0
-        site.clock.advance(1.001)
+        setup.clock.advance(1.001)
         cycle(topic)
         assert topic.watermarks().uploaded == 10
-    assert site.ranges() == [(0, 10)]
+    assert setup.ranges() == [(0, 10)]
 
 
 def test_a_busy_topic_does_not_wait(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.uploading(max_object_bytes=5000)
-    with site.topic() as topic:
+    setup = Setup(tmp_path)
+    setup.uploading(max_object_bytes=5000)
+    with setup.topic() as topic:
         fill(topic, 100)
         cycle(topic)
         uploaded = topic.watermarks().uploaded
         assert 0 < uploaded < 100
-        assert all(each.size <= 5000 for each in site.descriptors())
+        assert all(each.size <= 5000 for each in setup.descriptors())
 
 
-def test_it_goes_on_at_the_exact_byte_after_a_restart(site: Site) -> None:
-    site.uploading(max_object_messages=33)
-    with site.topic() as topic:
+def test_it_goes_on_at_the_exact_byte_after_a_restart(setup: Setup) -> None:
+    setup.uploading(max_object_messages=33)
+    with setup.topic() as topic:
         fill(topic, 120)
         topic.upload()
     for _ in range(3):
-        with site.topic() as topic:
+        with setup.topic() as topic:
             fill(topic, 50)
             topic.upload()
-    require_chain(site)
-    with site.topic() as topic:
+    require_chain(setup)
+    with setup.topic() as topic:
         assert offsets(topic.read(0)) == list(range(270))
 
 
 @pytest.mark.parametrize("damage", ["missing", "wrong position", "another file"])
-def test_the_catalog_wins_over_the_checkpoint(site: Site, damage: str) -> None:
-    with site.topic() as topic:
+def test_the_catalog_wins_over_the_checkpoint(setup: Setup, damage: str) -> None:
+    with setup.topic() as topic:
         fill(topic, 50)
         topic.upload()
         fill(topic, 50)
@@ -149,21 +149,21 @@ def test_the_catalog_wins_over_the_checkpoint(site: Site, damage: str) -> None:
         elif damage == "another file":
             checkpoints.update_uploader(replace(memory, last_read_file_seq=0))
     if damage == "missing":
-        (site.data / "wal/default/orders/uploader.ckpt").unlink()
-    with site.topic() as topic:
+        (setup.data / "wal/default/orders/uploader.ckpt").unlink()
+    with setup.topic() as topic:
         topic.upload()
         assert offsets(topic.read(0)) == list(range(100))
-    assert site.ranges() == [(0, 50), (50, 100)]
+    assert setup.ranges() == [(0, 50), (50, 100)]
 
 
 def test_nothing_that_is_committed_is_uploaded_twice(tmp_path: Path) -> None:
     backend = FaultBackend(MemoryBackend())
-    site = Site(tmp_path, backend=backend)
-    with site.topic() as topic:
+    setup = Setup(tmp_path, backend=backend)
+    with setup.topic() as topic:
         fill(topic, 50)
         topic.upload()
     writers = backend.calls("open_writer")
-    with site.topic() as topic:
+    with setup.topic() as topic:
         topic.upload()
         topic.upload()
     assert backend.calls("open_writer") == writers == 1
@@ -175,8 +175,8 @@ def corrupt(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_damaged_frame_stops_the_upload_and_what_is_before_it_counts(site: Site) -> None:
-    with site.topic() as topic:
+def test_a_damaged_frame_stops_the_upload_and_what_is_before_it_counts(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 100)
         middle = topic.segments()[1]
         corrupt(middle.path, middle.size // 2)
@@ -192,27 +192,27 @@ def test_a_damaged_frame_stops_the_upload_and_what_is_before_it_counts(site: Sit
         assert topic.watermarks().uploaded == caught.value.offset
         gone = topic.trim_local()
         assert all(each.end_offset <= caught.value.offset for each in gone)
-    assert site.ranges() == [(0, caught.value.offset)]
-    require_chain(site)
+    assert setup.ranges() == [(0, caught.value.offset)]
+    require_chain(setup)
 
 
 def test_an_object_that_the_store_lost_on_the_way_does_not_count(tmp_path: Path) -> None:
-    site = Site(tmp_path, backend=FaultBackend(MemoryBackend()))
-    backend = site.backend
+    setup = Setup(tmp_path, backend=FaultBackend(MemoryBackend()))
+    backend = setup.backend
     assert isinstance(backend, FaultBackend)
-    with site.topic() as topic:
+    with setup.topic() as topic:
         fill(topic, 50)
         backend.inject(ObjectFault("complete"))
         with pytest.raises(ServiceUnavailable):
             topic.upload()
-        assert site.ranges() == []
+        assert setup.ranges() == []
         assert topic.watermarks().uploaded == 0
         topic.upload()
-    assert site.ranges() == [(0, 50)]
+    assert setup.ranges() == [(0, 50)]
 
 
-def test_a_frame_that_is_not_synced_is_not_uploaded(site: Site) -> None:
-    with site.topic() as topic:
+def test_a_frame_that_is_not_synced_is_not_uploaded(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 10)
         topic.append_many(payloads(10, 10))
         uploader = topic._storage.uploader
@@ -221,40 +221,40 @@ def test_a_frame_that_is_not_synced_is_not_uploaded(site: Site) -> None:
         assert topic.watermarks().uploaded == topic.watermarks().synced == 10
 
 
-def test_an_uploader_of_an_older_epoch_commits_nothing(site: Site) -> None:
-    with site.topic() as topic:
+def test_an_uploader_of_an_older_epoch_commits_nothing(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 10)
-        site.catalog.update(
+        setup.catalog.update(
             TOPIC, None, lambda record: Change(replace(record, epoch=record.epoch + 1))
         )
         with pytest.raises(TopicFenced, match="took the topic over"):
             topic.upload()
-        assert site.ranges() == []
+        assert setup.ranges() == []
         with pytest.raises(TopicFenced):
             topic.append(b"x", durability="synced")
 
 
 def test_a_catalog_that_lost_the_topic_says_what_to_do(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    with site.topic() as topic:
+    setup = Setup(tmp_path)
+    with setup.topic() as topic:
         fill(topic, 10)
-        site.kv.commit([], [Remove(site.catalog.keys.record(TOPIC))])
+        setup.kv.commit([], [Remove(setup.catalog.keys.record(TOPIC))])
         with pytest.raises(MissingData, match="forebay restore"):
             topic.upload()
 
 
-def test_a_topic_that_is_closed_uploads_no_more(site: Site) -> None:
-    with site.topic() as topic:
+def test_a_topic_that_is_closed_uploads_no_more(setup: Setup) -> None:
+    with setup.topic() as topic:
         fill(topic, 10)
     with pytest.raises(LogClosed):
         topic.upload()
 
 
 def test_a_key_that_is_being_deleted_is_not_written_to(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    with site.topic() as topic:
+    setup = Setup(tmp_path)
+    with setup.topic() as topic:
         fill(topic, 10)
-        token = site.catalog.condemn(TOPIC, "data-0-9.dnb1", None)
+        token = setup.catalog.condemn(TOPIC, "data-0-9.dnb1", None)
         assert token is not None
         [descriptor] = topic.upload()
         assert descriptor.object_id == "data-0-9-1.dnb1"
@@ -263,55 +263,55 @@ def test_a_key_that_is_being_deleted_is_not_written_to(tmp_path: Path) -> None:
 
 def test_an_intent_that_a_sweep_took_back_is_refused_at_commit(tmp_path: Path) -> None:
     backend = FaultBackend(MemoryBackend())
-    site = Site(tmp_path, backend=backend)
+    setup = Setup(tmp_path, backend=backend)
 
     def take_back(_key: str) -> None:
         backend.clear()
-        life = site.catalog.life(TOPIC, "data-0-9.dnb1")
-        assert site.catalog.condemn(TOPIC, "data-0-9.dnb1", life) is not None
+        life = setup.catalog.life(TOPIC, "data-0-9.dnb1")
+        assert setup.catalog.condemn(TOPIC, "data-0-9.dnb1", life) is not None
 
-    with site.topic() as topic:
+    with setup.topic() as topic:
         fill(topic, 10)
         backend.hook("complete", take_back, when="after")
         with pytest.raises(CommitRefused, match=r"no longer intended|deleting"):
             topic.upload()
-        assert site.ranges() == []
+        assert setup.ranges() == []
         topic.upload()
-    assert [each.object_id for each in site.descriptors()] == ["data-0-9-1.dnb1"]
+    assert [each.object_id for each in setup.descriptors()] == ["data-0-9-1.dnb1"]
 
 
 def test_rolling_objects_grow_across_cycles_and_end_when_idle(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.uploader = UploaderSettings(
+    setup = Setup(tmp_path)
+    setup.uploader = UploaderSettings(
         enabled=False, rolling=True, max_open_seconds=1000, max_idle_seconds=60
     )
-    with site.topic() as topic:
+    with setup.topic() as topic:
         for _ in range(3):
             fill(topic, 10)
             cycle(topic)
-            site.clock.advance(30)
+            setup.clock.advance(30)
         assert topic.watermarks().uploaded == 0
         checkpoints = topic._wal.checkpoints
         assert checkpoints is not None
         memory = checkpoints.get_uploader()
         assert memory is not None
         assert (memory.active_start_offset, memory.active_msgs_written) == (0, 30)
-        site.clock.advance(31)
+        setup.clock.advance(31)
         cycle(topic)
         assert topic.watermarks().uploaded == 30
-    assert site.ranges() == [(0, 30)]
-    assert not [key for key in site.listed() if "pending" in key]
+    assert setup.ranges() == [(0, 30)]
+    assert not [key for key in setup.listed() if "pending" in key]
 
 
 def test_a_rolling_object_in_progress_is_abandoned_by_a_restart_and_built_again(
     tmp_path: Path,
 ) -> None:
-    site = Site(tmp_path)
-    site.uploading(rolling=True)
-    with site.topic() as topic:
+    setup = Setup(tmp_path)
+    setup.uploading(rolling=True)
+    with setup.topic() as topic:
         fill(topic, 30)
         cycle(topic)
-    with site.topic() as topic:
+    with setup.topic() as topic:
         checkpoints = topic._wal.checkpoints
         assert checkpoints is not None
         memory = checkpoints.get_uploader()
@@ -319,22 +319,22 @@ def test_a_rolling_object_in_progress_is_abandoned_by_a_restart_and_built_again(
         assert memory.active_start_offset is None
         fill(topic, 10)
         topic.upload()
-    assert site.ranges() == [(0, 40)]
-    assert not [key for key in site.listed() if "pending" in key]
+    assert setup.ranges() == [(0, 40)]
+    assert not [key for key in setup.listed() if "pending" in key]
 
 
 @pytest.mark.parametrize("rolling", [False, True])
 def test_objects_that_cannot_be_read_back_do_not_pile_up(tmp_path: Path, rolling: bool) -> None:
     backend = FaultBackend(MemoryBackend())
-    site = Site(tmp_path, backend=backend)
-    site.uploading(rolling=rolling, max_object_bytes=6000, max_open_seconds=1)
+    setup = Setup(tmp_path, backend=backend)
+    setup.uploading(rolling=rolling, max_object_bytes=6000, max_open_seconds=1)
     backend.inject(ObjectFault("get_range", ServiceRefused, times=None))
-    with site.topic() as topic:
+    with setup.topic() as topic:
         fill(topic, 200)
         for _ in range(6):  # a rolling object ends in every other one
-            site.clock.advance(600)
+            setup.clock.advance(600)
             with suppress(ServiceRefused):
                 cycle(topic)
         assert backend.fired >= 3
         assert topic.watermarks().uploaded == 0
-        assert len(site.listed()) <= 1
+        assert len(setup.listed()) <= 1

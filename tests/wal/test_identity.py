@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from disks import Place, payloads, payloads_of, texts
-from faulty_places import FaultyPlace, new_place
 from forebay.errors import CorruptLog, ForebayError, MissingData, TopicOwned
 from forebay.files.disk import read_file
 from forebay.format.checkpoint import UploaderCheckpoint
@@ -28,6 +26,8 @@ from forebay.wal.identity import (
 )
 from forebay.wal.log import Wal
 from forebay.wal.view import LogView
+from support.disks import Place, payloads, payloads_of, texts
+from support.faulty_disks import FaultyPlace, new_place
 
 OLD_ID = "0" * 31 + "1"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from closed_logs import fill_segments
-from disks import Place, on_local_disk, payloads, texts
 from forebay.errors import LogClosed, LogLocked, MissingData
+from support.closed_logs import fill_segments
+from support.disks import Place, on_local_disk, payloads, texts
 
 # -- the lock -----------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from closed_logs import (
+from forebay.errors import CorruptFrame, MissingData
+from support.closed_logs import (
     SEGMENT_BYTES,
     expect_unchanged,
     fill,
@@ -12,8 +13,7 @@ from closed_logs import (
     forget_memories,
     frame_starts,
 )
-from disks import Place, in_memory, payloads, texts
-from forebay.errors import CorruptFrame, MissingData
+from support.disks import Place, in_memory, payloads, texts
 
 # -- torn tails ---------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """`Kv`: what the catalog needs of a metadata store, as etcd has it, and `ObservedKv` around one.
 
 An ordered map with transactions, leases and watches. Every implementation passes
-`tests/contract/test_kv.py`:
+`tests/catalog/test_kv.py`:
 
 - A key's revision changes with every write to it and is never reused; revisions only grow.
 - `commit` applies all of its writes at one moment, or none, and what it applied is durable when it

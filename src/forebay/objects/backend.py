@@ -1,6 +1,6 @@
 """The object store as a port: what a backend has to offer, and what it promises.
 
-Every backend passes `tests/contract/test_objects.py`. The promises that matter:
+Every backend passes `tests/objects/test_backend.py`. The promises that matter:
 
 - An object is there whole, or not at all: `put_object` and `ObjectWriter.close` publish at once,
   and a writer that is aborted, that fails, or whose process dies publishes nothing.

@@ -5,7 +5,7 @@ An `ObjectFault` says which call fails, with which error, after how many that pa
 lost. A hook is called before or after every call of an operation, and may block it: so a test
 chooses the order in which threads go on.
 
-With no fault and no hook it passes the contract suite (`tests/contract/test_objects.py`).
+With no fault and no hook it passes the contract suite (`tests/objects/test_backend.py`).
 """
 
 from __future__ import annotations

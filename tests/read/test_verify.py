@@ -1,0 +1,139 @@
+"""Reading an object back: what passes, and what is said of what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.errors import CorruptFrame, CorruptLog, LogClosed, MissingData, ServiceUnavailable
+from forebay.format.frame import HEADER_BYTES
+from forebay.format.layout import Buffer
+from forebay.limits import KIB
+from forebay.objects.memory import MemoryBackend
+from forebay.objects.store import CloudStore
+from forebay.read.object_stream import FetchPool
+from forebay.read.verify import Examined, FaultKind, examine_object, looks_same, verify_object
+from forebay.settings import CloudReaderSettings
+from support.stored_objects import TOPIC, StoredTopic, payload
+
+CHUNK = 64 * KIB
+SETTINGS = CloudReaderSettings(fetch_chunk_size=CHUNK)
+MESSAGES = 300
+SIZE = 1000
+"""Of a payload: five chunks, cut inside frames."""
+FRAME = HEADER_BYTES + SIZE
+
+
+class Objects(MemoryBackend):
+    """Objects that change, or a store that fails, after so many requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = 0
+        self.fail_at: int | None = None
+        self.vanish_at: int | None = None
+
+    def get_range(self, key: str, start: int, end: int) -> Buffer:
+        self.requests += 1
+        if self.requests == self.fail_at:
+            raise ServiceUnavailable("no answer")
+        if self.requests == self.vanish_at:
+            self.delete_object(key)
+        return super().get_range(key, start, end)
+
+
+class Setup:
+    def __init__(self, pool: FetchPool | None) -> None:
+        self.pool = pool
+        self.backend = Objects()
+        self.topic = StoredTopic(self.backend)
+        payloads = [payload(offset, SIZE) for offset in range(10, 10 + MESSAGES)]
+        self.descriptor = self.topic.add(10, payloads, every=100)
+
+    def examine(self) -> Examined:
+        return examine_object(CloudStore(self.backend), self.pool, SETTINGS, TOPIC, self.descriptor)
+
+
+@pytest.fixture(params=["ahead", "in turn"])
+def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
+    pool = FetchPool(2) if request.param == "ahead" else None
+    yield Setup(pool)
+    if pool is not None:
+        pool.close()
+
+
+def test_what_is_right_is_read_once_and_counted(setup: Setup) -> None:
+    assert setup.examine() == Examined(MESSAGES * FRAME, MESSAGES, same_etag=True, fault=None)
+    assert setup.backend.requests == -(-MESSAGES * FRAME // CHUNK)
+
+
+@pytest.mark.parametrize("frame", [0, 1, 64, 65, 150, MESSAGES - 1])
+def test_a_damaged_frame_is_told_with_its_place(setup: Setup, frame: int) -> None:
+    setup.topic.overwrite(setup.descriptor, frame * FRAME + HEADER_BYTES + 3, b"?")
+    found = setup.examine()
+    assert (found.bytes, found.messages) == (frame * FRAME, frame)
+    assert found.fault is not None
+    assert found.fault.kind is FaultKind.CORRUPT
+    assert (found.fault.position, found.fault.offset) == (frame * FRAME, 10 + frame)
+    assert isinstance(found.fault.error, CorruptFrame)
+    with pytest.raises(CorruptFrame, match=f"position {frame * FRAME} "):
+        verify_object(CloudStore(setup.backend), setup.pool, SETTINGS, TOPIC, setup.descriptor)
+
+
+def test_fewer_messages_than_the_descriptor_says_are_damage(setup: Setup) -> None:
+    setup.descriptor = setup.topic.rename(setup.descriptor, end_offset=10 + MESSAGES)
+    fault = setup.examine().fault
+    assert fault is not None
+    assert "should have offset" in str(fault.error)
+
+
+def test_an_index_that_misleads_is_told(setup: Setup) -> None:
+    wrong = ((10, 0), (110, 100 * FRAME), (210, 200 * FRAME + 1))
+    setup.descriptor = setup.topic.rename(setup.descriptor, offset_index=wrong)
+    fault = setup.examine().fault
+    assert fault is not None
+    assert (fault.kind, fault.position, fault.offset) == (FaultKind.INDEX, 200 * FRAME, 210)
+    assert "index says" in str(fault.error)
+
+
+def test_a_missing_or_resized_object_is_told_without_reading(setup: Setup) -> None:
+    setup.descriptor = setup.topic.rename(setup.descriptor, size=setup.descriptor.size + 1)
+    fault = setup.examine().fault
+    assert fault is not None
+    assert fault.kind is FaultKind.RESIZED
+    with pytest.raises(CorruptLog, match="its descriptor says"):
+        looks_same(CloudStore(setup.backend), TOPIC, setup.descriptor)
+    setup.topic.delete(setup.descriptor)
+    fault = setup.examine().fault
+    assert fault is not None
+    assert (fault.kind, type(fault.error)) == (FaultKind.MISSING, MissingData)
+    assert setup.backend.requests == 0
+
+
+def test_an_object_that_goes_away_meanwhile_is_missing(setup: Setup) -> None:
+    setup.backend.vanish_at = 3
+    fault = setup.examine().fault
+    assert fault is not None
+    assert fault.kind is FaultKind.MISSING
+    assert "went away while it was read" in str(fault.error)
+
+
+def test_a_store_that_does_not_answer_is_no_damage(setup: Setup) -> None:
+    setup.backend.fail_at = 2
+    with pytest.raises(ServiceUnavailable):
+        setup.examine()
+    assert setup.examine().fault is None
+
+
+def test_a_pool_that_was_closed_ends_the_reading() -> None:
+    pool = FetchPool(1)
+    pool.close()
+    with pytest.raises(LogClosed):
+        Setup(pool).examine()
+
+
+def test_another_etag_is_told_and_is_no_fault(setup: Setup) -> None:
+    setup.descriptor = setup.topic.rename(setup.descriptor, etag="another")
+    found = setup.examine()
+    assert (found.same_etag, found.fault) == (False, None)

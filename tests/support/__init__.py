@@ -1,0 +1,1 @@
+"""What the tests share: servers, stores to test on, programs that tests start and kill."""

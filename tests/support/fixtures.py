@@ -1,0 +1,57 @@
+"""Fixtures that the suites of one package share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.read.object_stream import FetchPool
+from support.disks import PLACES, GatedPlace, Place, gated, in_memory
+from support.served import Served, served
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    """A server over a store of its own."""
+    with served(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server for the requests that it refuses: no test changes it."""
+    with served(tmp_path_factory.mktemp("untouched")) as found:
+        yield found
+
+
+@pytest.fixture
+def pool() -> Iterator[FetchPool]:
+    """Threads that fetch, for one test."""
+    pool = FetchPool(4)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(params=sorted(PLACES))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A directory for a log, on each kind of disk."""
+    place = PLACES[request.param](tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def crashing() -> Iterator[Place]:
+    """A directory for a log on a disk that can lose its power."""
+    place = in_memory()
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def gated_place() -> Iterator[GatedPlace]:
+    place = gated()
+    yield place
+    place.close()

@@ -1,0 +1,91 @@
+"""Batches from an event loop: all of one or none, in order, and the loop never waits for a disk."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from forebay.errors import LogClosed, MessageTooLarge, UsageError
+from forebay.limits import MESSAGE_BYTES_MAX
+from support.disks import gated, in_memory, payloads, texts
+
+
+async def test_a_batch_gets_consecutive_offsets_and_is_synced_when_asked() -> None:
+    place = in_memory()
+    wal = place.open()
+    assert await wal.append_many_async(texts(0, 3)) == range(3)
+    assert wal.watermarks().synced == 0
+    offsets = await wal.append_many_async(
+        texts(3, 5), [{"a": "1"}, None], [None, "key"], durability="synced"
+    )
+    assert offsets == range(3, 5)
+    assert wal.watermarks().synced == 5
+    assert await wal.append_many_async([], durability="synced") == range(5, 5)
+    assert payloads(wal) == texts(0, 5)
+    place.close()
+
+
+async def test_a_full_queue_holds_a_batch_back_and_not_the_loop() -> None:
+    place = gated()
+    wal = place.open(queue_max_bytes=4096)
+    place.gate.shut()
+    first = asyncio.create_task(wal.append_many_async(texts(0, 40, size=100), durability="synced"))
+    rest = [asyncio.create_task(wal.append_many_async(texts(0, 2))) for _ in range(3)]
+    for _ in range(50):
+        await asyncio.sleep(0)  # the loop turns, whatever the disk does
+    assert not first.done()
+    place.gate.open()
+    offsets = [await first, *[await each for each in rest]]
+    assert sorted(number for each in offsets for number in each) == list(range(46))
+    wal.flush()
+    assert len(payloads(wal)) == 46
+    place.close()
+
+
+async def test_a_batch_larger_than_the_queue_is_taken_in_pieces() -> None:
+    place = in_memory()
+    wal = place.open(queue_max_bytes=1024)
+    assert await wal.append_many_async(texts(0, 200, size=100), durability="synced") == range(200)
+    assert payloads(wal) == texts(0, 200, size=100)
+    place.close()
+
+
+async def test_a_batch_that_cannot_be_leaves_nothing() -> None:
+    place = in_memory()
+    wal = place.open()
+    with pytest.raises(MessageTooLarge):
+        await wal.append_many_async([b"small", bytes(MESSAGE_BYTES_MAX)])
+    with pytest.raises(UsageError, match="2 payloads, but 1 attributes"):
+        await wal.append_many_async([b"a", b"b"], [None])
+    with pytest.raises(UsageError, match="durability is 'uploaded'"):
+        await wal.append_many_async([b"a"], durability="uploaded")  # type: ignore[arg-type]
+    assert wal.current_offset() == 0
+    wal.shutdown()
+    with pytest.raises(LogClosed):
+        await wal.append_many_async([b"a"])
+    place.close()
+
+
+async def test_pieces_of_frames_are_read_to_the_live_end() -> None:
+    place = in_memory()
+    wal = place.open()
+    wal.append_many(texts(0, 10), durability="synced")
+    reader = wal.async_reader(2)
+    frames = await reader.next_frames()
+    assert frames is not None
+    assert list(frames.offsets) == list(range(2, 10))
+    assert reader.position == 10
+    waiting = asyncio.create_task(reader.next_frames())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    wal.append(b"new")
+    found = await waiting
+    assert found is not None
+    assert list(found.offsets) == [10]
+    ended = asyncio.create_task(reader.next_frames())
+    await asyncio.sleep(0)
+    reader.close()
+    assert await ended is None
+    assert await reader.next_frames() is None
+    place.close()

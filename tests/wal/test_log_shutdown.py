@@ -1,0 +1,171 @@
+"""Shutting down: everything accepted is synced, and nothing is accepted afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import forebay
+from forebay.errors import LogClosed, LogStopped
+from forebay.format.message import StreamMessage
+from support.disks import (
+    PATIENCE_SECONDS,
+    GatedPlace,
+    Place,
+    WatchedDisk,
+    in_thread,
+    payloads,
+    texts,
+    wait_until,
+)
+from support.log_steps import synced
+
+
+def test_shutting_down_syncs_everything_and_may_be_done_twice(crashing: Place) -> None:
+    assert crashing.crash is not None
+    wal = crashing.open()
+    wal.append_many(texts(0, 100))
+    wal.shutdown()
+    wal.shutdown()
+    assert synced(wal) == 100
+    wal.flush()
+    wal.wait(99)
+    crashing.crash.crash()
+    assert payloads(crashing.open()) == texts(0, 100)
+
+
+def test_everything_that_changes_a_closed_log_is_refused_and_touches_nothing(
+    place: Place,
+) -> None:
+    wal = place.open(rotate_max_bytes=100)
+    for payload in texts(0, 5):
+        wal.append(payload, durability="synced")
+    wal.shutdown()
+    before = place.contents()
+    with pytest.raises(LogClosed):
+        wal.append(b"x")
+    with pytest.raises(LogClosed):
+        wal.append(b"x", durability="synced")
+    with pytest.raises(LogClosed):
+        wal.append_many([b"x"])
+    with pytest.raises(LogClosed):
+        wal.append_message(StreamMessage(b"x"))
+    with pytest.raises(LogClosed):
+        wal.rotate()
+    with pytest.raises(LogClosed):
+        next(wal.tail_reader("latest"))
+    assert place.contents() == before
+    assert payloads(wal) == texts(0, 5), "what was synced can still be read"
+
+
+async def test_asyncio_appends_to_a_closed_log_are_refused(place: Place) -> None:
+    wal = place.open()
+    wal.shutdown()
+    with pytest.raises(LogClosed):
+        await wal.append_async(b"x")
+
+
+def test_shutting_down_while_producers_append_syncs_exactly_what_was_accepted(
+    place: Place,
+) -> None:
+    wal = place.open(queue_max_bytes=20_000, rotate_max_bytes=30_000)
+    accepted: dict[int, bytes] = {}
+    started = threading.Barrier(5)
+
+    def produce(name: int) -> None:
+        started.wait(PATIENCE_SECONDS)
+        count = 0
+        while True:
+            payload = f"{name}:{count}".encode().ljust(200)
+            try:
+                if name == 0:
+                    batch = [payload] * 150
+                    accepted.update(zip(wal.append_many(batch), batch, strict=True))
+                else:
+                    accepted[wal.append(payload)] = payload
+            except LogClosed:
+                return
+            count += 1
+
+    producers = [in_thread(lambda name=name: produce(name)) for name in range(4)]  # type: ignore[misc]
+    started.wait(PATIENCE_SECONDS)
+    wait_until(lambda: wal.current_offset() > 500)
+    wal.shutdown()
+    for producer in producers:
+        producer.result(PATIENCE_SECONDS)
+    found = payloads(place.open())
+    for offset, payload in accepted.items():
+        assert found[offset] == payload
+
+
+def test_two_threads_that_shut_down_at_once_both_return_when_it_is_done(
+    gated_place: GatedPlace,
+) -> None:
+    wal = gated_place.open()
+    wal.append(b"x")
+    gated_place.gate.shut()
+    first = in_thread(wal.shutdown)
+    assert gated_place.gate.reached.wait(PATIENCE_SECONDS)
+    second = in_thread(wal.shutdown)
+    threading.Event().wait(0.05)
+    assert not second.done()
+    gated_place.gate.open()
+    first.result(PATIENCE_SECONDS)
+    second.result(PATIENCE_SECONDS)
+    assert payloads(gated_place.open()) == [b"x"]
+
+
+def test_a_shutdown_interrupted_after_its_last_sync_has_released_the_log(
+    gated_place: GatedPlace,
+) -> None:
+    wal = gated_place.open()
+    wal.append(b"x", durability="synced")
+    wal.append(b"y")
+    with interrupted_sync(gated_place, "wal.ckpt.tmp"), pytest.raises(KeyboardInterrupt):
+        wal.shutdown()
+    wal.shutdown()
+    assert payloads(gated_place.open()) == [b"x", b"y"]
+
+
+def test_a_shutdown_interrupted_before_its_last_sync_can_be_finished(
+    gated_place: GatedPlace,
+) -> None:
+    wal = gated_place.open()
+    wal.append(b"x", durability="synced")
+    wal.append(b"y")
+    with interrupted_sync(gated_place, "wal.log"), pytest.raises(KeyboardInterrupt):
+        wal.shutdown()
+    with pytest.raises(LogStopped):
+        wal.shutdown()
+    # Nobody knows whether the interrupted sync was done; what came before it was.
+    assert payloads(gated_place.open())[:1] == [b"x"]
+
+
+@contextlib.contextmanager
+def interrupted_sync(place: GatedPlace, name: str) -> Iterator[None]:
+    def interrupt(path: Path) -> None:
+        if path.name == name:
+            raise KeyboardInterrupt
+
+    disk = place.disk
+    assert isinstance(disk, WatchedDisk)
+    kept, disk.on_sync = disk.on_sync, interrupt
+    yield
+    disk.on_sync = kept
+
+
+def test_closing_the_store_syncs_and_closes_every_topic(tmp_path: Path) -> None:
+    store = forebay.open(tmp_path)
+    for name in ("a", "b"):
+        store.topic(name).append(name.encode())
+    store.close()
+    store.close()
+    with pytest.raises(LogClosed):
+        store.topic("a")
+    with forebay.open(tmp_path) as again:
+        assert again.topics() == ["/default/a", "/default/b"]
+        assert [m.payload for m in again.topic("b").read()] == [b"b"]

@@ -1,0 +1,146 @@
+"""Readers that are closed, fail or are interrupted: nothing hangs, nothing is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.errors import LogClosed, MessageError
+from forebay.format.frame import encode_frame
+from forebay.format.message import StreamMessage, decode_messages
+from forebay.wal.watermarks import Visibility
+from support.disks import PATIENCE_SECONDS, Place, in_thread, payloads, texts, wait_until
+from support.log_steps import fill, take
+
+# -- closing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("visibility", ["synced", "buffered"])
+def test_closing_from_another_thread_ends_a_reader_that_waits(
+    place: Place, visibility: Visibility
+) -> None:
+    wal = place.open()
+    fill(wal, 3)
+    reader = wal.tail_reader(0, visibility=visibility)
+    waiting = in_thread(lambda: [message.offset for message in reader])
+    wait_until(lambda: len(wal._committer._waiters[visibility]) == 1)
+    reader.close()
+    assert waiting.result(PATIENCE_SECONDS) == [0, 1, 2]
+    assert len(wal._committer._waiters[visibility]) == 0
+    assert list(reader) == []
+    reader.close()
+
+
+def test_a_closed_reader_hands_out_nothing_more(place: Place) -> None:
+    wal = place.open()
+    fill(wal, 10)
+    with wal.tail_reader(0) as reader:
+        assert take(reader, 3) == [0, 1, 2]
+    assert list(reader) == []
+    assert reader.position == 3
+
+
+def test_closing_and_appending_at_once_neither_hangs_nor_breaks_the_log(place: Place) -> None:
+    wal = place.open()
+    for turn in range(60):
+        reader = wal.tail_reader("latest")
+        consumer = in_thread(lambda reader=reader: list(reader))  # type: ignore[misc]
+        closer = in_thread(reader.close)
+        wal.append(b"x", durability="synced" if turn % 2 else "buffered")
+        closer.result(PATIENCE_SECONDS)
+        consumer.result(PATIENCE_SECONDS)
+    wal.flush()
+    assert len(payloads(wal)) == 60
+
+
+def test_shutting_the_log_down_ends_a_live_reader_loudly_after_the_last_message(
+    place: Place,
+) -> None:
+    wal = place.open()
+    fill(wal, 3)
+    reader = wal.tail_reader(0)
+    got: list[int] = []
+
+    def consume() -> None:
+        for message in reader:
+            got.append(message.offset)
+
+    consumer = in_thread(consume)
+    wait_until(lambda: len(wal._committer._waiters["synced"]) == 1)
+    wal.append(b"last")
+    wal.shutdown()
+    with pytest.raises(LogClosed):
+        consumer.result(PATIENCE_SECONDS)
+    assert got == [0, 1, 2, 3]
+
+
+# -- errors and interrupts ----------------------------------------------------------------------
+
+
+def test_a_message_that_cannot_be_decoded_is_an_error_each_time_and_never_skipped(
+    place: Place,
+) -> None:
+    wal = place.open()
+    fill(wal, 3)
+    wal.shutdown()
+    whole = place.read("wal.log")
+    place.write("wal.log", whole + encode_frame(3, b"not a message, but a valid frame"))
+    wal = place.open()
+    wal.append(b"behind it", durability="synced")
+    reader = wal.tail_reader(0)
+    assert take(reader, 3) == [0, 1, 2]
+    for _ in range(3):
+        with pytest.raises(MessageError):
+            next(reader)
+        assert reader.position == 3
+    assert take(wal.tail_reader(4), 1) == [4]
+
+
+def test_an_interrupt_in_the_middle_of_reading_loses_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = place.open(cache_capacity=5, rotate_max_bytes=3000)
+    for payload in texts(0, 100):
+        wal.append(payload, durability="synced")
+    calls = 0
+
+    def interrupted(frames: object) -> Iterator[StreamMessage]:
+        nonlocal calls
+        for message in decode_messages(frames):  # type: ignore[arg-type]
+            calls += 1
+            if calls % 7 == 0:
+                raise KeyboardInterrupt
+            yield message
+
+    monkeypatch.setattr("forebay.wal.reader.decode_messages", interrupted)
+    reader = wal.tail_reader(0, end=100)
+    got: list[int] = []
+    interrupts = 0
+    while len(got) < 100:
+        try:
+            got.append(next(reader).offset)
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert got == list(range(100))
+    assert interrupts > 10
+
+
+def test_an_interrupted_wait_leaves_nobody_behind_and_the_reader_goes_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = place.open()
+
+    def interrupt(self: object, timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+    reader = wal.tail_reader(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.wal.watermarks.ThreadWaiter.wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(reader)
+        with pytest.raises(KeyboardInterrupt):
+            wal.append(b"x", durability="synced")
+    assert len(wal._committer._waiters["synced"]) == 0
+    assert next(reader).payload == b"x"
+    reader.close()
