@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import time
 
 import pytest
 
@@ -20,9 +21,27 @@ pytest_plugins = [
     "support.spark_fixtures",
 ]
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As in a job that a shell put into the background: children would ignore it, too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),  # ignored in a shell's background job
+    (signal.SIGHUP, signal.SIG_DFL),  # ignored under nohup
+    (signal.SIGTERM, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)  # children inherit what is ignored
+
+# What a caller's shell may set that would change what a test sees.
+PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "PYSPARK_", "SPARK_")
+NAMES = {"COLUMNS", "FORCE_COLOR", "NO_COLOR", "PYTHONDONTWRITEBYTECODE", "PYTHONOPTIMIZE"} | {
+    "FOREBAY_CONFIG",
+    "FOREBAY_DATA",
+    "FOREBAY_TOKEN",
+}
+for _name in list(os.environ):
+    if _name.startswith(PREFIXES) or _name in NAMES or _name.lower().endswith("_proxy"):
+        del os.environ[_name]
+os.environ |= {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
+time.tzset()
+os.umask(0o022)
 
 SOAK = os.environ.get("FOREBAY_SOAK", "0") not in {"", "0"}
 SPARK = importlib.util.find_spec("pyspark") is not None

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from support import hexdumps
-from support.paths import ROOT
+from support.paths import ROOT, SUPPORT, TESTS
 
 SRC: Final = ROOT / "src"
 SOURCES: Final = sorted(SRC.rglob("*.py"))
@@ -100,6 +100,51 @@ def test_module_names_say_what_is_in_them() -> None:
         assert not NAMELESS & set(module_name(path).strip("_").split("."))
 
 
+# ---- where tests are ----
+
+OF_THE_WHOLE: Final = {"chaos", "scenarios", "support"}
+"""Folders of tests that are about no single package."""
+OF_THE_REPOSITORY: Final = {
+    "bare",
+    "deploy",
+    "documents",
+    "examples",
+    "house_rules",
+    "readme",
+    "ways",
+}
+
+
+def modules_beside(test: Path) -> set[str]:
+    """The source modules that a test in this folder may be about: the package itself is one."""
+    folder = SRC / "forebay" / test.parent.relative_to(TESTS)
+    return {path.stem for path in folder.glob("*.py")} | {folder.name}
+
+
+def test_every_test_module_is_named_after_its_source_module() -> None:
+    """`tests/wal/test_log_append.py` is about `wal/log.py`, and `append` is a part of it."""
+    astray = []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        folder, name = path.parent.relative_to(TESTS), path.stem.removeprefix("test_")
+        if folder.parts[:1] and folder.parts[0] in OF_THE_WHOLE:
+            continue
+        modules = modules_beside(path)
+        if not folder.parts:
+            modules |= OF_THE_REPOSITORY | {"main_module"}
+        if not any(name == module or name.startswith(f"{module}_") for module in modules):
+            astray.append(str(path.relative_to(TESTS)))
+    assert astray == []
+
+
+def test_what_tests_share_is_in_one_folder() -> None:
+    elsewhere = [
+        str(path.relative_to(TESTS))
+        for path in TESTS.rglob("*.py")
+        if SUPPORT not in path.parents and not path.name.startswith("test_")
+    ]
+    assert elsewhere == ["conftest.py"]
+
+
 # ---- the format documents ----
 
 
@@ -129,7 +174,7 @@ def test_every_format_document_has_a_hex_dump() -> None:
 def test_every_hex_dump_is_checked_by_the_golden_test() -> None:
     dumps = {(name, at) for name in documents() for at in range(len(hexdumps.blocks(name)))}
     checked = set()
-    for node in ast.walk(ast.parse(text_of(ROOT / "tests" / "format" / "test_golden.py"))):
+    for node in ast.walk(ast.parse(text_of(TESTS / "format" / "test_format_golden.py"))):
         match node:
             case ast.Call(
                 func=ast.Name(id="block"),
