@@ -1,7 +1,7 @@
 """Makes Spark, Arrow, pandas and NumPy impossible to import, as if they were not installed.
 
-Python imports a module of this name when it starts, so a process and all its children
-need no more than `PYTHONPATH=tests/support/bare`. `importlib.util.find_spec` does not find the packages either.
+Python imports a module of this name when it starts, so `PYTHONPATH=tests/support/bare` is enough
+for a process and its children. `importlib.util.find_spec` does not find the packages either.
 """
 
 from __future__ import annotations
