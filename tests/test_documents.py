@@ -159,6 +159,24 @@ def test_every_claim_in_a_table_names_what_shows_it(document: Path) -> None:
     assert rows_without_a_test(text_of(document)) == []
 
 
+CLAIMS: Final = re.compile(
+    r"^\| claim \| shown by \| limits \|\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE
+)
+
+
+def guarantees(document: Path) -> list[str]:
+    """The rows of its tables of claims, tests and limits."""
+    return [row for rows in CLAIMS.findall(text_of(document)) for row in rows.splitlines()]
+
+
+def test_the_readme_repeats_five_of_the_guarantees() -> None:
+    all_of_them = guarantees(ROOT / "docs" / "guarantees.md")
+    assert len(all_of_them) >= 25
+    chosen = guarantees(ROOT / "README.md")
+    assert len(chosen) == 5
+    assert [row for row in chosen if row not in all_of_them] == []
+
+
 def test_the_guide_to_durability_shows_all_its_claims() -> None:
     text = text_of(ROOT / "docs" / "guide" / "durability.md")
     assert len(re.findall(r"`tests/", text)) > 25
@@ -166,6 +184,46 @@ def test_the_guide_to_durability_shows_all_its_claims() -> None:
         "| claim | shown by |\n|---|---|\n| a | `tests/wal/test_log_kill.py` |\n| b | trust me |\n"
     )
     assert rows_without_a_test(table) == ["| b | trust me |"]
+
+
+# ---- decisions and sources ----
+
+
+def test_a_decision_has_context_decision_and_consequence_and_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    records = sorted(folder.glob("[0-9]*.md"))
+    assert records
+    for number, record in enumerate(records, 1):
+        text = text_of(record)
+        assert text.startswith(f"# {number:03}: "), record.name
+        assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+            "Context",
+            "Decision",
+            "Consequence",
+        ]
+        assert 10 <= len(text.splitlines()) <= 30, record.name
+    listed = re.findall(r"^\| \[(\d+)\]\((.*?)\)", text_of(folder / "README.md"), re.MULTILINE)
+    assert listed == [(record.name[:3], record.name) for record in records]
+
+
+def missing_sources(text: str) -> list[str]:
+    """Modules that are named in code spans, such as `wal/log.py`, and are not in the package."""
+    named = [span for span in SPAN.findall(prose(text)) if re.fullmatch(r"[a-z_/]+(\.py|/)", span)]
+    return [each for each in named if not (ROOT / "src" / "forebay" / each).exists()]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "decisions").glob("*.md"))],
+    ids=lambda path: path.name,
+)
+def test_every_module_that_is_named_exists(document: Path) -> None:
+    own = ("tests/", "native/", "docs/")
+    assert [each for each in missing_sources(text_of(document)) if not each.startswith(own)] == []
+
+
+def test_a_module_that_is_missing_would_be_found() -> None:
+    assert missing_sources("`wal/log.py` `wal/none.py` `none/`") == ["wal/none.py", "none/"]
 
 
 # ---- commands ----
