@@ -160,9 +160,9 @@ def test_every_claim_in_a_table_names_what_shows_it(document: Path) -> None:
     assert rows_without_a_test(text_of(document)) == []
 
 
-def test_the_guide_to_durability_shows_all_its_claims() -> None:
-    text = text_of(ROOT / "docs" / "guide" / "durability.md")
-    assert len(re.findall(r"`tests/", text)) > 25
+def test_the_promises_of_the_guides_are_listed_with_their_tests() -> None:
+    text = text_of(ROOT / "docs" / "guarantees-by-guide.md")
+    assert len(re.findall(r"`tests/", text)) > 125
     table = "| claim | shown by |\n|---|---|\n| a | `tests/wal/test_kill.py` |\n| b | trust me |\n"
     assert rows_without_a_test(table) == ["| b | trust me |"]
 
