@@ -2,9 +2,8 @@
 
     python examples/analytics.py
 
-Orders are appended in two halves. The first half is offloaded into objects and its segments are
-deleted; the second is in the local log alone. Spark reads both as one table, and a reader that is
-loaded again sees what was appended meanwhile.
+Orders are appended in two halves. The first half is offloaded to objects, and its segments are
+deleted. The second half is only in the local log. Spark reads both as one table.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def order(number: int) -> bytes:
 
 
 def main(data: Path) -> dict[str, tuple[int, int]]:
-    """Orders and turnover of each country."""
+    """Returns the number of orders and the turnover in cents, by country."""
     from pyspark.sql import functions as f
 
     spark = spark_session()

@@ -1,9 +1,9 @@
-"""A streaming word count, from one topic into another, exactly once.
+"""A streaming word count that writes from one topic to another, exactly once.
 
     python examples/word_count.py
 
-The query reads lines and appends the words of each line to a second topic. It is stopped, more
-lines are appended, and it goes on from its checkpoint: no word is missing, none is there twice.
+The query reads lines and appends the words of each line to a second topic. It stops, more lines
+are appended, and the next run continues from the checkpoint. No word is missing or repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LINES = ["the log is the table", "the table is the log", "a log of words"]
 
 
 def run_query(data: Path, checkpoint: Path) -> None:
-    """Takes everything that is there, and ends."""
+    """Processes everything that is there, and stops."""
     from pyspark.sql import functions as f
 
     lines = (
@@ -45,7 +45,7 @@ def run_query(data: Path, checkpoint: Path) -> None:
 
 
 def main(data: Path) -> dict[str, int]:
-    """How often each word was said."""
+    """Returns how often each word occurs."""
     checkpoint = data.parent / "checkpoint"
     for round_ in range(2):
         with forebay.open(data) as store:

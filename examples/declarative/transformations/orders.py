@@ -1,4 +1,4 @@
-"""A streaming table of a topic's JSON values, and a view that sums it up."""
+"""A streaming table of a topic's JSON values, and a view that sums them up."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-# The server may have another working directory than the one in which the pipeline is started.
+# The server may run in another working directory than the command that starts the pipeline.
 STORE = str(Path(os.environ["FOREBAY_DATA"]).absolute())
 ORDER = "item STRING, pieces BIGINT"
 
 
 @dp.table
 def orders() -> DataFrame:
-    """One row for each message; what was read is in the pipeline's own checkpoint."""
+    """One row for each message. The pipeline's checkpoint records what was read."""
     spark = SparkSession.active()
     messages = (
         spark.readStream.format("forebay")
@@ -31,6 +31,6 @@ def orders() -> DataFrame:
 
 @dp.materialized_view
 def pieces_by_item() -> DataFrame:
-    """Computed anew from the table in every run."""
+    """Computed from the whole table in every run."""
     rows = SparkSession.active().read.table("orders")
     return rows.groupBy("item").agg(f.sum("pieces").alias("pieces"), f.count("*").alias("orders"))
