@@ -22,7 +22,7 @@ from support.spark_cluster import LocalCluster
 from support.spark_drivers import Driver, write_config
 
 TOPICS: Final = [f"/default/t{number}" for number in range(6)]
-MESSAGES: Final = 30_000
+MESSAGES: Final = 12_000
 """Of about a kilobyte, in each topic."""
 
 
@@ -34,8 +34,8 @@ def fill(settings: StoreSettings, start: int, stop: int) -> None:
     with forebay.open(settings) as store:
         for name in TOPICS:
             topic = store.topic(name)
-            for at in range(start, stop, 5000):
-                topic.append_many([payload(name, at + n) for n in range(min(5000, stop - at))])
+            for at in range(start, stop, 4000):
+                topic.append_many([payload(name, at + n) for n in range(min(4000, stop - at))])
             topic.flush()
 
 
@@ -67,7 +67,7 @@ def config(tmp_path: Path, spark_cluster: LocalCluster) -> Iterator[Path]:
     """A store of small objects, and a cluster with two workers again afterwards."""
     data = tmp_path / "data"
     data.mkdir()
-    yield write_config(tmp_path / "forebay.yml", data, spark_cluster, max_object_bytes="2MiB")
+    yield write_config(tmp_path / "forebay.yml", data, spark_cluster, max_object_bytes="1MiB")
     while len(spark_cluster.workers) < 2:
         spark_cluster.start_worker()
 
@@ -88,7 +88,7 @@ def start_and_lose_a_worker(
     return driver
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_offload_and_compaction_survive_the_loss_of_a_worker(
     spark_cluster: LocalCluster, config: Path
 ) -> None:
@@ -104,7 +104,7 @@ def test_offload_and_compaction_survive_the_loss_of_a_worker(
     spark_cluster.start_worker()
     small = len(data_files(settings))
     driver = start_and_lose_a_worker(
-        command(config, "compact", "--target", "32MiB"),
+        command(config, "compact", "--target", "16MiB"),
         spark_cluster,
         config,
         lambda: len(data_files(settings)) > small,
@@ -122,7 +122,7 @@ from forebay.config import load_config
 from forebay.pipeline import spark_session
 spark = spark_session(load_config(sys.argv[1]).spark)
 rows = (spark.read.format("forebay").option("path", sys.argv[1])
-        .option("subscribePattern", "/default/t.*").option("splitBytes", "4MiB")
+        .option("subscribePattern", "/default/t.*").option("splitBytes", "1MiB")
         .option("columns", "topic,offset,value").load())
 begun = Path(sys.argv[2])
 def mark(batches):
@@ -137,7 +137,7 @@ print(json.dumps(found.asDict()))
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_scan_survives_the_loss_of_a_worker(
     spark_cluster: LocalCluster, config: Path, tmp_path: Path
 ) -> None:
@@ -159,7 +159,7 @@ def test_a_scan_survives_the_loss_of_a_worker(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_export_survives_the_loss_of_a_worker(
     spark_cluster: LocalCluster, config: Path, tmp_path: Path
 ) -> None:
@@ -202,7 +202,7 @@ def kill_the_driver(cluster: LocalCluster, config: Path, kills: int, seed: int) 
     assert_all_there(settings, stop)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_offload_goes_on_after_its_driver_was_killed(
     spark_cluster: LocalCluster, config: Path
 ) -> None:

@@ -47,12 +47,14 @@ _DAEMON: Final = (
     "-Dspark.port.maxRetries=0",
     # It would listen on a port that two clusters cannot both have.
     "-Dspark.master.rest.enabled=false",
-    # Of a short life.
+    # They live for seconds: no second compiler, and the plain collector.
     "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
 )
 _OPTIONS: Final = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
 }

@@ -15,7 +15,7 @@ import yaml
 from forebay.settings import StoreSettings
 from support.spark_cluster import LocalCluster, end_session
 
-PATIENCE: Final = 110.0
+PATIENCE: Final = 400.0
 """Seconds that a driver may take, its start included."""
 
 
