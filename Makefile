@@ -1,4 +1,4 @@
-# Forebay. `make help` lists the targets. Everything is installed into .venv by the first run.
+# `make help` lists the targets. The first one that needs .venv creates it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
@@ -13,7 +13,7 @@ LOCKS := requirements.lock requirements-build.lock requirements-java.lock
 SOURCES := pyproject.toml $(LOCKS) CMakeLists.txt $(wildcard native/*.c native/*.h)
 
 .PHONY: help
-help: ## this list
+help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Installs with uv where there is one, else with pip. Every package is checked against the hashes of
@@ -40,14 +40,15 @@ install: $(VENV)/.installed ## create .venv with everything in it, at the locked
 LOCK := build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --custom-compile-command 'make lock' $(ARGS)
 .PHONY: lock
-lock: ## write the lock files again after a change of dependencies; ARGS=--upgrade for newer versions
+lock: ## resolve the dependencies again and write the lock files; ARGS=--upgrade for newer versions
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet '$(UV)'
 	$(LOCK) --group dev pyproject.toml --output-file requirements.lock
 	$(LOCK) --group build --constraint requirements.lock --output-file requirements-build.lock
 	$(LOCK) --group java --output-file requirements-java.lock
 
-# A test server that only npm has. Without npm, or without its registry, those tests are skipped.
+# Azurite, a test server for Azure, is only in npm. Without npm, or without its registry, the tests of
+# Azure are skipped.
 .tools/.installed:
 	@mkdir -p .tools
 	@if command -v npm >/dev/null && npm install --silent --no-fund --no-audit --prefix .tools azurite@3; \
@@ -72,7 +73,7 @@ test-bare: $(VENV)/.installed .tools/.installed ## run the tests of log, tiers, 
 	PYTHONPATH=tests/bare $(BIN)/python -m pytest -n 3 --ignore=tests/pipeline $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
 
 .PHONY: check
-check: $(VENV)/.installed ## formatting, lint, types, import rules
+check: $(VENV)/.installed ## check formatting, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -84,17 +85,23 @@ format: $(VENV)/.installed ## rewrite the code as the formatter wants it
 	$(BIN)/ruff check --fix .
 
 .PHONY: bench
-bench: $(VENV)/.installed ## the benchmarks that the documents quote
+bench: $(VENV)/.installed ## run the benchmarks that the documents quote
 	$(BIN)/forebay bench wal
 	$(BIN)/forebay bench tier
 	$(BIN)/forebay bench http
 	$(BIN)/forebay bench spark
 
 .PHONY: soak
-soak: $(VENV)/.installed .tools/.installed ## the long runs: hundreds of kills, long random histories, big objects, much fuzzing
+soak: $(VENV)/.installed .tools/.installed ## run the long tests: hundreds of kills, long random histories, big objects, fuzzing
 	FOREBAY_SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS)
 	FOREBAY_FUZZ_ITERATIONS=200000 $(BIN)/python -m pytest tests/test_native_fuzz.py
 
+.PHONY: dist
+dist: $(VENV)/.installed ## build the sdist and the wheel into dist/
+	rm -rf dist
+	$(BIN)/python -c "from scikit_build_core.build import build_sdist as b; b('dist')"
+	$(BIN)/python -c "from scikit_build_core.build import build_wheel as b; b('dist')"
+
 .PHONY: clean
-clean: ## remove what was built and installed
+clean: ## remove everything that was built and installed
 	rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
