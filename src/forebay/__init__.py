@@ -7,6 +7,8 @@ is first asked for, so that the command line starts quickly.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"  # pyproject.toml takes the version of the package from this line
+
 if TYPE_CHECKING:
     from forebay.catalog.catalog import Catalog
     from forebay.catalog.connect import EtcdMetadata

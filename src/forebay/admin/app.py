@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import platform
 import time
-from importlib.metadata import version
 from typing import Final
 
 from starlette.applications import Starlette
@@ -23,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from forebay import metrics
+from forebay import __version__, metrics
 from forebay.admin import executors, jobs, messages, openapi, sink_commits, topics
 from forebay.admin.context import ServerContext
 from forebay.admin.errors import error_response, on_bug, on_forebay_error, on_http_error
@@ -73,7 +72,7 @@ def build_app(context: ServerContext) -> Starlette:
 
 
 def _server_routes(context: ServerContext) -> list[BaseRoute]:
-    BUILD.set(1, version("forebay"), platform.python_version())
+    BUILD.set(1, __version__, platform.python_version())
     STARTED.set(context.started)
 
     async def healthz(_request: Request) -> Response:

@@ -7,7 +7,6 @@ of the application, and another one sends the server requests of all kinds that 
 from __future__ import annotations
 
 import functools
-from importlib.metadata import version
 from typing import Final
 
 import orjson
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from forebay import __version__
 from forebay.admin.executors import MODIFIED
 from forebay.admin.openapi_schemas import (
     COUNT,
@@ -51,7 +51,7 @@ def document() -> bytes:
             "openapi": "3.1.0",
             "info": {
                 "title": "Forebay",
-                "version": version("forebay"),
+                "version": __version__,
                 "summary": "A tiered log store: messages in and out, what is where, jobs.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from forebay import __version__
 from forebay.bench.commands import bench
 from forebay.cli.configuration import completion, config
 from forebay.cli.export import export, replay
@@ -56,7 +57,7 @@ def _where_help_is(error: click.ClickException) -> str:
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="forebay", prog_name="forebay")
+@click.version_option(__version__, prog_name="forebay")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
