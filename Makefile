@@ -58,19 +58,28 @@ lock: ## resolve the dependencies again and write the lock files; ARGS=--upgrade
 up: $(VENV)/.installed ## run everything on this machine; DEMO=1 with a load to look at
 	@$(BIN)/forebay $(if $(filter-out 0,$(DEMO)),demo,up) $(ARGS)
 
-# Tests sync a lot: in memory, where there is room for it, they do not wait for the disk. What a sync
-# is worth is the business of a disk that forgets (forebay.testing.CrashDisk), here and there alike.
+# Tests sync a lot. In memory, where there is room for it, they do not wait for the disk. What a sync is
+# worth is shown on a disk that forgets (forebay.testing.CrashDisk).
 ROOM := $(shell df --output=avail -B1G /dev/shm 2>/dev/null | tail -1)
 TEST_DIR := $(shell [ "$(ROOM)" -ge 8 ] 2>/dev/null && mktemp -u -d -p /dev/shm --suffix=.forebay-tests | sed 's/^/--basetemp=/')
+# Three processes on two cores: they wait for servers and for each other. A group of tests that shares
+# a Spark session, a cluster or a browser stays in one process.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup $(TEST_DIR)
+CLEAN_TESTS := rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
 
 .PHONY: test
 test: $(VENV)/.installed .tools/.installed ## run the tests
-	$(BIN)/python -m pytest -n 3 $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
+	$(PYTEST) $(ARGS) && $(CLEAN_TESTS)
 
-# As where Spark, Arrow, pandas and NumPy are not installed: tests/support/bare makes them impossible to import.
+.PHONY: quick
+quick: $(VENV)/.installed .tools/.installed ## run the tests that need no Spark, no browser and no kill
+	$(PYTEST) -m 'not spark and not browser and not kill' $(ARGS) && $(CLEAN_TESTS)
+
+# As where Spark, Arrow, pandas and NumPy are not installed: tests/support/bare makes them impossible to
+# import.
 .PHONY: test-bare
 test-bare: $(VENV)/.installed .tools/.installed ## run the tests of log, tiers, server and CLI without Spark and Arrow
-	PYTHONPATH=tests/support/bare $(BIN)/python -m pytest -n 3 --ignore=tests/pipeline $(TEST_DIR) $(ARGS) && rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
+	PYTHONPATH=tests/support/bare $(PYTEST) --ignore=tests/pipeline $(ARGS) && $(CLEAN_TESTS)
 
 .PHONY: check
 check: $(VENV)/.installed ## check formatting, lint, types and import rules
