@@ -69,6 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="a long run: set FOREBAY_SOAK=1"))
         if item.get_closest_marker("spark") is not None and not SPARK:
             item.add_marker(pytest.mark.skip(reason="pyspark is not installed"))
+        if item.path.parent.name == "chaos" or "kill" in item.path.stem:
+            item.add_marker("kill")
         for fixture, group in SHARED.items():
             if fixture in fixtures:
                 item.add_marker(pytest.mark.xdist_group(group))

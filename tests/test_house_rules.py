@@ -110,6 +110,8 @@ OF_THE_REPOSITORY: Final = {
     "documents",
     "examples",
     "house_rules",
+    "packaging",
+} | {
     "readme",
     "ways",
 }

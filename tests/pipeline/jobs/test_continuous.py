@@ -99,7 +99,8 @@ def test_it_ends_when_spark_has_ended(tmp_path: Path) -> None:
         Pipeline(settings, Dead()).run()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_the_command_uploads_until_sigterm(tmp_path: Path) -> None:
     config = tmp_path / "forebay.yml"
     config.write_text(

@@ -142,7 +142,9 @@ def test_lost_messages_stop_a_query_that_must_not_lose_any(
 LATE = str(random.randint(5, 8))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.spark
+@pytest.mark.kill
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "moments",
     [
