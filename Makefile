@@ -63,8 +63,9 @@ up: $(VENV)/.installed ## run everything on this machine; DEMO=1 with a load to 
 ROOM := $(shell df --output=avail -B1G /dev/shm 2>/dev/null | tail -1)
 TEST_DIR := $(shell [ "$(ROOM)" -ge 8 ] 2>/dev/null && mktemp -u -d -p /dev/shm --suffix=.forebay-tests | sed 's/^/--basetemp=/')
 # Three processes on two cores: they wait for servers and for each other. A group of tests that shares
-# a Spark session, a cluster or a browser stays in one process.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup $(TEST_DIR)
+# a Spark session, a cluster or a browser stays in one process. Compiled modules are kept: the tests start
+# many interpreters.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup $(TEST_DIR)
 CLEAN_TESTS := rm -rf $(patsubst --basetemp=%,%,$(TEST_DIR))
 
 .PHONY: test
