@@ -24,7 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import forebay
 from forebay.format.codec import COMPILED
+from forebay.settings import StoreSettings
+from forebay.topic.store import Topic
 
 Timed: TypeAlias = Callable[[Path], float]
 """Does its work in an empty directory and returns its rate, in the unit of its measurement."""
@@ -124,6 +127,13 @@ def scratch(parent: Path | None) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def open_topic(source: Path | StoreSettings) -> Iterator[Topic]:
+    """A topic as a user opens it: with the defaults, unless settings are given."""
+    with forebay.open(source) as store:
+        yield store.topic("bench")
 
 
 def run_rounds(
