@@ -59,9 +59,12 @@ def payloads(message_bytes: int) -> list[bytes]:
 
 
 def fill(topic: Topic, mib: int, message_bytes: int) -> None:
-    """Appends and syncs at least so many MiB of payloads."""
+    """Appends and syncs messages that take so many MiB in the log of an empty topic."""
     batch = payloads(message_bytes)
-    for _ in range(-(-mib * MIB // (BATCH * message_bytes))):
+    topic.append_many(batch)
+    topic.flush()
+    each = sum(segment.size for segment in topic.segments())
+    for _ in range(-(-mib * MIB // each) - 1):
         topic.append_many(batch)
     topic.flush()
 
