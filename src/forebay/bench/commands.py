@@ -118,12 +118,6 @@ def bench_tier(**options: Any) -> None:
 @_rounds(5)
 @_number("--mib", 1024, 16, 65536, "How much each size of message is read of in a round.")
 @_number("--topics", 100, 1, 10_000, "Of 20 MB each, that are offloaded in a round.")
-@click.option(
-    "--memory/--no-memory",
-    default=False,
-    show_default=True,
-    help="Also measure memory at 1 and 8 GiB (some minutes, 20 GiB of disk).",
-)
 @_output
 def bench_spark(**options: Any) -> None:
     """The pipeline beside what the same Spark does without it.

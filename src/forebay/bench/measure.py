@@ -363,9 +363,3 @@ def _remarks(found: dict[str, Any]) -> Iterator[str]:
             f"median, {follow['p99_ms']:.1f} ms at the 99th percentile, {follow['max_ms']:.0f} ms "
             "at most"
         )
-    for row in found.get("spark_memory", ()):
-        yield (
-            f"peak memory of {row['job']}, {row['process']}: {row['mib_at_1_gib']:.0f} MiB at "
-            f"1 GiB, {row['mib_at_8_gib']:.0f} MiB at 8 GiB (growth {row['growth_mib']:.0f}, "
-            f"goal ≤ {row['goal_mib']})"
-        )

@@ -21,7 +21,8 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -58,12 +59,43 @@ Read: TypeAlias = Callable[[LogReader], int]
 """Reads to the end and returns the number of messages."""
 
 
-@cache
-def _frame_bytes(size: int) -> int:
-    """What a message with a payload of `size` bytes takes in a segment."""
-    with scratch(None) as path, open_topic(path) as topic:
-        topic.append(payload_of(size), durability="synced")
-        return sum(segment.size for segment in topic.segments())
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Messages of one size, in batches of about 1 MiB of frames."""
+
+    message_bytes: int
+    frame_bytes: int
+    """What one of them takes in a segment."""
+    mib: int
+    """How much is moved in all."""
+
+    @property
+    def batch(self) -> list[bytes]:
+        return [payload_of(self.message_bytes)] * max(_BATCH_BYTES // self.frame_bytes, 1)
+
+    @property
+    def batch_bytes(self) -> int:
+        return len(self.batch) * self.frame_bytes
+
+    @property
+    def batches(self) -> int:
+        return max(self.mib * MIB // self.batch_bytes, 1)
+
+    @property
+    def messages(self) -> int:
+        return self.batches * len(self.batch)
+
+    @property
+    def moved_mib(self) -> float:
+        """What the batches come to, in MiB of frames."""
+        return self.batches * self.batch_bytes / MIB
+
+
+def _load(directory: Path | None, message_bytes: int, mib: int) -> Load:
+    with scratch(directory) as path, open_topic(path) as topic:
+        topic.append(payload_of(message_bytes), durability="synced")
+        frame_bytes = sum(segment.size for segment in topic.segments())
+    return Load(message_bytes, frame_bytes, mib)
 
 
 def _append(size: int, threads: int, durability: Durability, count: int) -> Timed:
@@ -112,15 +144,8 @@ def _bare_loop(size: int) -> Timed:
     return limit
 
 
-def _batches(size: int, mib: int) -> tuple[list[bytes], int]:
-    """A batch of about 1 MiB in the log, and how many of it make `mib`."""
-    frame = _frame_bytes(size)
-    per_batch = max(_BATCH_BYTES // frame, 1)
-    return [payload_of(size)] * per_batch, max(mib * MIB // (per_batch * frame), 1)
-
-
-def _append_many(size: int, mib: int) -> Timed:
-    batch, batches = _batches(size, mib)
+def _append_many(load: Load) -> Timed:
+    batch, batches = load.batch, load.batches
 
     def ours(path: Path) -> float:
         with open_topic(path) as topic:
@@ -130,21 +155,14 @@ def _append_many(size: int, mib: int) -> Timed:
                     topic.append_many(batch, durability="synced")
 
             topic.append(batch[0], durability="synced")
-            return rate_of(batches * len(batch) * _frame_bytes(size) / MIB, produce)
+            return rate_of(load.moved_mib, produce)
 
     return ours
 
 
-def _write_batches(size: int, mib: int) -> Timed:
-    batch, batches = _batches(size, mib)
-    piece = len(batch) * _frame_bytes(size)
-    return lambda path: write_and_sync(path, piece, batches, batches * piece / MIB)
-
-
-def _live(size: int, mib: int, read: Read) -> Timed:
+def _live(load: Load, read: Read) -> Timed:
     """A live reader's rate, from a producer's first batch to the last message read."""
-    batch, batches = _batches(size, mib)
-    total = batches * len(batch)
+    batch, batches, messages = load.batch, load.batches, load.messages
 
     def ours(path: Path) -> float:
         with open_topic(path) as topic:
@@ -154,21 +172,20 @@ def _live(size: int, mib: int, read: Read) -> Timed:
                     topic.append_many(batch)
 
             def race() -> None:
-                reader = topic.read(0, end=total)
+                reader = topic.read(0, end=messages)
                 producer = threading.Thread(target=produce)
                 producer.start()
-                assert read(reader) == total
+                assert read(reader) == messages
                 producer.join()
 
-            return rate_of(total * _frame_bytes(size) / MIB, race)
+            return rate_of(load.moved_mib, race)
 
     return ours
 
 
-def _replay(size: int, mib: int, read: Read) -> Timed:
+def _replay(load: Load, read: Read) -> Timed:
     """A reader's rate over a log that is in the files only."""
-    batch, batches = _batches(size, mib)
-    total = batches * len(batch)
+    batch, batches, messages = load.batch, load.batches, load.messages
 
     def ours(path: Path) -> float:
         with open_topic(StoreSettings(data=path, wal=WalSettings(cache_capacity=0))) as topic:
@@ -177,10 +194,9 @@ def _replay(size: int, mib: int, read: Read) -> Timed:
             topic.flush()
 
             def replay() -> None:
-                assert read(topic.read(0)) == total
+                assert read(topic.read(0)) == messages
 
-            written = sum(segment.size for segment in topic.segments())
-            return rate_of(written / MIB, replay)
+            return rate_of(load.moved_mib, replay)
 
     return ours
 
@@ -218,12 +234,16 @@ def _read_and_check(mib: int) -> Timed:
     return limit
 
 
-def _append_rows(size: int, mib: int) -> list[Measurement]:
-    loop, sync_batch = _bare_loop(size), _write_batches(size, mib)
-    frame = _frame_bytes(size)
+def _rows(load: Load) -> list[Measurement]:
+    size = load.message_bytes
+    few = replace(load, mib=min(load.mib, _MESSAGES_MIB_MAX))
+    loop, read = _bare_loop(size), _read_and_check(load.mib)
 
     def sync_each(path: Path) -> float:
-        return write_and_sync(path, frame, _SYNCED_APPENDS, _SYNCED_APPENDS)
+        return write_and_sync(path, load.frame_bytes, _SYNCED_APPENDS, _SYNCED_APPENDS)
+
+    def sync_batch(path: Path) -> float:
+        return write_and_sync(path, load.batch_bytes, load.batches, load.moved_mib)
 
     return [
         Measurement(
@@ -243,34 +263,23 @@ def _append_rows(size: int, mib: int) -> list[Measurement]:
             "append synced, 1 thread", _append_synced(size, 1), 3.0 if size == 100 else None,
         ),
         Measurement(
-            "append_many synced", size, "MiB/s", _append_many(size, mib),
+            "append_many synced", size, "MiB/s", _append_many(load),
             "write + fdatasync", sync_batch, 0.6 if size == 1024 else None,
         ),
-    ]  # fmt: skip
-
-
-def _read_rows(size: int, mib: int) -> list[Measurement]:
-    sync_batch, read, few = (
-        _write_batches(size, mib),
-        _read_and_check(mib),
-        min(mib, _MESSAGES_MIB_MAX),
-    )
-    return [
         Measurement(
-            "live read to frames", size, "MiB/s", _live(size, mib, _to_frames),
+            "live read to frames", size, "MiB/s", _live(load, _to_frames),
             "write + fdatasync", sync_batch,
         ),
         Measurement(
-            "live read to messages", size, "MiB/s", _live(size, few, _to_messages),
+            "live read to messages", size, "MiB/s", _live(few, _to_messages),
             "write + fdatasync", sync_batch,
         ),
         Measurement(
-            "replay to columns", size, "MiB/s", _replay(size, mib, _to_columns),
+            "replay to columns", size, "MiB/s", _replay(load, _to_columns),
             "read + crc", read, {100: 0.25, 1024: 0.5}.get(size),
         ),
         Measurement(
-            "replay to messages", size, "MiB/s", _replay(size, few, _to_messages),
-            "read + crc", read,
+            "replay to messages", size, "MiB/s", _replay(few, _to_messages), "read + crc", read,
         ),
     ]  # fmt: skip
 
@@ -316,7 +325,7 @@ def run(
     """All measurements, as data for `forebay.bench.measure.show`."""
     started = time.time()
     say = progress_line(progress=progress)
-    rows = [row for size in SIZES for row in _append_rows(size, mib) + _read_rows(size, mib)]
+    rows = [row for size in SIZES for row in _rows(_load(directory, size, mib))]
     results = run_rounds(rows, rounds, directory, say)
     parts: dict[str, Any] = {"mib": mib, "results": [result.as_json() for result in results]}
     if memory:
