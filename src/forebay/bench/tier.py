@@ -355,7 +355,7 @@ def reader_beside(history: History, kind: Literal["thread", "process"]) -> Itera
     start()
     try:
         while not begun.wait(_LOOK_SECONDS):
-            assert alive(), "the reader has nothing to read"
+            assert alive(), "the reader ended before it read anything"
         yield
         assert alive(), "the reader ended before the producer"
     finally:
