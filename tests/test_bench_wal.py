@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
-from forebay.bench import wal
+from click.testing import CliRunner
+
+from forebay.cli import main
 from forebay.format.codec import COMPILED
 
 ROWS = [
@@ -21,7 +25,12 @@ ROWS = [
 
 
 def test_it_measures_every_row_for_every_size_and_leaves_nothing(tmp_path: Path) -> None:
-    found = wal.run(tmp_path, rounds=1, mib=1, memory=False, progress=False)
+    started = time.monotonic()
+    options = ["--dir", str(tmp_path), "--rounds", "1", "--mib", "1", "--json"]
+    shown = CliRunner().invoke(main, ["bench", "wal", *options])
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    assert 0 < found["seconds"] <= time.monotonic() - started + 1
     rows = {(row["name"], row["message_bytes"]): row for row in found["results"]}
     assert list(rows) == [(name, size) for size in (100, 1024, 16384) for name in ROWS]
     assert all(row["rate"] > 0 and row["limit"] > 0 for row in rows.values())
