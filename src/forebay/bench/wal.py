@@ -1,12 +1,13 @@
 """`forebay bench wal`: appends and reads of a topic, beside plain system calls on the same bytes.
 
-Every rate of Forebay is measured through `forebay.open` with the default settings. The limits: for
+Every rate of Forebay is measured through `forebay.open` with the default settings, but for replays,
+which have no cache and come from the files. Rates in MiB/s count whole frames. The limits: for
 writing, the same bytes by plain `write` and `fdatasync`; for reading, a plain read and `zlib.crc32`
 over the same bytes; for a single buffered append, a bare Python loop that packs a header, computes
-the CRC and appends to a list. Rates in MiB/s count whole frames.
+the CRC and appends to a list.
 
-A reader returns messages when it is iterated, and checked frames in chunks from `frames()`, which
-the HTTP server and Spark use. Columns are what Spark makes of those frames.
+A reader returns messages when it is iterated, and chunks of checked frames from `frames()`, which
+the HTTP server uses. Columns are what Spark makes of such frames.
 
 `--memory` also measures how much memory a growing log takes: a separate process writes and reads
 a million messages, then nine million more, and prints its peak memory after each.
