@@ -97,7 +97,7 @@ format: $(VENV)/.installed ## rewrite the code as the formatter wants it
 .PHONY: bench
 bench: $(VENV)/.installed ## run the benchmarks that the documents quote
 	$(BIN)/forebay bench wal
-	$(BIN)/forebay bench tier
+	PYTHONPATH=tests $(BIN)/python tools/bench_s3.py
 	$(BIN)/forebay bench http
 	$(BIN)/forebay bench spark
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.bench.http import Connection, lines_of, post, server
+from forebay.bench.http import Connection, bare_server, lines_of, our_server, post
 from forebay.bench.measure import in_threads
 from forebay.errors import ServiceError
 
@@ -41,7 +41,7 @@ def test_it_measures_both_servers_and_leaves_nothing(tmp_path: Path) -> None:
 def test_both_servers_read_the_same_requests(tmp_path: Path) -> None:
     body = lines_of(5, 100)
     assert len(body.splitlines()) == 5
-    with server("ours", tmp_path) as ours, server("bare") as bare:
+    with our_server(tmp_path) as ours, bare_server() as bare:
         for port, key, expected in ((ours, "count", 5), (bare, "bytes", len(body))):
             connection = Connection(port)
             try:
@@ -59,5 +59,6 @@ def test_what_fails_in_a_thread_is_no_measurement() -> None:
 
     with pytest.raises(ServiceError, match="broken"):
         in_threads(4, fail)
-    with pytest.raises(ServiceError, match="ended before it listened"), server("ours", "/proc/no"):
+    nowhere = our_server(Path("/proc/no"))
+    with pytest.raises(ServiceError, match="ended before it listened"), nowhere:
         pass

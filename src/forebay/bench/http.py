@@ -1,13 +1,13 @@
-"""`forebay bench http`: the HTTP server beside a bare one that only reads the same bodies.
+"""`forebay bench http`: `forebay serve`, beside a service that only reads the same bodies.
 
-Both run in processes of their own (`http_server`), on the same HTTP server with the same settings,
-and are asked in turns by one client over 4 connections: 256 messages of 1 KiB a request, as lines
-of JSON. What ours does more is parse them, give them offsets, write them and, `synced`, wait for
-the disk. The client costs as little as it can, and the same for both: a request is one write of
-bytes made in advance, and an answer is read to the length that its header gives.
+Both run in processes of their own, with the same HTTP server and the same settings, and get the
+same requests in turns from one client over 4 connections: 256 messages of 1 KiB a request, as lines
+of JSON. Forebay also parses them, gives them offsets, writes them and, `synced`, waits for the
+disk. The client costs as little as it can: a request is one write of bytes made in advance, and a
+response is read to the length that its header gives.
 
-`follow`: four producers send one message a request, synced, together so many a second; a reader
-that follows the topic takes the time at which each message arrives. Both are in the client's
+`follow`: four producers send one message a request, synced, at 1,000 messages a second together. A
+reader follows the topic and takes the time at which each message arrives. Both are in the client's
 process, so one clock measures the time from before the request to after the line.
 """
 
@@ -21,11 +21,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.bench.http_server import MODULE
+from forebay.bench.bare_server import MODULE
 from forebay.bench.measure import (
     Measurement,
     Timed,
@@ -47,7 +47,7 @@ _TOPIC: Final = "/v1/topics/default/bench/messages"
 _FOLLOWED: Final = "/v1/topics/default/followed/messages"
 _MARK: Final = b'"payload":"'
 _READ_BYTES: Final = 64 * 1024
-_ANSWER_SECONDS: Final = 60.0
+_RESPONSE_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 20.0
 _PATIENCE_SECONDS: Final = 30.0
 
@@ -58,7 +58,7 @@ def run(
     """All measurements, as data for `forebay.bench.measure.show`."""
     started = time.time()
     say = progress_line(progress=progress)
-    with scratch(directory) as home, server("ours", home / "data") as ours, server("bare") as bare:
+    with scratch(directory) as home, our_server(home / "data") as ours, bare_server() as bare:
         results = run_rounds(_rows(ours, bare, requests), rounds, directory, say)
         say(f"following {FOLLOW_RATE} messages a second")
         followed = _follow(ours, rounds, follow_seconds)
@@ -93,7 +93,7 @@ def _rows(ours: int, bare: int, requests: int) -> list[Measurement]:
 
 
 class Follower:
-    """Reads a topic as it grows, and notes how long each message was under way."""
+    """Reads a topic as it grows, and notes how long each message took to arrive."""
 
     def __init__(self, port: int, expected: int) -> None:
         self._connection = Connection(port)
@@ -140,7 +140,7 @@ def follow_delays(port: int, seconds: float, rate: int) -> list[float]:
     """How long each message took, in seconds, from its request to its line; sorted."""
     share = max(int(seconds * rate) // CONNECTIONS, 1)
     connections = [Connection(port) for _ in range(CONNECTIONS)]
-    connections[0].ask(post(b'{"payload":"0"}\n', _FOLLOWED))  # and the topic is there
+    connections[0].ask(post(b'{"payload":"0"}\n', _FOLLOWED))  # creates the topic
     follower = Follower(port, share * CONNECTIONS)
     thread = threading.Thread(target=follower.run)
     thread.start()
@@ -198,25 +198,25 @@ class Connection:
     """One kept-alive connection; one request at a time."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), _ANSWER_SECONDS)
+        self._socket = socket.create_connection(("127.0.0.1", port), _RESPONSE_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self, request: bytes) -> bytes:
-        """Sends a request and returns the body of the answer, which must have status 200."""
+        """Sends a request and returns the body of the response, which must have status 200."""
         self._socket.sendall(request)
         data = b""
         while (end := data.find(b"\r\n\r\n")) < 0:
             data += self._more()
         head, body = data[:end].lower(), data[end + 4 :]
         if not head.startswith(b"http/1.1 200"):
-            raise ServiceError(f"the server answered {data[:300]!r}")
+            raise ServiceError(f"the server responded {data[:300]!r}")
         length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
         while len(body) < length:
             body += self._more()
         return body
 
     def stream(self, target: str) -> Iterator[bytes]:
-        """The answer to a GET as it comes, the framing of HTTP included."""
+        """The response to a GET as it comes, the framing of HTTP included."""
         self._socket.sendall(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         while True:
             yield self._more()
@@ -233,10 +233,20 @@ class Connection:
         self._socket.close()
 
 
+def our_server(data: Path) -> AbstractContextManager[int]:
+    """`forebay serve` on that directory; yields its port."""
+    options = ["serve", "--data", str(data), "--listen", "127.0.0.1:0", "--json"]
+    return _server("forebay", "--log-level", "warning", *options)
+
+
+def bare_server() -> AbstractContextManager[int]:
+    return _server(MODULE)
+
+
 @contextmanager
-def server(*arguments: str | Path) -> Iterator[int]:
-    """A server in a process of its own; yields its port."""
-    command = [sys.executable, "-m", MODULE, *map(str, arguments)]
+def _server(*arguments: str) -> Iterator[int]:
+    """A module that prints its URL as JSON, in a process of its own; yields its port."""
+    command = [sys.executable, "-m", *arguments]
     process = subprocess.Popen(  # noqa: S603  # this interpreter, and a module of this package
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -246,12 +256,13 @@ def server(*arguments: str | Path) -> Iterator[int]:
         said = process.stdout.readline()
         if not said:
             raise ServiceError(f"{' '.join(command)} ended before it listened")
-        port = int(said)
+        port = int(json.loads(said)["url"].rpartition(":")[2])
         with closing(Connection(port)) as connection:
-            connection.ask(post(lines_of(1, 8)))  # and it answers
+            connection.ask(post(lines_of(1, 8)))  # returns once it responds
         yield port
     finally:
         process.stdin.close()
+        process.terminate()
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -261,7 +272,7 @@ def server(*arguments: str | Path) -> Iterator[int]:
 
 
 def _requests_a_second(port: int, request: bytes, requests: int) -> float:
-    """So many requests over the connections, each of which waits for its responses."""
+    """The rate of so many requests, on connections that each wait for their responses."""
     opened = [Connection(port) for _ in range(CONNECTIONS)]
     share = max(requests // CONNECTIONS, 1)
 
@@ -273,7 +284,7 @@ def _requests_a_second(port: int, request: bytes, requests: int) -> float:
         in_threads(CONNECTIONS, work)
 
     try:
-        send(1)  # and everything is warm
+        send(1)  # opens the topic
         return rate_of(share * CONNECTIONS, lambda: send(share))
     finally:
         for connection in opened:

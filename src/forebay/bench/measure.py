@@ -1,9 +1,9 @@
 """How benchmarks measure and report: side by side, in interleaved rounds, as medians.
 
-Machines are noisy, so a figure on its own says little. Each contender runs next to the machine's
-own limit for the same bytes, round after round, and the ratio of the medians is the result. A
-benchmark returns plain data (`result_of`), which `show` prints as tables or as JSON and hands to
-`forebay.bench.plot` if pictures are wanted.
+Machines are noisy, so a rate alone says little. Each measurement runs next to its limit, which is
+what this machine does with the same bytes without Forebay, round after round. The result is the
+ratio of the medians. A benchmark returns plain data (`result_of`), which `show` prints as tables or
+as JSON, and draws with `forebay.bench.plot` if a directory for plots is given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import forebay
 from forebay.format.codec import COMPILED
+from forebay.settings import StoreSettings
+from forebay.topic.store import Topic
 
 Timed: TypeAlias = Callable[[Path], float]
 """Does its work in an empty directory and returns its rate, in the unit of its measurement."""
@@ -32,7 +35,7 @@ Timed: TypeAlias = Callable[[Path], float]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A contender and the limit it is held against."""
+    """What is measured, and the limit that it is compared to."""
 
     name: str
     message_bytes: int
@@ -116,7 +119,7 @@ class Sweep:
 
 @contextmanager
 def scratch(parent: Path | None) -> Iterator[Path]:
-    """A directory that is gone afterwards."""
+    """A new directory, which is removed afterwards."""
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix="forebay-bench-", dir=parent or Path.cwd()))
@@ -126,10 +129,17 @@ def scratch(parent: Path | None) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
+@contextmanager
+def open_topic(source: Path | StoreSettings) -> Iterator[Topic]:
+    """A topic as a user opens it: with the defaults, unless settings are given."""
+    with forebay.open(source) as store:
+        yield store.topic("bench")
+
+
 def run_rounds(
     measurements: list[Measurement], rounds: int, parent: Path | None, say: Callable[[str], None]
 ) -> list[Result]:
-    """Every measurement in every round, contender and limit next to each other."""
+    """Every measurement in every round, each followed by its limit."""
     results = [Result(m.name, m.message_bytes, m.unit, m.limit_name, m.goal) for m in measurements]
     for number in range(rounds):
         for measurement, result in zip(measurements, results, strict=True):
@@ -149,7 +159,7 @@ def rate_of(amount: float, work: Callable[[], object]) -> float:
 
 
 def in_threads(count: int, work: Callable[[int], object]) -> None:
-    """Calls `work` with 0 to `count` - 1 at once; raises what the first that failed raised."""
+    """Calls `work` with 0 to `count` - 1, each in a thread; raises the first error."""
     failures: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -168,7 +178,7 @@ def in_threads(count: int, work: Callable[[int], object]) -> None:
 
 
 def payload_of(size: int) -> bytes:
-    """Noise, the same for the same size."""
+    """Random bytes, the same ones for the same size."""
     return random.Random(size).randbytes(size)
 
 
@@ -209,7 +219,7 @@ def progress_line(*, progress: bool) -> Callable[[str], None]:
 
 
 def result_of(benchmark: str, rounds: int, directory: Path | None, **parts: Any) -> dict[str, Any]:
-    """What a benchmark found, with what the figures depend on."""
+    """The result of a benchmark, with what its figures depend on."""
     filesystem = _filesystem_of(directory or Path.cwd())
     found: dict[str, Any] = {
         "benchmark": benchmark,
@@ -312,9 +322,6 @@ def _print_results(found: dict[str, Any]) -> None:
     for name in ("measurement", "payload", "rate", "beside", "its rate", "ratio", "goal"):
         table.add_column(name, justify="left" if name in {"measurement", "beside"} else "right")
     for row in found["results"]:
-        if "skipped" in row:
-            table.add_row(row["name"], "", row["skipped"])
-            continue
         missed = row["goal"] is not None and row["ratio"] < row["goal"]
         table.add_row(
             row["name"],
@@ -334,7 +341,7 @@ def _print_results(found: dict[str, Any]) -> None:
 
 
 def _remarks(found: dict[str, Any]) -> Iterator[str]:
-    """What no row of the table says, in a line each."""
+    """The figures that are not in the table, a line each."""
     if memory := found.get("memory"):
         yield (
             f"peak memory: {memory['mib_at_1_million']:.0f} MiB after 1 million messages, "
@@ -352,10 +359,4 @@ def _remarks(found: dict[str, Any]) -> Iterator[str]:
             f"follow at {follow['rate']:,} messages a second: {follow['p50_ms']:.1f} ms at the "
             f"median, {follow['p99_ms']:.1f} ms at the 99th percentile, {follow['max_ms']:.0f} ms "
             "at most"
-        )
-    for row in found.get("spark_memory", ()):
-        yield (
-            f"peak memory of {row['job']}, {row['process']}: {row['mib_at_1_gib']:.0f} MiB at "
-            f"1 GiB, {row['mib_at_8_gib']:.0f} MiB at 8 GiB (growth {row['growth_mib']:.0f}, "
-            f"goal ≤ {row['goal_mib']})"
         )

@@ -1,13 +1,13 @@
-"""A benchmark's result as pictures, drawn by matplotlib (the extra `plots`).
+"""A benchmark's result as SVG plots, drawn by matplotlib (the extra `plots`).
 
-What `--json` printed can be drawn later (`forebay bench plot`), so the pictures of the documents
-and the figures in them come from one run. The background is transparent and the colours are of
-medium brightness: text has a contrast of about 4 to a white page and to a dark one. Text stays
-text, all figures are in the picture's description too, and the same result gives the same bytes.
+`forebay bench plot` draws what `--json` printed, so that the plots and the figures of a document
+can come from one run. The background is transparent and the colours are of medium brightness: text
+has a contrast of about 4 to a white page and to a dark one. Text stays text, the description of a
+plot has all of its figures, and the same result gives the same bytes.
 
-Rows are bars, each as long as its ratio to what it is held against: their units differ, so the
-ratio is the one axis that all of them have. A sweep is a picture of curves, with its points at
-equal steps, because the values of a sweep double.
+Rows are bars, each as long as its ratio to its limit: their units differ, so the ratio is the one
+axis that all of them have. A sweep is drawn as curves, with its points at equal steps, because the
+values of a sweep double.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MISSED: Final = "#e5484d"
 _SERIES: Final = (("#3b82d6", "o"), ("#d4690a", "s"), ("#3a9257", "^"))
 """Colours and marks of curves, or colours of the sizes of messages."""
 _LONGEST: Final = 5.0
-"""A bar that would make all others tiny ends here; its figure stands beside it."""
+"""Longer bars are cut here, so that the others stay visible; the figure is beside the bar."""
 _RC: Final = {
     "svg.fonttype": "none",
     "svg.hashsalt": "forebay",
@@ -54,7 +54,7 @@ _RC: Final = {
 
 
 def require_matplotlib() -> None:
-    """Raises UsageError where plots cannot be drawn; ask before a benchmark that takes minutes."""
+    """Raises UsageError where plots cannot be drawn; called before a benchmark takes minutes."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("plots need matplotlib: pip install 'forebay[plots]'")
 
@@ -72,7 +72,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def write_plots(found: dict[str, Any], directory: Path) -> list[Path]:
-    """Writes the pictures of a result; creates the directory if it is missing."""
+    """Writes the plots of a result and returns their paths; creates the directory."""
     drawn = plots(found)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -84,12 +84,12 @@ def write_plots(found: dict[str, Any], directory: Path) -> list[Path]:
 
 
 def plots(found: dict[str, Any]) -> dict[str, bytes]:
-    """A picture for each part of a result, as SVG, by the name of its file."""
+    """The plots of a result as SVG, by file name."""
     require_matplotlib()
     from matplotlib import rc_context
 
     name, caption = found["benchmark"], _caption(found)
-    rows = [row for row in found.get("results", ()) if "skipped" not in row]
+    rows = found.get("results", ())
     with rc_context(_RC):  # type: ignore[arg-type]  # its keys are names that it knows
         drawn = {
             f"{name}-{sweep.name}.svg": _svg(line_figure(sweep, caption), _sweep_text(sweep))
@@ -146,7 +146,7 @@ def _figure(title: str, caption: str, height: float) -> tuple[Figure, Axes]:
 
 
 def bar_figure(title: str, caption: str, rows: Sequence[dict[str, Any]]) -> Figure:
-    """Rows of one measurement stand together, whatever their order, a bar for each size."""
+    """A bar for each row; the rows of one measurement are together, whatever their order."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["name"], row["limit_name"]), []).append(row)

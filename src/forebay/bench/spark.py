@@ -1,14 +1,14 @@
-"""`forebay bench spark`: the pipeline beside what the same Spark does without it, in one run.
+"""`forebay bench spark`: the pipeline, beside what the same Spark does without it, in one run.
 
-- The batch source beside batches made in advance (`CeilingSource`: all that Spark does with a
-  batch, nothing of what makes one), and beside Parquet. Three quarters of the rows are in objects,
-  the rest in segments. The aggregate reads every column of every row, and is checked.
+- `spark.read.format("forebay")` beside batches made in advance (`CeilingSource`: all that Spark
+  does with a batch, and nothing of what makes one), and beside Parquet. Three quarters of the rows
+  are in objects, the rest in segments. The aggregate reads every column of every row, and is
+  checked.
 - `verify` beside a bare read of the same objects by the same executors.
-- Offload of many topics beside two processes that run the same transfer function. These get tasks
-  that are planned and announced already; Spark's time is that of the whole run: planning, intents,
+- `offload` of many topics beside two processes that run the same transfer function. These get tasks
+  that are already planned and announced; Spark's time is that of the whole job: planning, intents,
   transfer, reading back, commits. Each round begins with the catalog as it was before the first.
-- Planning over 100,000 descriptors, beside the time in which the source reads 1 GiB
-  (`spark_memory`).
+- Planning over 100,000 objects (`spark_planning`), beside the time in which the source reads 1 GiB.
 
 One session with unix sockets between Python and Java, `local[2]`; everything is warm, and files
 are in the kernel's cache on both sides.
@@ -34,14 +34,13 @@ from pyspark.sql.types import StructType
 
 import forebay
 from forebay.bench.measure import Measurement, Result, rate_of, result_of, run_rounds, scratch
-from forebay.bench.spark_memory import measure_memory, measure_planning
+from forebay.bench.spark_planning import measure_planning
 from forebay.format.names import object_key
 from forebay.limits import MIB, TASK_BYTES
+from forebay.pipeline import offload, spark_session, verify
 from forebay.pipeline.execute import Done, Progress, SparkExecutor, pack
 from forebay.pipeline.jobs.offload import Offload, run_task
-from forebay.pipeline.jobs.verify import verify
 from forebay.pipeline.location import job_settings
-from forebay.pipeline.session import spark_session
 from forebay.settings import SparkSettings, StoreSettings, UploaderSettings
 from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView
@@ -69,7 +68,7 @@ _MESSAGE: Final = b"m" * 1024
 
 
 def run(
-    directory: Path | None, *, rounds: int, mib: int, topics: int, memory: bool, progress: bool
+    directory: Path | None, *, rounds: int, mib: int, topics: int, progress: bool
 ) -> dict[str, Any]:
     started = time.perf_counter()
     say: Callable[[str], None] = (
@@ -83,12 +82,10 @@ def run(
             results, planning = _measure(spark, folder, rounds, mib, topics, say)
         finally:
             spark.stop()
-    grown = {"spark_memory": measure_memory(directory, say)} if memory else {}
     return result_of(
         "spark",
         rounds,
         directory,
-        **grown,
         seconds=time.perf_counter() - started,
         results=[result.as_json() for result in results],
         planning=planning,
@@ -150,7 +147,7 @@ class Table:
 def _write_table(spark: SparkSession, folder: Path, message_bytes: int, mib: int) -> Table:
     data, name = folder / "data", f"m{message_bytes}"
     uploader = UploaderSettings(enabled=False, max_object_bytes=_OBJECT_BYTES)
-    settings = job_settings(StoreSettings(data=data, uploader=uploader))
+    settings = StoreSettings(data=data, uploader=uploader)
     rows = mib * MIB // message_bytes
     noise = random.randbytes(16 * MIB)
     with forebay.open(settings) as store:
@@ -160,8 +157,7 @@ def _write_table(spark: SparkSession, folder: Path, message_bytes: int, mib: int
                 topic.append_many(_messages(noise, message_bytes, min(5000, last - at)))
             topic.flush()
             if first == 0:
-                with Offload(settings, SparkExecutor(spark)) as run:
-                    assert run.once([name], force=True).ok
+                assert offload(settings, [name], spark=spark).ok
     parquet = folder / f"parquet-{message_bytes}"
     table = Table(data, name, parquet, message_bytes, rows, 0)
     ours = _forebay(spark, table)
@@ -170,7 +166,7 @@ def _write_table(spark: SparkSession, folder: Path, message_bytes: int, mib: int
 
 
 def _messages(noise: bytes, size: int, count: int) -> list[bytes]:
-    """Each another one, and none that compresses: Parquet would store a repeated one once."""
+    """Different ones, which do not compress: Parquet stores a repeated value once."""
     places = random.choices(range(len(noise) - size), k=count)
     return [noise[at : at + size] for at in places]
 
@@ -195,9 +191,9 @@ def _scans(spark: SparkSession, table: Table) -> list[Measurement]:
     size = table.message_bytes
     return [
         Measurement(
-            "batch source", size, "MiB/s", ours, "batches made in advance", made_in_advance, ceiling
+            "spark.read", size, "MiB/s", ours, "batches made in advance", made_in_advance, ceiling
         ),
-        Measurement("batch source", size, "MiB/s", ours, "Parquet", files, parquet),
+        Measurement("spark.read", size, "MiB/s", ours, "Parquet", files, parquet),
     ]
 
 
@@ -397,16 +393,15 @@ def _write_backlog(path: Path, topics: int, topic_bytes: int) -> Backlog:
 
 
 def _spark_rate(backlog: Backlog, spark: SparkSession, _path: Path) -> float:
-    """MiB a second of a whole run."""
+    """MiB a second of the whole job."""
     backlog.reset()
-    with Offload(backlog.settings, SparkExecutor(spark)) as run:
 
-        def work() -> None:
-            report = run.once(force=True)
-            assert report.ok, report.rows
-            assert report.bytes == backlog.size
+    def work() -> None:
+        report = offload(backlog.settings, spark=spark)
+        assert report.ok, report.rows
+        assert report.bytes == backlog.size
 
-        return rate_of(backlog.size / MIB, work)
+    return rate_of(backlog.size / MIB, work)
 
 
 def _pool_rate(backlog: Backlog, pool: PoolExecutor, _path: Path) -> float:

@@ -1,12 +1,13 @@
 """`forebay bench tuning`: what one setting does, with everything else as it is by default.
 
-Each sweep is run whole in every round, and each point is the median of its rounds. What the same
-machine does with plain system calls is a level in the plot, where there is such a thing.
+Everything is measured through `forebay.open`. Each sweep is run whole in every round, and each
+point is the median of its rounds. Where plain system calls can do the same work, their rate on this
+machine is a level in the plot.
 
 Of the log: what producers choose (how many, how large, how many at a time), and how often it
-syncs. Of objects: requests by their size, counted by the store's own metrics while a log is
-uploaded to local disk and given for one GiB; and reading ahead, where distance is a wait before
-each read, which costs no processor.
+syncs. Of objects: requests by object size, counted by the metric `forebay_store_requests_total`
+while a log is uploaded to local disk and scaled to one GiB; and reading ahead, where distance is a
+wait before each request.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from forebay.bench.history import History, fill, open_history, read_frames, write_history
 from forebay.bench.measure import (
     Sweep,
     in_threads,
+    open_topic,
     payload_of,
     progress_line,
     rate_of,
@@ -28,16 +31,6 @@ from forebay.bench.measure import (
     scratch,
     write_and_sync,
 )
-from forebay.bench.tier_log import (
-    TOPIC,
-    BenchLog,
-    History,
-    read_through,
-    reader,
-    write_history,
-    write_log,
-)
-from forebay.bench.wal import opened
 from forebay.limits import GIB, KIB, MIB
 from forebay.objects.store import REQUESTS
 from forebay.settings import (
@@ -47,7 +40,6 @@ from forebay.settings import (
     UploaderSettings,
     WalSettings,
 )
-from forebay.topic.factory import WalStorageFactory
 
 Levels: TypeAlias = Mapping[str, float]
 """A figure for each curve, or for each bound, by its name."""
@@ -248,12 +240,12 @@ def _producers(path: Path, threads: int, appends: int) -> Levels:
         mine = []
         for _ in range(each):
             started = time.perf_counter()
-            wal.append(message, durability="synced")
+            topic.append(message, durability="synced")
             mine.append((time.perf_counter() - started) * 1000)
         waits.extend(mine)
 
-    with opened(path) as wal:
-        wal.append(message, durability="synced")
+    with open_topic(path) as topic:
+        topic.append(message, durability="synced")
         rate = rate_of(each * threads, lambda: in_threads(threads, produce))
     assert len(waits) == each * threads
     parts = statistics.quantiles(waits, n=100)
@@ -267,10 +259,10 @@ def _synced_batches(path: Path, size: int, count: int, mib: int) -> float:
 
     def produce() -> None:
         for _ in range(turns):
-            wal.append_many(batch, durability="synced")
+            topic.append_many(batch, durability="synced")
 
-    with opened(path) as wal:
-        wal.append(batch[0], durability="synced")
+    with open_topic(path) as topic:
+        topic.append(batch[0], durability="synced")
         return rate_of(turns * size * count / MIB, produce)
 
 
@@ -280,11 +272,11 @@ def _buffered(path: Path, size: int, mib: int) -> float:
 
     def produce() -> None:
         for _ in range(turns):
-            wal.append(message)
-        wal.flush()
+            topic.append(message)
+        topic.flush()
 
-    with opened(path) as wal:
-        wal.append(message, durability="synced")
+    with open_topic(path) as topic:
+        topic.append(message, durability="synced")
         return rate_of(turns * size / MIB, produce)
 
 
@@ -296,11 +288,12 @@ def _buffered_batches(path: Path, sync_bytes: int, mib: int) -> float:
 
     def produce() -> None:
         for _ in range(turns):
-            wal.append_many(batch)
-        wal.flush()
+            topic.append_many(batch)
+        topic.flush()
 
-    with opened(path, fsync_max_batch_bytes=sync_bytes) as wal:
-        wal.append(batch[0], durability="synced")
+    settings = StoreSettings(data=path, wal=WalSettings(fsync_max_batch_bytes=sync_bytes))
+    with open_topic(settings) as topic:
+        topic.append(batch[0], durability="synced")
         return rate_of(turns * count * MESSAGE_BYTES / MIB, produce)
 
 
@@ -323,10 +316,10 @@ _READS: Final = ("get_range", "head", "list")
 
 
 def _object_knobs(home: Path, mib: int) -> list[Knob]:
-    home.mkdir(parents=True)
-    log = write_log(home / "log", mib, MESSAGE_BYTES)
-    cloud = CloudSettings(root=str(home / "objects"))
-    history = replace(write_history(log, home / "data", cloud), cached=True)
+    objects = CloudSettings(root=str(home / "objects"))
+    uploader = UploaderSettings(enabled=False)
+    settings = StoreSettings(data=home / "data", cloud=objects, uploader=uploader)
+    history = replace(write_history(settings, mib, MESSAGE_BYTES), cached=True)
     requests = Panel(
         "object-size", "Requests to upload and read back one GiB", "requests", ("writes", "reads")
     )
@@ -341,7 +334,7 @@ def _object_knobs(home: Path, mib: int) -> list[Knob]:
             "storage.uploader.max_object_bytes",
             tuple(each * MIB for each in OBJECT_MIB if each <= mib),
             (requests,),
-            lambda path, value: _requests(log, path, value),
+            lambda path, value: _requests(path, value, mib),
             in_bytes=True,
         ),
         Knob(
@@ -361,28 +354,18 @@ def _counted(operations: tuple[str, ...]) -> float:
     return sum(REQUESTS.value(operation, "ok") for operation in operations)
 
 
-def _requests(log: BenchLog, path: Path, object_bytes: int) -> Levels:
-    settings = StoreSettings(
-        data=path / "data",
-        wal_root=log.wal_root,
-        cloud=CloudSettings(root=str(path / "objects")),
-        uploader=UploaderSettings(enabled=False, max_object_bytes=object_bytes),
-    )
-    factory = WalStorageFactory(settings)
-    try:
-        storage = factory.for_topic(str(TOPIC))
-        assert storage.uploader is not None
+def _requests(path: Path, object_bytes: int, mib: int) -> Levels:
+    uploader = UploaderSettings(enabled=False, max_object_bytes=object_bytes)
+    with open_topic(StoreSettings(data=path, uploader=uploader)) as topic:
+        fill(topic, mib, MESSAGE_BYTES)
         before = _counted(_WRITES), _counted(_READS)
-        done = storage.uploader.run_once(force=True)
+        done = topic.upload()
         writes, reads = _counted(_WRITES) - before[0], _counted(_READS) - before[1]
-    finally:
-        factory.close()
     scale = GIB / sum(descriptor.size for descriptor in done)
     return {"writes": writes * scale, "reads": reads * scale}
 
 
 def _reading(history: History, chunks: int, away_ms: int) -> float:
-    settings = CloudReaderSettings(read_ahead_chunks=chunks, fetch_threads=max(chunks, 8))
     away = replace(history, delay_seconds=away_ms / 1000)
-    with reader(away, settings) as found:
-        return rate_of(history.size / MIB, lambda: read_through(found))
+    with open_history(away, chunks) as topic:
+        return rate_of(history.size / MIB, lambda: read_frames(topic))

@@ -1,12 +1,16 @@
-"""`forebay bench wal`: the log beside plain system calls on the same bytes.
+"""`forebay bench wal`: appends and reads of a topic, beside plain system calls on the same bytes.
 
-The limits: for writing, the same bytes by plain `write` and `fdatasync`; for reading, a plain
-read and `zlib.crc32` over the same bytes; for a single buffered append, a bare Python loop that
-packs a header, computes the CRC and appends to a list.
+Every rate of Forebay is measured through `forebay.open` with the default settings, but for replays,
+which have no cache and come from the files. Rates in MiB/s count whole frames. The limits: for
+writing, the same bytes by plain `write` and `fdatasync`; for reading, a plain read and `zlib.crc32`
+over the same bytes; for a single buffered append, a bare Python loop that packs a header, computes
+the CRC and appends to a list.
 
-With `--memory`, also how much memory a growing log takes: a process of its own writes and replays
-a million messages, and then nine million more. What its peak grew by in between is what depends on
-the amount of data.
+A reader returns messages when it is iterated, and chunks of checked frames from `frames()`, which
+the HTTP server uses. Columns are what Spark makes of such frames.
+
+`--memory` also measures how much memory a growing log takes: a separate process writes and reads
+a million messages, then nine million more, and prints its peak memory after each.
 """
 
 from __future__ import annotations
@@ -17,16 +21,17 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from forebay.bench.measure import (
     Measurement,
     Timed,
     in_threads,
+    open_topic,
     payload_of,
     peak_mib,
     progress_line,
@@ -40,86 +45,93 @@ from forebay.format import pure
 from forebay.format.codec import COMPILED
 from forebay.format.message import message_columns
 from forebay.limits import MIB, READ_CHUNK_BYTES
-from forebay.settings import WalSettings
-from forebay.wal.log import Durability, Wal
+from forebay.settings import StoreSettings, WalSettings
+from forebay.wal.log import Durability
 from forebay.wal.reader import LogReader
 
 SIZES: Final = (100, 1024, 16 * 1024)
 _SYNCED_APPENDS: Final = 400
 _BUFFERED_BYTES: Final = 24 * MIB
 _BATCH_BYTES: Final = MIB
+_MESSAGES_MIB_MAX: Final = 16
+"""A read to message objects takes a tenth of the rate of the others."""
+
+Read: TypeAlias = Callable[[LogReader], int]
+"""Reads to the end and returns the number of messages."""
 
 
-def _frame_bytes(size: int) -> int:
-    """What a message of that payload takes in a segment."""
-    wal = Wal(WalSettings())
-    try:
-        wal.append(payload_of(size), durability="synced")
-        return sum(len(batch.data) for batch in wal.cached_batches())
-    finally:
-        wal.shutdown()
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Messages of one size, in batches of about 1 MiB of frames."""
+
+    message_bytes: int
+    frame_bytes: int
+    """What one of them takes in a segment."""
+    mib: int
+    """How much is moved in all."""
+
+    @property
+    def batch(self) -> list[bytes]:
+        return [payload_of(self.message_bytes)] * max(_BATCH_BYTES // self.frame_bytes, 1)
+
+    @property
+    def batch_bytes(self) -> int:
+        return len(self.batch) * self.frame_bytes
+
+    @property
+    def batches(self) -> int:
+        return max(self.mib * MIB // self.batch_bytes, 1)
+
+    @property
+    def messages(self) -> int:
+        return self.batches * len(self.batch)
+
+    @property
+    def moved_mib(self) -> float:
+        """What the batches come to, in MiB of frames."""
+        return self.batches * self.batch_bytes / MIB
 
 
-@contextmanager
-def opened(path: Path, **settings: Any) -> Iterator[Wal]:
-    """A log in an empty directory, with these settings and the defaults."""
-    wal = Wal(WalSettings(dir=path / "wal", **settings), "bench")
-    try:
-        yield wal
-    finally:
-        wal.shutdown()
+def _load(directory: Path | None, message_bytes: int, mib: int) -> Load:
+    with scratch(directory) as path, open_topic(path) as topic:
+        topic.append(payload_of(message_bytes), durability="synced")
+        frame_bytes = sum(segment.size for segment in topic.segments())
+    return Load(message_bytes, frame_bytes, mib)
 
 
-def _appends(
-    size: int,
-    threads: int,
-    count: int,
-    durability: Durability,
-    *,
-    worth: float = 1,
-    flush: bool = False,
-) -> Timed:
-    """`count` single appends by each thread, `worth` so much each, with their sync if `flush`."""
+def _append(size: int, threads: int, durability: Durability, count: int) -> Timed:
+    """`count` single appends by each thread."""
     payload = payload_of(size)
 
     def ours(path: Path) -> float:
-        with opened(path) as wal:
+        with open_topic(path) as topic:
+            plain = durability == "buffered"
+            append = topic.append if plain else partial(topic.append, durability=durability)
 
             def produce(_number: int) -> None:
-                plain = durability == "buffered"
-                append = wal.append if plain else partial(wal.append, durability=durability)
                 for _ in range(count):
                     append(payload)
 
-            def race() -> None:
-                in_threads(threads, produce)
-                if flush:
-                    wal.flush()
-
-            wal.append(payload, durability="synced")
-            return rate_of(count * threads * worth, race)
+            topic.append(payload, durability="synced")
+            return rate_of(count * threads, lambda: in_threads(threads, produce))
 
     return ours
 
 
+def _buffered_count(size: int) -> int:
+    return max(_BUFFERED_BYTES // (size + 100), 100)
+
+
 def _append_buffered(size: int, threads: int) -> Timed:
-    count = max(_BUFFERED_BYTES // (size + 100) // threads, 100)
-    return _appends(size, threads, count, "buffered")
+    return _append(size, threads, "buffered", _buffered_count(size) // threads)
 
 
 def _append_synced(size: int, threads: int) -> Timed:
-    return _appends(size, threads, _SYNCED_APPENDS, "synced")
-
-
-def _append_and_flush(size: int, mib: int, threads: int) -> Timed:
-    frame = _frame_bytes(size)
-    count = max(mib * MIB // frame // threads, 100)
-    return _appends(size, threads, count, "buffered", worth=frame / MIB, flush=True)
+    return _append(size, threads, "synced", _SYNCED_APPENDS)
 
 
 def _bare_loop(size: int) -> Timed:
-    count = max(_BUFFERED_BYTES // (size + 100), 100)
-    payload = payload_of(size)
+    count, payload = _buffered_count(size), payload_of(size)
 
     def limit(_: Path) -> float:
         def loop() -> None:
@@ -133,75 +145,59 @@ def _bare_loop(size: int) -> Timed:
     return limit
 
 
-def _write_and_sync(piece: int, pieces: int, amount: float) -> Timed:
-    return lambda path: write_and_sync(path, piece, pieces, amount)
-
-
-def _batches(size: int, mib: int) -> tuple[list[bytes], int]:
-    frame = _frame_bytes(size)
-    per_batch = max(_BATCH_BYTES // frame, 1)
-    return [payload_of(size)] * per_batch, max(mib * MIB // (per_batch * frame), 1)
-
-
-def _append_many(size: int, mib: int) -> Timed:
-    batch, batches = _batches(size, mib)
-    frame = _frame_bytes(size)
+def _append_many(load: Load) -> Timed:
+    batch, batches = load.batch, load.batches
 
     def ours(path: Path) -> float:
-        with opened(path) as wal:
+        with open_topic(path) as topic:
 
             def produce() -> None:
                 for _ in range(batches):
-                    wal.append_many(batch, durability="synced")
+                    topic.append_many(batch, durability="synced")
 
-            wal.append(batch[0], durability="synced")
-            return rate_of(batches * len(batch) * frame / MIB, produce)
+            topic.append(batch[0], durability="synced")
+            return rate_of(load.moved_mib, produce)
 
     return ours
 
 
-def _tail(size: int, mib: int) -> Timed:
-    """A live reader's rate while a producer appends: from the first append to the last message."""
-    batch, batches = _batches(size, mib)
-    frame = _frame_bytes(size)
-    total = batches * len(batch)
+def _live(load: Load, read: Read) -> Timed:
+    """A live reader's rate, from a producer's first batch to the last message read."""
+    batch, batches, messages = load.batch, load.batches, load.messages
 
     def ours(path: Path) -> float:
-        with opened(path) as wal:
-            reader = wal.tail_reader(0, end=total)
+        with open_topic(path) as topic:
 
             def produce() -> None:
                 for _ in range(batches):
-                    wal.append_many(batch)
+                    topic.append_many(batch)
 
             def race() -> None:
+                reader = topic.read(0, end=messages)
                 producer = threading.Thread(target=produce)
                 producer.start()
-                seen = sum(len(frames) for frames in reader.frames())
+                assert read(reader) == messages
                 producer.join()
-                assert seen == total
 
-            return rate_of(total * frame / MIB, race)
+            return rate_of(load.moved_mib, race)
 
     return ours
 
 
-def _replay(size: int, mib: int, read: Callable[[LogReader], int]) -> Timed:
-    """How fast `read` gets through a log that is in the files only; it returns its messages."""
-    batch, batches = _batches(size, mib)
+def _replay(load: Load, read: Read) -> Timed:
+    """A reader's rate over a log that is in the files only."""
+    batch, batches, messages = load.batch, load.batches, load.messages
 
     def ours(path: Path) -> float:
-        with opened(path, cache_capacity=0) as wal:
+        with open_topic(StoreSettings(data=path, wal=WalSettings(cache_capacity=0))) as topic:
             for _ in range(batches):
-                wal.append_many(batch)
-            wal.flush()
-            total = wal.current_offset()
-            written = sum(segment.size for segment in wal.segments())
+                topic.append_many(batch)
+            topic.flush()
 
             def replay() -> None:
-                assert read(wal.tail_reader(0, end=total)) == total
+                assert read(topic.read(0)) == messages
 
-            return rate_of(written / MIB, replay)
+            return rate_of(load.moved_mib, replay)
 
     return ours
 
@@ -215,7 +211,6 @@ def _to_columns(reader: LogReader) -> int:
 
 
 def _to_messages(reader: LogReader) -> int:
-    """Whole message objects, as `topic.read` gives them."""
     return sum(1 for _ in reader)
 
 
@@ -240,74 +235,61 @@ def _read_and_check(mib: int) -> Timed:
     return limit
 
 
-def _measurements(mib: int) -> list[Measurement]:
-    found: list[Measurement] = []
-    for size in SIZES:
-        frame = _frame_bytes(size)
-        batch = max(_BATCH_BYTES // frame, 1) * frame
-        sync_each = _write_and_sync(frame, _SYNCED_APPENDS, _SYNCED_APPENDS)
-        sync_four = _write_and_sync(4 * frame, _SYNCED_APPENDS, 4 * _SYNCED_APPENDS)
-        batches = max(mib * MIB // batch, 1)
-        sync_batch = _write_and_sync(batch, batches, batches * batch / MIB)
-        read = _read_and_check(mib)
-        loop_goal = 0.35 if size == 100 and COMPILED else None
-        found += [
-            Measurement(
-                "append buffered, 1 thread", size, "msg/s", _append_buffered(size, 1),
-                "bare loop", _bare_loop(size), loop_goal,
-            ),
-            Measurement(
-                "append buffered, 4 threads", size, "msg/s", _append_buffered(size, 4),
-                "bare loop", _bare_loop(size),
-            ),
-            Measurement(
-                "append buffered + flush, 1 thread", size, "MiB/s",
-                _append_and_flush(size, mib, 1), "write + fdatasync", sync_batch,
-            ),
-            Measurement(
-                "append buffered + flush, 4 threads", size, "MiB/s",
-                _append_and_flush(size, mib, 4), "write + fdatasync", sync_batch,
-            ),
-            Measurement(
-                "append synced, 1 thread", size, "msg/s", _append_synced(size, 1),
-                "write + fdatasync", sync_each,
-            ),
-            Measurement(
-                "append synced, 4 threads", size, "msg/s", _append_synced(size, 4),
-                "write + fdatasync, 4 at once", sync_four,
-            ),
-            Measurement(
-                "append synced, 4 threads", size, "msg/s", _append_synced(size, 4),
-                "append synced, 1 thread", _append_synced(size, 1), 3.0 if size == 100 else None,
-            ),
-            Measurement(
-                "append_many synced", size, "MiB/s", _append_many(size, mib),
-                "write + fdatasync", sync_batch, 0.6 if size == 1024 else None,
-            ),
-            Measurement(
-                "tail", size, "MiB/s", _tail(size, mib), "write + fdatasync", sync_batch,
-            ),
-            Measurement(
-                "replay to frames", size, "MiB/s", _replay(size, mib, _to_frames),
-                "read + crc", read,
-            ),
-            Measurement(
-                "replay to columns", size, "MiB/s", _replay(size, mib, _to_columns),
-                "read + crc", read, {100: 0.25, 1024: 0.5}.get(size),
-            ),
-            Measurement(
-                "replay to messages", size, "MiB/s", _replay(size, min(mib, 16), _to_messages),
-                "read + crc", read,
-            ),
-        ]  # fmt: skip
-    return found
+def _rows(load: Load) -> list[Measurement]:
+    size = load.message_bytes
+    few = replace(load, mib=min(load.mib, _MESSAGES_MIB_MAX))
+    loop, read = _bare_loop(size), _read_and_check(load.mib)
+
+    def sync_each(path: Path) -> float:
+        return write_and_sync(path, load.frame_bytes, _SYNCED_APPENDS, _SYNCED_APPENDS)
+
+    def sync_batch(path: Path) -> float:
+        return write_and_sync(path, load.batch_bytes, load.batches, load.moved_mib)
+
+    return [
+        Measurement(
+            "append buffered, 1 thread", size, "msg/s", _append_buffered(size, 1),
+            "bare loop", loop, 0.35 if size == 100 and COMPILED else None,
+        ),
+        Measurement(
+            "append buffered, 4 threads", size, "msg/s", _append_buffered(size, 4),
+            "bare loop", loop,
+        ),
+        Measurement(
+            "append synced, 1 thread", size, "msg/s", _append_synced(size, 1),
+            "write + fdatasync", sync_each,
+        ),
+        Measurement(
+            "append synced, 4 threads", size, "msg/s", _append_synced(size, 4),
+            "append synced, 1 thread", _append_synced(size, 1), 3.0 if size == 100 else None,
+        ),
+        Measurement(
+            "append_many synced", size, "MiB/s", _append_many(load),
+            "write + fdatasync", sync_batch, 0.6 if size == 1024 else None,
+        ),
+        Measurement(
+            "live read to frames", size, "MiB/s", _live(load, _to_frames),
+            "write + fdatasync", sync_batch,
+        ),
+        Measurement(
+            "live read to messages", size, "MiB/s", _live(few, _to_messages),
+            "write + fdatasync", sync_batch,
+        ),
+        Measurement(
+            "replay to columns", size, "MiB/s", _replay(load, _to_columns),
+            "read + crc", read, {100: 0.25, 1024: 0.5}.get(size),
+        ),
+        Measurement(
+            "replay to messages", size, "MiB/s", _replay(few, _to_messages), "read + crc", read,
+        ),
+    ]  # fmt: skip
 
 
 _MEMORY_MARKS: Final = (1_000_000, 10_000_000)
 
 
 def _measure_memory(parent: Path | None) -> dict[str, Any]:
-    """Peak memory of a process that writes and replays 1 and then 10 million messages."""
+    """Peak memory of a process that writes and reads 1 and then 10 million messages."""
     script = "import sys; from forebay.bench.wal import memory_child; memory_child(sys.argv[1])"
     with scratch(parent) as path:
         output = subprocess.run(  # noqa: S603  # this interpreter, our own script
@@ -329,13 +311,12 @@ def _measure_memory(parent: Path | None) -> dict[str, Any]:
 def memory_child(path: str) -> None:
     """Prints the process's peak memory in MiB when the log has grown to each mark."""
     batch = [bytes(range(100))] * 5000
-    with opened(Path(path)) as wal:
+    with open_topic(Path(path)) as topic:
         for mark in _MEMORY_MARKS:
-            while wal.current_offset() < mark:
-                wal.append_many(batch[: mark - wal.current_offset()])
-            wal.flush()
-            for _ in wal.tail_reader(0, end=mark).frames():
-                pass
+            while (left := mark - topic.watermarks().appended) > 0:
+                topic.append_many(batch[:left])
+            topic.flush()
+            assert _to_frames(topic.read(0)) == mark
             print(peak_mib())
 
 
@@ -345,7 +326,8 @@ def run(
     """All measurements, as data for `forebay.bench.measure.show`."""
     started = time.time()
     say = progress_line(progress=progress)
-    results = run_rounds(_measurements(mib), rounds, directory, say)
+    rows = [row for size in SIZES for row in _rows(_load(directory, size, mib))]
+    results = run_rounds(rows, rounds, directory, say)
     parts: dict[str, Any] = {"mib": mib, "results": [result.as_json() for result in results]}
     if memory:
         say("memory: 10 million messages")

@@ -1,8 +1,18 @@
-"""A clock that stands still until a test moves it.
+"""`ManualClock`: a clock that stands still until a test moves it.
 
-Both of its times move together by `advance`, which then calls every subscriber in the thread that
-advanced: a component that waits for a deadline subscribes and looks at the clock again when it is
-called. A subscriber must not advance the clock itself.
+>>> from forebay import Store, StoreSettings
+>>> clock = ManualClock(now_ms=1_700_000_000_000)
+>>> with Store(StoreSettings(data=None), clock=clock) as store:
+...     topic = store.topic("orders")
+...     _ = topic.append(b"one")
+...     clock.advance(60)
+...     _ = topic.append(b"two")
+...     [message.publish_time for message in topic.read()]
+[1700000000000, 1700000060000]
+
+`advance` moves the time of day and the monotonic time together. It then calls every subscriber, in
+the thread that advanced: components that wait for a deadline subscribe, and look at the clock again
+when they are called. A subscriber must not advance the clock.
 """
 
 from __future__ import annotations
@@ -17,6 +27,8 @@ _NS_PER_S = 1_000_000_000
 
 
 class ManualClock(Clock):
+    """Starts at `now_ms` since 1970-01-01 UTC, and at monotonic time 0. Thread-safe."""
+
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._lock = threading.Lock()
         self._start_ms = now_ms
@@ -40,6 +52,7 @@ class ManualClock(Clock):
             return self._elapsed_ns / _NS_PER_S
 
     def advance(self, seconds: float) -> None:
+        """Moves both times forward, then calls the subscribers; ValueError if negative."""
         if seconds < 0:
             raise ValueError(f"a clock never goes back, asked to by {-seconds} s")
         with self._lock:

@@ -1,13 +1,31 @@
-"""A disk in memory that forgets, at a power loss, what was never synced.
+"""`CrashDisk`: a disk in memory that loses, at a power loss, what was never synced.
+
+>>> from contextlib import suppress
+>>> from forebay import Catalog, CloudStore, Store, StoreSettings
+>>> from forebay.catalog.sqlite import SqliteKv
+>>> from forebay.errors import LogStopped
+>>> from forebay.objects.memory import MemoryBackend
+>>> disk, catalog, objects = CrashDisk(), Catalog(SqliteKv(None)), CloudStore(MemoryBackend())
+>>> def open_store():
+...     return Store(StoreSettings(data="/data"), disk=disk, catalog=catalog, store=objects)
+>>> store = open_store()
+>>> _ = store.topic("orders").append(b"kept", durability="synced")
+>>> _ = store.topic("orders").append(b"lost")
+>>> disk.crash()
+>>> with suppress(LogStopped):
+...     store.close()  # writes nothing any more; it gives the topics up in the catalog
+>>> with open_store() as store:
+...     [message.payload for message in store.topic("orders").read()]
+[b'kept']
 
 Bytes and names each have a live state, which reads return, and a durable one. `AppendFile.sync`
-makes the bytes of that file durable, `sync_dir` the names of that directory; a file that was synced
-in a directory that was not is lost with its name. `crash` is the power loss, `kill` is kill -9:
-after either the old handles raise EBADF, the locks are free and the same disk is used for the
-next boot. The working directory of relative paths is the root.
+makes the bytes of that file durable, `sync_dir` the names of that directory. A file that was synced
+in a directory that was not is lost with its name. After `crash` (power loss) and `kill` (kill -9)
+the old handles raise EBADF, the locks are free, and the same disk serves the next start. Relative
+paths start at the root.
 
-What a crash may leave is decided by its `random.Random`; without one it leaves the durable state
-exactly, which is the kindest disk there is: a test that passes only so has proved little.
+What a caller gets wrong: without a `random.Random`, `crash` leaves exactly the durable state. Real
+disks also keep a part of what was not synced, so pass one, and repeat the test with other seeds.
 """
 
 from __future__ import annotations
@@ -365,12 +383,14 @@ class CrashReadFile(_Handle):
 
 
 class CrashDisk:
+    """A `Disk` in memory. Thread-safe. `clock` gives the modification times."""
+
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._machine = _Machine(clock)
         self._root = _Directory(clock.now_ms())
 
     def crash(self, rng: random.Random | None = None, *, torn: bool = True) -> None:
-        """The power fails: what was not durable is gone, or partly gone as `rng` decides.
+        """A power loss: what was not durable is lost, or partly lost as `rng` decides.
 
         With an `rng` every unsynced name, overwrite, truncation and appended suffix survives or
         not; with `torn` bytes may also survive in part, or as zeros where only the size did.
@@ -380,7 +400,7 @@ class CrashDisk:
             self._root.crash(rng, torn=torn)
 
     def kill(self) -> None:
-        """The process dies and the machine does not: everything written is still to be read."""
+        """The process ends and the machine does not: everything written can still be read."""
         with self._machine.lock:
             self._machine.boot += 1
 

@@ -1,12 +1,32 @@
-"""Any disk, made to fail by plan.
+"""`FaultDisk`: any disk, with calls that fail as a test plans them.
 
-A `Fault` says which call fails, with which errno, after how many that pass and how often; the
-others go to the disk inside. A disk can also be made full (`space`) or to write no more than a part
-at a time (`short_writes`), which no caller may notice.
+>>> import errno
+>>> from forebay import Catalog, CloudStore, Store, StoreSettings
+>>> from forebay.catalog.sqlite import SqliteKv
+>>> from forebay.errors import LogStopped
+>>> from forebay.objects.memory import MemoryBackend
+>>> from forebay.testing import CrashDisk
+>>> disk = FaultDisk(CrashDisk())
+>>> catalog, objects = Catalog(SqliteKv(None)), CloudStore(MemoryBackend())
+>>> store = Store(StoreSettings(data="/data"), disk=disk, catalog=catalog, store=objects)
+>>> topic = store.topic("orders")
+>>> disk.inject(Fault("sync", errno.EIO, path="wal.log"))
+>>> try:
+...     topic.append(b"one", durability="synced")
+... except LogStopped:
+...     print("unknown: read the topic back")
+unknown: read the topic back
+>>> [message.payload for message in store.topic("orders").read()]
+[b'one']
+>>> store.close()
 
-A fault on "sync" over a `CrashDisk` drops the unsynced pages, as Linux does: the next sync succeeds
-and those bytes are lost at the next crash all the same. A fault on "any" drops nothing: it is the
-whole machine that stops, and with `times=None` the way to crash at the n-th call.
+A `Fault` says which calls fail, with which errno, after how many that pass, and how often. All
+other calls go to the disk inside. A disk can also be full (`space`), or write only a part at a
+time (`short_writes`), which no caller may notice.
+
+A fault on "sync" over a `CrashDisk` drops the unsynced pages, as Linux does: the next sync
+succeeds, and those bytes are lost at the next crash all the same. A fault on "any" drops nothing.
+With `times=None` it is a machine that stops, and with `skip=n` as well it stops after n calls.
 """
 
 from __future__ import annotations
@@ -80,7 +100,7 @@ class Fault:
 
 
 class _Planned:
-    """A fault and how far it has come."""
+    """A fault, and how many of its calls are left."""
 
     __slots__ = ("_left", "_partly_done", "_skip", "fault")
 
@@ -97,7 +117,7 @@ class _Planned:
             return False
         return self._left != 0
 
-    def bytes_beforeos_error(self) -> int | None:
+    def bytes_before_error(self) -> int | None:
         """For a call that was struck: how much it may take, or None when it raises."""
         if self.fault.partial is not None and not self._partly_done:
             self._partly_done = True
@@ -109,7 +129,7 @@ class _Planned:
 
 
 class _Script:
-    """What the disk and its files share: the plan, the space left, the dice."""
+    """What the disk and its files share: the plan, the space left, the random numbers."""
 
     def __init__(self, short_writes: random.Random | None) -> None:
         self._lock = threading.Lock()
@@ -167,7 +187,7 @@ class _Script:
     ) -> tuple[Fault | None, int | None]:
         for planned in self._planned:
             if planned.fault.matches(operation, paths) and planned.strikes():
-                partial = planned.bytes_beforeos_error()
+                partial = planned.bytes_before_error()
                 if partial is not None:
                     return None, partial
                 self.fired += 1
@@ -254,6 +274,8 @@ class FaultReadFile:
 
 
 class FaultDisk:
+    """A `Disk` in front of `inner`. With `short_writes`, each write takes a random part."""
+
     def __init__(self, inner: Disk, *, short_writes: random.Random | None = None) -> None:
         self.inner = inner
         self._script = _Script(short_writes)
@@ -273,7 +295,7 @@ class FaultDisk:
 
     @property
     def space(self) -> int | None:
-        """Bytes left, None for no end of them; truncating and unlinking give theirs back."""
+        """Bytes left, None for no limit; truncating and unlinking give theirs back."""
         return self._script.space
 
     @space.setter

@@ -1,8 +1,28 @@
-"""A catalog that fails by plan, in front of one that works.
+"""`FaultKv`: any catalog, with calls that fail as a test plans them.
 
-`fail("commit", at=2)` makes the second commit from now raise ServiceUnavailable and not happen;
-with `applied=True` it happens first, as when the answer is lost. `before` is called with each
-operation's name before it runs, on the caller's thread.
+>>> from forebay import Catalog, CloudStore, Store, StoreSettings
+>>> from forebay.catalog.sqlite import SqliteKv
+>>> from forebay.errors import ServiceUnavailable
+>>> from forebay.objects.memory import MemoryBackend
+>>> from forebay.testing import CrashDisk
+>>> kv, objects = FaultKv(SqliteKv(None)), CloudStore(MemoryBackend())
+>>> settings = StoreSettings(data="/data")
+>>> store = Store(settings, disk=CrashDisk(), catalog=Catalog(kv), store=objects)
+>>> topic = store.topic("orders")
+>>> _ = topic.append(b"one", durability="synced")
+>>> kv.fail("commit")
+>>> try:
+...     topic.upload()
+... except ServiceUnavailable:
+...     print("try again")
+try again
+>>> len(topic.upload())
+1
+>>> store.close()
+
+A call that fails raises ServiceUnavailable and does nothing; with `applied=True` it is carried out
+first, as when a response is lost. `before` is called with each operation's name before it runs, on
+the caller's thread.
 """
 
 from __future__ import annotations
@@ -21,7 +41,7 @@ OPERATIONS: Final = (*READS, "commit", "grant", "keep_alive", "revoke")
 
 
 class FaultKv:
-    """A `Kv`; without faults it is its `inner`."""
+    """A `Kv` in front of `inner`. Thread-safe."""
 
     def __init__(self, inner: Kv, before: Callable[[str], None] | None = None) -> None:
         self.inner = inner
@@ -31,7 +51,10 @@ class FaultKv:
         self._faults: dict[tuple[str, int], bool] = {}
 
     def fail(self, operation: str, *, at: int = 1, times: int = 1, applied: bool = False) -> None:
-        """`times` calls fail, from the `at`-th from now on; `applied`: after they happened."""
+        """Makes `times` calls fail, beginning with the `at`-th from now.
+
+        With `applied` they are carried out before they fail.
+        """
         assert operation in OPERATIONS, operation
         assert at >= 1
         with self._lock:
@@ -40,17 +63,17 @@ class FaultKv:
                 self._faults[operation, number] = applied
 
     def fail_reads(self, times: int = 1) -> None:
-        """The next `times` calls of each reading operation."""
+        """Makes the next `times` calls of each reading operation fail."""
         for operation in READS:
             self.fail(operation, times=times)
 
     def heal(self) -> None:
-        """Cancels all faults that have not happened yet."""
+        """Cancels the faults that have not happened yet."""
         with self._lock:
             self._faults.clear()
 
     def count(self, operation: str) -> int:
-        """Calls so far, failed ones too."""
+        """The number of calls so far, including those that failed."""
         with self._lock:
             return self._counts[operation]
 
@@ -107,4 +130,4 @@ class FaultKv:
             raise ServiceUnavailable(f"{self.name}: no connection (a fault of the test)")
         yield
         if applied:
-            raise ServiceUnavailable(f"{self.name}: no answer in time (a fault of the test)")
+            raise ServiceUnavailable(f"{self.name}: no response in time (a fault of the test)")

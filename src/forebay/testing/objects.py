@@ -1,11 +1,31 @@
-"""Any object store, made to fail by plan, or to wait.
+"""`FaultBackend`: any object store, with calls that fail or wait as a test plans them.
 
-An `ObjectFault` says which call fails, with which error, after how many that pass and how often.
-`when="after"` fails once the thing is done: a request that was carried out and whose answer was
-lost. A hook is called before or after every call of an operation, and may block it: so a test
-chooses the order in which threads go on.
+>>> from forebay import Catalog, CloudStore, Store, StoreSettings
+>>> from forebay.catalog.sqlite import SqliteKv
+>>> from forebay.objects.memory import MemoryBackend
+>>> from forebay.testing import CrashDisk
+>>> backend = FaultBackend(MemoryBackend())
+>>> catalog, objects = Catalog(SqliteKv(None)), CloudStore(backend)
+>>> store = Store(StoreSettings(data="/data"), disk=CrashDisk(), catalog=catalog, store=objects)
+>>> topic = store.topic("orders")
+>>> _ = topic.append(b"one", durability="synced")
+>>> backend.inject(ObjectFault("complete"))
+>>> try:
+...     topic.upload()
+... except ServiceUnavailable:
+...     print("try again")
+try again
+>>> len(topic.upload())
+1
+>>> store.close()
 
-With no fault and no hook it passes the contract suite (`tests/objects/test_backend.py`).
+An `ObjectFault` says which calls fail, with which error, after how many that pass, and how often.
+With `when="after"` the call is carried out before it fails, as when a response is lost. A hook is
+called before or after each call of an operation, and may block, so a test can choose the order in
+which threads go on, or put a store at a distance:
+
+>>> import time
+>>> backend.hook("get_range", lambda key: time.sleep(0.03))
 """
 
 from __future__ import annotations
@@ -62,7 +82,7 @@ class ObjectFault:
 
 
 class _Planned:
-    """A fault and how far it has come."""
+    """A fault, and how many of its calls are left."""
 
     __slots__ = ("fault", "left", "skip")
 
@@ -123,6 +143,8 @@ class FaultWriter(WriterScope):
 
 
 class FaultBackend:
+    """A `Backend` in front of `inner`. Thread-safe."""
+
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
         self.fired = 0
@@ -151,7 +173,7 @@ class FaultBackend:
             self._hooks.clear()
 
     def calls(self, operation: ObjectOperation = "any") -> int:
-        """How many calls there were of an operation, those that failed too."""
+        """The number of calls of an operation so far, including those that failed."""
         with self._lock:
             return sum(operation in ("any", done) for done, _ in self._calls)
 
