@@ -117,8 +117,8 @@ class SegmentNames:
             )
         if first in _OTHER_FILES or suffix in _OTHER_ENDINGS:
             raise InvalidSetting(
-                f"file_name is {first!r}, which another file of the log uses; choose another, "
-                "such as 'wal.log'"
+                f"file_name is {first!r}, which is taken by another file of the log; choose "
+                "another, such as 'wal.log'"
             )
         self.first = first
         self.stem = stem
