@@ -64,8 +64,9 @@ def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -
     """Yields what the file holds as dicts with a `type`.
 
     Files of frames, the catalog and the list of jobs give at most `limit` records and a summary
-    last; other files give one dict, with lists cut to `limit`. Raises UsageError if the file is
-    missing or not one of a store's, and CorruptLog or FormatError if it is damaged.
+    last; other files give one dict, with lists cut to `limit`. Damaged frames are reported in the
+    summary; other damaged files raise CorruptLog or FormatError. Raises UsageError if the file is
+    missing or not one of a store's.
     """
     disk = disk or LocalDisk()
     if not disk.exists(path):

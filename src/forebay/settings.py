@@ -107,7 +107,7 @@ class DeleterSettings:
     retention_time_minutes: float | None = 1440
     """How long a segment is kept after its last message."""
     retention_size_mb: float | None = 10240
-    """How much of a topic is kept; beyond that the oldest segments are deleted at any age."""
+    """How much of a topic is kept; beyond that the oldest segments are deleted, whatever their age."""
     deletion_lag_minutes: float = 240
     """How long a segment is kept after its objects were created."""
 
@@ -136,7 +136,7 @@ class UploaderSettings:
     rolling: bool = False
     """Whether an object is written across several cycles, instead of within one."""
     max_open_seconds: float = 600
-    """The longest time that a synced message waits for its upload, besides the interval."""
+    """The longest time until the upload of a synced message begins, besides the interval."""
     max_idle_seconds: float | None = None
     """A rolling object is completed when nothing was appended for this long; None sets no limit."""
     stream_chunk_size: int = 8 * MIB
@@ -148,7 +148,7 @@ class UploaderSettings:
     verify_after_upload: bool = True
     """Whether objects are read back before they count; otherwise only size and etag are checked."""
     sidecars: bool = True
-    """Whether each object gets a copy of its descriptor beside it, for a restore from the bucket."""
+    """Whether each object gets a copy of its descriptor, for a restore without the catalog."""
     sweep_grace_minutes: float = 1440
     """The age at which `forebay sweep` removes objects that the catalog does not know."""
 

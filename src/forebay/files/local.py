@@ -131,7 +131,7 @@ class LocalDisk:
         try:
             self.sync_dir(path.parent)
         except PermissionError:
-            return  # this process cannot have created the name, as it may not open the parent
+            return  # a process with these rights cannot have created the name
 
     def list_dir(self, path: Path) -> list[str]:
         return sorted(entry.name for entry in path.iterdir())

@@ -44,7 +44,7 @@ _Kind = TypeVar("_Kind", WalCheckpoint, UploaderCheckpoint)
 
 
 class CheckpointStore:
-    """The two checkpoints of one topic. The owner of the log updates each from one thread."""
+    """The two checkpoints of one topic. Update each from one thread at a time."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk

@@ -83,8 +83,8 @@ class WriterPool:
         """Wakes or starts a thread for the jobs that are ready, or for the timers."""
         if self._idle:
             self._changed.notify()
-        # A notified thread counts as idle until it wakes, so this may start a thread too few for
-        # an instant, but never leaves a job without one.
+        # A notified thread counts as idle until it wakes, and its job as ready until then, so one
+        # idle thread for each ready job is enough.
         wanted = max(len(self._ready), 1)
         if self._idle < wanted and len(self._threads) < self._threads_max and not self._closed:
             thread = threading.Thread(

@@ -1,9 +1,9 @@
 """Recovery: rebuilds the state of a log from its files, after a crash or a clean stop.
 
 The newest segment is scanned whole. The older ones are complete, because each was synced before the
-next was begun; only their first and last frames are checked. If the checkpoint or the published
-position is behind the frames, the frames win. If it is ahead, synced data is missing: that raises
-MissingData and changes nothing.
+next was begun; only the first frame of each and the end of the last one are read. If the checkpoint
+or the published position is behind the frames, the frames win. If it is ahead, synced data is
+missing: that raises MissingData and changes nothing.
 
 Torn is not corrupt (R2 in docs/formats/frame.md). A damaged end of the newest segment is a torn
 tail only if it starts at or after the last known synced position and no valid frame follows it.
