@@ -29,8 +29,8 @@
         └── MissingData
 
 What a caller gets wrong: after `LogStopped`, `TopicFenced`, `WaitTimeout` or `ServiceUnavailable`
-from an append, the message may or may not be stored. Read the log to find out; if it has ended, open
-it again first.
+from an append, the message may or may not be stored. Read the log to find out. If it has ended,
+open it again first.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class GroupCommit:
         return waiter
 
     def after_append(self) -> None:
-        """Starts a commit if one is due, otherwise sets its timer; wakes readers of unsynced messages."""
+        """Starts a commit, or sets a timer for it; wakes readers of unsynced messages."""
         if self.queue.tail_bytes >= self._batch_bytes:
             self._close_tail()
         if self._commit_due():
