@@ -107,7 +107,7 @@ class DeleterSettings:
     retention_time_minutes: float | None = 1440
     """How long a segment is kept after its last message."""
     retention_size_mb: float | None = 10240
-    """How much of a topic is kept; beyond that the oldest segments are deleted, whatever the age."""
+    """How much of a topic is kept; beyond that the oldest segments are deleted, of any age."""
     deletion_lag_minutes: float = 240
     """How long a segment is kept after its objects were created."""
 
