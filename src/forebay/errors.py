@@ -58,7 +58,7 @@ def remedy(error: BaseException) -> str:
 
 
 class ForebayError(Exception):
-    """The base of all errors that Forebay raises on purpose. Subclasses can all be pickled."""
+    """The base of all errors that Forebay raises on purpose. All can be pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, dict(self.__dict__))

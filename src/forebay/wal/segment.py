@@ -108,8 +108,8 @@ class ChunkReader:
         """Reads and scans whole frames from `position`, ignoring bytes from `limit` on.
 
         Positions in the scan are relative to `position`. The scan ends TORN only if a frame reaches
-        beyond `limit`, never because the chunk was too small. Raises OSError if the file ends before
-        `position` although that is below `limit`.
+        beyond `limit`, never because the chunk was too small. Raises OSError if `position` is below
+        `limit` and the file has no bytes there.
         """
         chunk = self._fetch(file, position, min(limit - position, len(self._buffer)))
         if not len(chunk) and position < limit:
