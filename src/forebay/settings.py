@@ -76,7 +76,7 @@ class WalSettings:
     cache_capacity: int = 1024
     """Synced messages kept in memory for readers."""
     cache_max_bytes: int = 16 * MIB
-    """Bytes of synced messages kept in memory; the lower of the two limits applies."""
+    """Bytes of synced messages kept in memory; the limit that is reached first applies."""
     queue_max_bytes: int = 32 * MIB
     """The most bytes that are appended and not synced yet; further appends wait."""
     fsync_interval_ms: int = 5000
