@@ -43,6 +43,8 @@ _log: Final = logging.getLogger("forebay.wal")
 
 
 class Journal:
+    """The open files of one log, whose directory the caller has locked and recovered."""
+
     def __init__(
         self,
         disk: Disk,

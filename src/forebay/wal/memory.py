@@ -18,6 +18,8 @@ from forebay.format.pure import RUN_PREFIX, new_run, run_count, run_frames
 
 
 class FrameBatch(NamedTuple):
+    """Encoded frames with consecutive offsets in one buffer."""
+
     first_offset: int
     messages: int
     data: Buffer

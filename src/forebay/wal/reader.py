@@ -44,8 +44,7 @@ class Past(Protocol):
 
 
 Plan: TypeAlias = list[FrameBatch] | Segment | Past | None
-"""Where a reader's next offset is: in memory, in a segment or in the past; None if not yet there.
-"""
+"""Where a reader's next offset is: memory, a segment or the past; None if it is not there yet."""
 
 
 class ReadableLog(Protocol):

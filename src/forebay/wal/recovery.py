@@ -199,6 +199,8 @@ def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
+    """The state of a log on disk: its segments and its offsets."""
+
     segments: SegmentSet
     start_offset: int
     next_offset: int
