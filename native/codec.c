@@ -48,7 +48,7 @@ void fb_init(void) {
         atomic_store(&tables_state, BUILT);
     }
     while (atomic_load(&tables_state) != BUILT) {
-        /* another thread is some microseconds from done */
+        /* another thread finishes within microseconds */
     }
 }
 
@@ -72,14 +72,14 @@ uint32_t fb_crc32_tables(const uint8_t *data, size_t bytes) {
 /*
  * ---- CRC-32 by folding ----
  *
- * The CRC is the remainder of the message, as a polynomial, by P. A 128-bit lane that lies D bits
+ * The CRC is the remainder of the message, as a polynomial, divided by P. A 128-bit lane D bits
  * before another one is multiplied by x^D mod P and added to it: two carry-less multiplications.
- * Bits are reflected, so the constant for x^n is reflect32(x^n mod P) << 1, and the lane's low half
- * (the earlier bytes, higher powers) takes x^(D+32), the high half x^(D-32).
+ * Bits are reflected, so the constant for x^n is reflect32(x^n mod P) << 1. The lane's low half
+ * (the earlier bytes, higher powers) is multiplied by x^(D+32), the high half by x^(D-32).
  *
- * Zeros before a message do not change its remainder. So a length that is no multiple of 16 is
- * padded in front, in a register, and there is no tail to go through byte by byte: that is what
- * makes short messages fast.
+ * Zeros before a message do not change its remainder. So a message whose length is not a multiple
+ * of 16 is padded in front, in a register, and no tail is left to process byte by byte. That makes
+ * short messages fast.
  */
 #if FB_HAS_FOLDING
 
@@ -96,7 +96,8 @@ static const uint64_t by_lanes[4][2] = {
 static const uint64_t by_64_bits = 0x163cd6124;
 static const uint64_t reciprocal[2] = {0x1db710641, 0x1f7011641}; /* P, x^64 / P */
 
-/* A window of 16 bytes at k + 16 moves a register's bytes k places down, at 16 - k k places up. */
+/* Shuffle masks: the 16 bytes from 16 + k on move a register's bytes k places down, those from
+   16 - k on move them k places up. */
 static const uint8_t moves[48] = {
     0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
     0,    1,    2,    3,    4,    5,    6,    7,    8,    9,    10,   11,   12,   13,   14,   15,
@@ -114,7 +115,7 @@ FB_FOLDING __m128i fold_into(__m128i lane, __m128i powers, const uint8_t *at) {
     return _mm_xor_si128(fold(lane, powers), lane_at(at));
 }
 
-/* 128 bits to 96 to 64, then Barrett's reduction to the 32 of the remainder. */
+/* Reduces 128 bits to 96, to 64, and with Barrett's method to the 32 bits of the remainder. */
 FB_FOLDING uint32_t remainder_of(__m128i lane) {
     const __m128i low_32 = _mm_set_epi32(0, 0, 0, -1);
     __m128i x = _mm_xor_si128(_mm_clmulepi64_si128(lane, lane_at(by_lanes[0]), 0x10),
@@ -129,7 +130,7 @@ FB_FOLDING uint32_t remainder_of(__m128i lane) {
     return (uint32_t)_mm_extract_epi32(_mm_xor_si128(x, multiple), 1);
 }
 
-/* Needs 16 bytes or more. */
+/* `bytes` must be at least 16. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t crc32_folding(const uint8_t *data,
                                                                        size_t bytes) {
     const __m128i one = lane_at(by_lanes[0]), two = lane_at(by_lanes[1]);
@@ -137,15 +138,15 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t crc32_folding(const uin
     const uint8_t *end = data + bytes;
     size_t odd = bytes & 15;
 
-    /* The register starts as ones: the same as the message's first four bytes inverted, which
-       reach into the first whole lane where fewer than four bytes are odd. */
+    /* The register starts as ones, which is the same as inverting the first four bytes of the
+       message. They reach into the first whole lane if fewer than four bytes precede it. */
     const __m128i ones = _mm_set_epi32(0, 0, 0, -1);
     __m128i front = _mm_shuffle_epi8(_mm_xor_si128(lane_at(data), ones), lane_at(moves + odd));
     __m128i rest_of_ones = _mm_shuffle_epi8(ones, lane_at(moves + 16 + odd));
     data += odd;
     __m128i first = _mm_xor_si128(fold_into(front, one, data), rest_of_ones);
 
-    /* Whole lanes from here on: as many as fill the last of four lanes, then four by four. */
+    /* Whole lanes from here on: first as many as leave a multiple of four, then four at a time. */
     __m128i a = _mm_setzero_si128(), b = a, c = a, d;
     switch ((size_t)(end - data) / 16 & 3) {
     case 0:
@@ -225,7 +226,7 @@ void fb_frames_free(fb_frames *frames) {
     memset(frames, 0, sizeof *frames);
 }
 
-/* What is wrong with the frame at `at`, of which `remaining` bytes are there. */
+/* Checks the frame at `at`, of which `remaining` bytes are there. */
 FB_INLINE enum fb_end check_frame(const uint8_t *at, size_t remaining, fb_offset expected,
                                   uint64_t offset, uint32_t length) {
     if (length < FB_FRAME_PAYLOAD_BYTES_MIN || length > FB_FRAME_PAYLOAD_BYTES_MAX)
@@ -269,7 +270,7 @@ bool fb_scan(const uint8_t *data, size_t bytes, size_t start, fb_offset expected
 /* ---- locate: one reader for both flavours, compiled twice ---- */
 
 typedef struct {
-    const uint8_t *data; /* positions count from here */
+    const uint8_t *data; /* positions are relative to this */
     const uint8_t *at;
     const uint8_t *end;
 } cursor;
@@ -343,7 +344,7 @@ FB_INLINE bool read_attributes(cursor *in, enum fb_flavour flavour, fb_layout *l
     return true;
 }
 
-/* Schema id and version, then the routing key: messages of older writers end before either. */
+/* Schema id and version, then the routing key. Messages of older writers end before either. */
 FB_INLINE bool read_later_fields(cursor *in, enum fb_flavour flavour, fb_layout *layout) {
     uint64_t schema_id;
     bool present;
@@ -467,7 +468,7 @@ enum fb_stop fb_gather_size(size_t bytes, const uint8_t *positions, const uint8_
         }
         if (!inside(bytes, item_at(positions, row), length))
             return FB_OUT_OF_RANGE;
-        *total += (uint64_t)length; /* at most INT64_MAX, to a sum that was under the limit */
+        *total += (uint64_t)length; /* no overflow: INT64_MAX plus a sum under the limit */
         if (*total > FB_GATHER_BYTES_MAX)
             return FB_TOO_LARGE;
     }
@@ -504,7 +505,7 @@ FB_INLINE uint64_t add(uint64_t left, uint64_t right) {
 }
 
 uint64_t fb_message_bytes(const fb_message *message) {
-    /* offset, payload length, publish time, attribute count; two absent schema fields; key's tag */
+    /* offset, payload length, publish time, attribute count; two absent schema fields; key tag */
     uint64_t bytes = 4 * 8 + 2 + 1;
     bytes = add(bytes, message->head.bytes);
     bytes = add(bytes, message->middle.bytes);

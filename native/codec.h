@@ -1,14 +1,13 @@
 /*
- * The frame codec in C11, without Python: what `src/forebay/format/pure.py` and `layout.py` do.
+ * The frame codec in C11, without Python: the same as `src/forebay/format/pure.py` and `layout.py`.
  *
  *   frame    [u64 offset][u32 length][u32 crc][message], little-endian, crc over the message
  *   message  docs/formats/message.md, two flavours of integers
  *
- * Every byte that is parsed is untrusted: a length is compared with what remains, never added
- * first. Nothing here keeps state but the CRC tables, which `fb_init` builds.
+ * Every byte that is parsed is untrusted: a length is compared with the bytes that remain before it
+ * is added to anything. The only state are the CRC tables, which `fb_init` builds.
  *
- * What a caller gets wrong: `fb_init` comes before everything else. It may be called by many
- * threads, many times.
+ * What a caller gets wrong: call `fb_init` before anything else. It is thread-safe and idempotent.
  */
 #ifndef FOREBAY_CODEC_H
 #define FOREBAY_CODEC_H
@@ -17,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The numbers of src/forebay/limits.py; tests/test_codec_twins.py holds them equal. */
+/* The numbers of src/forebay/limits.py; tests/test_codec_twins.py checks that they are equal. */
 #define FB_OFFSET_MAX ((uint64_t)INT64_MAX)
 #define FB_FRAME_PAYLOAD_BYTES_MIN 10u
 #define FB_FRAME_PAYLOAD_BYTES_MAX (64u * 1024 * 1024)
@@ -26,7 +25,7 @@
 
 #define FB_HEADER_BYTES 16u
 
-/* Little-endian numbers; compilers turn these into one move where the machine is. */
+/* Little-endian numbers; on little-endian machines compilers turn each into one move. */
 
 static inline uint32_t fb_load_u32(const uint8_t *at) {
     return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
@@ -50,23 +49,23 @@ static inline void fb_store_u64(uint8_t *at, uint64_t value) {
 
 void fb_init(void);
 
-/* CRC-32/ISO-HDLC, the one of zlib. */
+/* CRC-32/ISO-HDLC, the same as zlib's. */
 uint32_t fb_crc32(const uint8_t *data, size_t bytes);
 
-/* The same by tables alone: what serves where the processor has no carry-less multiplication. */
+/* The same with tables only, for processors without carry-less multiplication. */
 uint32_t fb_crc32_tables(const uint8_t *data, size_t bytes);
 
 /* ---- scan ---- */
 
 enum fb_end { FB_COMPLETE, FB_TORN, FB_BAD_LENGTH, FB_BAD_OFFSET, FB_BAD_CRC };
 
-/* An offset that may be unknown; `value` counts only where `known`. */
+/* An offset that may be unknown; `value` is meaningful only if `known`. */
 typedef struct {
     bool known;
     uint64_t value;
 } fb_offset;
 
-/* One row for each frame; grows as needed. Starts zeroed, ends with `fb_frames_free`. */
+/* One row for each frame; grows as needed. Zero it before use; free it with `fb_frames_free`. */
 typedef struct {
     uint64_t *offsets;
     uint64_t *positions;
@@ -82,8 +81,8 @@ typedef struct {
 } fb_scan_end;
 
 /*
- * Walks the frames of data[start:bytes], start <= bytes, and appends a row for each whole one.
- * False only when memory ran out.
+ * Scans the frames of data[start:bytes], start <= bytes, and appends a row for each whole one.
+ * Returns false only if memory ran out.
  */
 bool fb_scan(const uint8_t *data, size_t bytes, size_t start, fb_offset expected, bool consecutive,
              fb_frames *frames, fb_scan_end *result);
@@ -99,7 +98,7 @@ typedef struct {
     size_t length;
 } fb_span;
 
-/* Where the parts of a message lie that the columns tell of. */
+/* Those parts of a message that the columns contain. */
 typedef struct {
     enum fb_flavour flavour;
     fb_span topic_name;
@@ -111,10 +110,11 @@ typedef struct {
     fb_span routing_key;
 } fb_layout;
 
-/* The message data[position:position + length], all of it inside the buffer; false if it is none. */
+/* Locates the parts of the message data[position:position + length], which must be inside the
+   buffer; returns false if it is not a message. */
 bool fb_locate(const uint8_t *data, size_t position, size_t length, fb_layout *layout);
 
-/* Room for one item a row each; items are stored unaligned, in the machine's own byte order. */
+/* Output buffers with one item for each row, stored unaligned and in native byte order. */
 typedef struct {
     uint8_t *publish_times;     /* u64 */
     uint8_t *payload_positions; /* i64, as are the next six */
@@ -131,7 +131,8 @@ enum fb_stop { FB_ALL_ROWS, FB_NO_MESSAGE, FB_OUT_OF_RANGE, FB_TOO_LARGE };
 
 /*
  * Fills the columns for the messages at u64 `positions` with u32 `lengths`, both unaligned.
- * Answers why it stopped; `*done` is the count of filled rows, so the index of the culprit.
+ * Returns why it stopped. `*done` is the number of filled rows, and so the index of the message
+ * that stopped it.
  */
 enum fb_stop fb_locate_rows(const uint8_t *data, size_t bytes, const uint8_t *positions,
                             const uint8_t *lengths, size_t rows, const fb_columns *columns,
@@ -140,9 +141,9 @@ enum fb_stop fb_locate_rows(const uint8_t *data, size_t bytes, const uint8_t *po
 /* ---- gather ---- */
 
 /*
- * The sum of the i64 `lengths` that are not below zero, and how many are; both columns unaligned,
- * in the machine's own byte order. Stops at a span that is not inside the buffer of `bytes`, and
- * where the sum is over FB_GATHER_BYTES_MAX; `*done` is the index of the culprit.
+ * Computes the sum of the i64 `lengths` that are not negative, and the number of negative ones.
+ * Both columns are unaligned and in native byte order. Stops at a span that is not inside the
+ * buffer of `bytes`, or once the sum is over FB_GATHER_BYTES_MAX; `*done` is the index of that row.
  */
 #define FB_GATHER_BYTES_MAX ((uint64_t)INT32_MAX)
 
@@ -153,12 +154,12 @@ typedef struct {
     uint8_t *data;
     size_t bytes;
     uint8_t *offsets;  /* rows + 1 little-endian i32 */
-    uint8_t *validity; /* a bit for each row, the lowest first; may be NULL */
+    uint8_t *validity; /* a bit for each row, lowest first; may be NULL */
 } fb_gathered;
 
 /*
- * Copies the spans one behind the other. Never past either buffer: false if the columns are not
- * those that `fb_gather_size` saw, as columns can be that another thread writes to.
+ * Copies the spans one after another, never past the end of either buffer. Returns false if the
+ * columns are not those that `fb_gather_size` saw: another thread may have written to them.
  */
 bool fb_gather(const uint8_t *data, size_t bytes, const uint8_t *positions, const uint8_t *lengths,
                size_t rows, const fb_gathered *out);
@@ -166,13 +167,13 @@ bool fb_gather(const uint8_t *data, size_t bytes, const uint8_t *positions, cons
 /* ---- encode ---- */
 
 typedef struct {
-    const void *data; /* may be NULL where `bytes` is 0 */
+    const void *data; /* may be NULL if `bytes` is 0 */
     size_t bytes;
 } fb_bytes;
 
 typedef struct {
-    fb_bytes head;   /* all before the offset */
-    fb_bytes middle; /* all between publish time and attributes */
+    fb_bytes head;   /* everything before the offset */
+    fb_bytes middle; /* everything between publish time and attributes */
     fb_bytes payload;
     uint64_t offset;
     uint64_t publish_time;
@@ -185,7 +186,7 @@ typedef struct {
 /* The size of the encoded message without its frame header; UINT64_MAX if it overflows. */
 uint64_t fb_message_bytes(const fb_message *message);
 
-/* Writes FB_HEADER_BYTES + message_bytes; the latter is what fb_message_bytes just answered. */
+/* Writes FB_HEADER_BYTES + message_bytes bytes; pass what fb_message_bytes returned. */
 void fb_encode(const fb_message *message, uint32_t message_bytes, uint8_t *out);
 
 #endif

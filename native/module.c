@@ -1,13 +1,13 @@
 /*
- * forebay.format._native: the compiled twin of forebay.format.pure, on Python's stable ABI.
+ * forebay.format._native: forebay.format.pure in C, on Python's stable ABI.
  *
- * Arguments in, columns or frames out; the work is in codec.c. The order in which arguments are
- * checked is that of the plain twin, so that both raise the same for the same call.
+ * This file converts arguments and results; codec.c does the work. Arguments are checked in the
+ * same order as in pure.py, so that both raise the same error for the same call.
  *
- * What keeps the encoders inside their memory: the pointers and lengths of a message are gathered
- * once into an fb_message, and both its size and its bytes are made from that, with nothing of
- * Python's running in between. Whatever runs Python code (the buffer protocol, foreign mappings
- * and sequences) comes before, and what it gave is held until the message is written.
+ * How the encoders stay within their memory: the pointers and lengths of a message are collected
+ * once, in an fb_message. Both its size and its bytes are computed from that, and no Python code
+ * runs in between. Everything that may run Python code (the buffer protocol, foreign mappings and
+ * sequences) is called before, and its results are kept alive until the message is written.
  */
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -19,7 +19,7 @@
 
 #include <string.h>
 
-/* Below these the work takes less time than handing the interpreter lock over and back. */
+/* Smaller inputs take less time than releasing the interpreter lock and taking it again. */
 #define UNLOCKED_BYTES_MIN (32 * 1024)
 #define UNLOCKED_ROWS_MIN 1024
 
@@ -39,7 +39,7 @@ static int check_count(const char *function, Py_ssize_t given, Py_ssize_t wanted
     return -1;
 }
 
-/* An int in 0..limit, else ValueError. */
+/* Reads an int in 0..limit; raises ValueError otherwise. */
 static int read_number(PyObject *value, uint64_t limit, uint64_t *number) {
     if (!PyLong_Check(value)) {
         PyObject *converted = PyNumber_Index(value);
@@ -62,7 +62,7 @@ static int read_number(PyObject *value, uint64_t limit, uint64_t *number) {
     return -1;
 }
 
-/* Whether an int is below zero, else -1 for an error. */
+/* Whether an int is negative; -1 after an error. */
 static int is_negative(PyObject *value) {
     PyObject *number = PyNumber_Index(value);
     if (number == NULL)
@@ -75,7 +75,7 @@ static int is_negative(PyObject *value) {
     return overflow < 0 || (overflow == 0 && read < 0);
 }
 
-/* An int, with all below zero as zero and all beyond 64 bits as the most there is. */
+/* Reads an int; negative ones become 0, and those over 64 bits UINT64_MAX. */
 static int read_bytes_max(PyObject *value, uint64_t *bytes_max) {
     PyObject *number = PyNumber_Index(value);
     if (number == NULL)
@@ -89,7 +89,7 @@ static int read_bytes_max(PyObject *value, uint64_t *bytes_max) {
     return 0;
 }
 
-/* The bytes of an argument, held as long as needed. */
+/* The bytes of an argument, kept alive until they are released. */
 typedef struct {
     fb_bytes bytes;
     int held;
@@ -116,8 +116,8 @@ static inline void source_close(source *source) {
         PyBuffer_Release(&source->view);
 }
 
-/* Replaces a bytes object with one of another size that starts with the same `kept` bytes; the
-   stable ABI has no way to resize one in place. NULL afterwards if there was no memory. */
+/* Replaces a bytes object with one of another size that starts with the same `kept` bytes: the
+   stable ABI cannot resize one in place. `*bytes` is NULL afterwards if memory ran out. */
 static int replace_bytes(PyObject **bytes, size_t kept, size_t size) {
     PyObject *other = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
     if (other != NULL && kept > 0)
@@ -344,7 +344,7 @@ static PyObject *native_gather(PyObject *module, PyObject *const *args, Py_ssize
 
 /* ---- the parts of a message ---- */
 
-/* The attributes' texts; the pointers are into str objects that `owner` or the caller holds. */
+/* The texts of the attributes; they point into str objects that `owner` or the caller keeps. */
 typedef struct {
     fb_bytes *items;
     size_t capacity;
@@ -398,7 +398,7 @@ static int check_attribute_count(PyObject *module, Py_ssize_t count) {
     return -1;
 }
 
-/* Runs no Python code, so the dict stays as it is until the message is written. */
+/* Runs no Python code, so the dict does not change until the message is written. */
 static int gather_dict(PyObject *module, PyObject *attributes, text_list *texts, size_t *count) {
     Py_ssize_t pairs = PyDict_Size(attributes), at = 0;
     if (check_attribute_count(module, pairs) < 0 || texts_reserve(texts, 2 * (size_t)pairs) < 0)
@@ -450,8 +450,8 @@ static int gather_mapping(PyObject *module, PyObject *attributes, text_list *tex
     return 0;
 }
 
-/* Fills attributes and routing key in, and answers the size of the message or -1. The message
-   counts until Python code runs again. */
+/* Fills in the attributes and the routing key; returns the size of the message, or -1 after an
+   error. The message is valid until Python code runs again. */
 static int64_t complete_message(PyObject *module, fb_message *message, PyObject *attributes,
                                 PyObject *routing_key, text_list *texts) {
     message->attribute_count = 0;
@@ -478,7 +478,7 @@ static int64_t complete_message(PyObject *module, fb_message *message, PyObject 
 
 /* ---- append_one ---- */
 
-/* A run: how many frames it holds and how many bytes of it count, then the frames. */
+/* A run: the number of its frames, its length in bytes with this prefix, then the frames. */
 #define RUN_PREFIX_BYTES 16u
 
 typedef struct {
@@ -503,7 +503,7 @@ static int read_prefix(PyObject *run, run_prefix *prefix) {
     return -1;
 }
 
-/* Grows the run by one frame and counts it; nothing can come in between. */
+/* Adds one frame to the run and counts it; no other code can run in between. */
 static int run_append(PyObject *run, run_prefix prefix, const fb_message *message, uint32_t bytes) {
     size_t size = (size_t)prefix.bytes + FB_HEADER_BYTES + bytes;
     if (size > (size_t)PY_SSIZE_T_MAX) {
@@ -519,7 +519,7 @@ static int run_append(PyObject *run, run_prefix prefix, const fb_message *messag
     return 0;
 }
 
-/* Gathering the attributes may run Python code, so the run is looked at again after that. */
+/* Collecting the attributes may run Python code, so the run is checked again after that. */
 static int append_to_run(PyObject *module, PyObject *run, uint64_t frames, fb_message *message,
                          PyObject *attributes, PyObject *routing_key) {
     text_list texts;
@@ -580,7 +580,7 @@ static inline Py_ssize_t items_in(PyObject *sequence) {
     return PyList_CheckExact(sequence) ? PyList_Size(sequence) : PySequence_Size(sequence);
 }
 
-/* A new reference to an item, or to None where there is no sequence. */
+/* A new reference to an item, or to None if there is no sequence. */
 static inline PyObject *item_at(PyObject *sequence, Py_ssize_t index) {
     if (sequence == Py_None)
         return Py_NewRef(Py_None);
@@ -591,7 +591,7 @@ static inline PyObject *item_at(PyObject *sequence, Py_ssize_t index) {
     return PySequence_GetItem(sequence, index);
 }
 
-/* The frames made so far, in a bytes object with room for more. */
+/* The frames encoded so far, in a bytes object with room for more. */
 typedef struct {
     PyObject *bytes;
     uint8_t *at;
@@ -599,7 +599,7 @@ typedef struct {
     size_t room;
 } output;
 
-/* Makes room for one more frame; `likely` is what the first one asks for in advance. */
+/* Makes room for one more frame; the first call allocates `likely` bytes in advance. */
 static int output_reserve(output *out, size_t frame, uint64_t likely) {
     if (frame <= out->room - out->used)
         return 0;
@@ -619,7 +619,7 @@ static int output_reserve(output *out, size_t frame, uint64_t likely) {
     return 0;
 }
 
-/* What a call of encode_many goes through. */
+/* The state of one call of encode_many. */
 typedef struct {
     PyObject *module;
     PyObject *payloads;
@@ -628,12 +628,12 @@ typedef struct {
     uint64_t bytes_max;
     Py_ssize_t index;
     uint64_t likely; /* the size of all frames together, or less */
-    fb_message message; /* head, middle and publish time of all, offset of the next */
+    fb_message message; /* head, middle and publish time for all; the offset of the next */
     text_list texts;
     output out;
 } batch;
 
-/* 1 for one more frame, 0 if it does not fit, -1 for an error. */
+/* Encodes one more frame; returns 1, or 0 if it does not fit, or -1 after an error. */
 static int encode_held(batch *batch, PyObject *payload, PyObject *attributes, PyObject *key) {
     if (batch->message.offset > FB_OFFSET_MAX) {
         PyErr_Format(PyExc_ValueError, "%llu is not in 0..%llu",
@@ -675,7 +675,7 @@ static int encode_next(batch *batch) {
     return added;
 }
 
-/* Whether a message can be measured without any Python code running. */
+/* Whether a message can be measured without running Python code. */
 static inline bool is_plain(PyObject *payload, PyObject *attributes, PyObject *key) {
     return (PyBytes_CheckExact(payload) || PyByteArray_CheckExact(payload) ||
             PyMemoryView_Check(payload)) &&
@@ -683,7 +683,7 @@ static inline bool is_plain(PyObject *payload, PyObject *attributes, PyObject *k
            (key == Py_None || PyUnicode_CheckExact(key));
 }
 
-/* A borrowed item of a list or a tuple, None where there is no sequence, else NULL. */
+/* A borrowed item of a list or a tuple, None if there is no sequence, otherwise NULL. */
 static inline PyObject *plain_item(PyObject *sequence, Py_ssize_t index) {
     if (sequence == Py_None)
         return sequence;
@@ -694,7 +694,7 @@ static inline PyObject *plain_item(PyObject *sequence, Py_ssize_t index) {
     return NULL;
 }
 
-/* The size of a plain frame, or 0 where it is not plain or not right. */
+/* The size of the frame of a plain message; 0 if it is not plain or not valid. */
 static size_t plain_frame_bytes(batch *batch, Py_ssize_t index) {
     PyObject *payload = plain_item(batch->payloads, index);
     PyObject *attributes = plain_item(batch->attributes, index);
@@ -715,8 +715,8 @@ static size_t plain_frame_bytes(batch *batch, Py_ssize_t index) {
     return 0;
 }
 
-/* The size of the batch as far as it can be told beforehand. Fresh memory costs more than looking
-   at the messages twice, so it is asked for once; nothing relies on the answer. */
+/* Estimates the size of the batch. New memory costs more than looking at the messages twice, so it
+   is allocated once; nothing relies on the estimate. */
 static uint64_t likely_bytes(batch *batch) {
     uint64_t likely = 0;
     for (Py_ssize_t index = batch->index;; index++) {
@@ -727,7 +727,8 @@ static uint64_t likely_bytes(batch *batch) {
     }
 }
 
-/* Until the payloads end or one does not fit; the length is asked anew for each, as lists change. */
+/* Encodes until the payloads end or one does not fit. The length is read again for each message,
+   because a list may change meanwhile. */
 static int encode_all(batch *batch) {
     for (;;) {
         Py_ssize_t count = items_in(batch->payloads);

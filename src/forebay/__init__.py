@@ -1,7 +1,11 @@
 """Forebay: a tiered log store.
 
-Every topic is one append-only log. See `forebay.open`. What the package offers is imported when it
-is first asked for, so that the command line starts quickly.
+Every topic is one append-only log. `forebay.open` opens a store and is the usual way in:
+
+    with forebay.open("data/") as store:
+        offset = store.topic("orders").append(b"...", durability="synced")
+
+The names below are imported when they are first used, so that the command line starts quickly.
 """
 
 from importlib import import_module

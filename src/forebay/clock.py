@@ -1,7 +1,9 @@
-"""Time as an interface, so that tests move it instead of sleeping.
+"""`Clock`: time as an interface, so that tests can move it instead of sleeping.
 
-`now_ms` is the wall clock that messages are stamped with. `monotonic` is for intervals only;
-its zero means nothing.
+`now_ms` is the wall clock, for the publish times of messages.
+
+What a caller gets wrong: the wall clock may jump. Measure intervals with `monotonic`, whose zero
+has no meaning.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ class Clock(Protocol):
         """Milliseconds since 1970-01-01 UTC."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back, and go on while the machine sleeps: leases end meanwhile."""
+        """Seconds that never go back; they advance while the machine sleeps, as leases expire."""
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of this machine."""
 
     now_ns = staticmethod(time.time_ns)
 

@@ -6,21 +6,21 @@
     │   ├── InvalidSetting
     │   ├── UnknownTopic
     │   └── MessageTooLarge
-    ├── OffsetOutOfRange      choose another offset
-    │   └── LostOffsets       go on after the range, which is recorded as lost
-    ├── LogLocked             find the process that owns the topic
+    ├── OffsetOutOfRange      choose another offset (also a LookupError)
+    │   └── LostOffsets       continue after the range, which is recorded as lost
+    ├── LogLocked             find the process that has the topic's directory open
     ├── TopicOwned            another process holds the topic's lease: wait, or find it
     ├── TopicFenced           another process took the topic over: open it again
     ├── LogClosed             open the log again
     ├── DiskError             the log cannot be opened: free space, raise a limit, fix permissions
     ├── LogStopped            the disk failed: page someone, then open the log again
     ├── WaitTimeout           wait again, or give up (also a TimeoutError)
-    ├── ServiceError          the object store or the catalog
-    │   ├── ServiceUnavailable   try again later; what was asked may have happened
+    ├── ServiceError          the object store or the catalog failed
+    │   ├── ServiceUnavailable   try again later; the request may have been carried out
     │   ├── ServiceRefused       fix the credentials, the permissions or the configuration
-    │   └── ObjectMissing        no such object (also a FileNotFoundError)
-    ├── CommitRefused         plan again: the catalog has moved on
-    ├── FormatError           these bytes are not what they should be
+    │   └── ObjectMissing        there is no such object (also a FileNotFoundError)
+    ├── CommitRefused         plan again: the catalog has changed
+    ├── FormatError           bytes that do not have the expected format
     │   ├── MessageError
     │   ├── CheckpointError
     │   └── DescriptorError
@@ -28,8 +28,9 @@
         ├── CorruptFrame
         └── MissingData
 
-What a caller gets wrong: a `LogStopped` from an append that waited does not mean that the message
-is absent. It means that nobody knows: read the log after opening it again.
+What a caller gets wrong: after `LogStopped`, `TopicFenced`, `WaitTimeout` or `ServiceUnavailable`
+from an append, the message may or may not be stored. Read the log to find out. If it has ended,
+open it again first.
 """
 
 from __future__ import annotations
@@ -39,25 +40,25 @@ from typing import Any, Final
 
 _REMEDIES: Final = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the system's limit of open files is reached",
+    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or raise the quota",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",
-    errno.EROFS: "the filesystem is read-only",
-    errno.ENOTDIR: "a part of the path is not a directory",
-    errno.EEXIST: "a part of the path is not a directory",
+    errno.EROFS: "mount the file system writable",
+    errno.ENOTDIR: "choose another path: a part of it is not a directory",
+    errno.EEXIST: "choose another path: a part of it is not a directory",
 }
 
 
 def remedy(error: BaseException) -> str:
-    """What to do about an error of the operating system, as the end of a sentence."""
+    """What to do about an error of the operating system, in the imperative: "free some space"."""
     number = error.errno if isinstance(error, OSError) else None
     return _REMEDIES.get(number, "check the disk") if number is not None else "check the disk"
 
 
 class ForebayError(Exception):
-    """Anything that Forebay raises on purpose. It survives the way from one process to another."""
+    """The base of all errors that Forebay raises on purpose. All can be pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, dict(self.__dict__))
@@ -73,7 +74,7 @@ def _rebuilt(
 
 
 class UsageError(ForebayError, ValueError):
-    """The call cannot be right whatever the state of the log."""
+    """The call is wrong, whatever the state of the store."""
 
 
 class InvalidTopicName(UsageError):
@@ -81,19 +82,19 @@ class InvalidTopicName(UsageError):
 
 
 class InvalidSetting(UsageError):
-    """A setting that is out of range, or that contradicts another."""
+    """A setting that is out of range or contradicts another."""
 
 
 class UnknownTopic(UsageError):
-    """Neither the catalog nor a local directory knows the topic."""
+    """There is no such topic, neither in the catalog nor as a local directory."""
 
 
 class MessageTooLarge(UsageError):
-    """A message over the limit."""
+    """A message, or its number of attributes, is over the limit."""
 
 
 class OffsetOutOfRange(ForebayError, LookupError):
-    """The offset is not in the log: below its start, or beyond its end."""
+    """The offset is not in the log, which holds the offsets from `start` to before `end`."""
 
     def __init__(self, message: str, *, start: int, end: int) -> None:
         super().__init__(message)
@@ -102,7 +103,7 @@ class OffsetOutOfRange(ForebayError, LookupError):
 
 
 class LostOffsets(OffsetOutOfRange):
-    """Offsets that were handed out and whose messages are gone; `end` is the next one to read."""
+    """The messages of these offsets are lost; `end` is the next offset that can be read."""
 
 
 class TopicOwned(ForebayError):
@@ -110,11 +111,11 @@ class TopicOwned(ForebayError):
 
 
 class TopicFenced(ForebayError):
-    """The topic's lease ran out, or another process took the topic over: nothing more counts."""
+    """The topic's lease expired, or another process took the topic over: writes are refused."""
 
 
 class LogLocked(ForebayError):
-    """Another process, or another handle of this one, owns the topic's directory."""
+    """Another process, or another handle in this one, has the topic's directory open."""
 
 
 class LogClosed(ForebayError):
@@ -122,14 +123,14 @@ class LogClosed(ForebayError):
 
 
 class DiskError(ForebayError, OSError):
-    """An error of the disk while a log was opened."""
+    """A disk error while a log was opened."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 class LogStopped(ForebayError):
-    """The log stopped itself after an error of the disk; appends from `synced` on are unknown."""
+    """The log stopped after a disk error; messages from offset `synced` on may be lost."""
 
     def __init__(self, message: str, *, synced: int) -> None:
         super().__init__(message)
@@ -137,51 +138,51 @@ class LogStopped(ForebayError):
 
 
 class WaitTimeout(ForebayError, TimeoutError):
-    """What was waited for did not happen in time; it may still happen."""
+    """The wait ended before the event happened; it may still happen."""
 
 
 class ServiceError(ForebayError):
-    """An object store or a catalog did not do what it was asked."""
+    """A request to the object store or the catalog failed."""
 
 
 class ServiceUnavailable(ServiceError):
-    """No answer, or one that says to come back later. The request may have been carried out."""
+    """No response, or one that asks to retry later. The request may have been carried out."""
 
 
 class ServiceRefused(ServiceError):
-    """Asking again will not help: credentials, permissions, or a configuration that is wrong."""
+    """A retry will not help: the credentials, permissions or configuration are wrong."""
 
 
 class ObjectMissing(ServiceError, FileNotFoundError):
-    """There is no object of that key."""
+    """There is no object with that key."""
 
 
 class CommitRefused(ForebayError):
-    """The catalog no longer is as the plan saw it; nothing was changed."""
+    """The catalog has changed since the plan was made; nothing was committed."""
 
 
 class FormatError(ForebayError):
-    """Bytes that do not have the format they should have."""
+    """Bytes that do not have the expected format."""
 
 
 class MessageError(FormatError):
-    """A frame's payload that is none of the known message encodings."""
+    """The payload of a frame is not in a known message encoding."""
 
 
 class CheckpointError(FormatError):
-    """A checkpoint that is damaged, truncated or of an unknown version."""
+    """A checkpoint is damaged, truncated or of an unknown version."""
 
 
 class DescriptorError(FormatError):
-    """A descriptor, or another record of the catalog, that cannot be one."""
+    """A descriptor, or another record of the catalog, is malformed."""
 
 
 class CorruptLog(ForebayError):
-    """Stored data that was complete once and is not now. Nothing was deleted because of it."""
+    """Stored data is damaged or missing. Nothing was deleted because of it."""
 
 
 class CorruptFrame(CorruptLog):
-    """A damaged frame, with the file, the byte position and the offset where it was expected."""
+    """A damaged frame at byte `position` of `file`, where `offset` was expected (None: unknown)."""
 
     def __init__(self, reason: str, *, file: str, position: int, offset: int | None) -> None:
         where = "unknown" if offset is None else str(offset)
@@ -193,4 +194,4 @@ class CorruptFrame(CorruptLog):
 
 
 class MissingData(CorruptLog):
-    """Offsets that were acknowledged and are in no file."""
+    """Messages that were acknowledged are in no file."""

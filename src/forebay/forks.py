@@ -1,11 +1,11 @@
-"""What a fork does to things that do not survive one.
+"""Hooks for objects that do not survive `os.fork`.
 
-Connections are closed before a fork and made anew on both sides of it (`registering`): neither
-SQLite nor gRPC survives one, as their locks and threads are the parent's and the child's copy of
-the memory says otherwise.
+Connections (`registering`) are closed before a fork and opened again on both sides of it. Neither
+SQLite nor gRPC survives a fork, because the child has copies of their locks, but not their threads.
 
-Open logs and uploads stay the parent's (`disown_after_fork`): the child has neither the parent's
-threads nor a right to its files. Were it to write what the parent had queued, both would write it.
+Open logs and uploads (`disown_after_fork`) stay with the parent. The child has neither the parent's
+threads nor the right to its files: if it wrote what the parent had queued, it would be written
+twice. In the child they are closed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Final, Protocol
 
 class Forkable(Protocol):
     def before_fork(self) -> None:
-        """Waits for what is running, keeps the rest out, and closes what cannot be forked."""
+        """Waits for running calls, blocks new ones, and closes what cannot be forked."""
 
-    def after_fork_in_parent(self) -> None: ...
+    def after_fork_in_parent(self) -> None:
+        """Lets calls in again."""
 
     def after_fork_in_child(self) -> None:
-        """Locks are as they were in the parent, whose other threads are not here."""
+        """The same in the child; a thread that held a lock in the parent does not exist here."""
 
 
 class Disownable(Protocol):
@@ -41,14 +42,14 @@ _owned: Final[weakref.WeakSet[Disownable]] = weakref.WeakSet()
 
 @contextmanager
 def registering(each: Forkable) -> Iterator[None]:
-    """No fork happens inside; after it, the methods of `each` are called at every fork."""
+    """Registers `each` for every fork after the block. No fork happens during the block."""
     with _lock:
         yield
         _registered.add(each)
 
 
 def disown_after_fork(owned: Disownable) -> None:
-    """Has `owned.disown` called in every child that is forked while it exists."""
+    """Calls `owned.disown` in every child forked while `owned` exists."""
     _owned.add(owned)
 
 

@@ -1,11 +1,11 @@
-"""Reads any file of a store and says what is in it, without opening the log.
+"""Decodes any file of a store, without opening the log. Changes nothing.
 
-Segments and objects (frames), descriptors, checkpoints (ours and Danube's), published positions,
-segment indexes, ids of logs, a server's note and its jobs, and the catalog, told apart by name and
-content. What is none of these is refused. Nothing is changed.
+It recognizes, by name and content: segments and objects (frames), descriptors, checkpoints (ours
+and Danube's), published positions, segment indexes, ids of logs and stores, a server's address
+file, its list of jobs, and the catalog. Any other file is refused.
 
-What a caller gets wrong: a segment that ends in a torn frame is not damaged. Its owner may be
-writing it, or may have crashed and cut it when it opens the log again.
+What a caller gets wrong: a segment that ends with a torn frame is not damaged. Its owner is writing
+it, or has crashed and will cut the frame when it opens the log again.
 """
 
 from __future__ import annotations
@@ -55,18 +55,24 @@ Facts = dict[str, Any]
 
 _SQLITE: Final = b"SQLite format 3\0"
 _FRAMES: Final = re.compile(r"(aside-.*-)?wal(\.[0-9]+)?\.log|data-.*\.dnb1|wal\..*\.(torn|tmp)")
-"""Names of files that hold frames, or should: damaged ones are looked into too."""
+"""Names of files that hold frames, so that damaged ones are recognized too."""
 _CATALOG_MARK: Final = b"FBC1"
 """SQLite's application id in a catalog, at byte 68."""
 
 
 def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -> Iterator[Facts]:
-    """What the file holds: for frames a record each (at most `limit`) and a summary last."""
+    """Yields what the file holds as dicts with a `type`.
+
+    Files of frames, the catalog and the list of jobs give at most `limit` records and a summary
+    last; other files give one dict, with lists cut to `limit`. Damaged frames are reported in the
+    summary; other damaged files raise CorruptLog or FormatError. Raises UsageError if the file is
+    missing or not one of a store's.
+    """
     disk = disk or LocalDisk()
     if not disk.exists(path):
         raise UsageError(f"{path}: no such file")
     if path.is_dir():
-        raise UsageError(f"{path} is a directory: name one of its files")
+        raise UsageError(f"{path} is a directory; name one of its files")
     if ".ckpt" in path.name:
         yield _checkpoint(path, _small(disk, path, CHECKPOINT_BYTES_MAX), limit)
     elif path.suffix == ".synced":
@@ -92,8 +98,8 @@ def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -
         yield from _frames(disk, path, limit)
     else:
         raise UsageError(
-            f"{path}: none of a store's files: it has none of their names, and does not begin with "
-            "a frame"
+            f"{path} is not a file of a store: its name is none of theirs, and it does not begin "
+            "with a frame"
         )
 
 
@@ -101,31 +107,31 @@ def _small(disk: Disk, path: Path, bytes_max: int) -> bytes:
     try:
         return read_file(disk, path, bytes_max=bytes_max)
     except ValueError as error:
-        raise UsageError(f"{error}: it is not what its name says") from error
+        raise UsageError(f"{error}: too large for a file of that name") from error
 
 
 def _server(path: Path) -> Facts:
     note = read_server_info(path.parent)
     if note is None:
-        raise UsageError(f"{path}: no note of a server")
+        raise UsageError(f"{path} does not hold the address of a server")
     return {"type": "ServerInfo", **asdict(note)}
 
 
 def _store_id(path: Path, data: bytes) -> Facts:
     found = data.decode("ascii", "replace").strip()
     if not is_id(found):
-        raise UsageError(f"{path}: not 32 hexadecimal digits")
+        raise UsageError(f"{path} does not hold the id of a store, 32 hexadecimal digits")
     return {"type": "StoreId", "store": found}
 
 
 def _jobs(path: Path, data: bytes, limit: int | None) -> Iterator[Facts]:
-    """A record for each line (at most `limit`), and a summary last."""
+    """Yields a record for each line (at most `limit`), and a summary last."""
     lines = data.splitlines()
     for number, line in enumerate(lines[:limit], 1):
         try:
             found = json.loads(line)
         except ValueError as error:
-            raise UsageError(f"{path}: line {number} is no JSON: {error}") from error
+            raise UsageError(f"{path}: line {number} is not JSON: {error}") from error
         yield {"type": "Job", **(found if isinstance(found, dict) else {"value": found})}
     yield {"type": "Jobs", "lines": len(lines)}
 
@@ -149,14 +155,16 @@ def _checkpoint(path: Path, data: bytes, limit: int | None) -> Facts:
     try:
         foreign = decode(data)
     except CheckpointError as error:
-        raise CheckpointError(f"{path}: neither a checkpoint of ours nor Danube's") from error
+        raise CheckpointError(
+            f"{path} is not a checkpoint, neither of Forebay nor of Danube"
+        ) from error
     return {"type": type(foreign).__name__, **asdict(foreign)}
 
 
 def _published(path: Path, data: bytes) -> Facts:
     found = decode_published(data)
     if found is None:
-        raise CheckpointError(f"{path}: no whole published position in this file")
+        raise CheckpointError(f"{path} holds no published position, or a damaged one")
     return {"type": "Published", **found._asdict()}
 
 
@@ -164,7 +172,7 @@ def _index(path: Path, data: bytes, limit: int | None) -> Facts:
     size = index_segment_bytes(data)
     index = None if size is None else decode_index(data, size)
     if index is None:
-        raise CheckpointError(f"{path}: no segment index")
+        raise CheckpointError(f"{path} is not a segment index, or is damaged")
     entries = list(zip(index.offsets, index.positions, strict=True))
     return {
         "type": "SegmentIndex",
@@ -175,7 +183,7 @@ def _index(path: Path, data: bytes, limit: int | None) -> Facts:
 
 
 def _cut(facts: Facts, name: str, limit: int | None) -> Facts:
-    """At most `limit` of a list, and how many there are."""
+    """Cuts the list `name` to `limit` items, and adds how many there were."""
     if facts.get(name):
         facts[f"{name}_count"] = len(facts[name])
         facts[name] = facts[name][:limit]
@@ -186,7 +194,7 @@ def _descriptor(path: Path, data: bytes, limit: int | None) -> Facts:
     try:
         found = decode_descriptor(data)
     except DescriptorError as error:
-        raise DescriptorError(f"{path}: no descriptor of an object: {error}") from error
+        raise DescriptorError(f"{path} is not the descriptor of an object: {error}") from error
     return _cut({"type": "ObjectDescriptor", **asdict(found)}, "offset_index", limit)
 
 
@@ -200,11 +208,11 @@ def _head(disk: Disk, path: Path) -> bytes:
 
 
 def _catalog(path: Path, head: bytes, limit: int | None) -> Iterator[Facts]:
-    """A record for each topic (at most `limit`), and a summary last."""
+    """Yields a record for each topic (at most `limit`), and a summary last."""
     mark = head[68:72]
-    # While its first pages are in SQLite's own log alone, the mark is not in the file yet.
+    # The mark is not in the file while the first pages are only in SQLite's write-ahead log.
     if mark != _CATALOG_MARK and not (path.name == FILE_NAME and mark == bytes(4)):
-        raise UsageError(f"{path}: a SQLite database of another program")
+        raise UsageError(f"{path} is a SQLite database of another program")
     kv = SqliteKv(path)
     count = 0
     try:
@@ -220,7 +228,7 @@ def _catalog(path: Path, head: bytes, limit: int | None) -> Iterator[Facts]:
 
 
 def _catalogs(kv: Kv) -> Iterator[Catalog]:
-    """One for each root that keys begin with; mostly there is one."""
+    """Yields a catalog for each root that keys begin with; usually there is one."""
     at, last = "", chr(0x10FFFF)
     while found := kv.range(at, last, limit=1):
         root, there, _ = found[0].key.partition(f"/{TOPICS_PREFIX}")

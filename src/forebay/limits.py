@@ -1,7 +1,7 @@
-"""Every hard limit of the system, in one place; settings choose within them.
+"""Every hard limit of the system, in one place; settings choose values within them.
 
-The asserts at the end are the relations that the code relies on. A limit guards memory or
-parsing: data over it is refused with an error, never truncated.
+A limit protects memory or a parser. Data over a limit is refused with an error, never truncated.
+The asserts at the end check relations between limits that the code relies on.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 
 OFFSET_MAX: Final = 2**63 - 1
-"""Offsets are u64 on disk; the sign bit stays free so that they fit SQL's and Spark's longs."""
+"""Offsets are u64 on disk, but must fit the signed longs of SQL and Spark."""
 
 FRAME_PAYLOAD_BYTES_MIN: Final = 10
-"""The smallest message there is (bincode 2, all fields empty). Zeroed bytes are no frame."""
+"""The smallest possible message (bincode 2, all fields empty). So zeroed bytes are not a frame."""
 
 FRAME_PAYLOAD_BYTES_MAX: Final = 64 * MIB
-"""A header that claims more is damage. Danube refuses messages over 10 MiB by default."""
+"""A header with a larger length is damaged. Danube refuses messages over 10 MiB by default."""
 
 MESSAGE_BYTES_MAX: Final = 32 * MIB
-"""One encoded message, all its fields together."""
+"""Of one encoded message with all its fields."""
 
 ATTRIBUTES_MAX: Final = 1024
 TOPIC_NAME_BYTES_MAX: Final = 255
 """Each of the two parts of a topic's name is a directory name."""
 
 FILE_NAME_BYTES_MAX: Final = 128
-"""Of `file_name`. A number and an ending are added to it, and file systems stop at 255 bytes."""
+"""Of `file_name`, to which a number and an ending are added; file systems allow 255 bytes."""
 
 FRAME_BATCH_BYTES_MAX: Final = 256 * KIB
-"""The largest batch in which frames are cached: what one eviction frees."""
+"""The largest batch of single appends; the cache drops whole batches."""
 
 QUEUE_BATCHES_MAX: Final = 256
-"""So many batches in the queue are committed, however small: each new one costs a look at all."""
+"""This many batches in the queue start a commit, because each new one copies the list of all."""
 
 ENCODE_BYTES_MAX: Final = 1 * MIB
-"""The largest piece that one call of the batch encoder makes; frames are never split."""
+"""What one call of the batch encoder returns at most, unless a single frame is larger."""
 
 READ_CHUNK_BYTES: Final = 1 * MIB
 """How much of a segment one read fetches."""
 
 
 SEGMENT_INDEX_BYTES: Final = 64 * KIB
-"""At most one index entry in so many bytes of a segment."""
+"""A segment index has at most one entry for this many bytes."""
 
 SEGMENT_INDEX_ENTRIES_MAX: Final = 1_000_000
 
@@ -54,65 +54,65 @@ SEGMENT_INDEXES_MAX: Final = 64
 
 CHECKPOINT_BYTES_MAX: Final = 64 * MIB
 READER_PIN_SECONDS_MAX: Final = 600.0
-"""A reader that has not moved for so long no longer keeps its segment from retention."""
+"""A reader that has not moved for this long no longer protects its segment from retention."""
 
 INTERVAL_SECONDS_MAX: Final = 10 * 366 * 24 * 3600
-"""The longest time that a setting asks to wait for; threads refuse to wait for 293 years."""
+"""The longest interval of a setting: ten years. Python's locks cannot wait for over 292 years."""
 
 WRITER_THREADS: Final = 4
 WRITER_THREADS_MAX: Final = 256
 
 GATHER_SECONDS_MAX: Final = 0.002
-"""The longest a group commit is held back for producers that are about to join it."""
+"""The longest that a group commit is delayed for producers that are about to join it."""
 
 OBJECT_INDEX_MESSAGES: Final = 1000
 OBJECT_INDEX_BYTES: Final = 1 * MIB
-"""A sparse index has an entry after so many messages or bytes, whichever comes first."""
+"""An object's index has an entry after this many messages or bytes, whichever comes first."""
 
 OBJECT_INDEX_ENTRIES_MAX: Final = 4096
-"""More are thinned: every second one goes, and the interval doubles."""
+"""If there are more, every second one is removed and the intervals double."""
 
 DESCRIPTOR_BYTES_MAX: Final = 512 * KIB
-"""Of JSON. etcd refuses requests over 1.5 MiB."""
+"""Of the JSON. etcd refuses requests over 1.5 MiB."""
 
 CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
 CATALOG_PAGE: Final = 256
-"""Entries that one range query of the catalog returns at most: 256 descriptors of 4 KiB."""
+"""The most entries that one range query of the catalog returns: about 1 MiB of descriptors."""
 
 CATALOG_OPERATIONS_MAX: Final = 100
-"""In one transaction; etcd allows 128."""
+"""Operations in one transaction; etcd allows 128."""
 
 JOB_STATE_BYTES_MAX: Final = 64 * KIB
-"""Of what a job remembers of a topic in the catalog."""
+"""Of one state that a job keeps for a topic in the catalog."""
 
 JOB_STATE_NAME_BYTES_MAX: Final = 256
-"""Percent-encoded it may be three times as long, within the 2 KiB of a catalog's key."""
+"""Percent-encoded, a name may be three times as long, within the 2 KiB of a catalog key."""
 
 LOST_RANGES_MAX: Final = 10_000
-"""That one topic can have; each is one failover to a machine without the local log."""
+"""Of one topic. A failover to a machine without the local log adds one."""
 
 OFFSETS_RESERVED: Final = 1_000_000
 """Offsets that the owner of a topic reserves at a time."""
 
 READ_AHEAD_CHUNKS: Final = 6
-"""Fetched chunks that one reader of objects holds at most, the current one aside."""
+"""The most chunks that one reader of objects fetches ahead of the current one."""
 
 CLOSE_SECONDS_MAX: Final = 5.0
-"""How long closing a topic waits for a request that is under way."""
+"""How long closing a topic waits for a running request."""
 
 FETCH_THREADS: Final = 8
 UPLOAD_THREADS: Final = 2
 BACKGROUND_THREADS_MAX: Final = 64
 OBJECT_KEY_BYTES_MAX: Final = 1024
 PART_BYTES_MIN: Final = 5 * MIB
-"""S3 takes no smaller part of a multipart upload, but for the last."""
+"""S3's minimum for the parts of a multipart upload, except the last."""
 
 FOLLOW_SECONDS: Final = 5.0
-"""How often an owner looks how far the pipeline has uploaded its topics."""
+"""How often an owner checks how far the pipeline has uploaded its topics."""
 TASK_BYTES: Final = 128 * MIB
-"""Of one Spark task, about: less is mostly Spark's own work, more is much to do again."""
+"""The target size of a Spark task: small ones are mostly overhead, large ones costly to retry."""
 WAVE_TASKS_PER_SLOT: Final = 8
-"""Spark tasks of one wave of a job: what is done is committed after each wave."""
+"""Tasks for each executor slot in one wave of a job; results are committed after each wave."""
 
 assert FRAME_PAYLOAD_BYTES_MIN < MESSAGE_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX < 2**32
 assert FRAME_BATCH_BYTES_MAX <= ENCODE_BYTES_MAX <= READ_CHUNK_BYTES

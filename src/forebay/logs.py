@@ -1,12 +1,12 @@
 """Structured log lines: an event in plain words, and fields.
 
-The library logs through `logging`, below the logger `forebay`, and configures nothing. A line
-reads `object committed topic=/default/orders object=data-0-9.dnb1`; `JsonFormatter` writes the
-same as one JSON object. Warnings and errors are counted by their kind, whether or not a handler
-takes them: the class of the error, or the event itself if there is none.
+The library logs through `logging`, below the logger `forebay`, and does not configure it. A line
+reads `object committed topic=/default/orders object=data-0-9.dnb1`; `JsonFormatter` writes the same
+as a JSON object. Warnings and errors are counted in `forebay_errors_total`, even if no handler
+prints them. Their kind is the class of the error, or the text of the event if there is no error.
 
-What a caller gets wrong: fields are for names, numbers and errors. Never a secret, a payload or
-an option of the store.
+What a caller gets wrong: fields are for names, numbers and errors. Never pass a secret, a payload
+or an option of the object store.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from forebay.metrics import Counter
 
 ERRORS: Final = Counter(
     "forebay_errors_total",
-    "What was logged as a warning or an error, by the class of the error, else by the event.",
+    "Warnings and errors that were logged, by the class of the error, otherwise by the event.",
     ["kind"],
 )
 _FIELDS: Final = "forebay_fields"
 _QUOTED: Final = frozenset(' "=\\')
-"""Values with one of these are quoted, as JSON does it."""
+"""Values with one of these characters are quoted, as in JSON."""
 
 
 def event(
@@ -36,7 +36,10 @@ def event(
     trace: BaseException | None = None,
     **fields: object,
 ) -> None:
-    """Logs what happened, with the fields behind it, and the traceback of `trace` below it."""
+    """Logs `text` followed by the fields, and the traceback of `trace`; counts warnings and errors.
+
+    `text` must be constant for a kind of event, because it may become a label of the metric.
+    """
     if level >= logging.WARNING:
         ERRORS.add(1, _kind(text, trace, fields))
     if logger.isEnabledFor(level):
@@ -51,19 +54,19 @@ def _kind(text: str, trace: BaseException | None, fields: dict[str, object]) -> 
 
 
 def _words(value: object) -> str:
-    """Of an error without words, its name."""
+    """The value as text; an error with an empty message is shown by its `repr`."""
     return str(value) or repr(value) if isinstance(value, BaseException) else str(value)
 
 
 def _plain(value: object) -> str:
-    """On one line: the name of a topic or the text of an error must not forge a second one."""
+    """The value on one line, quoted if needed, so that no value can forge a second log line."""
     text = f"{value:.3f}" if isinstance(value, float) else _words(value)
     plain = text.isprintable() and not set(text) & _QUOTED
     return text if text and plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def fields_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """The event and its fields; of a line that `event` did not write, the line alone."""
+    """The event and its fields; for a record that `event` did not log, the message and none."""
     plain: tuple[str, dict[str, object]] = (record.getMessage(), {})
     found: tuple[str, dict[str, object]] = getattr(record, _FIELDS, plain)
     return found
@@ -87,7 +90,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class ServerFormatter(logging.Formatter):
-    """Text, for a process that runs for long: `2026-01-31T12:00:00.000Z error upload failed`."""
+    """Text with time and level, for servers: `2026-01-31T12:00:00.000Z error upload failed`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{_moment(record)} {record.levelname.lower()} {super().format(record)}"

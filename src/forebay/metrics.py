@@ -1,15 +1,16 @@
-"""Counters, gauges and histograms of this process, and their text as Prometheus reads it.
+"""Counters, gauges and histograms of this process, in Prometheus' text format.
 
-Metrics are module-level objects, made once and named `forebay_...`. They are counted for each
-batch, request or object, never for each message. There is one registry, in this module. What is
-known somewhere anyway is not counted but collected when the page is rendered: see `Collected`.
+Metrics are module-level objects named `forebay_...`, in one registry in this module. All functions
+are thread-safe. Values that exist elsewhere anyway are not counted, but collected when the page is
+rendered: see `Collected`.
 
-What Spark's Python workers count (requests to the object store, above all) travels with the results
-of their tasks to the driver, and from there to the server that started it: `counter_growth` there,
-`add_growth` here. Counters alone do: a gauge is of one process, a histogram stays where it is.
+Counters of Spark's Python workers travel with the results of their tasks to the driver, and from
+there to the server that started it: `counter_growth` there, `add_growth` here. Gauges and
+histograms stay in their process.
 
-Why no client library: the one for Prometheus takes 150 ms to import, which every command would
-pay, and what is needed of it is this page.
+There is no Prometheus client library here because importing it takes 150 ms in every command.
+
+What a caller gets wrong: update a metric once per batch, request or object, never per message.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ BYTES: Final = tuple(float(4**power) for power in range(5, 17))
 MESSAGES: Final = tuple(float(10**power) for power in range(1, 9))
 
 Counts: TypeAlias = Mapping[str, Mapping[tuple[str, ...], float]]
-"""By the name of the counter, and by the values of its labels."""
+"""Values by the name of the counter, and by the values of its labels."""
 Growth: TypeAlias = Sequence[tuple[str, tuple[str, ...], float]]
 
 _LEFT_OUT: Final = {"forebay_errors_total"}
-"""Log lines travel themselves, and are counted where they are logged again."""
+"""Not sent by `counter_growth`: log lines are sent themselves, and counted when logged again."""
 
 _lock = threading.Lock()
 _registry: Final[dict[str, Metric]] = {}
 
 
 class Collector(Protocol):
-    """Knows numbers that nobody counts."""
+    """Provides values that are not counted."""
 
     def collect(self) -> None:
-        """Sets gauges of the kind `Collected`; may wait for a disk, and raises nothing."""
+        """Sets `Collected` gauges. May wait for a disk; must not raise."""
 
 
 _collecting = threading.Lock()
@@ -50,9 +51,9 @@ _collectors: Final[weakref.WeakSet[Collector]] = weakref.WeakSet()
 
 
 def _unlock_in_child() -> None:
-    """A thread of the parent may have held a lock when it forked, and is not here.
+    """Replaces the locks in a forked child: a thread of the parent may have held them.
 
-    What the parent collects is the parent's: its locks may be taken for ever.
+    Collectors are dropped, because their locks may be held for ever for the same reason.
     """
     global _lock, _collecting
     _lock, _collecting = threading.Lock(), threading.Lock()
@@ -63,7 +64,7 @@ os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 class Metric:
-    """A named family of numbers, one for each set of label values."""
+    """A metric: one value, or histogram, for each set of label values."""
 
     kind = "untyped"
 
@@ -72,11 +73,11 @@ class Metric:
         self.text = text
         self.labels = tuple(labels)
         with _lock:
-            assert name not in _registry, f"the metric {name} is there already"
+            assert name not in _registry, f"there is a metric {name} already"
             _registry[name] = self
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
-        """(suffix of the name, labels in braces, value)."""
+        """Yields (suffix of the name, labels in braces, value)."""
         raise NotImplementedError
 
     def _require_labels(self, values: tuple[str, ...]) -> None:
@@ -96,7 +97,7 @@ def _on_one_line(text: str) -> str:
 
 
 class Counter(Metric):
-    """Only grows."""
+    """A number that only grows."""
 
     kind = "counter"
 
@@ -113,7 +114,7 @@ class Counter(Metric):
         return self._values.get(values, 0.0)
 
     def values(self) -> dict[tuple[str, ...], float]:
-        """The number of each set of label values."""
+        """The value for each set of label values."""
         with _lock:
             return dict(self._values)
 
@@ -123,7 +124,7 @@ class Counter(Metric):
 
 
 class Gauge(Counter):
-    """Goes up and down."""
+    """A number that goes up and down."""
 
     kind = "gauge"
 
@@ -133,12 +134,13 @@ class Gauge(Counter):
             self._values[values] = number
 
     def forget(self, *values: str) -> None:
+        """Removes the value for these label values from the page."""
         with _lock:
             self._values.pop(values, None)
 
 
 class Collected(Gauge):
-    """What collectors set while the page is made; what none of them sets is not on it."""
+    """A gauge that collectors set while the page is rendered; without a value it is left out."""
 
     def clear(self) -> None:
         with _lock:
@@ -146,7 +148,7 @@ class Collected(Gauge):
 
 
 class Histogram(Metric):
-    """How many observations were at most so large."""
+    """Counts observations by size, in buckets with upper bounds."""
 
     kind = "histogram"
 
@@ -184,19 +186,19 @@ class Histogram(Metric):
 
 
 def catalogue() -> list[Metric]:
-    """All metrics of the modules that are imported, by name."""
+    """All metrics of the modules imported so far, sorted by name."""
     with _lock:
         return [metric for _, metric in sorted(_registry.items())]
 
 
 def collect_from(collector: Collector) -> None:
-    """Collects from it for every page from now on; the reference is weak."""
+    """Collects from it for every page from now on, as long as it exists."""
     with _lock:
         _collectors.add(collector)
 
 
 def render() -> str:
-    """All metrics in Prometheus' text format. May wait for a disk, where collectors do."""
+    """All metrics in Prometheus' text format. May wait for a disk, because collectors may."""
     with _collecting:
         with _lock:
             collectors = list(_collectors)
@@ -222,12 +224,12 @@ def _page(metric: Metric) -> str:
 
 
 def counter_values() -> Counts:
-    """All counters of this process as they are."""
+    """The current values of all counters of this process."""
     return {metric.name: metric.values() for metric in _counters().values()}
 
 
 def counter_growth(before: Counts) -> Growth:
-    """What was counted since."""
+    """By how much counters have grown since `before`."""
     found = []
     for name, values in counter_values().items():
         known = before.get(name, {})
@@ -239,7 +241,7 @@ def counter_growth(before: Counts) -> Growth:
 
 
 def add_growth(grown: Growth) -> None:
-    """Counts here what was counted elsewhere; a counter that this process lacks is left out."""
+    """Adds what another process counted; ignores counters that this process does not have."""
     known = _counters()
     for name, labels, more in grown:
         counter = known.get(name)

@@ -1,8 +1,9 @@
-"""Settings: frozen data, one class for each component, checked when they are created.
+"""Settings: frozen data classes, one for each component, checked when they are created.
 
-Names and defaults are those of the configuration file; the text below each field is its meaning in
-docs/guide/configuration.md. Byte and time bounds are in the unit that the name ends with, and an
-`mb` is 1024 * 1024 bytes. Secrets are in no repr and in no error.
+Names and defaults are those of the configuration file. The text below each field is its description
+in docs/guide/configuration.md, which `forebay config reference` generates from this file. Sizes and
+times are in the unit that the name ends with; an `mb` is 1024 * 1024 bytes. A wrong value raises
+InvalidSetting. No repr and no error contains a secret.
 """
 
 from __future__ import annotations
@@ -61,31 +62,31 @@ _SCHEMES: Final = {
     "fs": ("file",),
     "memory": ("memory",),
 }
-"""What a root starts with, for each backend; other schemes are the backend's own business."""
+"""The schemes of a root, by backend; other schemes are left for the backend to check."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalSettings:
-    """One topic's write-ahead log."""
+    """The write-ahead log of each topic."""
 
     dir: Path | str | None = None
-    """The topic's own directory; None keeps everything in memory, up to the cache's bounds."""
+    """The topic's own directory; None keeps the log in memory, within the limits of the cache."""
     file_name: str = "wal.log"
-    """Of the first segment; a later one has its number in it, such as `wal.7.log`."""
+    """The name of the first segment; later ones get a number, such as `wal.7.log`."""
     cache_capacity: int = 1024
-    """Messages kept in memory for readers after they are synced."""
+    """Synced messages kept in memory for readers."""
     cache_max_bytes: int = 16 * MIB
-    """Of those messages together, whichever bound is met first."""
+    """Bytes of synced messages kept in memory; the limit that is reached first applies."""
     queue_max_bytes: int = 32 * MIB
-    """Bytes appended and not yet synced; an append that finds them used up waits."""
+    """The most bytes that are appended and not synced yet; further appends wait."""
     fsync_interval_ms: int = 5000
-    """The longest that an append nobody waits for stays unsynced."""
+    """The longest time until an append is synced if nobody waits for it."""
     fsync_max_batch_bytes: int = 10 * MIB
-    """Unsynced bytes that start a sync before that interval is over."""
+    """Unsynced bytes that start a sync before the interval has passed."""
     rotate_max_bytes: int | None = 64 * MIB
-    """How large a segment gets; None sets no bound."""
+    """The size at which a new segment is begun; None sets no limit."""
     rotate_max_seconds: float | None = 3600
-    """How long a segment is written to; None sets no bound."""
+    """The age at which a new segment is begun; None sets no limit."""
 
     def __post_init__(self) -> None:
         as_path(self, "dir")
@@ -99,16 +100,16 @@ class WalSettings:
 
 @dataclass(frozen=True, slots=True)
 class DeleterSettings:
-    """Retention of local segments; None switches a rule off."""
+    """Retention of local segments that are uploaded; None switches a rule off."""
 
     check_interval_minutes: float = 5
-    """Between two passes over a topic."""
+    """The time between two passes over a topic."""
     retention_time_minutes: float | None = 1440
-    """How long a segment stays after its last message."""
+    """How long a segment is kept after its last message."""
     retention_size_mb: float | None = 10240
-    """How much of a topic stays; what is over goes, oldest first, whatever its age."""
+    """How much of a topic is kept; beyond that the oldest segments are deleted, of any age."""
     deletion_lag_minutes: float = 240
-    """How long a segment stays after the objects that hold it were made."""
+    """How long a segment is kept after its objects were created."""
 
     def __post_init__(self) -> None:
         require(self, "retention_time_minutes", "retention_size_mb", least=0, optional=True)
@@ -118,38 +119,38 @@ class DeleterSettings:
 
 @dataclass(frozen=True, slots=True)
 class UploaderSettings:
-    """From segments to objects."""
+    """The uploader, which copies segments to objects."""
 
     enabled: bool = True
     """Whether topics are uploaded in the background."""
     runner: Literal["inline", "spark"] = "inline"
-    """Who uploads: threads of this process, or the Spark pipeline, which leaves them idle."""
+    """What uploads: `inline` are threads of this process, `spark` is the Spark pipeline."""
     interval_seconds: float = 300
-    """Between two cycles of a topic; the first one comes at start."""
+    """The time between two upload cycles of a topic; the first begins at start."""
     root_prefix: str = "/forebay"
-    """What the catalog's keys start with."""
+    """The prefix of the catalog's keys."""
     max_object_bytes: int = 1 * GIB
-    """How large an object gets."""
+    """The largest size of an object."""
     max_object_messages: int | None = None
-    """How many messages an object gets; None sets no bound."""
+    """The most messages in an object; None sets no limit."""
     rolling: bool = False
-    """One writer held open across cycles, instead of an object written in one go."""
+    """Whether an object is written across several cycles, instead of within one."""
     max_open_seconds: float = 600
-    """The longest that a synced message waits for its upload to begin, the interval aside."""
+    """The longest time until the upload of a synced message begins, besides the interval."""
     max_idle_seconds: float | None = None
-    """A rolling object ends when nothing was appended for so long; None waits on."""
+    """A rolling object is completed when nothing was appended for this long; None sets no limit."""
     stream_chunk_size: int = 8 * MIB
-    """Of one part of an upload."""
+    """The size of one part of an upload."""
     concurrent_parts: int = 4
-    """In flight, for each object being written."""
+    """Parts in flight for each object that is being written."""
     concurrent_topics: int = UPLOAD_THREADS
     """Topics that are uploaded at the same time."""
     verify_after_upload: bool = True
-    """Reads every object back before it counts; else its size and etag are compared."""
+    """Whether objects are read back before they count; otherwise only size and etag are checked."""
     sidecars: bool = True
-    """A small copy of the descriptor beside each object, for a restore from the bucket alone."""
+    """Whether each object gets a copy of its descriptor, for a restore without the catalog."""
     sweep_grace_minutes: float = 1440
-    """How old an object that no descriptor names must be before a sweep removes it."""
+    """The age at which `forebay sweep` removes objects that the catalog does not know."""
 
     def __post_init__(self) -> None:
         require_type(self, "enabled", bool)
@@ -172,7 +173,7 @@ class UploaderSettings:
 
 @dataclass(frozen=True, slots=True)
 class CloudSettings:
-    """Where objects are."""
+    """The object store."""
 
     backend: Literal["fs", "memory", "s3", "gcs", "azure"] = "fs"
     """The kind of store; `fs` is a directory, `memory` is for tests."""
@@ -180,16 +181,16 @@ class CloudSettings:
     """`s3://bucket/prefix`, `gs://bucket/prefix`, `azure://container/prefix`, or a directory;
     None is `<data>/objects`."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What the backend needs to know; the rest comes from the environment. s3: endpoint, region,
+    """Options of the backend; what is not given comes from the environment. s3: endpoint, region,
     access_key, secret_key, session_token, virtual_host_style, anonymous. gcs: endpoint,
     credentials_path, anonymous. azure: endpoint, account_name, account_key, sas_token, anonymous.
     """
     request_timeout_seconds: float = 60
-    """For one request, such as one part of an upload."""
+    """The timeout of one request, such as one part of an upload."""
     retry_timeout_seconds: float = 120
-    """How long one request is tried again."""
+    """How long one request is retried."""
     max_retries: int = 8
-    """How often one request is tried again, within that time."""
+    """How often one request is retried within that time."""
 
     def __post_init__(self) -> None:
         require_choice(self, "backend", ("fs", "memory", "s3", "gcs", "azure"))
@@ -204,27 +205,28 @@ class CloudSettings:
         if self.root is None:
             return
         if holds_password(self.root):
-            raise InvalidSetting("root is a URL with a password; credentials belong into options")
+            raise InvalidSetting("root is a URL with a password; put credentials into options")
         scheme, separator, _ = self.root.partition("://")
         for backend, schemes in _SCHEMES.items():
             if separator and scheme in schemes and backend != self.backend:
                 raise InvalidSetting(
-                    f"root is {self.root!r}, of backend {backend}; backend is {self.backend!r}"
+                    f"root is {self.root!r}, which needs backend {backend!r}; it is "
+                    f"{self.backend!r}"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class CloudReaderSettings:
-    """From objects to readers."""
+    """Reading from objects."""
 
     fetch_chunk_size: int = 4 * MIB
-    """Of one request."""
+    """How much one request fetches."""
     read_ahead_chunks: int = READ_AHEAD_CHUNKS
     """Chunks that one reader fetches ahead; 0 fetches one at a time."""
     fetch_threads: int = FETCH_THREADS
-    """Requests in flight, of all readers together."""
+    """Requests in flight for all readers together."""
     lenient: bool = False
-    """Whether readers step over damaged frames, with a warning, instead of raising."""
+    """Whether readers skip damaged frames with a warning, instead of raising an error."""
 
     def __post_init__(self) -> None:
         require(self, "fetch_chunk_size", least=64 * KIB, most=GIB, whole=True)
@@ -238,9 +240,9 @@ class RemoteRetentionSettings:
     """Retention of objects; None, the default, keeps them for ever."""
 
     time_minutes: float | None = None
-    """How long an object stays after it was made."""
+    """How long an object is kept after it was created."""
     size_mb: float | None = None
-    """How much of a topic stays; whole objects that are over go, oldest first."""
+    """How much of a topic is kept; beyond that the oldest objects are deleted."""
 
     def __post_init__(self) -> None:
         require(self, "time_minutes", "size_mb", least=0, optional=True)
@@ -248,32 +250,32 @@ class RemoteRetentionSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetadataSettings:
-    """Where the catalog is."""
+    """The catalog."""
 
     backend: Literal["sqlite", "etcd"] = "sqlite"
-    """A file for one machine, or a cluster."""
+    """`sqlite` is a file for one machine, `etcd` a cluster."""
     path: Path | str | None = None
-    """Of SQLite's file; None is `<data>/catalog.db`."""
+    """SQLite's file; None is `<data>/catalog.db`."""
     endpoints: Sequence[str] = ()
-    """Of etcd, such as `127.0.0.1:2379`."""
+    """The members of the etcd cluster, such as `127.0.0.1:2379`."""
     prefix: str | None = None
-    """What the catalog's keys start with; None leaves it to `uploader.root_prefix`."""
+    """The prefix of the catalog's keys; None uses `uploader.root_prefix`."""
     username: str | None = None
-    """Of etcd's authentication; None asks for none."""
+    """The etcd user; None uses no authentication."""
     password: str | None = field(default=None, repr=False)
-    """Of that user."""
+    """The password of the etcd user."""
     ca_file: Path | str | None = None
-    """Certificates that etcd's own is checked with; giving one switches TLS on."""
+    """The CA certificates that etcd's certificate is checked with; switches TLS on."""
     cert_file: Path | str | None = None
-    """This client's certificate."""
+    """The client certificate for etcd."""
     key_file: Path | str | None = None
-    """The private key of that certificate."""
+    """The private key of the client certificate."""
     timeout_seconds: float = 5
-    """For one request."""
+    """The timeout of one request."""
     lease_seconds: float = 15
-    """How long a topic stays owned by a process that says nothing more."""
+    """How long a topic stays owned by a process that no longer renews its lease."""
     lease_margin_seconds: float = 3
-    """An owner stops acknowledging so long before its lease ends."""
+    """How long before its lease ends an owner stops acknowledging appends."""
     offsets_reserved: int = OFFSETS_RESERVED
     """Offsets that the owner of a topic reserves at a time."""
 
@@ -309,12 +311,12 @@ class MetadataSettings:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The gRPC server, which is to come: nothing listens there yet."""
+    """The gRPC server, which does not exist yet: these keys have no effect."""
 
     listen: str = "127.0.0.1:6650"
     """The address that clients connect to; port 0 takes a free one."""
     ack: Literal["buffered", "synced", "uploaded"] = "synced"
-    """How far a message has to get before its producer is told that it is stored."""
+    """The stage that a message must reach before it is acknowledged to its producer."""
 
     def __post_init__(self) -> None:
         require_address(self, "listen")
@@ -323,30 +325,30 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
-    """The HTTP server: REST, metrics, dashboard."""
+    """The HTTP server: REST API, metrics and dashboard."""
 
     listen: str = "127.0.0.1:8650"
-    """The address that browsers connect to; port 0 takes a free one. One that other machines
-    reach needs a `token`."""
+    """The address to listen on; port 0 takes a free one. An address that other machines can reach
+    needs a `token`."""
     url: str | None = None
-    """What other machines call it, such as `https://forebay.internal:8650`; None is made of
-    `listen`."""
+    """The URL by which other machines reach the server, such as `https://forebay.internal:8650`;
+    None derives it from `listen`."""
     token: str | None = field(default=None, repr=False)
-    """What requests have to bring as `Authorization: Bearer`; None asks for nothing."""
+    """The token that requests must send as `Authorization: Bearer`; None requires none."""
     cert_file: Path | str | None = None
-    """The certificate chain of the server; giving one switches TLS on."""
+    """The certificate chain of the server; switches TLS on."""
     key_file: Path | str | None = None
     """The private key of that certificate."""
     ca_file: Path | str | None = None
-    """Certificates that clients of this server check its own with; None is the system's."""
+    """The CA certificates with which clients check the server's; None uses the system's."""
     request_bytes_max: int = 16 * MIB
-    """Of one request's body."""
+    """The largest body of a request, in bytes."""
     request_messages_max: int = 10_000
-    """Of one request."""
+    """The most messages in a request."""
     pending_bytes_max: int = 64 * MIB
-    """Bodies of all requests that are under way; what is over waits."""
+    """The most bytes of bodies of running requests; further requests wait."""
     streams_max: int = 64
-    """Readers of messages at a time; what is over is refused."""
+    """The most requests that read messages at the same time; further ones are refused."""
 
     def __post_init__(self) -> None:
         require_address(self, "listen")
@@ -354,8 +356,8 @@ class AdminSettings:
             require_type(self, name, str, optional=True)
         if self.token is not None and not _TOKEN.fullmatch(self.token):
             raise InvalidSetting(
-                "token is empty, or has characters that no header can carry; it must be letters, "
-                "digits and -._~+/= (leave it out to ask for none)"
+                "token is empty, too long or has other characters than letters, digits and "
+                "-._~+/=; leave it out to require none"
             )
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise InvalidSetting(f"url is {self.url!r}; it must begin with http:// or https://")
@@ -378,15 +380,15 @@ class AdminSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A running server, as other processes of the same store reach it."""
+    """How other processes of the same store reach a running server."""
 
     url: str
     instance: str | None = None
-    """Which run of the server it is; None where it was named by hand."""
+    """The id of this run of the server; None if the address was given by hand."""
     token: str | None = field(default=None, repr=False)
     ca_file: Path | str | None = None
     store: str | None = None
-    """Which store it has to be of; None where nobody has asked yet."""
+    """The id of the store that the server must have; None if it is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,9 +396,9 @@ class SparkSettings:
     """The Spark session of the pipeline and the jobs."""
 
     master: str = "local[*,4]"
-    """Where it runs; `local[*]` alone never tries a failed task again."""
+    """Spark's master URL; plain `local[*]` never retries a failed task."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Spark's own settings, such as `spark.executor.memory: 4g`."""
+    """Settings of Spark itself, such as `spark.executor.memory: 4g`."""
 
     def __post_init__(self) -> None:
         require_type(self, "master", str)
@@ -410,12 +412,12 @@ class SparkSettings:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """A whole store: where it is, and how each part of it behaves."""
+    """A whole store: its data directory, and the settings of each component."""
 
     data: Path | str | None
-    """The data directory, for everything that has no place of its own; None is memory only."""
+    """The directory of everything without a path of its own; None keeps the store in memory."""
     wal: WalSettings = field(default_factory=WalSettings)
-    """For every topic; its `dir` is ignored in favour of `<wal_root>/<namespace>/<topic>`."""
+    """For every topic; `dir` is ignored, topics are in `<wal_root>/<namespace>/<topic>`."""
     uploader: UploaderSettings = field(default_factory=UploaderSettings)
     cloud: CloudSettings = field(default_factory=CloudSettings)
     cloud_reader: CloudReaderSettings = field(default_factory=CloudReaderSettings)
@@ -425,19 +427,20 @@ class StoreSettings:
     writer_threads: int = WRITER_THREADS
     """Threads that all topics share for writing and syncing."""
     wal_root: Path | str | None = None
-    """The directory of all topics' directories; None is `<data>/wal`."""
+    """The directory with the directories of all topics; None is `<data>/wal`."""
     broker: BrokerSettings = field(default_factory=BrokerSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
     spark: SparkSettings = field(default_factory=SparkSettings)
     server: ServerAddress | None = None
-    """The server that owns the topics now, where one runs; found, never configured."""
+    """The running server that owns the topics, if any; discovered, not configured."""
 
     def __post_init__(self) -> None:
         as_path(self, "data")
         as_path(self, "wal_root")
         if self.data is None and self.wal_root is not None:
             raise InvalidSetting(
-                f"wal_root is {str(self.wal_root)!r}; a store in memory (data is None) has none"
+                f"wal_root is {str(self.wal_root)!r}; it must be None for a store in memory (data "
+                "is None)"
             )
         require_type(self, "wal", WalSettings)
         require_type(self, "uploader", UploaderSettings)
@@ -454,15 +457,15 @@ class StoreSettings:
 
 # ---- checks ----
 #
-# Each takes the owner and the names of its fields. All raise InvalidSetting with a message that
-# starts with the field's name: the loader of configuration files puts the file, the line and the
-# section before it.
+# Each takes a settings object and the names of its fields. All raise InvalidSetting with a message
+# that starts with the name of the field: the loader of configuration files adds the file, the line
+# and the section in front of it.
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting of that name is kept from errors, logs and dumps.
+    """Whether the value of a setting with that name must not be in errors, logs and dumps.
 
-    Names of files are not secret, what is in them is: `key_file` is shown.
+    The name of a file is not secret, only its contents: `key_file` is shown.
     """
     return _SECRET.search(name) is not None and not name.lower().endswith(("file", "path"))
 
@@ -479,21 +482,21 @@ def require(
     whole: bool = False,
     optional: bool = False,
 ) -> None:
-    """InvalidSetting unless each is a number in `least..most`, or None where that is allowed."""
+    """Raises InvalidSetting unless each field is a number in `least..most`, or None if optional."""
     kind = "whole number" if whole else "number"
     for name in names:
         value = getattr(owner, name)
         if optional and value is None:
             continue
         right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if not right or not least <= value <= most:  # which refuses nan too
+        if not right or not least <= value <= most:  # refuses nan too
             raise InvalidSetting(
                 f"{name} is {value!r}; it must be a {kind} of at least {least} and at most {most}"
             )
 
 
 def as_path(owner: object, name: str) -> None:
-    """Makes the setting a Path where it is a str; InvalidSetting where it is neither nor None."""
+    """Converts a str to a Path; raises InvalidSetting unless it is a str, a Path or None."""
     value = getattr(owner, name)
     if isinstance(value, str) and value and "\0" not in value:
         object.__setattr__(owner, name, Path(value))
@@ -514,12 +517,12 @@ def require_choice(owner: object, name: str, choices: tuple[str, ...]) -> None:
 
 
 def as_options(owner: object, name: str) -> None:
-    """Makes the setting a dict of its own; InvalidSetting unless it maps text to text."""
+    """Copies the mapping; raises InvalidSetting unless it maps strings to strings."""
     value = getattr(owner, name)
     if not isinstance(value, Mapping) or not all(
         isinstance(key, str) and isinstance(each, str) for key, each in value.items()
     ):
-        raise InvalidSetting(f"{name} is not a mapping of text to text")
+        raise InvalidSetting(f"{name} must be a mapping of strings to strings")
     object.__setattr__(owner, name, dict(value))
 
 
@@ -532,5 +535,5 @@ def require_address(owner: object, name: str) -> None:
 
 
 def holds_password(url: str) -> bool:
-    """Whether it is `scheme://user:password@...`."""
+    """Whether the URL has the form `scheme://user:password@...`."""
     return re.search(r"://[^/@]*:[^/]*@", url) is not None

@@ -107,7 +107,7 @@ def test_any_text_is_a_name_below_the_topics_job_states(setup: Setup, name: str)
 
 def test_a_name_or_value_that_is_too_large_is_refused(setup: Setup) -> None:
     for name in ("", "x" * (JOB_STATE_NAME_BYTES_MAX + 1), "\ud800"):
-        with pytest.raises(UsageError, match="name of a note"):
+        with pytest.raises(UsageError, match="name of a job state"):
             write_job_state(setup.catalog, TOPIC, name, b"", expected=None)
     with pytest.raises(UsageError, match="at most"):
         write_job_state(setup.catalog, TOPIC, "n", bytes(JOB_STATE_BYTES_MAX + 1), expected=None)

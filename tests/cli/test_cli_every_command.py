@@ -96,7 +96,7 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
     "inspect": [
         (["{tmp}/absent"], "no such file"),
         (["{data}"], "is a directory"),
-        (["{tmp}/notes.txt"], "none of a store's files"),
+        (["{tmp}/notes.txt"], "is not a file of a store"),
     ],
     "repair": [
         (["absent"], "there is no topic /default/absent"),

@@ -232,6 +232,6 @@ def test_inspect_leaves_the_database_of_another_program_alone(tmp_path: Path) ->
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
     (tmp_path / "bad.json").write_text("{}")
-    assert "no descriptor of an object" in refused("inspect", tmp_path / "bad.json")
+    assert "is not the descriptor of an object" in refused("inspect", tmp_path / "bad.json")
     (tmp_path / "wal.id").write_text("no id")
-    assert "no id of a log" in refused("inspect", tmp_path / "wal.id")
+    assert "wal.id does not hold the id" in refused("inspect", tmp_path / "wal.id")

@@ -166,7 +166,7 @@ def test_a_file_is_a_mapping(text: str) -> None:
         ("metadata: {lease_seconds: 4}", "f.yml: metadata.lease_margin_seconds is 3; it must be"),
         ("metadata: {backend: etcd}", "f.yml: metadata.endpoints is empty; etcd needs"),
         ("storage: {cloud: {root: 's3://b'}}",
-         "f.yml:1: storage.cloud.root is 's3://b', of backend s3; backend is 'fs'"),
+         "f.yml:1: storage.cloud.root is 's3://b', which needs backend 's3'; it is 'fs'"),
     ],
 )  # fmt: skip
 def test_what_the_settings_refuse_is_told_with_its_place(text: str, start: str) -> None:

@@ -75,5 +75,5 @@ def test_every_option_of_a_remote_store_is_on_the_page(
 ) -> None:
     with pytest.raises(InvalidSetting) as refused:
         store_location(CloudSettings(backend, root, {"no-such": "x"}))
-    known = str(refused.value).rsplit(", of ", maxsplit=1)[1]
+    known = str(refused.value).rsplit("; all are ", maxsplit=1)[1]
     assert f"{backend}: {known}." in render()

@@ -348,9 +348,9 @@ DANUBE_UPLOADER: Final = bytes.fromhex(
 
 def test_danubes_checkpoint_is_refused_by_its_name() -> None:
     assert not is_checkpoint(DANUBE_WAL)
-    with pytest.raises(CheckpointError, match=r"'FBCK'; it reads as Danube's wal\.ckpt"):
+    with pytest.raises(CheckpointError, match=r"'FBCK'; it looks like Danube's wal\.ckpt"):
         decode_checkpoint(DANUBE_WAL, WalCheckpoint)
-    with pytest.raises(CheckpointError, match=r"'FBCK'; it reads as Danube's uploader\.ckpt"):
+    with pytest.raises(CheckpointError, match=r"'FBCK'; it looks like Danube's uploader\.ckpt"):
         decode_checkpoint(DANUBE_UPLOADER, UploaderCheckpoint)
     with pytest.raises(CheckpointError, match=r"'FBCK'$"):
         decode_any_checkpoint(b"\xff" * 50)

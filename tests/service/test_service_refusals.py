@@ -87,7 +87,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         before=("unshare", "-m", "sh", "-c", script, str(place)),
     )
     assert "cannot be used" in line
-    assert "read-only" in line
+    assert "Read-only" in line
 
 
 def test_up_without_java(tmp_path: Path) -> None:

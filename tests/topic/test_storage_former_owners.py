@@ -76,6 +76,6 @@ def test_a_reader_of_a_closed_topic_raises_no_false_alarm(setup: Setup) -> None:
     with setup.topic() as again:
         again.upload()
         assert again.trim_local()
-        with pytest.raises(LogClosed, match="went since"):
+        with pytest.raises(LogClosed):
             list(reader)
         assert offsets(again.read(5)) == list(range(5, 300))

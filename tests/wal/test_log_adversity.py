@@ -220,7 +220,7 @@ async def test_two_tasks_cannot_ask_one_stream_at_once() -> None:
         stream = topic.stream()
         first = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
-        with pytest.raises(UsageError, match="one task at a time"):
+        with pytest.raises(UsageError, match="one task"):
             await anext(stream)
         topic.append(b"x")
         assert (await first).payload == b"x"

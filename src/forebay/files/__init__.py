@@ -1,1 +1,1 @@
-"""The local disk as a port: `disk` is the interface, `local` the machine's own."""
+"""The local disk: `disk` is the interface, `local` implements it with system calls."""

@@ -1,11 +1,13 @@
-"""`Disk`: what the log needs of a disk, and nothing else.
+"""`Disk`: the interface between the log and the local disk.
 
-Only two calls make anything last: `AppendFile.sync` (the bytes of that file, as `fdatasync`) and
-`Disk.sync_dir` (the names in that directory: created, renamed, removed). Everything else may be
-forgotten by a power loss, and `forebay.testing.CrashDisk` forgets it.
+Errors are `OSError` with an errno; a missing file is `FileNotFoundError`. Writes may be short, like
+`write(2)`, so use `append_all` and the like. Relative paths are relative to the working directory
+of the process.
 
-Errors are `OSError` with an errno; a missing file is `FileNotFoundError`. Writes may be short, as
-`write(2)` may: callers loop. Paths are absolute or relative to the process, as for `os`.
+What a caller gets wrong: only two calls make anything durable. `AppendFile.sync` does so for the
+bytes of one file (`fdatasync`), and `Disk.sync_dir` for the names in one directory: created,
+renamed or removed. Anything else may be lost in a power failure, and
+`forebay.testing.CrashDisk` loses it.
 """
 
 from __future__ import annotations
@@ -18,39 +20,42 @@ from forebay.format.layout import Buffer
 
 
 class AppendFile(Protocol):
-    """One open file that is written at its end. Not thread-safe: it has one writer."""
+    """An open file to append to. Not thread-safe: a file has one writer."""
 
     def append(self, data: Buffer) -> int:
-        """Writes some of `data` at the end of the file; returns how many bytes it took."""
+        """Writes some or all of `data` at the end of the file; returns how many bytes."""
 
     def append_parts(self, parts: Sequence[Buffer]) -> int:
-        """`append` of all parts, one after the other, in one call where that can be."""
+        """`append` for several buffers, in one system call if possible."""
 
     def write_at(self, data: Buffer, position: int) -> int:
-        """Overwrites from `position`, which is at most the file's size; returns the bytes taken."""
+        """Writes some or all of `data` at `position`; returns how many bytes.
+
+        `position` must not be beyond the end of the file.
+        """
 
     def truncate(self, size: int) -> None: ...
 
     def size(self) -> int: ...
 
     def sync(self) -> None:
-        """Returns when all bytes written so far are on the device, or raises.
+        """Returns once all bytes written so far are on the device, or raises.
 
-        After it raised, a second call may lie: the unwritten pages may count as clean by then.
-        Only bytes that are written again are sure to be written.
+        After an error a second call may succeed although bytes were lost, because the kernel may
+        have marked the pages as clean. Write the bytes again before you sync again.
         """
 
     def close(self) -> None:
-        """Idempotent; says nothing about durability."""
+        """Closes the file without syncing it. Idempotent."""
 
 
 class ReadFile(Protocol):
-    """One open file for reading at positions; safe to use while another handle appends."""
+    """An open file to read from, which may be appended to meanwhile."""
 
     def read_into(self, buffer: memoryview, position: int) -> int:
-        """Fills `buffer` from `position` as far as the file goes; returns the bytes read.
+        """Fills `buffer` from `position`; returns how many bytes it read.
 
-        Fewer bytes than the buffer holds means that the file ended there.
+        Fewer bytes than fit into the buffer mean that the file ends there.
         """
 
     def size(self) -> int: ...
@@ -60,51 +65,51 @@ class ReadFile(Protocol):
 
 class Disk(Protocol):
     def make_dirs(self, path: Path) -> None:
-        """Creates `path` and its parents where missing, their names synced."""
+        """Creates `path` and its missing parents, and makes their names durable."""
 
     def list_dir(self, path: Path) -> list[str]:
-        """Names in the directory, sorted; FileNotFoundError where there is none."""
+        """The names in the directory, sorted; FileNotFoundError if there is no directory."""
 
     def exists(self, path: Path) -> bool: ...
 
     def size(self, path: Path) -> int: ...
 
     def modified(self, path: Path) -> float:
-        """Seconds since 1970 of the last write."""
+        """When the file was last written, in seconds since 1970-01-01 UTC."""
 
     def create(self, path: Path) -> AppendFile:
-        """A new empty file; FileExistsError if there is one. Its name lasts after `sync_dir`."""
+        """Creates an empty file; FileExistsError if `path` exists. `sync_dir` makes it durable."""
 
     def open_append(self, path: Path) -> AppendFile:
-        """An existing file, to go on at its end."""
+        """Opens an existing file to append to."""
 
     def open_read(self, path: Path) -> ReadFile: ...
 
     def replace(self, source: Path, target: Path) -> None:
-        """Atomic rename over whatever `target` is, within one directory."""
+        """Renames a file atomically, replacing `target`; both must be in one directory."""
 
     def unlink(self, path: Path) -> None: ...
 
     def sync_dir(self, path: Path) -> None:
-        """Returns when the names in the directory are on the device, or raises."""
+        """Returns once the names in the directory are on the device, or raises."""
 
     def open_locked(self, path: Path) -> AppendFile:
-        """The file (created where missing), with its directory claimed until it is closed.
+        """Locks the directory of `path` and opens the file, which is created if missing.
 
-        BlockingIOError when somebody holds the claim, in this process or another. It ends with
-        the process.
+        Raises BlockingIOError if the directory is locked, by this process or another. The lock is
+        released when the file is closed or the process ends.
         """
 
 
 def append_all(file: AppendFile, data: Buffer) -> None:
-    """Appends every byte, however short the single writes are."""
+    """Appends all of `data`, in as many writes as it takes."""
     view = memoryview(data)
     while view:
         view = view[file.append(view) :]
 
 
 def append_all_parts(file: AppendFile, parts: Sequence[Buffer]) -> None:
-    """Appends every byte of every part, however short the single writes are."""
+    """Appends all of every part, in as many writes as it takes."""
     taken = file.append_parts(parts)
     if taken == sum(map(len, parts)):
         return
@@ -114,7 +119,7 @@ def append_all_parts(file: AppendFile, parts: Sequence[Buffer]) -> None:
 
 
 def _after(parts: list[memoryview], taken: int) -> list[memoryview]:
-    """What is left of the parts once so many bytes of them are taken."""
+    """The parts without their first `taken` bytes."""
     done = 0
     while done < len(parts) and taken >= len(parts[done]):
         taken -= len(parts[done])
@@ -126,7 +131,7 @@ def _after(parts: list[memoryview], taken: int) -> list[memoryview]:
 
 
 def write_all_at(file: AppendFile, data: Buffer, position: int) -> None:
-    """Overwrites every byte, however short the single writes are."""
+    """Writes all of `data` at `position`, in as many writes as it takes."""
     view = memoryview(data)
     while view:
         taken = file.write_at(view, position)
@@ -135,13 +140,13 @@ def write_all_at(file: AppendFile, data: Buffer, position: int) -> None:
 
 
 def read_range(file: ReadFile, start: int, end: int) -> memoryview:
-    """The bytes `start..end`; fewer if the file ends before."""
+    """The bytes `start..end`; fewer if the file ends before `end`."""
     buffer = memoryview(bytearray(max(end - start, 0)))
     return buffer[: file.read_into(buffer, start)]
 
 
 def read_file(disk: Disk, path: Path, *, bytes_max: int) -> bytes:
-    """A whole small file; ValueError when it is larger than `bytes_max`."""
+    """Reads a whole small file; raises ValueError if it is larger than `bytes_max`."""
     file = disk.open_read(path)
     try:
         size = file.size()
@@ -155,9 +160,10 @@ def read_file(disk: Disk, path: Path, *, bytes_max: int) -> bytes:
 
 
 def replace_file(disk: Disk, path: Path, data: bytes) -> None:
-    """Makes `path` hold exactly `data`: after a crash at any point it is the old or the new file.
+    """Replaces the contents of `path` with `data`, atomically and durably.
 
-    Temporary file, sync, rename, sync of the directory.
+    After a crash at any point `path` is the old or the new file: `data` is written to a temporary
+    file and synced, the file is renamed, and the directory is synced.
     """
     temporary = path.with_name(path.name + ".tmp")
     if disk.exists(temporary):

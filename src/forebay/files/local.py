@@ -1,13 +1,13 @@
-"""The machine's own disk, one system call to a method where that can be.
+"""`LocalDisk`: the disk of this machine, with about one system call for each method.
 
-A file remembers its end instead of opening with `O_APPEND`: on Linux a `pwrite` on such a
-descriptor appends whatever position it is given. So two handles that append to one file overwrite
-each other; `open_locked` is how a directory is kept to one writer. The lock is `flock` on the
-directory, which belongs to the open handle and not to the process: a second one of the same process
+Files keep track of their end instead of using `O_APPEND`, because on Linux a `pwrite` with
+`O_APPEND` appends whatever position it is given. Two handles that append to one file therefore
+overwrite each other; `open_locked` keeps a directory to one writer. Its lock is an `flock` on the
+directory. It belongs to the open handle, not to the process, so a second handle of the same process
 conflicts too.
 
-A handle must not be closed while another thread is inside one of its calls: the descriptor's number
-may be given to another file in between.
+What a caller gets wrong: a handle must not be closed while another thread is inside one of its
+calls, because the descriptor's number may be reused for another file meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from forebay.format.layout import Buffer
 
-_CLOSED = -1  # read and write answer EBADF to it; os.fdatasync makes it a ValueError
+_CLOSED = -1  # reads and writes fail with EBADF; os.fdatasync raises ValueError
 _MODE = 0o644
 _PARTS_MAX = 1024  # IOV_MAX
 
@@ -68,7 +68,10 @@ class LocalAppendFile:
 
 
 class LocalLockedFile(LocalAppendFile):
-    """Unlocks when its opener closes it: a child forked meanwhile has the same lock open."""
+    """A file with a lock on its directory, released when the process that opened it closes it.
+
+    A forked child shares the lock and must not release it.
+    """
 
     __slots__ = ("_lock_fd", "_pid")
 
@@ -124,11 +127,11 @@ class LocalDisk:
             self._sync_existing_name(path)
 
     def _sync_existing_name(self, path: Path) -> None:
-        """A process that was killed between mkdir and sync left a name that only looks durable."""
+        """Syncs a name that a process may have created and not synced before it was killed."""
         try:
             self.sync_dir(path.parent)
         except PermissionError:
-            return  # it was made with more rights than this process has, so not by one like it
+            return  # a process with these rights cannot have created the name
 
     def list_dir(self, path: Path) -> list[str]:
         return sorted(entry.name for entry in path.iterdir())
@@ -150,7 +153,7 @@ class LocalDisk:
         return LocalAppendFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
 
     def open_read(self, path: Path) -> LocalReadFile:
-        # Not blocking matters only for what is no file: a pipe would wait for a writer.
+        # O_NONBLOCK matters only for pipes: opening one would wait for a writer.
         return LocalReadFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
 
     def replace(self, source: Path, target: Path) -> None:
@@ -169,8 +172,8 @@ class LocalDisk:
             os.close(fd)
 
     def open_locked(self, path: Path) -> LocalLockedFile:
-        # The directory is locked, not the file: a file can be removed or replaced under its
-        # owner, and whoever locked the new one would be a second owner.
+        # The directory is locked, not the file. The file could be removed or replaced while it is
+        # locked, and a process that locked the new file would be a second owner.
         lock_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fd = _CLOSED
         try:

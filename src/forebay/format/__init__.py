@@ -1,1 +1,1 @@
-"""Bytes to values and back. Nothing here does I/O; `docs/formats/` holds the layouts."""
+"""Encodes and decodes the byte formats of `docs/formats/`. Nothing here does I/O."""

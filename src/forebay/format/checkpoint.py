@@ -1,21 +1,19 @@
-"""Checkpoints: where the log and the uploader had got to when they last said so.
+"""Checkpoints: how far the log and the uploader had got when they last recorded it.
 
-Three kinds of files:
+There are three formats:
 
 - `wal.ckpt` and `uploader.ckpt`: a 16-byte header (magic, version, kind, body length, CRC-32 over
-  the rest) and a JSON body, which a person can read with `forebay inspect`. The layout:
-  `docs/formats/checkpoint.md`.
-- `wal.synced`, the published position (rule R7): one record of 48 bytes, overwritten in place after
-  every group commit. Nobody syncs this file, and nobody needs to: what it says was true before it
-  was written, so an old record is behind, never wrong. A reader that meets a half-written one (the
-  CRC tells) reads again. The layout: `docs/formats/published.md`.
-- Danube's own checkpoints, for inspection and migration; they are never written. Plain bincode of
-  either flavour, with no magic and no checksum: a reading counts if it consumes every byte.
+  the rest) and a JSON body (`docs/formats/checkpoint.md`). `forebay inspect` prints them.
+- `wal.synced`, the published position: one record of 48 bytes, overwritten in place after every
+  group commit (`docs/formats/published.md`). It is not synced: it is written after the frames are
+  durable, so an old record is behind, but never wrong. A reader that meets a half-written record,
+  which fails its CRC, reads again.
+- Danube's checkpoints, which are read for inspection and never written. They are bincode of either
+  flavour without magic or checksum; a decoding is accepted if it consumes every byte.
 
-What a caller gets wrong: a checkpoint is a memory, not the truth. Where it disagrees with the
-frames in the segments, it is either behind them, which is normal, or ahead, which means that
-acknowledged data is gone. Danube's are not to be trusted at all: they are written without syncing,
-name segments that hold other offsets, and forget what retention removed.
+What a caller gets wrong: the frames in the segments count, not the checkpoint. A checkpoint that is
+behind them is normal. One that is ahead means that acknowledged data is lost. Danube's are not
+reliable: they are not synced, and may name segments that are gone or hold other offsets.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ RECORD_BYTES: Final = _POSITION.size + _CRC.size
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A segment as a checkpoint remembers it; `end_offset` is None while it is active."""
+    """A segment in a checkpoint; `end_offset` is None while the segment is active."""
 
     seq: int
     first_offset: int
@@ -83,7 +81,7 @@ class UploaderCheckpoint:
     updated_at: int
     """Seconds since 1970-01-01 UTC."""
     active_start_offset: int | None = None
-    """Of an object that is being written across cycles; what follows is about it."""
+    """First offset of the object that is being written across cycles; the next fields are its."""
     active_bytes_written: int = 0
     active_msgs_written: int = 0
     index_entries_in_progress: tuple[tuple[int, int], ...] = ()
@@ -118,7 +116,7 @@ def encode_checkpoint(checkpoint: WalCheckpoint | UploaderCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, kind: type[_Kind]) -> _Kind:
-    """The checkpoint in `data`, or CheckpointError that says what is wrong with it."""
+    """Decodes a checkpoint of one kind; raises CheckpointError, which says what is wrong."""
     found = decode_any_checkpoint(data)
     if not isinstance(found, kind):
         raise CheckpointError(f"a {type(found).__name__} where a {kind.__name__} should be")
@@ -126,10 +124,10 @@ def decode_checkpoint(data: bytes, kind: type[_Kind]) -> _Kind:
 
 
 def decode_any_checkpoint(data: bytes) -> WalCheckpoint | UploaderCheckpoint:
-    """Like `decode_checkpoint`, whichever kind it is."""
+    """Decodes a checkpoint of either kind; raises CheckpointError."""
     start = _HEADER.size + _CRC.size
     if not is_checkpoint(data):
-        raise CheckpointError(f"no checkpoint: it does not start with 'FBCK'{_foreign(data)}")
+        raise CheckpointError(f"not a checkpoint: it does not start with 'FBCK'{_foreign(data)}")
     if len(data) < start:
         raise CheckpointError(f"truncated checkpoint: {len(data)} bytes")
     _, version, number, length = _HEADER.unpack_from(data)
@@ -148,7 +146,7 @@ def decode_any_checkpoint(data: bytes) -> WalCheckpoint | UploaderCheckpoint:
 
 
 def is_checkpoint(data: bytes) -> bool:
-    """Whether these bytes claim to be one of ours (Danube's have no magic)."""
+    """Whether the bytes start with the magic of our checkpoints; Danube's have none."""
     return data[: len(_MAGIC)] == _MAGIC
 
 
@@ -158,7 +156,7 @@ def encode_published(record: Published) -> bytes:
 
 
 def decode_published(data: bytes) -> Published | None:
-    """The record at the start of `data`, or None where it is missing, half-written or damaged."""
+    """The record at the start of `data`; None if it is missing, half-written or damaged."""
     if len(data) < RECORD_BYTES:
         return None
     raw = data[: _POSITION.size]
@@ -177,7 +175,7 @@ def _parse(
 
 def _parse_wal(body: dict[str, Any]) -> WalCheckpoint:
     if type(body["segments"]) is not list:
-        raise ValueError("segments is no list")
+        raise ValueError("segments is not a list")
     checkpoint = WalCheckpoint(
         _number(body, "start_offset"),
         _number(body, "next_offset"),
@@ -198,7 +196,7 @@ def _parse_segment(entry: object) -> SegmentEntry:
 
 
 def _require_order(checkpoint: WalCheckpoint) -> None:
-    """Segments are listed oldest first, none overlaps the next, and only the last is active."""
+    """Raises ValueError unless segments are in order and disjoint, and only the last is active."""
     seq, offset = -1, 0
     for entry in checkpoint.segments:
         end = checkpoint.next_offset if entry.end_offset is None else entry.end_offset
@@ -212,7 +210,7 @@ def _require_order(checkpoint: WalCheckpoint) -> None:
 def _parse_uploader(body: dict[str, Any]) -> UploaderCheckpoint:
     object_id = body["last_object_id"]
     if object_id is not None and not isinstance(object_id, str):
-        raise ValueError("last_object_id is no text")
+        raise ValueError("last_object_id is not a string")
     return UploaderCheckpoint(
         _optional_number(body, "last_committed_offset"),
         _number(body, "last_read_file_seq"),
@@ -230,7 +228,7 @@ def _parse_uploader(body: dict[str, Any]) -> UploaderCheckpoint:
 
 def _parse_index(value: object) -> tuple[tuple[int, int], ...]:
     if type(value) is not list:
-        raise ValueError("index_entries_in_progress is no list")
+        raise ValueError("index_entries_in_progress is not a list")
     return tuple(_parse_entry(each) for each in value)
 
 
@@ -239,21 +237,21 @@ def _parse_entry(value: object) -> tuple[int, int]:
         case [offset, position] if _is_number(offset) and _is_number(position):
             return offset, position
         case _:
-            raise ValueError(f"{value!r} is no entry of an index")
+            raise ValueError(f"{value!r} in index_entries_in_progress is not [offset, position]")
 
 
 def _fields(value: object, kind: type[Any]) -> dict[str, Any]:
-    """A JSON object with exactly the fields of `kind`."""
+    """Returns `value` if it is a JSON object with exactly the fields of `kind`."""
     wanted = {field.name for field in fields(kind)}
     if not isinstance(value, dict) or value.keys() != wanted:
-        raise ValueError(f"it has not exactly the fields of a {kind.__name__}")
+        raise ValueError(f"its fields are not those of a {kind.__name__}")
     return value
 
 
 def _number(body: dict[str, Any], name: str) -> int:
     value = body[name]
     if not _is_number(value):
-        raise ValueError(f"{name} is no whole number in 0..{OFFSET_MAX}")
+        raise ValueError(f"{name} is not a whole number in 0..{OFFSET_MAX}")
     return value
 
 
@@ -294,12 +292,12 @@ class DanubeUploaderCheckpoint:
 
 
 def decode_danube_wal_checkpoint(data: bytes) -> DanubeWalCheckpoint:
-    """Danube's `wal.ckpt`, of any version, or CheckpointError."""
+    """Decodes Danube's `wal.ckpt` of any version; raises CheckpointError."""
     return _read_danube(data, _read_wal, "wal.ckpt")
 
 
 def decode_danube_uploader_checkpoint(data: bytes) -> DanubeUploaderCheckpoint:
-    """Danube's `uploader.ckpt`, of any version, or CheckpointError."""
+    """Decodes Danube's `uploader.ckpt` of any version; raises CheckpointError."""
     return _read_danube(data, _read_uploader, "uploader.ckpt")
 
 
@@ -309,11 +307,11 @@ def _read_danube(data: bytes, read: Callable[[bytes, int], _Danube], name: str) 
             return read(data, flavour)
         except (MalformedError, UnicodeDecodeError):
             continue
-    raise CheckpointError(f"{len(data)} bytes are no Danube {name}")
+    raise CheckpointError(f"{len(data)} bytes that are not a {name} of Danube")
 
 
 def _foreign(data: bytes) -> str:
-    """What a person who moved Danube's directory here wants to know."""
+    """A hint for a user who brought Danube's directory here; otherwise empty."""
     for name, decode in (
         ("wal.ckpt", decode_danube_wal_checkpoint),
         ("uploader.ckpt", decode_danube_uploader_checkpoint),
@@ -322,7 +320,7 @@ def _foreign(data: bytes) -> str:
             decode(data)
         except CheckpointError:
             continue
-        return f"; it reads as Danube's {name}, which is not trusted"
+        return f"; it looks like Danube's {name}, which is not used"
     return ""
 
 

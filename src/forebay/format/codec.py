@@ -1,7 +1,10 @@
-"""Picks the compiled twin of the frame codec where it was built, else the plain one.
+"""The frame codec: the compiled module `_native` if it was built, otherwise the Python one, `pure`.
 
-Set `FOREBAY_PURE=1` in the environment before the first import to use the plain one regardless.
-`COMPILED` says which one is used. Both give the same results; only speed differs.
+Both return the same results and raise the same errors; only the speed differs. `COMPILED` says
+which is used. The contracts of the functions are in `pure`.
+
+What a caller gets wrong: the choice is made at import. Set `FOREBAY_PURE=1` in the environment
+before the first import to use `pure` in any case.
 """
 
 from __future__ import annotations

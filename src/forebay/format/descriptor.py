@@ -1,7 +1,7 @@
-"""`ObjectDescriptor`: the record that makes an object count, as JSON.
+"""`ObjectDescriptor`: the catalog's record of an object, as JSON.
 
-The fields and their order are Danube's, so that either reads the other's. The layout:
-`docs/formats/descriptor.md`.
+An object is part of its topic only if the catalog has its descriptor. The fields are those of
+Danube, so that each can read what the other wrote. The layout is in `docs/formats/descriptor.md`.
 
 What a caller gets wrong: `end_offset` is the last offset in the object, not one more.
 """
@@ -30,7 +30,7 @@ _OUTLINE_TAIL: Final = re.compile(rb'"size":(\d{1,19}),"start_offset":(\d{1,19})
 _PAIR: Final = re.compile(rb"(\d{1,19}),(\d{1,19})\]")
 
 Index = tuple[tuple[int, int], ...]
-"""(offset, position in the object), ascending; the first is the object's first frame."""
+"""(offset, position in the object), ascending; the first entry is the object's first frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ObjectDescriptor:
     """The object's name below its topic's prefix."""
     start_offset: int
     end_offset: int
-    """Of the last message."""
+    """The offset of the last message."""
     size: int
     etag: str | None
     created_at: int
@@ -56,21 +56,24 @@ class ObjectDescriptor:
         return self.end_offset - self.start_offset + 1
 
     def seek(self, offset: int) -> tuple[int, int]:
-        """The last known (offset, position) at or before `offset`."""
+        """The (offset, position) of the last indexed frame at or before `offset`."""
         index = self.offset_index
         if not index:
             return self.start_offset, 0
         return index[max(bisect_right(index, (offset, OFFSET_MAX)) - 1, 0)]
 
     def position_after(self, offset: int) -> int:
-        """A position at or after the end of the frame at `offset`: as near as the index knows."""
+        """The nearest position known to be at or after the end of the frame at `offset`."""
         index = self.offset_index or ()
         at = bisect_left(index, (offset + 1, 0))
         return index[at][1] if at < len(index) else self.size
 
 
 def encode_descriptor(descriptor: ObjectDescriptor) -> bytes:
-    """Compact JSON with the keys in alphabetical order; `offset_index` only where there is one."""
+    """Compact JSON, keys in alphabetical order, without `offset_index` if it is None.
+
+    Raises DescriptorError if it is larger than DESCRIPTOR_BYTES_MAX.
+    """
     body: dict[str, Any] = {
         "completed": descriptor.completed,
         "created_at": descriptor.created_at,
@@ -84,25 +87,28 @@ def encode_descriptor(descriptor: ObjectDescriptor) -> bytes:
         body["offset_index"] = descriptor.offset_index
     data = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
     if len(data) > DESCRIPTOR_BYTES_MAX:
-        raise DescriptorError(f"the descriptor of {descriptor.object_id} takes {len(data)} bytes")
+        raise DescriptorError(
+            f"the descriptor of {descriptor.object_id} has {len(data)} bytes; at most "
+            f"{DESCRIPTOR_BYTES_MAX} are allowed"
+        )
     return data
 
 
 def decode_descriptor(data: bytes) -> ObjectDescriptor:
-    """Refuses what cannot be a descriptor; unknown fields are ignored."""
+    """Decodes and checks a descriptor; raises DescriptorError. Ignores unknown fields."""
     if len(data) > DESCRIPTOR_BYTES_MAX:
-        raise DescriptorError(f"a descriptor of {len(data)} bytes")
+        raise DescriptorError(f"{len(data)} bytes; at most {DESCRIPTOR_BYTES_MAX} are allowed")
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DescriptorError(f"no JSON: {error}") from error
+        raise DescriptorError(f"it is not JSON: {error}") from error
     if not isinstance(body, dict) or not body.keys() >= _FIELDS:
-        raise DescriptorError("it has not the fields of a descriptor")
+        raise DescriptorError("it does not have the fields of a descriptor")
     object_id, etag = body["object_id"], body.get("etag")
     if not _is_text(object_id) or not _is_name(object_id):
-        raise DescriptorError("object_id is no object's name")
+        raise DescriptorError("object_id is not the name of an object")
     if etag is not None and not _is_text(etag):
-        raise DescriptorError("etag is no text")
+        raise DescriptorError("etag is not a string")
     if type(body["completed"]) is not bool:
         raise DescriptorError("completed is neither true nor false")
     start, end = _number(body, "start_offset"), _number(body, "end_offset")
@@ -116,11 +122,11 @@ def decode_descriptor(data: bytes) -> ObjectDescriptor:
 
 
 def decode_outline(data: bytes, entries: int = 0) -> ObjectDescriptor:
-    """The descriptor with about `entries` of its index, evenly taken: for plans over very many.
+    """Decodes a descriptor quickly, with only about `entries` evenly spaced entries of its index.
 
-    The rest of the index is not looked at; about everything else it is as strict as
-    `decode_descriptor`. Text that is spelled in any other way than `encode_descriptor` does it is
-    decoded in full.
+    For plans over very many descriptors. The other entries are not checked; everything else is
+    checked as in `decode_descriptor`. JSON that is not formatted as by `encode_descriptor` is
+    decoded in full first.
     """
     head = _OUTLINE_HEAD.match(data)
     at = data.rfind(b'"size":')
@@ -145,7 +151,7 @@ def decode_outline(data: bytes, entries: int = 0) -> ObjectDescriptor:
 
 
 def _sample(data: bytes, begin: int, end: int, entries: int) -> list[list[int]]:
-    """Pairs of the index whose text is in `data[begin:end]`, the first one left out."""
+    """Pairs sampled from the JSON of the index in `data[begin:end]`, without the first."""
     found: list[list[int]] = []
     after = begin
     for number in range(1, entries + 1):
@@ -159,7 +165,7 @@ def _sample(data: bytes, begin: int, end: int, entries: int) -> list[list[int]]:
 
 
 def _sampled(descriptor: ObjectDescriptor, entries: int) -> ObjectDescriptor:
-    """The same choice from an index that is decoded."""
+    """Samples an index that is decoded already."""
     index = descriptor.offset_index or ()
     if not entries or not index:
         return replace(descriptor, offset_index=None)
@@ -168,12 +174,12 @@ def _sampled(descriptor: ObjectDescriptor, entries: int) -> ObjectDescriptor:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """JSON can spell halves of characters, which nothing can store."""
+    """Whether it is a string without lone surrogates, which JSON allows and UTF-8 does not."""
     return isinstance(value, str) and not any("\ud800" <= one <= "\udfff" for one in value)
 
 
 def _is_name(object_id: str) -> bool:
-    """Whether it names an object of the topic, and none of another place."""
+    """Whether it is a plain name: one with slashes could lead outside the topic's prefix."""
     return (
         object_id not in {"", ".", ".."}
         and len(object_id.encode()) <= OBJECT_KEY_BYTES_MAX
@@ -184,16 +190,16 @@ def _is_name(object_id: str) -> bool:
 def _number(body: dict[str, Any], name: str) -> int:
     value = body[name]
     if type(value) is not int or not 0 <= value <= OFFSET_MAX:
-        raise DescriptorError(f"{name} is no whole number in 0..{OFFSET_MAX}")
+        raise DescriptorError(f"{name} is not a whole number in 0..{OFFSET_MAX}")
     return value
 
 
 def _index(value: object, start: int, end: int, size: int) -> Index | None:
-    """Checked: ascending, inside the object, and the first entry is its first frame."""
+    """Checks that entries are ascending, inside the object, and begin with its first frame."""
     if value is None:
         return None
     if not isinstance(value, list):
-        raise DescriptorError("offset_index is no list")
+        raise DescriptorError("offset_index is not a list")
     before = (start - 1, -1)
     entries = []
     for number, pair in enumerate(value):
@@ -201,7 +207,7 @@ def _index(value: object, start: int, end: int, size: int) -> Index | None:
             case [int() as offset, int() as position] if type(offset) is type(position) is int:
                 entry = (offset, position)
             case _:
-                raise DescriptorError(f"entry {number} of offset_index is no pair of numbers")
+                raise DescriptorError(f"entry {number} of offset_index is not a pair of numbers")
         if offset <= before[0] or position <= before[1] or offset > end or position >= size:
             raise DescriptorError(f"offset_index is out of order at entry {number}")
         entries.append(entry)

@@ -1,12 +1,12 @@
-"""Frames: `[u64 offset][u32 length][u32 crc][payload]`, little-endian, one after the other.
+"""Frames: `[u64 offset][u32 length][u32 crc][payload]`, little-endian, one after another.
 
-Two ways in: `scan` walks a whole buffer at once and returns columns; `FrameDecoder` is fed chunks
-that are cut anywhere. Neither does I/O, and both tell a torn tail (the bytes end inside a frame)
-from a corrupt frame (the bytes are there and wrong). The layout: `docs/formats/frame.md`. How to go
-on behind a corrupt frame: `forebay.format.resync`.
+`scan` decodes a whole buffer at once and returns columns. `FrameDecoder` and `FrameAssembler` are
+fed chunks that are cut anywhere. None of them does I/O. All tell a torn tail (the bytes end inside
+a frame) from a corrupt frame (the bytes are there and wrong). The layout is in
+`docs/formats/frame.md`. `forebay.format.resync` finds the next frame after a corrupt one.
 
-What a caller gets wrong: the CRC covers the payload only, so the header's offset is checked by
-nothing but its neighbours. Ask for `consecutive` wherever offsets must be.
+What a caller gets wrong: the CRC does not cover the header, so a wrong offset shows only against
+the frames around it. Pass `consecutive=True` wherever offsets must be consecutive.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FRAME_BYTES_MIN: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MIN
 FRAME_BYTES_MAX: Final = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MAX
 
 encode_frame = pure.frame
-"""One frame around an encoded message."""
+"""(offset, payload) -> the frame."""
 
 
 class End(IntEnum):
     """How a scan ended."""
 
     COMPLETE = pure.COMPLETE
-    """At the end of the buffer, which is the end of a frame."""
+    """The buffer ends with a whole frame, or is empty."""
     TORN = pure.TORN
-    """Inside a frame that is plausible as far as it goes."""
+    """The buffer ends inside a frame, and nothing of that frame is wrong."""
     BAD_LENGTH = pure.BAD_LENGTH
     BAD_OFFSET = pure.BAD_OFFSET
     BAD_CRC = pure.BAD_CRC
@@ -62,18 +62,19 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The whole frames at the start of a buffer, as columns, and where and why they end."""
+    """The whole frames at the start of a buffer, as columns, and where and how they end."""
 
     buffer: Buffer
     offsets: memoryview
     positions: memoryview
-    """Of the payloads, in the buffer."""
+    """Positions of the payloads in the buffer."""
     lengths: memoryview
+    """Lengths of the payloads."""
     safe_length: int
-    """The position after the last whole frame: bytes from here on are not part of the columns."""
+    """The position in the buffer after the last whole frame."""
     end: End
     offset: int | None
-    """The offset expected at `safe_length`, where one is known."""
+    """The offset expected at `safe_length`, if known."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -86,7 +87,7 @@ class Scan:
             yield Frame(offset, view[position : position + length])
 
     def part(self, start: int, stop: int) -> Scan:
-        """Some of the frames, as a scan that ends with them; there must be one at least."""
+        """The frames `start:stop` as a scan that ends COMPLETE; at least one frame."""
         if start == 0 and stop == len(self) and self.end is End.COMPLETE:
             return self
         return Scan(
@@ -100,7 +101,10 @@ class Scan:
         )
 
     def raise_if_corrupt(self, file: str, base: int = 0) -> None:
-        """CorruptFrame where the scan met one; `base` is the buffer's position in the file."""
+        """Raises CorruptFrame if the scan ended at a corrupt frame.
+
+        `base` is the buffer's position in the file.
+        """
         if self.end.corrupt:
             raise CorruptFrame(
                 self.end.describe(),
@@ -113,10 +117,10 @@ class Scan:
 def scan(
     buffer: Buffer, start: int = 0, *, expected: int | None = None, consecutive: bool = False
 ) -> Scan:
-    """Walks the frames in `buffer[start:]`, checking length limits and CRCs.
+    """Scans the frames in `buffer[start:]`, checking length limits and CRCs.
 
-    With `expected` the first frame must have that offset; with `consecutive` each frame's offset
-    must follow the one before. Never raises for bad bytes: see `Scan.end`.
+    With `expected` the first frame must have that offset. With `consecutive` each offset must
+    follow the one before. Does not raise for damaged bytes: check `Scan.end`.
     """
     offsets, positions, lengths, safe_length, end, offset = codec.scan(
         buffer, start, -1 if expected is None else expected, consecutive
@@ -125,17 +129,17 @@ def scan(
 
 
 def frame_bytes(buffer: Buffer, at: int) -> int | None:
-    """The size that the header at `at` claims for its frame, or None if it is not all there."""
+    """The size of the frame at `at` according to its header; None if the header is incomplete."""
     if len(buffer) - at < HEADER_BYTES:
         return None
     return HEADER_BYTES + int(pure.HEADER.unpack_from(buffer, at)[1])
 
 
 def frame_candidates(buffer: Buffer, first: int, last: int) -> Iterator[int]:
-    """Positions where a plausible header with an offset in `first..last` starts.
+    """Yields positions where a plausible header with an offset in `first..last` starts.
 
-    For damaged data: frames carry no marker, so every byte position is looked at. Whether the
-    frame is valid is for the caller to find out, as it may reach beyond the buffer.
+    For damaged data. Frames have no marker, so every byte position is tried. The caller must check
+    whether the frame there is valid; it may reach beyond the buffer.
     """
     # The offsets in the range share their high bytes; the length is neither 0 nor over the limit.
     free = ((first ^ last).bit_length() + 7) // 8
@@ -149,10 +153,10 @@ def frame_candidates(buffer: Buffer, first: int, last: int) -> Iterator[int]:
 
 
 class FrameDecoder:
-    """Frames from a stream of chunks that are cut anywhere.
+    """Decodes frames from a stream of chunks that are cut anywhere.
 
-    Feed it, use the scan it returns before feeding it again, and look at `pending` at the end:
-    bytes left over there are a torn frame. It holds less than one frame between feeds.
+    Use the scan that `feed` returns before the next `feed`. If `pending` is not 0 at the end of the
+    stream, it ends with a torn frame. Between feeds it holds less than one frame.
     """
 
     __slots__ = (
@@ -172,18 +176,18 @@ class FrameDecoder:
         self._consecutive = consecutive
         self._corrupt: Scan | None = None
         self.position = 0
-        """Of the first byte not yet decoded, counted from the first byte ever fed."""
+        """Position in the stream of the first byte that is not decoded yet."""
 
     @property
     def pending(self) -> int:
-        """Bytes fed that are not yet part of a whole frame; none are kept after a corrupt one."""
+        """Bytes fed that are not yet part of a whole frame; 0 after a corrupt frame."""
         return len(self._carry)
 
     def feed(self, chunk: Buffer) -> Scan:
-        """The frames that `chunk` completes; a corrupt one raises nothing: see `Scan.end`.
+        """Returns the frames that `chunk` completes. Does not raise for damage: check `Scan.end`.
 
-        `Scan.end` is TORN while a frame is incomplete, which is normal in mid-stream. After a
-        corrupt frame the decoder stays where it is, and every further feed returns the same end.
+        TORN is normal in the middle of a stream: the rest of the frame is in the next chunk. After
+        a corrupt frame the decoder stays there, and every further feed returns the same end.
         """
         if self._corrupt is not None:
             return self._corrupt
@@ -212,7 +216,7 @@ class FrameDecoder:
 
 
 class Corruption(NamedTuple):
-    """Why an object cannot be read on, and where."""
+    """Why and where an object cannot be read further."""
 
     reason: str
     position: int
@@ -220,33 +224,36 @@ class Corruption(NamedTuple):
 
 
 class FrameAssembler:
-    """The frames of one object from (`offset`, `position`) on; nothing lies beyond `size`.
+    """Decodes the frames of an object of `size` bytes, from the frame `offset` at `position` on.
 
-    Fed the object's chunks in order, cut anywhere. Frames inside a chunk are scanned in the
-    chunk's own buffer, which a scan keeps alive; a frame that straddles a cut is copied into a
-    buffer of its own, which is never larger than that frame. Pure: it fetches nothing.
+    Feed it the object's chunks in order, cut anywhere. Frames inside a chunk are not copied: the
+    scan refers to the chunk's buffer and keeps it alive. A frame that crosses from one chunk into
+    the next is copied into its own buffer. Does no I/O.
     """
 
     __slots__ = ("_carry", "_filled", "_size", "corruption", "offset", "position")
 
     def __init__(self, offset: int, position: int, size: int) -> None:
         self.offset = offset
-        """Of the next frame."""
+        """The offset of the next frame."""
         self.position = position
-        """Of the next frame, in the object."""
+        """The position of the next frame in the object."""
         self.corruption: Corruption | None = None
-        """Once it is set, nothing more is decoded."""
+        """Once this is set, nothing more is decoded."""
         self._size = size
         self._carry = bytearray()
         self._filled = 0
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that is not yet whole."""
+        """Bytes held of a frame that is not complete yet."""
         return self._filled
 
     def feed(self, chunk: Buffer) -> list[Scan]:
-        """The frames that the chunk completes, in order: at most two scans, none empty."""
+        """Returns the frames that the chunk completes, in order: at most two scans, none empty.
+
+        Does not raise for damage: check `corruption`.
+        """
         found: list[Scan] = []
         at = 0
         if self._filled:
@@ -264,7 +271,7 @@ class FrameAssembler:
         return found
 
     def require_end(self, next_offset: int | None) -> None:
-        """Sets `corruption` unless the bytes ended with a frame, the one before `next_offset`."""
+        """Sets `corruption` unless the bytes end with the frame before `next_offset`."""
         if self.corruption is not None:
             return
         if self._filled:
@@ -273,7 +280,7 @@ class FrameAssembler:
             self.fail(f"the next frame should have offset {next_offset}")
 
     def _accept(self, found: Scan, at: int) -> list[Scan]:
-        """Moves on behind the scanned frames; `at` is where the scan began."""
+        """Advances past the scanned frames; `at` is where the scan began in its buffer."""
         self.position += found.safe_length - at
         self.offset += len(found)
         if found.end.corrupt:
@@ -281,14 +288,14 @@ class FrameAssembler:
         return [found] if len(found) else []
 
     def _begin(self, head: memoryview) -> None:
-        """Carries the start of a frame that goes on in the next chunk."""
+        """Keeps the start of a frame that continues in the next chunk."""
         self._carry = bytearray(max(len(head), HEADER_BYTES))
         self._carry[: len(head)] = head
         self._filled = len(head)
         self._expect()
 
     def _expect(self) -> None:
-        """Once the header is there: makes room for the frame, if there can be such a frame."""
+        """Once the header is complete, allocates the frame, unless it would exceed the object."""
         if self._filled < HEADER_BYTES:
             return
         size = frame_bytes(self._carry, 0) or 0
@@ -300,7 +307,7 @@ class FrameAssembler:
         self._carry = whole
 
     def _fill(self, chunk: Buffer) -> int:
-        """Adds to the carried frame; returns how much of the chunk it took."""
+        """Adds bytes of the chunk to the frame being kept; returns how many it took."""
         at = 0
         view = memoryview(chunk)
         if self._filled < HEADER_BYTES:
@@ -323,7 +330,7 @@ class FrameAssembler:
         return stop
 
     def fail(self, reason: str) -> None:
-        """The object cannot be read on from here."""
+        """Records that the object cannot be read further from here."""
         self.corruption = Corruption(reason, self.position, self.offset)
         self._drop()
 

@@ -1,13 +1,13 @@
-"""Sparse indexes: where in a segment, or in an object, to start looking for an offset.
+"""Sparse indexes: where in a segment or an object to start looking for an offset.
 
-Both are lists of (offset, position). `SegmentIndex` has at most one entry in `SEGMENT_INDEX_BYTES`;
-it is kept in memory while a segment grows and written beside it when it is sealed (the layout:
-`docs/formats/segment-index.md`). `ObjectIndex` has an entry after every 1,000 messages or 1 MiB,
-whichever comes first, and is stored in the object's descriptor: when there are too many entries
-every second one goes and both intervals double, so that it always fits.
+Both are lists of (offset, position). `SegmentIndex` has at most one entry for every
+`SEGMENT_INDEX_BYTES`. It is in memory while its segment grows, and is written beside the segment
+when that is sealed (`docs/formats/segment-index.md`). `ObjectIndex` has an entry after every 1,000
+messages or 1 MiB, whichever comes first, and is stored in the object's descriptor. If it gets too
+many entries, every second one is removed and both intervals double.
 
-What a caller gets wrong: an index is a hint that is checked. Frames are validated from the entry
-on, and an index of a segment that is missing, damaged or of another size is built again.
+What a caller gets wrong: an index is a hint. Always validate the frames from the entry on. If the
+index of a segment is missing, damaged or for another size, build it again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAGIC: Final = b"FBINDX01"
 
 
 class SegmentIndex:
-    """Grows with its segment. One thread adds; others may look meanwhile."""
+    """The index of one segment. One thread may add while others read."""
 
     __slots__ = ("offsets", "positions")
 
@@ -44,21 +44,21 @@ class SegmentIndex:
         self.positions = array("Q")
 
     def add(self, offset: int, position: int) -> None:
-        """Adds the frame at `position`, if it is far enough from the last entry; in order."""
+        """Adds the frame at `position` if it is far enough from the last entry. Call in order."""
         if not self.positions or position - self.positions[-1] >= SEGMENT_INDEX_BYTES:
-            # Readers look while the writer adds: an offset that is there has its position.
+            # In this order, a reader that sees an offset also finds its position.
             self.positions.append(position)
             self.offsets.append(offset)
 
     def seek(self, offset: int) -> tuple[int, int]:
-        """The last known (offset, position) at or before `offset`; there must be one."""
+        """The last (offset, position) at or before `offset`; ValueError if there is none."""
         at = bisect_right(self.offsets, offset) - 1
         if at < 0:
             raise ValueError(f"offset {offset} is before the segment")
         return self.offsets[at], self.positions[at]
 
     def floor(self, offset: int, position: int) -> tuple[int, int]:
-        """The last known (offset, position) with neither beyond the given one."""
+        """The last (offset, position) with neither beyond the given one, or the first entry."""
         at = min(bisect_right(self.offsets, offset), bisect_right(self.positions, position)) - 1
         return self.offsets[max(at, 0)], self.positions[max(at, 0)]
 
@@ -73,14 +73,14 @@ def encode_index(index: SegmentIndex, segment_bytes: int) -> bytes:
 
 
 def index_segment_bytes(data: bytes) -> int | None:
-    """The size of the segment that the index claims to be of; None if it is no index."""
+    """The size of the segment that the index is for; None if `data` is not an index."""
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
         return None
     return int(_HEADER.unpack_from(data)[1])
 
 
 def decode_index(data: bytes, segment_bytes: int) -> SegmentIndex | None:
-    """The index of a segment of that size, or None where the bytes are anything else."""
+    """Decodes the index of a segment of `segment_bytes`; None if `data` is anything else."""
     if len(data) < _HEADER.size:
         return None
     magic, size, count, check = _HEADER.unpack_from(data)
@@ -106,7 +106,10 @@ def _little(values: array[int]) -> bytes:
 
 
 class ObjectIndex:
-    """The index of an object while it is written, or goes on being written."""
+    """The index of an object that is being written.
+
+    `entries` are those so far, if an earlier cycle began the object.
+    """
 
     __slots__ = ("_bytes", "_messages", "_next_offset", "_next_position", "entries")
 
@@ -117,14 +120,14 @@ class ObjectIndex:
         self._expect()
 
     def add(self, frames: Scan, position: int) -> None:
-        """Adds those scanned frames that are due; they lie in the object from `position` on."""
+        """Adds entries for scanned frames; the first of them is at `position` in the object."""
         if not len(frames):
             return
         first = frames.offsets[0]
         start = frames.positions[0] - HEADER_BYTES
         at = 0
         while True:
-            # The next entry is the first frame that is due by count or by bytes.
+            # The next entry is the first frame after either interval.
             by_bytes = self._next_position - position + start + HEADER_BYTES
             at = max(
                 at,

@@ -1,14 +1,14 @@
-"""Where the fields of an encoded message lie, for all of Danube's encodings.
+"""Locates the fields of an encoded message, in any of Danube's encodings.
 
-Two flavours of integers (bincode 1 fixed width, bincode 2 varint), each with none, two or three
-of the later fields appended. Nothing in the bytes names the flavour, so it is found by reading: a
-payload is of a flavour when that reading consumes every byte of it, exactly. Fixed is tried first;
-it wins unless its topic name does not start with "/" and the varint reading's does.
-`docs/formats/message.md` argues why that is safe. The readers of single integers, strings and
-options serve everything that Danube encodes, its checkpoints too.
+There are two flavours of integers, bincode 1 (fixed width) and bincode 2 (varint), each with none,
+two or three of the later fields appended. The bytes do not name the flavour, so both are tried: a
+message is of a flavour if decoding it that way consumes exactly all bytes. If both do, it is fixed,
+unless only the varint decoding has a topic name that starts with "/". `docs/formats/message.md`
+explains why that is safe. The functions for single integers, strings and options also decode
+Danube's checkpoints.
 
-What a caller gets wrong: only the structure is checked here. Strings are byte ranges, and may
-still turn out not to be UTF-8.
+What a caller gets wrong: only the structure is checked here. Strings are byte ranges that may not
+be valid UTF-8.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from forebay.errors import MessageError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Reader: TypeAlias = Callable[[Buffer, int, int], tuple[int, int]]
-"""Reads a number of a buffer at a position, with the end that it must not pass; returns the number
-and the position behind it, or raises MalformedError."""
+"""(buffer, position, end) -> (number, position after it); raises MalformedError."""
 
 FIXED: Final = 1
 VARINT: Final = 2
@@ -41,7 +40,7 @@ class Span(NamedTuple):
 
 
 class MalformedError(Exception):
-    """This reading does not fit; another one may."""
+    """The bytes are not of this flavour; they may be of the other."""
 
 
 class Layout(NamedTuple):
@@ -66,7 +65,10 @@ class Layout(NamedTuple):
 
 
 def locate(buffer: Buffer, position: int, length: int) -> Layout:
-    """The layout of the message in `buffer[position:position + length]`, or MessageError."""
+    """Locates the fields of the message in `buffer[position:position + length]`.
+
+    Raises MessageError if it is of neither flavour.
+    """
     end = position + length
     fixed = _try(buffer, position, end, FIXED)
     if fixed is not None and _rooted(buffer, fixed):
@@ -76,11 +78,11 @@ def locate(buffer: Buffer, position: int, length: int) -> Layout:
         return varint
     if fixed is not None:
         return fixed
-    raise MessageError(f"{length} bytes at position {position} are no known message encoding")
+    raise MessageError(f"{length} bytes at position {position} are not a known message encoding")
 
 
 def attribute_spans(buffer: Buffer, pairs: Span, count: int, flavour: int) -> list[Span]:
-    """Key, value, key, value …: the ranges inside an attributes block that `locate` found."""
+    """The spans of an attributes block that `locate` found: key, value, key, value …"""
     u64, _ = readers(flavour)
     at, end = pairs.position, pairs.position + pairs.length
     spans: list[Span] = []
@@ -151,7 +153,7 @@ def _attributes(buffer: Buffer, at: int, end: int, u64: Reader) -> tuple[Span, i
 
 
 def readers(flavour: int) -> tuple[Reader, Reader]:
-    """How that flavour reads a u64 and a u32."""
+    """The functions that read a u64 and a u32 of that flavour."""
     return (fixed_u64, fixed_u32) if flavour == FIXED else (varint, varint_u32)
 
 

@@ -1,11 +1,11 @@
-"""Messages: what a frame carries.
+"""Messages: the payloads of frames.
 
-Written as bincode 1.3.3 (fixed-width integers) with the three later fields appended, which the
-oldest decoders ignore. Read in any of the encodings that share the `.dnb1` name; see `layout` for
-how they are told apart and `docs/formats/message.md` for the bytes.
+They are written as bincode 1.3.3 (fixed-width integers), with three later fields appended that the
+oldest decoders ignore. They are read in any of the encodings that Danube used for `.dnb1` files;
+`layout` tells these apart. The bytes are in `docs/formats/message.md`.
 
-What a caller gets wrong: the offset inside the encoded message is a copy. The frame's offset is
-the truth, and `decode_message` takes it as an argument for that reason.
+What a caller gets wrong: the offset inside an encoded message is only a copy. The frame's offset
+counts, so pass it to `decode_message`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PARTS_KNOWN_MAX: Final = 1024
 
 @dataclass(slots=True)
 class MessageId:
-    """Who produced a message, and where it is."""
+    """The producer of a message, its topic, and its offset there."""
 
     producer_id: int = 0
     topic_name: str = ""
@@ -78,27 +78,33 @@ def _option(value: bytes | None) -> bytes:
 
 
 def encode_head(request_id: int, producer_id: int, topic_name: str, broker_addr: str) -> bytes:
-    """Everything before the offset: the same for all messages that a topic's owner makes."""
+    """The bytes before the offset, which are the same for all messages a topic's owner makes."""
     return _U64.pack(request_id) + _U64.pack(producer_id) + _text(topic_name) + _text(broker_addr)
 
 
 def encode_middle(producer_name: str, subscription_name: str | None) -> bytes:
-    """Everything between the publish time and the attributes."""
+    """The bytes between the publish time and the attributes."""
     subscription = None if subscription_name is None else _text(subscription_name)
     return _text(producer_name) + _option(subscription)
 
 
 def encode_message(message: StreamMessage, offset: int) -> bytes:
-    """The payload of the message's frame, stamped with `offset`; UsageError if it cannot be."""
+    """Encodes the message with `offset`, as the payload of a frame.
+
+    Raises MessageTooLarge, and UsageError if a field cannot be encoded.
+    """
     try:
         encoded = _encode(message, offset)
     except (struct.error, UnicodeEncodeError) as error:
-        raise UsageError(f"a field of the message cannot be written: {error}") from error
+        raise UsageError(f"a field of the message cannot be encoded: {error}") from error
     if len(encoded) > MESSAGE_BYTES_MAX:
         raise MessageTooLarge(f"a message of {len(encoded)} bytes; at most {MESSAGE_BYTES_MAX}")
-    # A rooted topic alone makes the bytes sure to be read as they were written: see `layout`.
+    # A topic name that starts with "/" guarantees that the decoder picks this encoding: see
+    # `layout`. Otherwise it has to be tried.
     if not message.msg_id.topic_name.startswith("/") and not _reads_as_fixed(encoded):
-        raise UsageError("the message would be read as another encoding: give it its topic's name")
+        raise UsageError(
+            "the message would be decoded as another encoding; set msg_id.topic_name to its topic"
+        )
     return encoded
 
 
@@ -132,7 +138,10 @@ def _encode(message: StreamMessage, offset: int) -> bytes:
 def decode_message(
     buffer: Buffer, position: int = 0, length: int | None = None, *, offset: int | None = None
 ) -> StreamMessage:
-    """The message in `buffer[position:position + length]`, at the frame's `offset` if given."""
+    """Decodes the message in `buffer[position:position + length]`; raises MessageError.
+
+    It gets the frame's `offset` if given, otherwise the copy that it holds.
+    """
     layout = locate(buffer, position, len(buffer) - position if length is None else length)
     return _message(buffer, layout, offset)
 
@@ -174,7 +183,7 @@ def _message(buffer: Buffer, layout: Layout, offset: int | None) -> StreamMessag
 
 
 def decode_attributes(buffer: Buffer, pairs: Span, count: int, flavour: int) -> dict[str, str]:
-    """The attributes of one message, from the columns or the layout that located them."""
+    """The attributes of one message, from the spans that the columns or the layout give."""
     if not count:
         return {}
     texts = [_string(buffer, span) for span in attribute_spans(buffer, pairs, count, flavour)]
@@ -182,10 +191,11 @@ def decode_attributes(buffer: Buffer, pairs: Span, count: int, flavour: int) -> 
 
 
 def decode_messages(frames: Scan) -> Iterator[StreamMessage]:
-    """The messages of scanned frames, each at its frame's offset.
+    """Yields the messages of scanned frames, with the offsets of the frames.
 
-    What `decode_message` gives for each of them, at a fraction of the price: the codec locates
-    all fields at once, and the parts that a producer repeats in every message are decoded once.
+    Gives what `decode_message` gives for each frame, but much faster: the codec locates all fields
+    at once, and the parts that a producer repeats in every message are decoded once. Raises
+    MessageError at the first frame that cannot be decoded.
     """
     times, at, size, key_at, key_size, pairs_at, pairs_size, pairs, flavours, bad = codec.columns(
         frames.buffer, frames.positions, frames.lengths
@@ -199,7 +209,7 @@ def decode_messages(frames: Scan) -> Iterator[StreamMessage]:
         tail_at = pairs_at[row] + pairs_size[row] if row != bad else 0
         tail = data[tail_at : position + length]
         if row == bad or flavours[row] != FIXED or not tail.startswith(_NO_SCHEMA):
-            # Anything out of the ordinary, damage included.
+            # The uncommon cases: another encoding, a schema, or damage.
             yield decode_message(data, position, length, offset=offset)
             if row == bad:
                 return
@@ -242,7 +252,7 @@ def _cached(known: dict[bytes, _Part], raw: bytes, decode: Callable[[bytes], _Pa
 
 
 def _decode_head(raw: bytes) -> tuple[int, int, str, str]:
-    """Request, producer, topic and broker: everything before the offset, in fixed width."""
+    """Decodes what `encode_head` made: request, producer, topic and broker."""
     request_id, producer_id, length = _HEAD.unpack_from(raw)
     end = _HEAD.size + length
     return (
@@ -254,7 +264,7 @@ def _decode_head(raw: bytes) -> tuple[int, int, str, str]:
 
 
 def _decode_middle(raw: bytes) -> tuple[str, str | None]:
-    """Producer and subscription: everything between publish time and attributes."""
+    """Decodes what `encode_middle` made: producer name and subscription."""
     end = 8 + int(_U64.unpack_from(raw)[0])
     subscription = str(raw[end + 9 :], "utf-8") if raw[end] else None
     return str(raw[8:end], "utf-8"), subscription
@@ -262,9 +272,9 @@ def _decode_middle(raw: bytes) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class MessageColumns:
-    """Where the parts of many messages lie in one buffer: no Python object for any of them.
+    """Positions of the parts of many messages in one buffer, without a Python object for each.
 
-    Positions and lengths are signed 64-bit; a message without a routing key has length -1 there.
+    Positions and lengths are signed 64-bit. A message without a routing key has key length -1.
     """
 
     publish_times: memoryview
@@ -282,18 +292,18 @@ class MessageColumns:
 
 
 def message_columns(frames: Scan) -> MessageColumns:
-    """The columns of scanned frames; MessageError names the first frame that is no message."""
+    """The columns of scanned frames; raises MessageError at the first that is not a message."""
     *raw, bad = codec.columns(frames.buffer, frames.positions, frames.lengths)
     if bad >= 0:
         raise MessageError(
             f"frame at position {frames.positions[bad]} (offset {frames.offsets[bad]}) "
-            "holds no known message encoding"
+            "does not hold a message in a known encoding"
         )
     return MessageColumns(*raw)
 
 
 def topic_names(frames: Scan, columns: MessageColumns) -> list[str]:
-    """The topic that each of the messages names; one that repeats is decoded once."""
+    """The topic name in each message; equal names are decoded once."""
     data = bytes(frames.buffer)
     if any(flavour != FIXED for flavour in columns.flavours):
         return [message.msg_id.topic_name for message in decode_messages(frames)]

@@ -1,10 +1,11 @@
-"""Builds and parses every name: topics, segments, checkpoints. The list: `docs/formats/names.md`.
+"""Builds and parses every name: topics, files, object keys and catalog keys.
 
-A topic is `/namespace/topic`; `topic` alone means `/default/topic`. Both parts are letters and
-digits of any script, `_` and `-`. They become directory names as they are, which is safe because
-neither a dot nor a slash can be in them.
+`docs/formats/names.md` lists them. A topic is `/namespace/topic`; `topic` alone means
+`/default/topic`. Both parts are letters and digits of any script, `_` and `-`. They are used as
+directory names unchanged, which is safe because they contain neither dots nor slashes. A partition
+`<topic>-part-<n>` is a topic of its own on disk.
 
-A partition `<topic>-part-<n>` is a topic of its own on disk.
+What a caller gets wrong: object names give the last offset, not one more.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ FAILED_FILE: Final = "wal.failed"
 LOG_ID_FILE: Final = "wal.id"
 LOG_ID_COPY_FILE: Final = "wal.id.copy"
 SERVER_FILE: Final = "server.json"
-"""In a data directory: where the server that owns it is."""
+"""In a data directory: the address of the server that owns it."""
 SERVER_LOCK_FILE: Final = "server.lock"
 STORE_ID_FILE: Final = "store.id"
-"""In a data directory: which store it is, whatever run of a server has it."""
+"""In a data directory: the id of the store, the same for every run of its server."""
 JOBS_FILE: Final = "jobs.ndjson"
-"""In a data directory: the jobs that its server has run."""
+"""In a data directory: the jobs that its server ran."""
 
 _OTHER_FILES: Final = {
     CHECKPOINT_FILE,
@@ -59,13 +60,13 @@ class TopicName(NamedTuple):
 
     @property
     def base(self) -> str:
-        """The whole name without the partition suffix."""
+        """The full name without the partition suffix."""
         match = _PARTITION.fullmatch(self.topic)
         return f"/{self.namespace}/{match['base']}" if match else str(self)
 
     @property
     def partition(self) -> int:
-        """The number behind `-part-`, else 0."""
+        """The number after `-part-`; 0 if there is none."""
         match = _PARTITION.fullmatch(self.topic)
         return int(match["number"]) if match else 0
 
@@ -79,7 +80,7 @@ def _valid_part(part: str) -> bool:
 
 
 def parse_topic(name: str) -> TopicName:
-    """The topic that a user's `name` means, or InvalidTopicName with the rule."""
+    """Parses a topic name as users write it; raises InvalidTopicName with the rule."""
     if not isinstance(name, str):
         raise InvalidTopicName(f"{name!r} is not a topic name: it is not a str")
     parts = name.split("/")
@@ -91,7 +92,7 @@ def parse_topic(name: str) -> TopicName:
 
 
 def is_topic(name: str) -> bool:
-    """Whether `name` is a topic's."""
+    """Whether `parse_topic` accepts `name`."""
     try:
         parse_topic(name)
     except InvalidTopicName:
@@ -108,12 +109,17 @@ class SegmentNames:
         stem, dot, suffix = first.rpartition(".")
         if not dot or not stem or not _valid_part(suffix) or not _valid_part(stem):
             raise InvalidSetting(
-                f"file_name {first!r} must be like 'wal.log': a stem and an ending"
+                f"file_name is {first!r}; it must be a stem and an ending, such as 'wal.log'"
             )
         if len(first.encode()) > FILE_NAME_BYTES_MAX:
-            raise InvalidSetting(f"file_name {first!r} is over {FILE_NAME_BYTES_MAX} bytes long")
+            raise InvalidSetting(
+                f"file_name is {first!r}; it must be at most {FILE_NAME_BYTES_MAX} bytes long"
+            )
         if first in _OTHER_FILES or suffix in _OTHER_ENDINGS:
-            raise InvalidSetting(f"file_name {first!r} is taken by another file of the log")
+            raise InvalidSetting(
+                f"file_name is {first!r}, which is taken by another file of the log; choose "
+                "another, such as 'wal.log'"
+            )
         self.first = first
         self.stem = stem
         self.suffix = suffix
@@ -128,7 +134,7 @@ class SegmentNames:
         return f"{self.stem}.idx" if seq == 0 else f"{self.stem}.{seq}.idx"
 
     def parse(self, name: str) -> int | None:
-        """The number of the segment of that name, or None if it is no segment's."""
+        """The number in a segment's name; None if `name` is not a segment's."""
         match = self._pattern.fullmatch(name)
         if match is None:
             return None
@@ -136,24 +142,26 @@ class SegmentNames:
 
 
 def aside(name: str, kind: str, position: int) -> str:
-    """Where bytes that recovery cut out of `name` at `position` are kept; kind ends in `torn`."""
+    """The file for bytes that recovery cut from `name` at `position`; `kind` ends in `torn`."""
     return f"{name}.{position}.{kind}"
 
 
 def staged_segment(name: str, copy: int = 0) -> str:
-    """Where a repair writes the segment `name` anew, before it takes the place of the damaged one;
-    `copy` tells files apart where the name is taken."""
+    """The file in which a repair rewrites the segment `name` before it replaces the damaged one.
+
+    `copy` is a number to try if the name is taken.
+    """
     return f"{name}.repair.{copy}.tmp" if copy else f"{name}.repair.tmp"
 
 
 def is_staged_segment(name: str, segments: SegmentNames) -> bool:
-    """Whether `name` is one of `staged_segment`, of any of the segments."""
+    """Whether `name` is one that `staged_segment` returns for a segment."""
     match = _STAGED_SEGMENT.fullmatch(name)
     return match is not None and segments.parse(match["name"]) is not None
 
 
 def aside_directory(log_id: str) -> str:
-    """Where a whole log is kept that is no longer the topic's."""
+    """What the names of the files of a log start with once it is set aside."""
     return f"aside-{log_id}"
 
 
@@ -171,10 +179,10 @@ _TOPICS: Final = "storage/topics/"
 
 
 class ObjectName(NamedTuple):
-    """What an object's name says: the range of its offsets, the end included.
+    """The name of an object: its offsets `start..end`, `end` included.
 
-    `attempt` tells names of one range apart: 0 is the plain name, and a higher one is taken when
-    the plain name is being deleted.
+    `attempt` distinguishes names with the same range. 0 is the plain name; a higher number is used
+    while the object with the plain name is being deleted.
     """
 
     start: int
@@ -187,7 +195,7 @@ class ObjectName(NamedTuple):
 
 
 def parse_object(name: str) -> ObjectName | None:
-    """The range that the object's name gives, or None if it is no finished object's."""
+    """Parses the name of a finished object; None if `name` is not one."""
     match = _OBJECT.fullmatch(name)
     if match is None:
         return None
@@ -196,23 +204,23 @@ def parse_object(name: str) -> ObjectName | None:
 
 
 def pending_object(start: int, token: str) -> str:
-    """The name under which an object with an end yet unknown is written."""
+    """The name of an object while it is written and its end offset is unknown."""
     return f"data-{start}-pending-{token}.dnb1"
 
 
 def parse_pending(name: str) -> int | None:
-    """The start that a pending object's name gives (Danube's have no token), or None."""
+    """The start offset in a pending object's name, with or without a token; None if not one."""
     match = _PENDING.fullmatch(name)
     return None if match is None else int(match["start"])
 
 
 def sidecar(object_id: str) -> str:
-    """The name of the small object that holds the descriptor of `object_id`."""
+    """The name of the small object that holds a copy of the descriptor of `object_id`."""
     return object_id + SIDECAR_ENDING
 
 
 def objects_prefix(topic: TopicName) -> str:
-    """What the keys of all of a topic's objects start with, in the object store."""
+    """The prefix of the keys of a topic's objects in the object store."""
     return f"{_TOPICS}{topic.namespace}/{topic.topic}/objects/"
 
 
@@ -221,7 +229,7 @@ def object_key(topic: TopicName, object_id: str) -> str:
 
 
 def topic_of_key(key: str) -> tuple[TopicName, str] | None:
-    """The topic and the name of the object at `key`; None if it is not where objects are."""
+    """The topic and the object name in `key`; None if it is not the key of a topic's object."""
     parts = key.removeprefix(_TOPICS).split("/")
     if not key.startswith(_TOPICS) or len(parts) != 4 or parts[2] != "objects":
         return None
@@ -231,34 +239,37 @@ def topic_of_key(key: str) -> tuple[TopicName, str] | None:
 
 TOPICS_PREFIX: Final = _TOPICS
 STAGING_PREFIX: Final = "staging/"
-"""What the keys of files start with that wait to be appended; no topic's are among them."""
+"""The prefix of the keys of files that wait to be appended; objects of topics are not below it."""
 
 
 _STAGED: Final = re.compile(r"staging/[0-9a-f]{16}/[0-9]{1,19}-[0-9]{1,19}\.frames")
 
 
 def staged_file(write: str, partition: int, attempt: int) -> str:
-    """The key of the rows of one partition, as one attempt of its task left them."""
+    """The key of the rows of one partition that one attempt of its task wrote."""
     return f"{STAGING_PREFIX}{write}/{partition}-{attempt}.frames"
 
 
 def staging_manifest(write: str) -> str:
-    """The key of the list of the files that make one batch."""
+    """The key of the list of files of one batch."""
     return f"{STAGING_PREFIX}{write}/manifest.json"
 
 
 def is_staged_file(key: str) -> bool:
-    """Whether the key is one of `staged_file`."""
+    """Whether the key is one that `staged_file` returns."""
     return _STAGED.fullmatch(key) is not None
 
 
 def write_of_staged(key: str) -> str:
-    """The id of the write that a file below STAGING_PREFIX belongs to."""
+    """The id of the write in the key of a file below STAGING_PREFIX."""
     return key.removeprefix(STAGING_PREFIX).partition("/")[0]
 
 
 class CatalogKeys:
-    """The keys of the catalog below its root, such as `/forebay`."""
+    """The keys of the catalog below its root, such as `/forebay`.
+
+    Methods with a plural name return the prefix of the keys of that kind.
+    """
 
     __slots__ = ("_root",)
 
@@ -266,16 +277,17 @@ class CatalogKeys:
         root = root_prefix.rstrip("/")
         if (root and not root.startswith("/")) or "//" in root or "\0" in root:
             raise InvalidSetting(
-                f"root_prefix {root_prefix!r} must be like '/forebay': parts behind slashes"
+                f"root_prefix is {root_prefix!r}; it must be '/' and parts separated by single "
+                "slashes, such as '/forebay'"
             )
         self._root = root
 
     def topics(self) -> str:
-        """What the keys of all topics start with."""
+        """The prefix of the keys of all topics."""
         return f"{self._root}/{_TOPICS}"
 
     def topic(self, topic: TopicName) -> str:
-        """What all keys of one topic start with."""
+        """The prefix of all keys of one topic."""
         return f"{self._root}/{_TOPICS}{topic.namespace}/{topic.topic}/"
 
     def record(self, topic: TopicName) -> str:
@@ -291,7 +303,7 @@ class CatalogKeys:
         return f"{self.objects(topic)}{start_offset:020d}"
 
     def descriptor_start(self, topic: TopicName, key: str) -> int | None:
-        """The start offset in a descriptor's key; None for `cur` and for anything else."""
+        """The start offset in a descriptor's key; None for any other key, such as `cur`."""
         digits = key.removeprefix(self.objects(topic))
         return int(digits) if len(digits) == 20 and digits.isascii() and digits.isdigit() else None
 
@@ -299,39 +311,41 @@ class CatalogKeys:
         return self.objects(topic) + "cur"
 
     def lives(self, topic: TopicName) -> str:
-        """What the keys of the lives of a topic's objects start with."""
+        """The prefix of the keys of the lives of a topic's objects."""
         return self.topic(topic) + "keys/"
 
     def life(self, topic: TopicName, object_id: str) -> str:
         return self.lives(topic) + object_id
 
     def job_states(self, topic: TopicName) -> str:
-        """What the keys of the states that jobs keep of a topic start with."""
+        """The prefix of the keys of the states that jobs keep for a topic."""
         return self.topic(topic) + "notes/"
 
     def job_state(self, topic: TopicName, name: str) -> str:
-        """Of the state called `name`, any text; what is no letter, digit or slash is encoded."""
+        """The key of the state `name`, which may be any text: special characters are encoded."""
         if not 0 < len(name.encode("utf-8", "surrogatepass")) <= JOB_STATE_NAME_BYTES_MAX:
             raise UsageError(
-                f"the name of a note, {name[:80]!r}, must have 1 to "
+                f"the name of a job state is {name[:80]!r}; it must have 1 to "
                 f"{JOB_STATE_NAME_BYTES_MAX} bytes"
             )
         try:
             return self.job_states(topic) + quote(name, safe="/")
         except UnicodeEncodeError as error:
-            raise UsageError(f"the name of a note, {name!r}, is not Unicode text") from error
+            raise UsageError(
+                f"the name of a job state is {name!r}; it must be Unicode text"
+            ) from error
 
     def job_state_name(self, topic: TopicName, key: str) -> str | None:
-        """The name of the state at `key`, or None if it is none of the topic's."""
+        """The name of the job state at `key`; None if it is not one of the topic's."""
         prefix = self.job_states(topic)
         return unquote(key.removeprefix(prefix)) if key.startswith(prefix) else None
 
     def replaced(self, topic: TopicName, start_offset: int = 0) -> str:
-        """What the keys of descriptors that were replaced start with, for one start offset."""
+        """The prefix of the keys of replaced descriptors with one start offset."""
         return f"{self.topic(topic)}replaced/{start_offset:020d}/"
 
     def replaced_descriptor(self, topic: TopicName, start_offset: int, object_id: str) -> str:
-        """Where the descriptor of an object is kept that a compaction replaced."""
+        """The key of the descriptor of an object that a compaction replaced."""
         return self.replaced(topic, start_offset) + object_id
 
     def cursors(self, topic: TopicName) -> str:
@@ -341,7 +355,7 @@ class CatalogKeys:
         return f"{self.cursors(topic)}{subscription}/cursor"
 
     def topic_of_record(self, key: str) -> TopicName | None:
-        """The topic whose record is at `key`, or None if it is none."""
+        """The topic whose record is at `key`; None if it is not a record's key."""
         parts = key.removeprefix(self.topics()).split("/")
         if not key.startswith(self.topics()) or len(parts) != 3 or parts[2] != "record":
             return None
@@ -350,5 +364,5 @@ class CatalogKeys:
 
 
 def after_prefix(prefix: str) -> str:
-    """The first key, in order of bytes, that does not start with `prefix`."""
+    """The first key after all keys that start with `prefix`."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)

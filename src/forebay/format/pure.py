@@ -1,10 +1,11 @@
-"""The frame codec in plain Python: the reference, and what serves where nothing was compiled.
+"""The frame codec in plain Python: the reference, and the fallback if `_native` was not built.
 
-`forebay.format.codec` picks this module or its compiled twin; property tests hold the two equal,
-results and errors, on valid, torn and damaged input. The functions speak in tuples of raw columns
-because that is the boundary to the compiled twin; `forebay.format.frame` gives them names.
+`forebay.format.codec` chooses between this module and `_native`. Property tests check that both
+return the same results and raise the same errors on valid, torn and damaged input. The functions
+return tuples of raw columns, because that is the interface of `_native`; `forebay.format.frame`
+gives them names.
 
-This is the one place that knows the frame header.
+No other Python module parses the frame header.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HEADER: Final = struct.Struct("<QII")
 """offset, payload length, CRC-32 of the payload."""
 
 RUN_PREFIX: Final = struct.Struct("<QQ")
-"""Frames, and bytes that count, of a run that grows in memory."""
+"""Number of frames, and length in bytes with this prefix, of a run: see `new_run`."""
 
 COMPLETE: Final = 0
 TORN: Final = 1
@@ -40,7 +41,7 @@ BAD_OFFSET: Final = 3
 BAD_CRC: Final = 4
 
 GATHER_BYTES_MAX: Final = 2**31 - 1
-"""Of one gathered column: Arrow's plain binary arrays have signed 32-bit offsets."""
+"""The largest gathered column: Arrow's plain binary arrays have signed 32-bit offsets."""
 
 RawScan: TypeAlias = tuple[memoryview, memoryview, memoryview, int, int, int | None]
 RawColumns: TypeAlias = tuple[
@@ -72,7 +73,7 @@ def _checked(value: int, limit: int) -> int:
 
 
 def _view(buffer: Buffer) -> memoryview:
-    """Bytes, whatever the items of a memoryview are: its `len` counts items."""
+    """A view of single bytes: the `len` of a memoryview counts items, which may be larger."""
     view = memoryview(buffer)
     if not view.c_contiguous:
         raise BufferError("the buffer is not contiguous")
@@ -80,10 +81,10 @@ def _view(buffer: Buffer) -> memoryview:
 
 
 def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawScan:
-    """Walks the frames from `start`; `expected` is the first frame's offset, or -1 for any.
+    """Scans the frames from `start`; `expected` is the first frame's offset, or -1 for any.
 
     Returns offsets, payload positions, payload lengths, the position after the last whole frame,
-    how the walk ended, and the offset it ended at where one is known. ValueError for a `start`
+    how the scan ended, and the offset expected there, if known. Raises ValueError if `start` is
     outside the buffer.
     """
     offsets, positions, lengths = array("Q"), array("Q"), array("I")
@@ -122,12 +123,14 @@ def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawSca
 
 
 def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawColumns:
-    """Publish times, then position and length of payload, routing key and attributes (with their
-    count), the flavour, and the index of the first undecodable message or -1.
+    """Locates the fields of many messages.
 
-    A message without a routing key has position 0 and length -1 there. Columns stop before the
-    undecodable message. ValueError for positions and lengths that are not of one count, and for
-    a message that is not inside the buffer.
+    Returns publish times, position and length of payload, routing key and attributes, the count of
+    attributes, the flavour, and the index of the first undecodable message or -1.
+
+    A message without a routing key has key position 0 and length -1. The columns stop before the
+    undecodable message. Raises ValueError if the numbers of positions and lengths differ, or if a
+    message is not inside the buffer.
     """
     data, places, sizes = _view(buffer), _view(positions), _view(lengths)
     if places.nbytes % 8 or sizes.nbytes % 4 or places.nbytes // 8 != sizes.nbytes // 4:
@@ -172,13 +175,13 @@ def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawCo
 
 
 def gather(buffer: Buffer, positions: Buffer, lengths: Buffer) -> tuple[bytes, bytes, bytes | None]:
-    """The spans one behind the other, as Arrow lays out a binary array.
+    """Copies the spans into one buffer, in the layout of an Arrow binary array.
 
-    `positions` and `lengths` are signed 64-bit; a length below zero is a null. Returns where each
-    span begins in the data and where the last one ends (32-bit, little-endian), the data, and a bit
-    for each row that is no null, the lowest first; None where none is. ValueError for columns that
-    are not of one count and for a span that is not inside the buffer, OverflowError for more data
-    than the offsets can say.
+    `positions` and `lengths` are signed 64-bit; a negative length is a null. Returns the offsets
+    (where each span begins and the last one ends, 32-bit little-endian), the data, and the validity
+    bitmap (one bit for each row that is not null, lowest bit first), which is None without nulls.
+    Raises ValueError if the numbers of positions and lengths differ or a span is not inside the
+    buffer, and OverflowError if the data is larger than GATHER_BYTES_MAX.
     """
     data, places, sizes = _view(buffer), _view(positions), _view(lengths)
     if places.nbytes % 8 or sizes.nbytes != places.nbytes:
@@ -207,12 +210,12 @@ def gather(buffer: Buffer, positions: Buffer, lengths: Buffer) -> tuple[bytes, b
 
 
 def _text(value: str) -> bytes:
-    raw = str.encode(value)  # unlike value.encode(), a TypeError where it is no str
+    raw = str.encode(value)  # unlike value.encode(), raises TypeError for anything but a str
     return _U64.pack(len(raw)) + raw
 
 
 def encode_attributes(attributes: Attributes) -> bytes:
-    """Count and pairs, in the mapping's own order."""
+    """The number of pairs and the pairs, in the mapping's own order. Raises MessageTooLarge."""
     if not attributes:
         return _NO_ATTRIBUTES
     pairs = tuple(attributes.items())
@@ -225,13 +228,13 @@ def encode_attributes(attributes: Attributes) -> bytes:
 
 
 def encode_tail(attributes: Attributes, routing_key: str | None) -> bytes:
-    """Everything after the subscription name of a message without a schema."""
+    """The bytes after the subscription name of a message without a schema."""
     pairs = encode_attributes(attributes)
     return pairs + _NO_SCHEMA + (_NO_KEY if routing_key is None else b"\1" + _text(routing_key))
 
 
 def frame(offset: int, payload: bytes) -> bytes:
-    """One frame around an encoded message."""
+    """The frame of an encoded message."""
     return HEADER.pack(offset, len(payload), crc32(payload)) + payload
 
 
@@ -244,9 +247,10 @@ def encode_one(
     attributes: Attributes,
     routing_key: str | None,
 ) -> bytes:
-    """One whole frame; `head` is all before the offset, `middle` all between time and attributes.
+    """Encodes one message as a frame.
 
-    ValueError for an offset or a publish time that its field does not hold.
+    `head` are its bytes before the offset, `middle` those between publish time and attributes.
+    Raises MessageTooLarge, and ValueError if the offset or the publish time is out of range.
     """
     offset, publish_time = _checked(offset, OFFSET_MAX), _checked(publish_time, _U64_MAX)
     if type(payload) is not bytes:
@@ -268,10 +272,10 @@ def encode_one(
 
 
 def new_run() -> bytearray:
-    """An empty run for `append_one`: a count of frames, a count of bytes, then the frames.
+    """An empty run for `append_one`: the number of frames, the length in bytes, then the frames.
 
-    Both counts are set in one step after the frame is there, so an append that a signal
-    interrupts leaves a run that is right: bytes past the count do not exist.
+    Both numbers are set in one step after a frame was added. So an append that a signal interrupts
+    leaves a consistent run: bytes past the length are ignored.
     """
     return bytearray(RUN_PREFIX.pack(0, RUN_PREFIX.size))
 
@@ -286,7 +290,10 @@ def append_one(
     attributes: Attributes,
     routing_key: str | None,
 ) -> int:
-    """Adds a frame to a run whose first frame has `first_offset`; returns the frame's offset."""
+    """Adds a frame to a run whose first frame has `first_offset`; returns the new frame's offset.
+
+    Raises as `encode_one` does, and leaves the run as it was.
+    """
     added = run_count(run)
     first_offset = _checked(first_offset, OFFSET_MAX)
     if added > OFFSET_MAX - first_offset:
@@ -300,7 +307,7 @@ def append_one(
 
 
 def run_count(run: bytearray) -> int:
-    """How many frames the run holds."""
+    """The number of frames in the run."""
     if not isinstance(run, bytearray):
         raise TypeError(f"a run is a bytearray, not {type(run)}")
     if len(run) >= RUN_PREFIX.size:
@@ -320,7 +327,7 @@ def add_frame(run: bytearray, encoded: bytes) -> None:
 
 
 def run_frames(run: bytearray) -> memoryview:
-    """The frames of the run; it cannot grow while this view is there."""
+    """A view of the frames of the run; the run cannot grow while the view exists."""
     return memoryview(run)[RUN_PREFIX.size : RUN_PREFIX.unpack_from(run)[1]]
 
 
@@ -335,9 +342,9 @@ def encode_many(
     routing_keys: Sequence[str | None] | None,
     bytes_max: int,
 ) -> tuple[bytes, int]:
-    """Frames of `payloads[index:]`, the first with `offset`, up to `bytes_max` but at least one.
+    """Encodes `payloads[index:]`, the first with `offset`, up to `bytes_max` but at least one.
 
-    Returns the frames and the index of the first payload that is not among them.
+    Returns the frames and the index of the first payload that is left. Raises as `encode_one` does.
     """
     index = _checked(index, len(payloads))
     offset, publish_time = _checked(offset, OFFSET_MAX), _checked(publish_time, _U64_MAX)

@@ -1,12 +1,12 @@
-"""The next valid frame after damage: for recovery, for readers that skip damage, and for repair.
+"""Finds the next valid frame after damage, for recovery, for lenient readers and for repair.
 
-Frames carry no marker, so a search tries every byte position whose 16 bytes could be a header of a
-wanted offset, and checks the whole frame there. The bytes come through a callable, a window at a
-time; a search holds one window and one frame at most.
+Frames have no marker. So a search tries every byte position whose 16 bytes could be the header of a
+wanted offset, and checks the whole frame there. It reads through a callable, a window at a time,
+and holds at most one window and one frame.
 
-What a caller gets wrong: a payload may contain frames, of this topic too, and a search inside a
-damaged frame finds them. Use what it finds as evidence (recovery refuses to cut), or for rescue
-that was asked for, never on the ordinary way of a read.
+What a caller gets wrong: a payload may itself contain valid frames, even of the same topic, and a
+search inside a damaged frame finds them. Use the result as evidence (recovery then refuses to cut)
+or where a user asked to skip damage, never in an ordinary read.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ from forebay.format.layout import FIXED, VARINT, Buffer, MalformedError, readers
 from forebay.limits import KIB, READ_CHUNK_BYTES
 
 ReadAt = Callable[[int, int], Buffer]
-"""The bytes `start..end` of a file or an object, fewer only where it ends."""
+"""(start, end) -> those bytes of a file or an object; fewer only if it ends before `end`."""
 
 OffsetPosition = tuple[int, int]
 """Offset and position of a frame."""
 
 _HEAD_BYTES: Final = 4 * KIB
-"""More than the header, the numbers, the topic and the broker of any message take."""
+"""More than the frame header and all fields up to the offset of any message need."""
 
 
 class SearchTooLong(Exception):
-    """More bytes would have to be hashed than the search was allowed."""
+    """The search would have to hash more than `hash_bytes_max`."""
 
 
 def next_frame(
     descriptor: ObjectDescriptor, offset: int, position: int, read: ReadAt, window_bytes: int
 ) -> OffsetPosition | None:
-    """Where a reader of an object goes on after damage; see `FrameSearch.after`."""
+    """The frame at which a reader of an object continues after damage: see `FrameSearch.after`."""
     search = FrameSearch(read, descriptor.size, window_bytes)
     return search.after(offset, position, descriptor.end_offset, descriptor.offset_index or ())
 
 
 @dataclass(slots=True)
 class FrameSearch:
-    """A search for valid frames in the `size` bytes behind `read`."""
+    """A search for valid frames in a file or an object of `size` bytes."""
 
     read: ReadAt
     size: int
     window_bytes: int = READ_CHUNK_BYTES
     hash_bytes_max: int | None = None
-    """If it is set, `between` takes only frames whose message repeats the frame's offset, which
-    spares hashing megabytes for each plausible header in a payload full of numbers, and raises
-    SearchTooLong once frames of more bytes than this were checked."""
+    """If set, `between` accepts only frames whose message repeats the frame's offset, and raises
+    SearchTooLong once it has hashed this many bytes. Otherwise a payload full of numbers could make
+    it hash megabytes for each plausible header."""
 
     def after(
         self, offset: int, position: int, last: int, index: Sequence[OffsetPosition] = ()
     ) -> OffsetPosition | None:
-        """The first valid frame after the damage at `position`, where `offset` should be.
+        """The first valid frame after the damage at `position`, where `offset` was expected.
 
-        Its offset is in `offset + 1 .. last`. It is looked for where the length of the damaged
-        frame leads, if that is the next offset; then at every byte up to the next entry of the
-        index; at that entry; and so on to the end.
+        Its offset is in `offset + 1 .. last`; None if there is no such frame. It tries, in this
+        order: the position after the damaged frame, by that frame's length; every byte up to the
+        next index entry; that entry; and so on to the end.
         """
         if offset < last and (size := self._claimed_bytes(position)) is not None:
             following = offset + 1, position + size
@@ -88,7 +88,7 @@ class FrameSearch:
         return None
 
     def between(self, start: int, stop: int, first: int, last: int) -> Iterator[OffsetPosition]:
-        """All valid frames of offsets `first..last` whose whole header lies in `start..stop`."""
+        """Yields the valid frames with offsets `first..last` whose header lies in `start..stop`."""
         hashed = 0
         while first <= last and stop - start >= HEADER_BYTES:
             window = memoryview(self.read(start, min(start + self._step + HEADER_BYTES - 1, stop)))
@@ -108,25 +108,25 @@ class FrameSearch:
 
     @property
     def _step(self) -> int:
-        """Windows overlap by a header less a byte, so that no header is cut by their border."""
+        """Windows overlap by one byte less than a header, so that every header is whole in one."""
         return max(self.window_bytes - HEADER_BYTES + 1, 1)
 
     def is_frame(self, offset: int | None, position: int) -> bool:
-        """Whether a whole valid frame is at `position`, of that offset if one is given."""
+        """Whether there is a whole valid frame at `position`, with `offset` if that is given."""
         size = self._claimed_bytes(position)
         if size is None or size > self.size - position:
             return False
         return len(scan(self.read(position, position + size), expected=offset)) == 1
 
     def _claimed_bytes(self, position: int) -> int | None:
-        """The size of the frame at `position` by its header, if a frame can have that."""
+        """The size of the frame at `position` according to its header; None if impossible."""
         if position + FRAME_BYTES_MIN > self.size:
             return None
         size = frame_bytes(self.read(position, position + HEADER_BYTES), 0) or 0
         return size if FRAME_BYTES_MIN <= size <= FRAME_BYTES_MAX else None
 
     def _repeats_offset(self, window: memoryview, position: int) -> bool:
-        """Whether the head of the frame looks like a message with a copy of the frame's offset."""
+        """Whether the frame seems to hold a message that repeats the frame's offset."""
         offset, length, _ = pure.HEADER.unpack_from(window)
         if length > self.size - position - HEADER_BYTES:
             return False
@@ -138,7 +138,7 @@ class FrameSearch:
 
 
 def _offset_in_message(frame: memoryview, end: int, flavour: int) -> int | None:
-    """The copy of the offset, which follows two numbers, the topic and the broker."""
+    """The offset inside the message, which follows two numbers, the topic and the broker."""
     u64, _ = readers(flavour)
     try:
         _, at = u64(frame, HEADER_BYTES, end)

@@ -1,1 +1,1 @@
-"""The object store: one port, and a backend for each kind of store."""
+"""The object store: one interface, `backend`, and an implementation for each kind of store."""

@@ -1,18 +1,19 @@
-"""The object store as a port: what a backend has to offer, and what it promises.
+"""`Backend`: the interface of an object store, and what every implementation guarantees.
 
-Every backend passes `tests/objects/test_backend.py`. The promises that matter:
+`tests/objects/test_backend.py` checks the guarantees for every backend:
 
-- An object is there whole, or not at all: `put_object` and `ObjectWriter.close` publish at once,
-  and a writer that is aborted, that fails, or whose process dies publishes nothing.
-- When `put_object`, `close`, `copy_object` and `delete_object` return, what they did is durable and
+- An object is visible whole or not at all. A writer that is aborted, fails, or whose process dies
+  publishes nothing.
+- When `put_object`, `close`, `copy_object` or `delete_object` returns, its effect is durable and
   visible to all.
-- Errors are those of `forebay.errors`: ObjectMissing, ServiceRefused (asking again is useless),
-  ServiceUnavailable (the backend's retries are used up; what was asked may yet have happened).
-  None of them, and no log line, contains a secret.
-- Everything may be called from many threads at once; a single writer belongs to one thread.
+- Errors are those of `forebay.errors`: ObjectMissing, ServiceRefused (a retry cannot help) and
+  ServiceUnavailable (the backend's own retries failed). No error or log line contains a secret.
+- A backend is thread-safe. A writer is not.
 
-Keys are relative: `storage/topics/default/orders/objects/data-0-9.dnb1`. The bucket and its
-prefix are the backend's own. `check_key` and `check_metadata` say what every backend takes.
+Keys are relative, such as `storage/topics/default/orders/objects/data-0-9.dnb1`; the backend adds
+the bucket and its prefix. `check_key` and `check_metadata` define what every backend accepts.
+
+What a caller gets wrong: after ServiceUnavailable the request may have been carried out.
 """
 
 from __future__ import annotations
@@ -29,42 +30,45 @@ from forebay.format.layout import Buffer
 from forebay.limits import KIB, OBJECT_KEY_BYTES_MAX
 
 OBJECT_METADATA_BYTES_MAX: Final = 2 * KIB
-"""Names and values together; S3 takes no more."""
+"""Names and values together; the limit of S3."""
 
 _METADATA_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _METADATA_VALUE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
 class CopyUnsupported(ServiceRefused):
-    """The server does not copy this object: read it and write it (`CloudStore.copy_or_rewrite`)."""
+    """The server cannot copy this object: use `CloudStore.copy_or_rewrite`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
-    """An object as the store describes it."""
+    """What the store knows about an object."""
 
     key: str
     size: int
     etag: str | None
     modified_ms: int
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What `put_object` or the writer was given; `list` leaves it empty."""
+    """The metadata given to `put_object` or the writer; always empty from `list`."""
 
 
 class ObjectWriter(Protocol):
-    """One object in the making. Leaving its `with` block by an exception aborts it."""
+    """An object that is being written. Not thread-safe.
+
+    Leaving its `with` block closes it; an exception in the block aborts it.
+    """
 
     def write(self, data: Buffer) -> None:
-        """Takes all of `data`; blocks while too many parts are in flight.
+        """Takes all of `data`; waits while too many parts are in flight.
 
-        The caller may reuse the buffer when it returns.
+        The caller may reuse the buffer afterwards.
         """
 
     def close(self) -> ObjectMeta:
-        """Publishes the object; raises, and publishes nothing, if any part of it failed."""
+        """Publishes the object; if any part failed, raises and publishes nothing."""
 
     def abort(self) -> None:
-        """Gives up; nothing will be visible. Idempotent, and harmless after `close`."""
+        """Discards what was written. Idempotent; does nothing after `close`."""
 
     def __enter__(self) -> ObjectWriter: ...
 
@@ -77,7 +81,7 @@ class ObjectWriter(Protocol):
 
 
 class WriterScope(ABC):
-    """`with` for a writer: an exception aborts it, and else it is closed, unless it was."""
+    """`with` for a writer: aborts it after an exception, otherwise closes it if it is open."""
 
     @property
     @abstractmethod
@@ -106,22 +110,25 @@ class WriterScope(ABC):
 
 
 class Backend(Protocol):
-    """A place for objects."""
+    """An object store. Thread-safe."""
 
     @property
     def name(self) -> str:
-        """What to call it in messages, such as `s3://bucket/prefix`; no secret is in it."""
+        """The store's name in messages, such as `s3://bucket/prefix`, without secrets."""
 
     def head(self, key: str) -> ObjectMeta:
-        """ObjectMissing if there is none."""
+        """Returns size, etag and metadata; raises ObjectMissing."""
 
     def get_range(self, key: str, start: int, end: int) -> Buffer:
-        """Exactly the bytes `start..end`; ServiceError if the object ends before `end`."""
+        """Returns exactly the bytes `start..end`, `end` excluded.
+
+        Raises ObjectMissing, and ServiceError if the object ends before `end`.
+        """
 
     def put_object(
         self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
     ) -> ObjectMeta:
-        """A small object in one request; replaces one that is there."""
+        """Writes a small object in one request, replacing one with the same key."""
 
     def open_streaming_writer(
         self,
@@ -131,41 +138,43 @@ class Backend(Protocol):
         concurrent_parts: int,
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectWriter:
-        """A large object in parts; holds at most `concurrent_parts` + 1 chunks in memory."""
+        """Writes a large object in parts; holds at most `concurrent_parts` + 1 chunks in memory."""
 
     def copy_object(self, source: str, target: str) -> None:
-        """On the server, whole or not at all; ObjectMissing if there is no source."""
+        """Copies on the server, atomically; raises ObjectMissing, and CopyUnsupported."""
 
     def delete_object(self, key: str) -> None:
-        """Idempotent: deleting what is not there succeeds."""
+        """Deletes the object. Succeeds if there is none."""
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        """All objects whose key starts with `prefix`, by key, a page at a time.
+        """Yields the objects whose key starts with `prefix`, in order of keys, fetched by pages.
 
-        `after` leaves out the keys up to and including it. Objects that come or go meanwhile may
-        be missed or not.
+        Keys up to and including `after` are left out. An object that is created or deleted
+        meanwhile may or may not be listed.
         """
 
     def close(self) -> None: ...
 
 
 def check_key(key: str) -> str:
-    """The key as it is; UsageError if not every backend could store it under that name."""
+    """Returns the key; raises UsageError unless every backend can store it."""
     parts = key.split("/")
     if "" in parts or "." in parts or ".." in parts:
         raise UsageError(f"the key {key!r} has an empty part, or one that is '.' or '..'")
-    if not key.isprintable():  # which refuses NUL, line ends and lone surrogates
+    if not key.isprintable():  # refuses NUL, line ends and lone surrogates too
         raise UsageError(f"the key {key!r} has characters that cannot be printed")
     if len(key.encode()) > OBJECT_KEY_BYTES_MAX:
-        raise UsageError(f"the key {key[:80]!r}... is over {OBJECT_KEY_BYTES_MAX} bytes long")
+        raise UsageError(
+            f"the key {key[:80]!r}... is longer than the limit of {OBJECT_KEY_BYTES_MAX} bytes"
+        )
     return key
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy; UsageError for what does not travel as HTTP headers through all stores alike.
+    """Returns a copy; raises UsageError for names and values that not all stores keep unchanged.
 
-    Azure wants names that are identifiers, S3 makes them lower case, and spaces at the ends of a
-    value are lost.
+    Metadata are HTTP headers: Azure requires names to be identifiers, S3 makes them lower case, and
+    spaces at the ends of a value are lost.
     """
     for name, value in (metadata or {}).items():
         if _METADATA_NAME.fullmatch(name) is None or _METADATA_VALUE.fullmatch(value) is None:
@@ -175,15 +184,17 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
             )
     found = dict(metadata or {})
     if sum(len(name) + len(value) for name, value in found.items()) > OBJECT_METADATA_BYTES_MAX:
-        raise UsageError(f"the metadata are over {OBJECT_METADATA_BYTES_MAX} bytes long")
+        raise UsageError(
+            f"the metadata are longer than the limit of {OBJECT_METADATA_BYTES_MAX} bytes"
+        )
     return found
 
 
 def check_range(start: int, end: int) -> None:
     if not 0 <= start <= end:
-        raise UsageError(f"the bytes {start}..{end} are no range")
+        raise UsageError(f"{start}..{end} is not a range of bytes")
 
 
 def ends_early(name: str, key: str, start: int, end: int) -> ServiceError:
-    """What `get_range` raises for an object that has not all of the range."""
-    return ServiceError(f"{name}: the object {key!r} ends before the bytes {start}..{end} do")
+    """The error of `get_range` for an object that is shorter than `end`."""
+    return ServiceError(f"{name}: the object {key!r} ends before the end of {start}..{end}")

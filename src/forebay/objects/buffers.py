@@ -1,15 +1,15 @@
-"""Memory for chunks of objects: buffers that are used again, and blocks that go back when freed.
+"""Memory for chunks of objects: reused buffers, and large blocks that go back to the system.
 
-A fresh buffer of megabytes costs a page fault for every 4 KiB of it, which is several times what
-copying a chunk out of the kernel's cache costs. So `BufferPool` keeps a few, and lends them as
-read-only views. A buffer is free when the pool alone refers to it: a view, and whatever is made of
-one without a copy, keeps a reference. That is CPython's count, and true only under its lock;
-without the lock every buffer is a fresh one.
+A new buffer of megabytes costs a page fault for every 4 KiB, several times as much as copying a
+chunk from the page cache. So `BufferPool` keeps a few buffers and hands out views of them. A buffer
+is free again when only the pool refers to it, because every view, or anything made of one without a
+copy, holds a reference. That relies on CPython's reference count under the GIL; without the GIL
+every buffer is new.
 
-`return_large_blocks` is for chunks that the client allocates, on many threads. glibc keeps such
-blocks for each thread once it has seen one freed: it raises its threshold for separate mappings up
-to 32 MiB, and a process then holds up to three times what is in use. A threshold that is set stays
-where it is. It is the whole process's, so one that was chosen by the environment is left alone.
+`return_large_blocks` is for chunks that the client library allocates on many threads. Once glibc
+has freed such a block, it raises its mmap threshold to up to 32 MiB and keeps blocks for each
+thread, so that a process holds up to three times what it uses. Setting the threshold stops that. It
+applies to the whole process, so a value from the environment is left alone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Final
 from forebay.limits import KIB, MIB
 
 KEPT_MAX: Final = 8
-"""Buffers that are kept: a little more than one reader holds."""
+"""Buffers in the pool: a few more than one reader holds."""
 KEPT_BYTES_MIN: Final = 256 * KIB
-"""Smaller ones are not worth it."""
+"""Smaller buffers are not pooled."""
 KEPT_BYTES_MAX: Final = 8 * MIB
 
 _FREE: Final = 3
-"""References to a buffer that nobody looks at: the list's, the loop's name, the count's own."""
+"""References to a free buffer: the list, the loop variable, and the argument of getrefcount."""
 _COUNTED: Final = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 _TRIM_THRESHOLD: Final = -1
@@ -37,20 +37,23 @@ _MMAP_THRESHOLD: Final = -3
 _CHOSEN: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 LARGE_BYTES: Final = 2 * MIB
-"""Above what appending and reading segments use, which is faster without fresh pages."""
+"""The mmap threshold; larger than the blocks of appends and segment reads, which glibc may keep."""
 KEPT_BYTES: Final = 4 * MIB
-"""Free memory at the end of a heap that is kept; setting the other would lower it to 128 KiB."""
+"""The trim threshold; setting the mmap threshold alone would lower it to 128 KiB."""
 
 
 class BufferPool:
-    """Thread-safe."""
+    """A few buffers that are reused. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buffers: list[bytearray] = []
 
     def take(self, size: int) -> memoryview:
-        """A writable view of `size` bytes that nobody else has."""
+        """Returns a writable view of `size` bytes that is used by nobody else.
+
+        The buffer returns to the pool when the last reference to it is gone.
+        """
         if not _COUNTED or not KEPT_BYTES_MIN <= size <= KEPT_BYTES_MAX:
             return memoryview(bytearray(size))
         with self._lock:
@@ -62,7 +65,7 @@ class BufferPool:
             return memoryview(fresh)
 
     def _keep(self, fresh: bytearray) -> None:
-        """In place of one that is free and too small, if there is no room."""
+        """Adds a buffer to the pool; a full pool replaces a free buffer with it."""
         if len(self._buffers) < KEPT_MAX:
             self._buffers.append(fresh)
             return
@@ -75,7 +78,7 @@ class BufferPool:
 
 @cache
 def return_large_blocks() -> bool:
-    """Sets the threshold; False where the C library is another, or the environment chose one."""
+    """Sets the thresholds; returns False if the libc is not glibc or the environment set one."""
     if any(name in os.environ for name in _CHOSEN) or "malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
     ):

@@ -1,21 +1,21 @@
-"""Objects as files below a directory, durable when a call returns.
+"""`LocalBackend`: objects as files below a directory, durable when a call returns.
 
-    <root>/<key>            the object, its bytes as they are
-    <root>/.tmp/<random>    one in the making
-    <root>/.meta/<key>      its user metadata, where it has any: JSON
+    <root>/<key>            the bytes of the object
+    <root>/.tmp/<random>    an object that is being written
+    <root>/.meta/<key>      the user metadata of the object, if it has any, as JSON
 
-An object is written under a temporary name, synced, renamed to its key, and the directory is
-synced. A crash before the rename leaves a temporary file and nothing else. The next start removes
-it once it is a day old, unless its writer lives: a writer holds a lock on its file.
+An object is written to a temporary file, synced and renamed to its key; then the directory is
+synced. A crash before the rename leaves only the temporary file. A later start removes that once it
+is a day old, unless its writer is alive: a writer holds a lock on its file.
 
-The metadata come first and name the etag of the object they belong to, so what a crash between
-the two leaves is ignored. An etag is the file's modification time, size and inode number.
+Metadata are written before the rename and name the object's etag, so those that a crash leaves
+without an object are ignored. An etag is the file's modification time, size and inode number.
 
-A copy is a hard link. Sharing the inode is safe because nothing opens an object for writing: a
-`put_object` over it renames a new file to its name, and a delete removes one name. So a copy has
-its source's etag and modification time.
+A copy is a hard link, and has the etag and modification time of its source. Sharing the inode is
+safe because objects are never opened for writing: `put_object` replaces the file, and a delete
+removes one name.
 
-What a caller gets wrong: `a` and `a/b` cannot both be objects here, as they can be in a bucket.
+What a caller gets wrong: unlike in a bucket, `a` and `a/b` cannot both be objects.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _REFUSED: Final = {
     errno.EEXIST,
 }
 _MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
-"""ELOOP: a link is no object."""
+"""ELOOP, because symbolic links are not objects."""
 _LINKS_REFUSED: Final = {errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS}
 
 
@@ -81,7 +81,7 @@ def _meta(
 
 
 class LocalWriter(WriterScope):
-    """An object in the making, under its temporary name."""
+    """Writes an object to a temporary file, and publishes it on `close`."""
 
     def __init__(self, backend: LocalBackend, key: str, metadata: dict[str, str]) -> None:
         self._backend = backend
@@ -90,7 +90,7 @@ class LocalWriter(WriterScope):
         self._path = backend.temporary()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd: int | None = os.open(self._path, flags, 0o644)
-        with suppress(OSError):  # without the lock the file is safe for a day
+        with suppress(OSError):  # without the lock the file is still safe for a day
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def write(self, data: Buffer) -> None:
@@ -114,13 +114,13 @@ class LocalWriter(WriterScope):
     def abort(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
-            with suppress(OSError):  # it is gone already when it was published
+            with suppress(OSError):  # if it was published, it has been renamed
                 self._path.unlink()
             os.close(fd)
 
     def _open_fd(self) -> int:
         if self._fd is None:
-            raise UsageError(f"the writer of {self._key!r} is closed")
+            raise UsageError(f"the writer of {self._key!r} is closed or aborted")
         return self._fd
 
     @property
@@ -145,7 +145,7 @@ class LocalBackend:
         path = self.path_of(key)
         with self.translated("head", key):
             status = path.lstat()
-            if not stat.S_ISREG(status.st_mode):  # a link neither: it may lead anywhere
+            if not stat.S_ISREG(status.st_mode):  # nor a symbolic link: it may lead anywhere
                 raise FileNotFoundError(errno.ENOENT, "no file")
         return _meta(key, status, self._metadata(key, _etag(status)))
 
@@ -190,7 +190,7 @@ class LocalBackend:
                     return
                 self.publish(temporary, target, temporary.stat(), dict(meta.metadata))
         finally:
-            with suppress(OSError):  # a rename to a name of the same inode leaves both
+            with suppress(OSError):  # renaming onto a link to the same inode keeps both names
                 temporary.unlink()
 
     def delete_object(self, key: str) -> None:
@@ -202,21 +202,21 @@ class LocalBackend:
                 pass
             except IsADirectoryError:
                 return
-            if path.parent.is_dir():  # also when another process removed it and was killed
+            if path.parent.is_dir():  # sync also if it was gone: its remover may have been killed
                 self._disk.sync_dir(path.parent)
-            with suppress(OSError):  # of no object, it would be ignored
+            with suppress(OSError):  # metadata without an object are ignored
                 self._metadata_path(key).unlink()
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         yield from self._walk("", prefix, after or "")
 
     def close(self) -> None:
-        """Holds nothing open."""
+        """Does nothing: no files are kept open."""
 
     # ---- for the writer ----
 
     def temporary(self) -> Path:
-        """A fresh name in the directory of temporary files, which is there."""
+        """Returns an unused path for a temporary file; creates the directory if needed."""
         folder = self._root / _TEMPORARY
         with self.translated("write", _TEMPORARY):
             self._make_dirs(folder)
@@ -225,14 +225,14 @@ class LocalBackend:
     def publish(
         self, temporary: Path, key: str, status: os.stat_result, metadata: dict[str, str]
     ) -> None:
-        """Makes a synced file the object of that key."""
+        """Turns a synced temporary file into the object `key`."""
         if metadata:
             self._write_metadata(key, {"etag": _etag(status), "metadata": metadata})
         self._replace(temporary, self.path_of(key))
 
     @contextmanager
     def translated(self, operation: str, key: str) -> Iterator[None]:
-        """Errors of the operating system become those of the port."""
+        """Turns OSError into the errors that `Backend` promises."""
         try:
             yield
         except ServiceError:
@@ -242,16 +242,18 @@ class LocalBackend:
                 raise ObjectMissing(f"{self._name}: there is no object {key!r}") from None
             what = f"{self._name}: {operation} of {key!r}: {error.strerror}"
             if error.errno == errno.ENAMETOOLONG:
-                raise UsageError(f"{what}: a part of the key is too long") from error
+                raise UsageError(f"{what}: use shorter parts in the key") from error
             kind = ServiceRefused if error.errno in _REFUSED else ServiceUnavailable
             raise kind(f"{what}: {remedy(error)}") from error
 
     # ---- inside ----
 
     def path_of(self, key: str) -> Path:
-        """The file of the key, whether it is there or not."""
+        """The file of the key, which may not exist; raises UsageError for an invalid key."""
         if check_key(key).split("/", 1)[0] in (_TEMPORARY, _METADATA):
-            raise UsageError(f"the key {key!r} is where files of the store's own are")
+            raise UsageError(
+                f"the key {key!r} is reserved: {_TEMPORARY} and {_METADATA} are the store's own"
+            )
         return self._root / key
 
     def _metadata_path(self, key: str) -> Path:
@@ -272,7 +274,7 @@ class LocalBackend:
                 raise ends_early(self._name, key, start, end)
             filled += count
         if start == end:
-            os.pread(fd, 0, start)  # which a directory refuses
+            os.pread(fd, 0, start)  # fails for a directory
             if end > os.fstat(fd).st_size:
                 raise ends_early(self._name, key, start, end)
         return view.toreadonly()
@@ -304,7 +306,7 @@ class LocalBackend:
         self._make_dirs(target.parent)
         try:
             source.replace(target)
-        except FileNotFoundError:  # somebody removed an empty directory
+        except FileNotFoundError:  # the directory was removed while it was empty
             self._made.discard(target.parent)
             self._make_dirs(target.parent)
             source.replace(target)
@@ -316,7 +318,7 @@ class LocalBackend:
             self._made.add(path)
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectMeta]:
-        """In the order of keys: a directory counts as its name and the slash behind it."""
+        """Yields objects in order of keys: a directory sorts as its name followed by a slash."""
         for name, is_dir in self._entries(folder):
             key = folder + name
             if is_dir:
@@ -344,7 +346,7 @@ class LocalBackend:
         return sorted(found, key=lambda entry: entry[0] + "/" if entry[1] else entry[0])
 
     def _remove_leftovers(self) -> None:
-        """Old temporary files that no living writer holds; best effort."""
+        """Removes old temporary files that no writer has locked; ignores errors."""
         with suppress(OSError):
             for path in (self._root / _TEMPORARY).iterdir():
                 if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:

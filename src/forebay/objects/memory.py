@@ -1,6 +1,6 @@
-"""Objects in the memory of this process, for tests and for `backend: memory`.
+"""`MemoryBackend`: objects in the memory of this process, for tests and for `backend: memory`.
 
-Nothing survives the process. `connect` gives the same one to all stores of one root name.
+Objects are lost when the process ends. `connect` returns the same backend for the same root.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MemoryWriter(WriterScope):
 
     def _open_data(self) -> bytearray:
         if self._data is None:
-            raise UsageError(f"the writer of {self._key!r} is closed")
+            raise UsageError(f"the writer of {self._key!r} is closed or aborted")
         return self._data
 
     @property
@@ -86,7 +86,7 @@ class MemoryBackend:
         self,
         key: str,
         *,
-        chunk_bytes: int,  # noqa: ARG002 - the whole object is in memory as it is
+        chunk_bytes: int,  # noqa: ARG002 - the whole object is in memory anyway
         concurrent_parts: int,  # noqa: ARG002 - as above
         metadata: Mapping[str, str] | None = None,
     ) -> MemoryWriter:
@@ -108,7 +108,7 @@ class MemoryBackend:
                 yield ObjectMeta(meta.key, meta.size, meta.etag, meta.modified_ms)
 
     def close(self) -> None:
-        """Keeps the objects: others may share them."""
+        """Does nothing: other users may share the objects."""
 
     def publish(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectMeta:
         with self._lock:

@@ -1,29 +1,28 @@
-"""Objects in S3, Google Cloud Storage and Azure Blob Storage, through obstore's sync calls.
+"""`RemoteBackend`: objects in S3, Google Cloud Storage and Azure, through obstore's sync calls.
 
-The client retries what can be retried, within `max_retries` and `retry_timeout_seconds`; what it
-then raises is final for the call. Over plain HTTP payloads are signed, over TLS they are not.
+The client retries requests within `max_retries` and `retry_timeout_seconds`; an error after that is
+final. Payloads are signed over plain HTTP, and not over TLS.
 
-Options, besides what the environment and the machine's identity give:
+Options, besides what the environment and the machine's identity provide:
 
     s3      endpoint region access_key secret_key session_token virtual_host_style anonymous
     gcs     endpoint credentials_path (of a service account's file) anonymous (for reading only)
     azure   endpoint account_name account_key sas_token anonymous
 
-The client raises one kind of error for most things, with the whole response of the server in its
-text. What to raise instead is decided by the HTTP status and the server's code, such as
-`NoSuchBucket`. Only code and message of that text are taken over: the rest may hold what was
-signed, with tokens in it. Queries of URLs are left out, for they are signatures, and so is every
-known secret.
+The client raises the same exception for most failures, with the server's whole response in its
+text. The HTTP status and the server's code, such as `NoSuchBucket`, decide which error is raised
+instead. Its message has only the code and the message of the response, because the rest may contain
+signed requests with tokens. Known secrets and the queries of URLs are removed.
 
-The order of `list` is the server's. S3, GCS and Azure order by the bytes of the key; SeaweedFS
-orders directory by directory, which is the same within one directory.
+`list` returns keys in the server's order. S3, GCS and Azure sort by the bytes of the key. SeaweedFS
+sorts directory by directory, which is the same within one directory.
 
 What a caller gets wrong:
 
-- The client starts threads that do not survive a fork, and hangs in the child. So it is started by
-  the first call, and a process whose parent had started it is refused, with an error.
-- A process that is killed leaves the parts of an unfinished upload in the bucket. They are no
-  object, and they cost money: give the bucket a lifecycle rule that aborts incomplete uploads.
+- The client's threads do not survive a fork, and calls would hang in the child. The first call
+  starts them; a child of a process that has started them gets ServiceRefused.
+- A process that is killed leaves the parts of unfinished uploads in the bucket. They are invisible
+  and cost money: give the bucket a lifecycle rule that aborts incomplete uploads.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _CONNECT_SECONDS_MAX: Final = 5.0
 _BACKOFF_SECONDS_MAX: Final = 15.0
 _STORES: Final[Mapping[str, Any]] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
 _started_by: int | None = None
-"""The process that started the client's threads: they are one set for all clients."""
+"""The process that started the client's threads, which all clients share."""
 
 _SCHEMES: Final[Mapping[Kind, str]] = {"s3": "s3", "gcs": "gs", "azure": "azure"}
 _NAMES: Final[Mapping[Kind, Mapping[str, str]]] = {
@@ -154,7 +153,7 @@ class RemoteBackend:
         given = {
             str(name): str(value)
             for name, value in found.attributes.items()
-            if str(name)[:1].islower()  # the others are HTTP's own, such as Content-Type
+            if str(name)[:1].islower()  # the others are HTTP headers, such as Content-Type
         }
         return _meta(key, found.meta, given)
 
@@ -199,7 +198,7 @@ class RemoteBackend:
         concurrent_parts: int,
         metadata: Mapping[str, str] | None = None,
     ) -> RemoteWriter:
-        """A chunk under 5 MiB is 5 MiB: S3 takes no smaller part."""
+        """See `Backend`. Smaller chunks are raised to 5 MiB, the smallest part that S3 takes."""
         self._check(key)
         return RemoteWriter(
             self,
@@ -220,7 +219,7 @@ class RemoteBackend:
             return
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        # The client matches whole parts of a path only; the rest of the prefix is compared here.
+        # The client filters by whole path segments only; the rest of the prefix is compared here.
         folder = prefix.rpartition("/")[0]
         pages = self.call(
             "list",
@@ -254,7 +253,10 @@ class RemoteBackend:
         )
 
     def call(self, operation: str, key: str, function: Callable[..., T], *arguments: Any) -> T:
-        """The function's result, or an error of the port that carries none of the client's."""
+        """Calls the function, and turns the client's errors into those that `Backend` promises.
+
+        The error has no cause or context, because the client's error may contain secrets.
+        """
         if operation != "list":
             self._check(key)
         try:
@@ -270,7 +272,10 @@ class RemoteBackend:
     def _check(self, key: str) -> None:
         check_key(key)
         if len(f"{self._location.prefix}/{key}".encode()) > OBJECT_KEY_BYTES_MAX:
-            raise UsageError(f"the key {key[:80]!r}... is too long behind the root's prefix")
+            raise UsageError(
+                f"the key {key[:80]!r}... is longer than the limit of {OBJECT_KEY_BYTES_MAX} bytes "
+                "together with the prefix of the root"
+            )
 
     def _translated(self, error: Exception, operation: str, key: str) -> ServiceError:
         return translated(
@@ -289,8 +294,8 @@ class RemoteBackend:
             _started_by = process
         elif _started_by != process:
             raise ServiceRefused(
-                f"{self.name}: the parent of this process used an object store before it forked, "
-                "and the store's client hangs after a fork: start processes by 'spawn'"
+                f"{self.name}: the parent of this process used an object store before the fork, "
+                "and the client library hangs after a fork; start processes with 'spawn'"
             )
         if self._store is None:
             self._store = self._connect()
@@ -324,16 +329,16 @@ class RemoteBackend:
                 client_options=client,
                 retry_config=retry,
             )
-        except _CLIENT_ERRORS as error:  # nothing was sent yet: what is wrong is the configuration
+        except _CLIENT_ERRORS as error:  # nothing was sent yet, so the configuration is wrong
             reason = scrubbed(str(error).partition("\n")[0], self._secrets)
         raise ServiceRefused(f"{self.name}: the store's options are wrong: {reason}")
 
 
 class RemoteWriter(WriterScope):
-    """Collects a chunk, gives it to the client, and collects the next one while it is sent.
+    """Collects a chunk, passes it to the client, and collects the next while that is sent.
 
-    What fits into one chunk is one PUT. The client keeps the buffer it is given until it has sent
-    it, so it is given one of the writer's own, never the caller's.
+    An object of one chunk is a single PUT. The client holds on to a buffer until it is sent, so it
+    gets a buffer of the writer, never the caller's.
     """
 
     def __init__(
@@ -384,8 +389,8 @@ class RemoteWriter(WriterScope):
         meta = self._backend.head(self._key)
         if meta.size != self._size:
             raise ServiceError(
-                f"{self._backend.name}: the object {self._key!r} has {meta.size} bytes after "
-                f"{self._size} were written"
+                f"{self._backend.name}: the object {self._key!r} has {meta.size} bytes, but "
+                f"{self._size} were written; upload it again"
             )
         return meta
 
@@ -395,7 +400,7 @@ class RemoteWriter(WriterScope):
             try:
                 parts.__exit__(RuntimeError, RuntimeError("aborted"), None)
             except _CLIENT_ERRORS:
-                return  # the parts stay until the bucket's lifecycle rule; nothing is visible
+                return  # the parts stay, invisible, until the bucket's lifecycle rule applies
 
     def _send(self, chunk: bytearray) -> None:
         try:
@@ -410,7 +415,7 @@ class RemoteWriter(WriterScope):
 
     def _open_chunk(self) -> bytearray:
         if self._chunk is None:
-            raise UsageError(f"the writer of {self._key!r} is closed, or has failed")
+            raise UsageError(f"the writer of {self._key!r} is closed, aborted or failed")
         return self._chunk
 
     @property
@@ -419,7 +424,7 @@ class RemoteWriter(WriterScope):
 
 
 def _etag(text: str | None) -> str | None:
-    """Without the quotes, which Azure leaves out in lists."""
+    """Removes the quotes, which Azure omits in lists."""
     return None if text is None else text.strip('"')
 
 
@@ -444,10 +449,10 @@ class StoreLocation(NamedTuple):
 
 
 def store_location(settings: CloudSettings) -> StoreLocation:
-    """InvalidSetting for a root or an option that cannot be right."""
+    """Reads the location from the settings; raises InvalidSetting for a wrong root or option."""
     kind = settings.backend
     if kind not in ("s3", "gcs", "azure"):
-        raise InvalidSetting(f"the backend {kind!r} is no remote store")
+        raise InvalidSetting(f"backend is {kind!r}; a remote store is s3, gcs or azure")
     bucket, prefix = _root(kind, settings.root)
     for name in settings.options:
         if name not in _NAMES[kind]:
@@ -461,15 +466,15 @@ def store_location(settings: CloudSettings) -> StoreLocation:
     if endpoint:
         _check_endpoint(endpoint)
     if kind == "s3":
-        # A server of one's own rarely has a host name for each bucket; Amazon prefers them.
+        # Amazon prefers a host name for each bucket; other servers rarely have one.
         config.setdefault("virtual_hosted_style_request", not endpoint)
-        # Over TLS the connection checks the bytes already, and the hash is half of the work.
+        # TLS checks the bytes already, and hashing them would double the work.
         config["unsigned_payload"] = not endpoint.startswith("http://")
     return StoreLocation(kind, bucket, prefix, config, endpoint.startswith("http://"))
 
 
 def secrets_of(settings: CloudSettings) -> list[str]:
-    """Every text that must be in no message, longest first, also as a URL would carry it."""
+    """Every text that no message may contain, plain and URL-encoded, longest first."""
     plain = [str(value) for name, value in settings.options.items() if name in _SECRETS]
     plain += [os.environ[name] for name in _SECRET_VARIABLES if name in os.environ]
     plain += [value for token in plain for name, value in parse_qsl(token) if name == "sig"]
@@ -482,7 +487,7 @@ def _root(kind: Kind, root: str | None) -> tuple[str, str]:
     parts = urlsplit(root or "")
     if parts.scheme != scheme or not parts.netloc or "@" in parts.netloc or parts.query:
         raise InvalidSetting(
-            f"the root of the backend {kind} must be like {scheme}://bucket/prefix"
+            f"root is wrong: for the backend {kind} it must be like {scheme}://bucket/prefix"
         )
     return parts.netloc, parts.path.strip("/")
 
@@ -498,8 +503,8 @@ def _check_endpoint(endpoint: str) -> None:
 def _unknown(kind: Kind, name: str) -> str:
     nearest = difflib.get_close_matches(name, _NAMES[kind], n=1, cutoff=0)
     return (
-        f"the backend {kind} has no option {name!r}; the nearest is {nearest[0]!r}, "
-        f"of {', '.join(_NAMES[kind])}"
+        f"the backend {kind} has no option {name!r}; the nearest is {nearest[0]!r}; all are "
+        f"{', '.join(_NAMES[kind])}"
     )
 
 
@@ -512,7 +517,10 @@ def _flag(name: str, value: str) -> bool:
 def translated(
     error: Exception, *, operation: str, key: str, name: str, secrets: Sequence[str]
 ) -> ServiceError:
-    """The error to raise instead; raise it outside of the `except`, so that it carries no other."""
+    """The error to raise instead of the client's.
+
+    Raise it outside the `except` block, so that it does not carry the client's error with it.
+    """
     text = str(error)
     reason = f"{name}: {operation} of {key!r}: {scrubbed(_summary(text), secrets)}"
     status = int(found[1]) if (found := _STATUS.search(text)) else None
@@ -527,7 +535,7 @@ def translated(
         return ServiceRefused(reason)
     if any(mark in text for mark in _WRONG_CONFIGURATION):
         return ServiceRefused(reason)
-    # 404 of a write is an upload that the server no longer knows: it was done, or given up.
+    # A 404 for a write means that the server no longer knows the upload: completed or aborted.
     passing = status is None or status >= 500 or status in _RETRYABLE_STATUSES
     if passing or code in _RETRYABLE_CODES or isinstance(error, FileNotFoundError):
         return ServiceUnavailable(reason)
@@ -535,14 +543,14 @@ def translated(
 
 
 def is_past_the_end(error: Exception) -> bool:
-    """Whether a ranged read failed because the object has no such bytes."""
+    """Whether a ranged read failed because the object is too short."""
     text = str(error)
     found = _STATUS.search(text)
     return (found is not None and found[1] == "416") or "Wanted range starting at" in text
 
 
 def scrubbed(text: str, secrets: Sequence[str]) -> str:
-    """The text without queries, user names in URLs, and the secrets."""
+    """The text without the secrets, and without queries and user names of URLs."""
     text = _USER_INFO.sub("", _QUERY.sub("", text))
     for secret in secrets:
         text = text.replace(secret, "***")
@@ -556,7 +564,7 @@ def _no_copy(error: Exception, status: int | None, code: str) -> bool:
 
 
 def _summary(text: str) -> str:
-    """The client's own sentence, and of the server's response its code and message."""
+    """The first sentence of the client's error, and the code and message of the response."""
     sentence = text.split("\n\nDebug source", 1)[0].split("<", 1)[0]
     sentence = " ".join(sentence.split())[:_REASON_LENGTH_MAX]
     code, message = _CODE.search(text), _MESSAGE.search(text)

@@ -1,12 +1,12 @@
-"""`CloudStore`: the object store as every other layer uses it, a backend with counted requests.
+"""`CloudStore`: the object store as every other layer uses it, a backend with metrics.
 
-Requests, bytes and seconds are metrics by operation. The client does not say how many parts it
-sent, so those of a writer are computed when it ends: one `put` up to a chunk, else a `part` for
-each chunk and one `complete`. A request that the client tried again counts once. A `list` counts
-one for every 1000 objects.
+It counts requests, bytes and seconds by operation. The client library does not report the parts it
+sends, so the parts of a writer are computed when it ends: one `put` for up to a chunk, otherwise a
+`part` for each chunk and one `complete`. A request that the client retried counts once. A `list`
+counts one request for every 1000 objects.
 
-`connect` makes one from settings. The client of remote stores is imported only where one is
-configured: it is large, and most commands need none.
+`connect` creates one from settings. It imports the client of remote stores only if one is
+configured, because that takes time and most commands do not need it.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ BYTES: Final = Counter(
 )
 REQUEST_SECONDS: Final = Histogram(
     "forebay_store_request_seconds",
-    "Duration of requests to the object store; of a writer, of each of its calls.",
+    "Duration of requests to the object store; for a writer, of each call.",
     SECONDS,
     ("operation",),
 )
 HELD: Final = Gauge(
     "forebay_uploader_memory_usage_bytes",
-    "Bytes given to writers of objects that may not be sent yet, at most.",
+    "Upper bound of the bytes that object writers hold and have not sent yet.",
 )
 _LIST_PAGE: Final = 1000
 _COPY_CHUNK_BYTES: Final = 8 * MIB
@@ -64,7 +64,7 @@ _in_memory: Final[dict[str, MemoryBackend]] = {}
 
 
 def outcome(error: BaseException) -> str:
-    """The label of a request that failed."""
+    """The value of the label `outcome` for a request that failed."""
     match error:
         case ObjectMissing():
             return "missing"
@@ -97,7 +97,7 @@ def _counted(operation: str) -> Iterator[None]:
 
 
 class CloudWriter(WriterScope):
-    """A backend's writer, counted."""
+    """A backend's writer with metrics."""
 
     def __init__(self, inner: ObjectWriter, chunk_bytes: int, concurrent_parts: int) -> None:
         self._inner = inner
@@ -115,7 +115,7 @@ class CloudWriter(WriterScope):
         self._hold(min(self._size, self._held_max))
 
     def _hold(self, size: int) -> None:
-        """The client does not say what it has sent; it holds the parts in flight and the next."""
+        """Updates the gauge with an upper bound: the parts in flight and the next one."""
         if size != self._held:
             HELD.add(size - self._held)
             self._held = size
@@ -150,7 +150,10 @@ class CloudWriter(WriterScope):
 
 
 class CloudStore:
-    """All of `Backend`, and whole small objects and copies that always work."""
+    """A `Backend` with metrics, and with methods for whole objects, chunks and copies. Thread-safe.
+
+    Errors and guarantees are those of `Backend`.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -160,7 +163,7 @@ class CloudStore:
         return self._backend.name
 
     def local_path(self, key: str) -> Path | None:
-        """Where the object is, or would be, if it is a file of this machine."""
+        """The file of the object, which may not exist; None unless the store is a directory."""
         backend = self._backend
         return backend.path_of(key) if isinstance(backend, LocalBackend) else None
 
@@ -177,13 +180,13 @@ class CloudStore:
     def open_ranged_reader(
         self, key: str, start: int = 0, *, end: int | None = None, chunk_bytes: int
     ) -> Iterator[Buffer]:
-        """The bytes from `start` to `end`, or to the end of the object, a chunk at a time."""
+        """Yields the bytes from `start` to `end`, or to the end of the object, in chunks."""
         stop = self.head(key).size if end is None else end
         for at in range(start, stop, chunk_bytes):
             yield self.get_range(key, at, min(at + chunk_bytes, stop))
 
     def get_object(self, key: str, bytes_max: int) -> Buffer:
-        """The whole object; ServiceError if it is larger than `bytes_max`."""
+        """Returns the whole object; raises ServiceError if it is larger than `bytes_max`."""
         size = self.head(key).size
         if size > bytes_max:
             raise ServiceError(
@@ -223,7 +226,10 @@ class CloudStore:
         chunk_bytes: int = _COPY_CHUNK_BYTES,
         concurrent_parts: int = _COPY_PARTS,
     ) -> ObjectMeta:
-        """The target's meta. Where the server does not copy, the bytes are read and written."""
+        """Copies on the server, or reads and writes the bytes if the server cannot copy.
+
+        Returns the meta of the target.
+        """
         try:
             self.copy_object(source, target)
         except CopyUnsupported:
@@ -262,23 +268,25 @@ class CloudStore:
 
 
 def connect(settings: CloudSettings, data: Path | None = None) -> CloudStore:
-    """The store that the settings name; below `data` if they name no directory.
+    """Creates the store that the settings describe, in `data` if they name no directory.
 
-    Nothing is sent yet: wrong credentials are found by the first request.
+    Raises InvalidSetting. Sends nothing: wrong credentials show only at the first request.
     """
     return CloudStore(_backend(settings, data))
 
 
 def _backend(settings: CloudSettings, data: Path | None) -> Backend:
     if settings.backend in ("fs", "memory") and settings.options:
-        raise InvalidSetting(f"the backend {settings.backend} has no options")
+        raise InvalidSetting(f"options must be empty: the backend {settings.backend} has none")
     if settings.backend == "memory":
         root = settings.root or ""
         with _lock:
             return _in_memory.setdefault(root, MemoryBackend(root))
     if settings.backend == "fs":
         if settings.root is None and data is None:
-            raise InvalidSetting("cloud.root is needed: there is no data directory to put it in")
+            raise InvalidSetting(
+                "cloud.root is None, and there is no data directory; name a directory for objects"
+            )
         return LocalBackend(settings.root or Path(data or "") / "objects")
     from forebay.objects.remote import RemoteBackend
 

@@ -1,12 +1,12 @@
-"""Where a log has got to, in small files beside its segments.
+"""Small files beside the segments that record how far a log has got.
 
-Two checkpoints, of the log and of its uploader, are replaced atomically and kept in memory by the
-`CheckpointStore`. The `Publisher` overwrites the synced position in `wal.synced` after every group
-commit, for processes that only read, and holds the lock on the directory, which a reader does not
-need.
+`CheckpointStore` replaces the checkpoints of the log and of its uploader atomically, and keeps
+them in memory. `Publisher` overwrites the synced position in `wal.synced` after every group commit,
+for processes that only read. It also holds the lock on the directory; readers do not need the lock.
 
-What a caller gets wrong: a missing checkpoint and an unusable one (which is logged and kept aside)
-are both None. Neither is an error, because the segments tell the same story.
+What a caller gets wrong: a checkpoint that is missing and one that is unusable are both None. An
+unusable one is logged and renamed. Neither is an error, because recovery rebuilds it from the
+segments.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ _Kind = TypeVar("_Kind", WalCheckpoint, UploaderCheckpoint)
 
 
 class CheckpointStore:
+    """The two checkpoints of one topic. Update each from one thread at a time."""
+
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
         self._wal_path = directory / CHECKPOINT_FILE
@@ -58,12 +60,12 @@ class CheckpointStore:
         return self._uploader
 
     def update_wal(self, checkpoint: WalCheckpoint) -> None:
-        """Returns when the checkpoint would survive a power loss."""
+        """Returns once the checkpoint would survive a power loss."""
         replace_file(self._disk, self._wal_path, encode_checkpoint(checkpoint))
         self._wal = checkpoint
 
     def update_uploader(self, checkpoint: UploaderCheckpoint) -> None:
-        """Returns when the checkpoint would survive a power loss."""
+        """Returns once the checkpoint would survive a power loss."""
         replace_file(self._disk, self._uploader_path, encode_checkpoint(checkpoint))
         self._uploader = checkpoint
 
@@ -75,14 +77,17 @@ class CheckpointStore:
             return decode_checkpoint(data, kind)
         except (CheckpointError, ValueError) as error:
             kept = path.with_name(path.name + ".unusable")
-            text = "a checkpoint is kept aside, and rebuilt from the segments"
+            text = "an unusable checkpoint was renamed; it is rebuilt from the segments"
             event(_log, logging.WARNING, text, file=path, kept=kept.name, error=error)
             self._disk.replace(path, kept)
             return None
 
 
 def read_published(disk: Disk, directory: Path) -> Published | None:
-    """What the owner last published, or None where there is nothing whole to read."""
+    """The position that the owner last published; None if it is missing or damaged.
+
+    It is also None if the owner is overwriting it just now: read it again.
+    """
     try:
         return decode_published(read_file(disk, directory / PUBLISHED_FILE, bytes_max=4096))
     except (FileNotFoundError, ValueError):
@@ -90,7 +95,10 @@ def read_published(disk: Disk, directory: Path) -> Published | None:
 
 
 class Publisher:
-    """Holds the lock from construction to `close`."""
+    """Publishes the synced position, and holds the lock on the directory until `close`.
+
+    Raises LogLocked if another process, or another handle of this one, has the lock.
+    """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._pid = os.getpid()
@@ -100,6 +108,7 @@ class Publisher:
             raise LogLocked(_who_holds(directory, read_published(disk, directory))) from error
 
     def publish(self, *, seq: int, position: int, next_offset: int, start_offset: int) -> None:
+        """Overwrites the published position, without syncing it."""
         data = encode_published(Published(seq, position, next_offset, start_offset, self._pid))
         if self._file.size() < RECORD_BYTES:
             self._file.truncate(0)
@@ -108,7 +117,7 @@ class Publisher:
             write_all_at(self._file, data, 0)
 
     def withdraw(self) -> None:
-        """Publishes nothing, until the next `publish`."""
+        """Removes the published position, durably, until the next `publish`."""
         self._file.truncate(0)
         self._file.sync()
 
@@ -119,7 +128,7 @@ class Publisher:
 def _who_holds(directory: Path, holder: Published | None) -> str:
     if holder is not None and holder.pid == os.getpid():
         return (
-            f"{directory} is in use by process {holder.pid}, which is this one: "
+            f"{directory} is in use by process {holder.pid}, which is this process: "
             "use the store that is open, or close it first"
         )
     who = "another process" if holder is None else f"process {holder.pid}"

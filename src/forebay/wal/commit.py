@@ -1,14 +1,15 @@
-"""Group commit: the queue in front of a log's files, its one writer, and who waits for it.
+"""Group commit: the queue in front of a log's files, and the one writer that empties it.
 
-What is queued is written and synced together: at once while somebody waits for it, else after
-`fsync_interval_ms` or `fsync_max_batch_bytes`. The writer runs on threads that all logs share. An
-append that finds the queue full waits until a commit makes room.
+Everything in the queue is written and synced together. That happens at once if somebody waits for
+it, otherwise after `fsync_interval_ms` or when `fsync_max_batch_bytes` are queued. The writer runs
+on threads that all logs share. An append that finds the queue full waits until a commit makes room.
 
-Two locks: `lock` guards queue, cache, watermarks and waiters, and is held for microseconds;
-`_files` is held by whatever writes, rotates or removes files, and is taken first.
+There are two locks. `_files` is held while files are written, rotated or removed, and is taken
+first. `lock` guards the queue, the cache, the watermarks and the waiters, and is held for
+microseconds.
 
-What a reader of this code gets wrong: after an error of the disk nothing is tried again here. The
-log stops, all who wait get the error, and only opening it anew finds out what the device holds.
+What a caller gets wrong: after a disk error nothing is retried. The log stops and every waiter gets
+the error. Only opening the log again shows what the device holds.
 """
 
 from __future__ import annotations
@@ -59,17 +60,20 @@ from forebay.wal.watermarks import (
 _log: Final = logging.getLogger("forebay.wal")
 
 Encode: TypeAlias = Callable[[int, int, int], tuple[Buffer, int]]
-"""(offset, index, bytes_max) to the frames from message `index` on, and the index after them."""
+"""(offset, index, bytes_max) -> (frames, next index).
+
+Encodes the messages of a batch from `index` on, the first at `offset`, into about `bytes_max`.
+"""
 _REFUSE: Final = -1
-"""A queue bound that no queue is under: every append takes the slow way in."""
+"""A queue limit that is always exceeded: every append takes the slow path and waits or raises."""
 
 
 class GroupCommit:
-    """What a log has between its appends and its journal. Thread-safe.
+    """Queues the appends of one log and commits them to its journal. Thread-safe.
 
-    A single append is made by the log itself, under `lock`, because one more call would make it 5 %
-    slower: it calls `wait_for_room` if `queued_bytes` is not below `queued_max`, adds a frame to
-    `queue.tail`, and calls `after_append`, or `join` to wait for the commit.
+    `Wal.append` does a single append itself, under `lock`, because one more call would make it 5 %
+    slower. It calls `wait_for_room` unless `queued_bytes` is below `queued_max`, and adds a frame
+    to `queue.tail`. Then it calls `after_append`, or `join` to wait for the commit.
     """
 
     def __init__(
@@ -93,10 +97,10 @@ class GroupCommit:
         self.queue = Queue(journal.next_offset)
         self._in_flight = Queue(journal.next_offset)
         self.queued_bytes = 0
-        """In flight and in closed batches of the queue; the growing tail is not counted."""
+        """Bytes in flight and in closed batches of the queue, without the growing tail."""
         self.queued_max = settings.queue_max_bytes
         self.notice_bytes = 0
-        """An append that makes the tail so long calls `after_append`."""
+        """An append that makes the tail this long must call `after_append`."""
         self._batch_bytes = min(
             FRAME_BATCH_BYTES_MAX,
             settings.fsync_max_batch_bytes,
@@ -127,22 +131,22 @@ class GroupCommit:
             return Watermarks(self.queue.next_offset, self.synced)
 
     def watermark(self, visibility: Visibility) -> int:
-        """The next offset that becomes visible (with `lock` held)."""
+        """The next offset to become visible. Call with `lock` held."""
         return self.synced if visibility == "synced" else self.queue.next_offset
 
     @property
     def stopped(self) -> bool:
-        """Whether an error ended this log; opening it anew recovers."""
+        """Whether an error ended this log; opening it again recovers it."""
         return self._error is not None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can be appended any more, for whatever reason."""
+        """Whether the log takes no more appends: it was closed, or an error ended it."""
         return self._error is not None or self._closed
 
     @property
     def released(self) -> bool:
-        """Whether `close` came to its end: nothing is written any more."""
+        """Whether `close` has finished: nothing is written from then on."""
         return self._released
 
     def _require_open(self) -> None:
@@ -154,17 +158,17 @@ class GroupCommit:
                 "its parent; open stores after forking"
             )
         if self._closed:
-            raise LogClosed(f"{self._topic}: the log is closed")
+            raise LogClosed(f"{self._topic}: the log is closed; open it again")
 
-    # -- appending (with `lock` held, but for batches) ------------------------------------------
+    # -- appending (with `lock` held, except for batches) ---------------------------------------
 
     def wait_for_room(self) -> None:
-        """Blocks until an append may enter; raises when it never will."""
+        """Blocks until the queue has room for an append; raises if the log has ended."""
         while not self._has_room():
             self._wait_in_line()
 
     def room_waiter(self) -> TaskWaiter | None:
-        """None if an append may enter now, else what to await before asking again."""
+        """Returns None if the queue has room, otherwise a waiter to await before asking again."""
         if self._has_room():
             return None
         waiter = TaskWaiter()
@@ -172,7 +176,7 @@ class GroupCommit:
         return waiter
 
     def after_append(self) -> None:
-        """Starts a commit if one is due, else sees to it that one will be."""
+        """Starts a commit, or sets a timer for it; wakes readers of unsynced messages."""
         if self.queue.tail_bytes >= self._batch_bytes:
             self._close_tail()
         if self._commit_due():
@@ -182,12 +186,12 @@ class GroupCommit:
             self._timer_set = True
         if len(self._buffered_waiters):
             wake(self._buffered_waiters.reached(self.queue.next_offset))
-        # While somebody waits, every append comes here; else only the one that fills a batch.
+        # While anyone waits, every append calls this; otherwise only the one that fills a batch.
         idle = not len(self._buffered_waiters) and not len(self._sync_waiters)
         self.notice_bytes = self._batch_bytes if idle else 0
 
     def join(self, target: int) -> ThreadWaiter:
-        """Makes the calling producer part of the next commit; `await_commit` then waits for it."""
+        """Adds the calling producer to the next commit; pass the result to `await_commit`."""
         waiter = ThreadWaiter(producer=True)
         self._sync_waiters.add(target, waiter)
         self.notice_bytes = 0
@@ -200,11 +204,11 @@ class GroupCommit:
         return waiter
 
     def append_batch(self, count: int, encode: Encode) -> range:
-        """Appends `count` messages with consecutive offsets; other appends wait meanwhile.
+        """Appends `count` messages with consecutive offsets and returns them as a range.
 
-        A batch larger than the queue's bound is taken in parts, as the writer makes room. If it
-        raises, none of the batch was appended, unless it had to wait for room: then the messages
-        before the one at fault were.
+        Other appends wait meanwhile. A batch larger than the queue is added in parts, as the writer
+        makes room. If this raises, nothing was appended, unless the batch had to wait for room:
+        then the messages before the failed one were appended.
         """
         with self.lock:
             self.wait_for_room()
@@ -218,7 +222,7 @@ class GroupCommit:
                 self._wake_room_waiters()
 
     async def append_batch_async(self, count: int, encode: Encode) -> range:
-        """`append_batch` for asyncio; a batch larger than the queue is taken on a thread."""
+        """`append_batch` for asyncio; a batch larger than the queue is appended on a thread."""
         while True:
             with self.lock:
                 waiter = self.room_waiter()
@@ -258,7 +262,7 @@ class GroupCommit:
         return range(first, first + index)
 
     def _has_room(self) -> bool:
-        """Whether an append may enter; if not, a commit is under way to make room."""
+        """Whether the queue has room; if not, starts a commit to make some."""
         self._require_open()
         if not self._exclusive and self.queued_bytes < self._settings.queue_max_bytes:
             return True
@@ -266,7 +270,7 @@ class GroupCommit:
         return False
 
     def _wait_in_line(self) -> None:
-        """Waits, without the lock, until there may be room."""
+        """Releases the lock and waits until there may be room."""
         self._room_waiters.append(waiter := ThreadWaiter())
         wait_unlocked(self.lock, waiter)
 
@@ -275,7 +279,7 @@ class GroupCommit:
         wake(waiters)
 
     def _close_tail(self) -> None:
-        """Makes the growing tail a batch like the others, and counts it."""
+        """Turns the growing tail into a closed batch, and counts its bytes."""
         tail_bytes = self.queue.tail_bytes
         self.queue = self.queue.closed()
         self.queued_bytes += tail_bytes - self.queue.tail_bytes
@@ -283,7 +287,7 @@ class GroupCommit:
     # -- reading (with `lock` held) -------------------------------------------------------------
 
     def batches_from(self, offset: int) -> list[FrameBatch]:
-        """The batches in memory that hold `offset` and what follows; none if it is in the files."""
+        """The batches in memory from `offset` on; empty if `offset` must be read from a file."""
         cached = self.cache.since(offset)
         if cached is not None or offset < self.synced:
             return cached or []
@@ -304,12 +308,12 @@ class GroupCommit:
 
     def _schedule(self) -> None:
         if not self._scheduled and self._error is None:
-            # In this order: an interrupt in between has it run twice, which does no harm.
+            # In this order, an interrupt in between makes it run twice, which is harmless.
             self._pool.submit(self._run)
             self._scheduled = True
 
     def _call_in(self, seconds: float, method: Callable[[], bool | None]) -> None:
-        """Runs a method of this object on the pool later, if the object still exists by then."""
+        """Runs a method of this object on the pool later, unless the object is gone by then."""
         reference = weakref.WeakMethod(method)
 
         def call() -> bool | None:
@@ -326,7 +330,7 @@ class GroupCommit:
                 self._schedule()
 
     def _run(self) -> bool:
-        """One group commit, on a thread of the pool; True if the next one is due already."""
+        """Does one group commit, on a pool thread; returns True if the next one is due already."""
         with self.lock:
             gate = self._gather.begin()
         if gate is not None:
@@ -377,7 +381,7 @@ class GroupCommit:
     # -- rotation and removal -------------------------------------------------------------------
 
     def rotate(self) -> None:
-        """Seals the active segment; the next commit begins a new one."""
+        """Seals the active segment; the next commit begins a new one. Raises if the log ended."""
         with self._files:
             with self.lock:
                 self._require_open()
@@ -388,7 +392,10 @@ class GroupCommit:
     def remove_segments(
         self, choose: Callable[[Sequence[Segment]], list[Segment]]
     ) -> list[Segment]:
-        """Removes the segments that `choose` picks, the oldest; it is called with `lock` held."""
+        """Removes the segments that `choose` picks, which must be the oldest, and returns them.
+
+        `choose` is called with `lock` held.
+        """
         with self._files:
             with self.lock:
                 self._require_open()
@@ -404,7 +411,7 @@ class GroupCommit:
         return chosen
 
     def _rotate_or_stop(self) -> None:
-        """With `_files` held; an error of the disk stops the log."""
+        """Rotates with `_files` held; a disk error stops the log."""
         try:
             self._journal.rotate()
         except BaseException as error:
@@ -413,7 +420,7 @@ class GroupCommit:
                 raise
 
     def _arm_rotation(self) -> None:
-        """One timer is enough: when it fires for a segment that is gone, it is set anew."""
+        """Sets the rotation timer. One is enough: if it fires early, it is set again."""
         if self._rotation_armed:
             return
         due = self._journal.rotation_due_ms()
@@ -436,9 +443,9 @@ class GroupCommit:
     # -- waiting --------------------------------------------------------------------------------
 
     def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
-        """Has `waiter` woken when the watermark reaches `target`; False if it has already.
+        """Wakes `waiter` once the watermark reaches `target`; returns False if it already has.
 
-        Raises if the log has ended and the target will never be reached.
+        Raises if the log has ended, so that the target will never be reached.
         """
         with self.lock:
             if self.watermark(visibility) >= target:
@@ -453,7 +460,7 @@ class GroupCommit:
             return True
 
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
-        """For a waiter that gives up; False if it was woken meanwhile."""
+        """Removes a waiter that gave up; returns False if it was woken already."""
         with self.lock:
             there = self._waiters[visibility].discard(waiter)
             if there and waiter.producer:
@@ -461,7 +468,11 @@ class GroupCommit:
             return there
 
     def await_synced(self, target: int, timeout: float | None = None) -> None:
-        """Blocks a producer until the synced watermark reaches `target`."""
+        """Blocks until every offset below `target` is synced.
+
+        Raises WaitTimeout after `timeout` seconds, and LogStopped, TopicFenced or LogClosed if the
+        log ends first. After any of them the messages may or may not be stored.
+        """
         with self.lock:
             if self.synced >= target:
                 return
@@ -470,27 +481,34 @@ class GroupCommit:
         self.await_commit(waiter, target, timeout)
 
     def await_commit(self, waiter: ThreadWaiter, target: int, timeout: float | None = None) -> None:
-        """Blocks a producer that joined a commit until that is done."""
+        """Blocks until the commit that `join` returned `waiter` for is done.
+
+        Raises as `await_synced` does.
+        """
         try:
             woken = waiter.wait(timeout)
         except BaseException:
             self.delist(waiter, "synced")
             raise
         if not woken and self.delist(waiter, "synced"):
-            raise WaitTimeout(f"{self._topic}: offset {target - 1} not synced within {timeout} s")
+            raise WaitTimeout(
+                f"{self._topic}: offset {target - 1} was not synced within {timeout} s; "
+                "it may still be: wait again"
+            )
         self._require_reached(target, "synced")
 
     async def await_watermark(
         self, target: int, visibility: Visibility, *, producer: bool = False
     ) -> None:
-        """Waits in asyncio until the watermark reaches `target`; may be cancelled at any point."""
+        """Waits in asyncio until the watermark reaches `target`; may be cancelled at any time."""
         waiter = TaskWaiter(producer=producer)
         if not self.enlist(target, waiter, visibility):
             return
         try:
             await waiter.future
         except GeneratorExit:
-            # Collected, perhaps by a thread that holds the lock: take none here.
+            # The coroutine is being garbage-collected, perhaps on a thread that holds the lock:
+            # take no lock here.
             raise
         except BaseException:
             self.delist(waiter, visibility)
@@ -498,7 +516,7 @@ class GroupCommit:
         self._require_reached(target, visibility)
 
     def _require_reached(self, target: int, visibility: Visibility) -> None:
-        """After being woken: returns if the watermark was reached, else raises why not."""
+        """Called after waking: raises the error of the log if the watermark was not reached."""
         if visibility == "synced" and self.synced >= target:
             return
         with self.lock:
@@ -508,7 +526,10 @@ class GroupCommit:
     # -- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Syncs what is queued, leaves a checkpoint, and releases the files. Idempotent."""
+        """Syncs the queue, writes a checkpoint, and releases the files. Idempotent.
+
+        Raises LogStopped or TopicFenced if messages in the queue could not be synced.
+        """
         with self.lock:
             self._closed = True
             self.queued_max = _REFUSE
@@ -524,24 +545,21 @@ class GroupCommit:
                 self._require_open()
 
     def fence(self, error: TopicFenced) -> None:
-        """Ends the log because another process owns the topic now."""
+        """Stops the log because another process owns the topic now."""
         with self._files:
             if self._error is None and not self._closed:
                 self._stop(error)
 
     def disown(self) -> None:
-        """In a forked child: the log belongs to the parent, whose threads are not here.
-
-        What the parent had queued is the parent's to write; here the log is closed.
-        """
+        """Closes the log in a forked child without writing: the parent writes what it queued."""
         self._files = threading.Lock()
         self.lock = threading.Lock()
         self._closed = self._released = self._forked = True
         self.queued_max = _REFUSE
-        self._journal.close(clean=False)  # lest a child that lives longer keeps the lock
+        self._journal.close(clean=False)  # a child that outlives its parent must not keep the lock
 
     def _release(self) -> None:
-        """Takes effect once, by the first of several calls; the next finishes one interrupted."""
+        """Takes effect once; a later call finishes what an interrupted one began."""
         if self._released:
             return
         if self._error is None:
@@ -552,7 +570,7 @@ class GroupCommit:
         self._journal.close(clean=self._error is None)
 
     def _stop(self, error: BaseException) -> None:
-        """The disk failed: nothing is written any more, and all who wait get the error."""
+        """Ends the log after an error: nothing more is written, and every waiter gets the error."""
         event(_log, logging.ERROR, "log stopped", topic=self._topic, at=self.synced, error=error)
         with self.lock:
             self._error = error
@@ -560,10 +578,10 @@ class GroupCommit:
         try:
             self._journal.mark_failed(error)
         except OSError as second:
-            event(_log, logging.ERROR, "its failure is not noted", topic=self._topic, error=second)
+            event(_log, logging.ERROR, "failed sync not recorded", topic=self._topic, error=second)
 
     def _end(self) -> None:
-        """Refuses appends from now on, and wakes all who wait (with `lock` held)."""
+        """Refuses appends from now on and wakes every waiter. Call with `lock` held."""
         self.queued_max = _REFUSE
         woken = [waiter for waiters in self._waiters.values() for waiter in waiters.take_all()]
         self._gather.left(self._gather.waiting)
@@ -572,56 +590,55 @@ class GroupCommit:
 
 
 class _NoRoomError(Exception):
-    """The queue has no room for the rest of a batch, and its caller must not wait."""
+    """The queue has no room for the rest of a batch, and the caller must not block."""
 
 
 def _stopped(topic: str, error: BaseException, synced: int) -> ForebayError:
-    """What the users of a log that ended with `error` get."""
-    unknown = f"messages from offset {synced} on may or may not be there"
+    """The exception for users of a log that ended with `error`."""
+    unknown = f"messages from offset {synced} on may or may not be stored"
     if isinstance(error, TopicFenced | ServiceError):
-        return TopicFenced(f"{topic}: nothing more is appended here; {unknown}; {error}")
+        return TopicFenced(f"{topic}: this process may no longer append; {unknown}; {error}")
     return LogStopped(
-        f"{topic}: the log stopped after an error of the disk: {error!r}; {unknown}; "
+        f"{topic}: the log stopped after a disk error: {error!r}; {unknown}; "
         f"{remedy(error)}, then open the log again",
         synced=synced,
     )
 
 
 class _Gather:
-    """Holds a group commit back for producers that are about to join it.
+    """Delays a group commit for producers that are about to join it.
 
-    Producers that wait for each commit come back together when it is done. The first of them
-    would start the next commit alone, and the others would wait for the one after: two syncs for
-    work that fits into one. So a commit waits, at most as long as a sync takes, until as many
-    producers wait as took part in the last one. A lone producer is never held back.
+    Producers that wait for each commit all append again when it is done. The first of them would
+    start the next commit alone, and the others would wait for the one after: two syncs for work
+    that fits into one. So a commit waits, at most as long as a sync takes, until as many producers
+    wait as took part in the last one. A lone producer is never delayed.
 
-    The lock of the group commit guards it, but for `hold`, which the writer calls without it.
+    The lock of the group commit guards every method except `hold`, which is called without it.
     """
 
     def __init__(self) -> None:
         self.waiting = 0
-        """Producers that wait for a sync now."""
+        """Producers waiting for a sync now."""
         self._cohort = 0
         self._gate: ThreadWaiter | None = None
         self._sync_seconds = 0.0
 
     def arrived(self) -> None:
-        """A producer began to wait."""
+        """Counts a producer that begins to wait."""
         self.waiting += 1
         if self._gate is not None and self.waiting >= self._cohort:
             self._gate.wake()
             self._gate = None
 
     def left(self, producers: int) -> None:
-        """So many producers no longer wait, because of a commit or because they gave up."""
+        """Counts producers that no longer wait: a commit woke them, or they gave up."""
         # An interrupted producer may leave without having been counted.
         self.waiting = max(self.waiting - producers, 0)
 
     def committed(self, producers: int, seconds: float | None) -> bool:
-        """A commit released so many producers, and as many may come again.
+        """Records a commit that woke `producers` and took `seconds`, None if it wrote nothing.
 
-        It took so many seconds, None if there was nothing to write. True if it pays to stay and
-        wait for them.
+        Returns True if the writer should stay and wait for these producers to append again.
         """
         self.left(producers)
         self._cohort = producers + self.waiting
@@ -630,12 +647,13 @@ class _Gather:
         return producers > 1
 
     def begin(self) -> ThreadWaiter | None:
-        """A gate to `hold` before the commit, or None when nobody is missing."""
+        """Returns a gate to `hold` before the commit, or None if no producer is missing."""
         if self._cohort > 1 and self.waiting < self._cohort:
             self._gate = ThreadWaiter()
         return self._gate
 
     def hold(self, gate: ThreadWaiter) -> None:
+        """Waits for the missing producers, at most as long as a sync takes."""
         gate.wait(min(self._sync_seconds, GATHER_SECONDS_MAX))
 
     def end(self) -> None:

@@ -1,16 +1,15 @@
-"""Which log a directory holds, who may write it, and what becomes of one that is not the topic's.
+"""Which log a directory holds, and whether this process may append to it.
 
-A log has an id, made with its directory. The catalog remembers the id of the log that a topic's
-newest messages are in. A directory that comes back after another machine went on without it, or
-an older copy of one that ends before the objects do, is set aside whole: its files get names that
-are no log's, nothing is deleted, and nothing of it is appended to.
+A log has an id, created with its directory. The catalog records the id of the log that has a
+topic's newest messages. A directory can hold another log: another machine went on without it, or it
+is an older copy that ends before the objects do. Such a log is set aside: its files are renamed so
+that no log uses them, and nothing is deleted.
 
-The id is kept twice, the second time with a checksum. Where the two disagree one is damaged: the
-log is not opened, as it would be set aside for nothing, and `forebay repair` finds which it is.
+The id is stored twice, the second time with a checksum. If the two differ, one is damaged. The log
+is then not opened, because it might be set aside by mistake; `forebay repair` finds the right one.
 
-What a caller gets wrong: an older copy that ends behind the objects has the right id, and nothing
-distinguishes it from the log after a crash. Never put back a copy of a directory that was written
-to since.
+What a caller gets wrong: an older copy that ends after the objects has the right id, and cannot be
+told from the log after a crash. Never restore a directory that was written to since the backup.
 """
 
 from __future__ import annotations
@@ -54,38 +53,42 @@ class LocalLog:
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Which log is written from now on: the local one, or a new one from `next_offset` on."""
+    """The log to append to: the local one, or a new one that begins at `next_offset`."""
 
     log_id: str
     next_offset: int
 
 
 class WriteGuard(Protocol):
-    """The right to write, as the log checks it around every commit (rule R5).
+    """The right to write, which the log checks before and after every commit.
 
-    Raises TopicFenced or ServiceError where the log must not be written, or not be acknowledged.
+    Both methods raise TopicFenced or ServiceError if the process may no longer write. The log then
+    stops without acknowledging the commit.
     """
 
     def admit(self, end_offset: int) -> None:
-        """Before frames up to `end_offset` are written."""
+        """Called before frames up to `end_offset` are written."""
 
     def confirm(self) -> None:
-        """After frames were synced, and before they are acknowledged."""
+        """Called after frames were synced and before they are acknowledged."""
 
 
 class Claim(Protocol):
-    """How the log gets the right to write (rule R4); a log that stands alone is `Unclaimed`."""
+    """How a log acquires the right to write; a log without a catalog is `Unclaimed`."""
 
     def acquire(self, local: LocalLog) -> LogIdentity:
-        """Once the directory is locked and recovered; TopicOwned where another process has it."""
+        """Called once the directory is locked and recovered.
+
+        Returns the log to append to. Raises TopicOwned if another process owns the topic.
+        """
 
     @property
     def ownership(self) -> WriteGuard:
-        """What was acquired."""
+        """The right that `acquire` got."""
 
 
 class Unclaimed:
-    """For a log that stands alone: everything is allowed."""
+    """For a log without a catalog: always allows writing."""
 
     def acquire(self, local: LocalLog) -> LogIdentity:
         return LogIdentity(local.log_id, local.next_offset)
@@ -104,7 +107,7 @@ def new_log_id() -> str:
 
 
 def read_log_id(disk: Disk, directory: Path) -> str | None:
-    """The id of the log in a directory; None if it has none yet."""
+    """The id of the log in a directory; None if it has none yet. Raises CorruptLog if damaged."""
     path = directory / LOG_ID_FILE
     if not disk.exists(path):
         return None
@@ -114,14 +117,14 @@ def read_log_id(disk: Disk, directory: Path) -> str | None:
         text = ""
     if not _ID.fullmatch(text):
         raise CorruptLog(
-            f"{path}: it is no id of a log; put the file back (without it, the log is taken for "
-            "another one and set aside)"
+            f"{path} does not hold the id of a log; restore the file, or run `forebay repair` (do "
+            "not delete it: a log without an id is taken for another one and set aside)"
         )
     return text
 
 
 def read_id_copy(disk: Disk, directory: Path) -> str | None:
-    """The id as its copy has it; None if there is none, or none that is whole."""
+    """The second copy of the id; None if it is missing or damaged."""
     try:
         data = read_file(disk, directory / LOG_ID_COPY_FILE, bytes_max=64)
     except (FileNotFoundError, ValueError):
@@ -135,10 +138,10 @@ def _encode_copy(log_id: str) -> bytes:
 
 
 def write_log_id(disk: Disk, directory: Path, log_id: str) -> None:
-    """Both files, the copy never before what it is a copy of.
+    """Writes both files durably, the copy last.
 
-    A copy of another id is removed first: after a crash anywhere the two agree, or the copy is
-    missing.
+    A copy with another id is removed first, so that after a crash at any point the two agree or the
+    copy is missing.
     """
     copy = directory / LOG_ID_COPY_FILE
     if disk.exists(copy) and read_id_copy(disk, directory) != log_id:
@@ -156,10 +159,10 @@ def _write_copy(disk: Disk, directory: Path, log_id: str) -> None:
 def _read_agreed(disk: Disk, directory: Path) -> str | None:
     log_id, copy = read_log_id(disk, directory), read_id_copy(disk, directory)
     if copy is not None and copy != log_id:
-        what = "it is missing" if log_id is None else "it does not say the same"
+        what = "is missing, unlike" if log_id is None else "differs from"
         raise CorruptLog(
-            f"{directory / LOG_ID_FILE}: {what}, and its copy {LOG_ID_COPY_FILE} is there: run "
-            "`forebay repair` (without both, the log is taken for another one and set aside)"
+            f"{directory / LOG_ID_FILE} {what} its copy {LOG_ID_COPY_FILE}; run `forebay repair` "
+            "(do not delete either: a log without an id is taken for another one and set aside)"
         )
     return log_id
 
@@ -172,7 +175,10 @@ def resolve_identity(
     recovered: Recovered,
     claim: Claim,
 ) -> Recovered:
-    """Acquires the claim, and sets the recovered log aside if the claim names another one."""
+    """Acquires the claim and returns the log to append to.
+
+    If that is not the recovered log, sets the recovered one aside and returns an empty log.
+    """
     log_id = _read_agreed(disk, directory)
     if log_id is None:
         log_id = new_log_id()
@@ -190,10 +196,10 @@ def resolve_identity(
 
 
 def _set_aside(disk: Disk, directory: Path, names: SegmentNames, log_id: str) -> None:
-    """Renames the log: checkpoints and indexes first, then the segments, oldest first.
+    """Renames the files of the log: checkpoints and indexes first, then segments, oldest first.
 
-    Each name is synced before the next. After a crash in between what is left is a log that begins
-    later, with the same id: the next open renames that too.
+    The directory is synced after each segment. After a crash in between, the remaining files are a
+    log with the same id that begins later, and the next open sets that aside too.
     """
     taken = set(disk.list_dir(directory))
     segments = sorted((seq, name) for name in taken if (seq := names.parse(name)) is not None)
@@ -208,10 +214,10 @@ def _set_aside(disk: Disk, directory: Path, names: SegmentNames, log_id: str) ->
 
 
 def set_aside_name(log_id: str, name: str, copy: int = 0) -> str:
-    """What the file `name` of a log is called once the log is set aside, in the same directory.
+    """The new name, in the same directory, of the file `name` of a log that is set aside.
 
-    Of a segment it is a segment's name again, with another stem. `copy` is a number for where the
-    name is taken.
+    A segment's new name still parses as a segment's name, with another stem. `copy` is a number to
+    try if the name is taken.
     """
     stem = aside_directory(log_id)
     return f"{stem}-{copy}-{name}" if copy else f"{stem}-{name}"

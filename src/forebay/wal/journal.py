@@ -1,11 +1,11 @@
-"""The files of one log as their writer sees them: write, sync, rotate, publish.
+"""The journal writes, syncs, rotates and removes the files of one log.
 
-The order of a rotation is rule R3: sync the old segment, create the new one, sync the directory,
-and only then the first frame. The checkpoint follows, so it may be behind the files by one
-rotation, never ahead.
+A rotation syncs the old segment, creates the new one and syncs the directory, in this order, before
+the first frame is written. The checkpoint is written after that, so that it may be one rotation
+behind the files, and is never ahead of them.
 
-What a caller gets wrong: this class has no locks. The log calls it from one thread at a time, and
-after any error from it must not write through it again: what the device holds is then unknown.
+What a caller gets wrong: this class has no locks, so call it from one thread at a time. After any
+error do not write through it again, because what the device holds is then unknown.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ _log: Final = logging.getLogger("forebay.wal")
 
 
 class Journal:
+    """The open files of one log, whose directory the caller has locked and recovered."""
+
     def __init__(
         self,
         disk: Disk,
@@ -77,7 +79,10 @@ class Journal:
             raise
 
     def commit(self, batches: Sequence[FrameBatch]) -> None:
-        """Writes and syncs the batches; when it returns, `segments` covers them."""
+        """Writes and syncs the batches, then publishes the position; `segments` then covers them.
+
+        May rotate. Raises OSError; the batches may or may not be stored then.
+        """
         started = self._clock.monotonic()
         first, size = self.next_offset, 0
         pending: list[Buffer] = []
@@ -100,7 +105,7 @@ class Journal:
         metrics.committed(self.next_offset - first, size, self._clock.monotonic() - started)
 
     def rotate(self) -> None:
-        """Seals the active segment, if it holds anything; the next commit begins a new one."""
+        """Seals the active segment, unless it is empty; the next commit begins a new one."""
         active = self.segments.active
         if active is None or active.count == 0:
             return
@@ -109,7 +114,7 @@ class Journal:
         self._publish()
 
     def rotation_due_ms(self) -> int | None:
-        """When the active segment grows too old, as wall-clock time; None if it never will."""
+        """The wall-clock time when the active segment becomes too old; None if it never does."""
         active = self.segments.active
         seconds = self._settings.rotate_max_seconds
         if active is None or active.count == 0 or seconds is None:
@@ -117,14 +122,14 @@ class Journal:
         return active.created_ms + int(seconds * 1000)
 
     def forget(self, dropped: Sequence[Segment], start_offset: int) -> None:
-        """Takes the oldest sealed segments out of the snapshot; `remove` then deletes them."""
+        """Drops the oldest sealed segments from `segments`; `remove` then deletes the files."""
         gone = {segment.seq for segment in dropped}
         kept = tuple(segment for segment in self.segments.sealed if segment.seq not in gone)
         self.segments = SegmentSet(kept, self.segments.active)
         self.start_offset = start_offset
 
     def remove(self, dropped: Sequence[Segment]) -> None:
-        """Deletes forgotten segments: checkpoint first, then the files.
+        """Deletes the files of segments passed to `forget`, after writing the checkpoint.
 
         After a crash in between, recovery finishes the removal.
         """
@@ -135,12 +140,15 @@ class Journal:
         self._disk.sync_dir(self._directory)
 
     def mark_failed(self, error: BaseException) -> None:
-        """Leaves a mark for the next open if a sync failed here (R3). May fail like the rest."""
+        """If a sync failed, writes a mark that makes the next open copy the segment.
+
+        Raises OSError if the mark cannot be written.
+        """
         if self._sync_failed:
             replace_file(self._disk, self._directory / FAILED_FILE, repr(error).encode())
 
     def close(self, *, clean: bool) -> None:
-        """Releases the files; a clean close leaves a checkpoint that needs no recovery."""
+        """Closes the files and releases the lock; a clean close writes a checkpoint first."""
         try:
             if clean:
                 self._checkpoint()
@@ -163,7 +171,7 @@ class Journal:
             append_all_parts(self._file, buffers)
 
     def _sync(self) -> None:
-        """Makes all that was written durable, and only then lets the snapshot cover it."""
+        """Syncs the active segment; only then does `segments` cover what was written."""
         active = self.segments.active
         if self._file is None or active is None or self._written == active.size:
             return
@@ -210,7 +218,7 @@ class Journal:
         self._checkpoint()
 
     def _write_index(self, segment: Segment) -> None:
-        """A lost index is built again, so neither its absence nor its failure stops the log."""
+        """Writes the index file. A failure is only logged, because readers can rebuild an index."""
         assert segment.index is not None
         path = self._directory / self._names.index(segment.seq)
         try:
@@ -219,7 +227,7 @@ class Journal:
             with closing(self._disk.create(path)) as file:
                 append_all(file, encode_index(segment.index, segment.size))
         except OSError as error:
-            text = "no index was written; readers will scan the segment instead"
+            text = "an index was not written; readers will scan the segment instead"
             event(_log, logging.WARNING, text, file=path, error=error)
 
     def _checkpoint(self) -> None:
@@ -258,7 +266,7 @@ class Journal:
 
 
 class VolatileJournal:
-    """No files at all: for logs in memory, whose history is what the cache holds."""
+    """The journal of a log in memory: it has no files, and keeps only what the cache holds."""
 
     def __init__(self) -> None:
         self.checkpoints = None
@@ -289,15 +297,18 @@ AnyJournal: TypeAlias = Journal | VolatileJournal
 def open_journal(
     disk: Disk, settings: WalSettings, clock: Clock, claim: Claim, known_offset: int = 0
 ) -> AnyJournal:
-    """Locks the directory, recovers what is in it, acquires the claim, and is ready to write.
+    """Locks the directory, recovers the log in it, acquires the claim and opens the files.
 
-    `known_offset` is what the caller knows to be synced, whatever the directory says.
+    Everything before `known_offset` must be in the log, otherwise this raises MissingData. Raises
+    LogLocked, DiskError, CorruptLog, and what the claim raises.
     """
     if settings.dir is None:
         if not settings.cache_capacity:
-            raise InvalidSetting("a log in memory (dir is None) needs a cache_capacity above 0")
+            raise InvalidSetting(
+                "cache_capacity is 0; a log in memory (dir is None) needs at least 1"
+            )
         return VolatileJournal()
-    # A process that changes its working directory must not move its logs.
+    # A later change of the working directory must not move the log.
     directory = Path(settings.dir).absolute()
     try:
         return _lock_and_recover(disk, directory, settings, clock, claim, known_offset)

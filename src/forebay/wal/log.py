@@ -1,12 +1,12 @@
 """`Wal`: the write-ahead log of one topic.
 
-An append gets its offset, is encoded and queued, and returns; the group commit (`commit`) writes
-and syncs the queue. Frames reach the file in offset order however many producers there are,
-because offset and place in the queue are given under one lock. A reader asks `plan` before every
-chunk where its next offset is: in memory, in a segment, or not there yet.
+An append assigns the offset, encodes the message, queues it and returns. The group commit
+(`commit`) writes and syncs the queue. Offset and place in the queue are assigned under one lock, so
+frames reach the file in offset order, whatever the number of producers. A reader calls `plan`
+before every chunk to learn where its next offset is: in memory, in a segment, or not there yet.
 
-What a caller gets wrong: a `buffered` append that returned is in memory only. `wait` or `flush`
-is what makes it last.
+What a caller gets wrong: a `buffered` append that returned is in memory only. It is lost in a crash
+unless `wait` or `flush` returned after it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,13 @@ _YIELDS_MAX: Final = 32
 
 
 class Wal:
-    """One topic's log. Thread-safe; one instance at a time for each directory."""
+    """One topic's log. Thread-safe.
+
+    Opening recovers what is in the directory and locks it. Raises LogLocked if another process or
+    instance has it open, DiskError if files cannot be opened or written, CorruptLog if stored data
+    is damaged or missing, and what `claim` raises. `known_offset` is an offset before which
+    everything is known to be synced: a log that ends earlier raises MissingData.
+    """
 
     def __init__(
         self,
@@ -106,19 +112,23 @@ class Wal:
         routing_key: str | None = None,
         durability: Durability = "buffered",
     ) -> int:
-        """Appends one message and returns its offset; `synced` returns when it would survive.
+        """Appends one message and returns its offset.
+
+        With `durability="synced"` it returns once the message would survive a power loss. With
+        "buffered" it returns once the message is queued. Waits while the queue is full. Raises
+        MessageTooLarge, and LogStopped, TopicFenced or LogClosed if the log has ended.
 
         This is the hot path: one call of the codec adds the frame to the queue.
         """
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
         if attributes is not None and type(attributes) is not dict:
-            attributes = dict(attributes)  # whose code must not run under the lock
+            attributes = dict(attributes)  # a Mapping's own code must not run under the lock
         committer = self._committer
         if committer.lock.locked() and durability == "buffered":
             self._yield_to_lock_holder()
-        # `with`, though `acquire` and `release` cost less: between `acquire` and `try` there is
-        # room for an interrupt that leaves the lock taken for ever.
+        # `acquire` and `release` would cost less than `with`, but an interrupt between `acquire`
+        # and `try` would leave the lock taken for ever.
         with committer.lock:
             if committer.queued_bytes >= committer.queued_max:
                 committer.wait_for_room()
@@ -143,10 +153,10 @@ class Wal:
         return offset
 
     def _yield_to_lock_holder(self) -> None:
-        """Lets a thread that was interrupted while holding the lock go on first.
+        """Lets a thread that was preempted while it holds the lock run first.
 
-        Waiting for the lock itself would make each of its releases wake somebody, which costs
-        several times what a buffered append does.
+        If this thread blocked on the lock, the release would have to wake it, which costs several
+        times as much as a buffered append.
         """
         for _ in range(_YIELDS_MAX):
             time.sleep(0)
@@ -154,9 +164,9 @@ class Wal:
                 return
 
     def append_message(self, message: StreamMessage, durability: Durability = "buffered") -> int:
-        """Appends a message with all its fields as they are, but for the offset.
+        """Appends a message with all its fields except the offset, and returns the new offset.
 
-        One without a topic's name gets this topic's.
+        A message without a topic name gets the name of this topic.
         """
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
@@ -209,11 +219,11 @@ class Wal:
         routing_keys: Iterable[str | None] | None = None,
         durability: Durability = "buffered",
     ) -> range:
-        """Appends messages with consecutive offsets; other appends wait meanwhile.
+        """Appends messages with consecutive offsets and returns them as a range.
 
-        A batch larger than the queue's bound is taken in parts, as the writer makes room. If it
-        raises, none of the batch was appended, unless it had to wait for room: then the messages
-        before the one at fault were.
+        Other appends wait meanwhile. A batch larger than the queue is added in parts, as the writer
+        makes room. If this raises, nothing was appended, unless the batch had to wait for room:
+        then the messages before the failed one were appended.
         """
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
@@ -232,15 +242,15 @@ class Wal:
     ) -> range:
         """`append_many` for asyncio: neither a full queue nor a sync blocks the event loop.
 
-        A batch that is larger than the queue is taken on a thread, as room is made for it.
+        A batch larger than the queue is appended on a thread.
         """
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
         count, encode = self._batch(payloads, attributes, routing_keys)
         offsets = await self._committer.append_batch_async(count, encode)
         if durability == "synced" and offsets:
-            # Not as a producer that the others' commits are held back for: the next batch of one
-            # event loop is made while this one is synced.
+            # Not with `producer=True`: commits must not be delayed for this caller, because an
+            # event loop prepares its next batch while this one is being synced.
             began = time.monotonic()
             await self._committer.await_watermark(offsets.stop, "synced")
             metrics.append_seconds.observe(time.monotonic() - began)
@@ -252,7 +262,7 @@ class Wal:
         attributes: Iterable[Mapping[str, str] | None] | None,
         routing_keys: Iterable[str | None] | None,
     ) -> tuple[int, Encode]:
-        """How many messages there are, and what encodes them."""
+        """Returns the number of messages and a function that encodes them."""
         values = _listed("payloads", payloads)
         properties = None
         if attributes is not None:
@@ -260,7 +270,9 @@ class Wal:
         keys = None if routing_keys is None else _listed("routing_keys", routing_keys)
         for name, column in (("attributes", properties), ("routing_keys", keys)):
             if column is not None and len(column) != len(values):
-                raise UsageError(f"{len(values)} payloads, but {len(column)} {name}")
+                raise UsageError(
+                    f"{len(values)} payloads, but {len(column)} {name}; give one for each payload"
+                )
 
         def encode(offset: int, index: int, bytes_max: int) -> tuple[Buffer, int]:
             head, middle, now = self._head, self._middle, self._now_ms()
@@ -273,27 +285,31 @@ class Wal:
     # -- waiting --------------------------------------------------------------------------------
 
     def wait(self, offset: int, timeout: float | None = None) -> None:
-        """Returns when the message at `offset` would survive a crash."""
+        """Returns once the message at `offset` would survive a power loss.
+
+        Raises OffsetOutOfRange if it was never appended, WaitTimeout after `timeout` seconds, and
+        LogStopped, TopicFenced or LogClosed if the log ends first.
+        """
         self._require_appended(offset)
         self._committer.await_synced(offset + 1, timeout)
 
     async def wait_async(self, offset: int) -> None:
-        """`wait` for asyncio; cancelling it changes nothing about the message."""
+        """`wait` for asyncio; cancelling it does not affect the message."""
         self._require_appended(offset)
         await self._committer.await_watermark(offset + 1, "synced", producer=True)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns when everything appended so far is synced."""
+        """Returns once everything appended so far is synced; raises as `wait` does."""
         self._committer.await_synced(self.current_offset(), timeout)
 
     def await_synced(self, target: int, timeout: float | None = None) -> None:
-        """Blocks a producer until the synced watermark reaches `target`."""
+        """Blocks until every offset below `target` is synced; raises as `wait` does."""
         self._committer.await_synced(target, timeout)
 
     def _require_appended(self, offset: int) -> None:
         end = self.current_offset()
         if not 0 <= offset < end:
-            raise self._out_of_range(offset, f"it was never appended; the next one is {end}")
+            raise self._out_of_range(offset, f"it was never appended; the next offset is {end}")
 
     def _out_of_range(self, offset: int, why: str) -> OffsetOutOfRange:
         return OffsetOutOfRange(
@@ -313,7 +329,7 @@ class Wal:
         return self._journal.start_offset
 
     def current_offset(self) -> int:
-        """The offset that the next append will get."""
+        """The offset of the next append."""
         return self._committer.queue.next_offset
 
     def watermarks(self) -> Watermarks:
@@ -321,23 +337,23 @@ class Wal:
 
     @property
     def stopped(self) -> bool:
-        """Whether an error of the disk ended this log; opening it anew recovers."""
+        """Whether an error ended this log; opening it again recovers it."""
         return self._committer.stopped
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can be appended any more, for whatever reason."""
+        """Whether the log takes no more appends: it was shut down, or an error ended it."""
         return self._committer.ended
 
     @property
     def released(self) -> bool:
-        """Whether a shutdown came to its end: nothing of this log is written any more."""
+        """Whether `shutdown` has finished: nothing is written from then on."""
         return self._committer.released
 
     # -- files ----------------------------------------------------------------------------------
 
     def segments(self) -> list[Segment]:
-        """The files of the log, oldest first, as far as they are synced."""
+        """The segments, oldest first, up to what is synced."""
         return list(self._journal.segments)
 
     @property
@@ -350,16 +366,16 @@ class Wal:
 
     @property
     def checkpoints(self) -> CheckpointStore | None:
-        """The topic's checkpoints; None for a log in memory."""
+        """The topic's checkpoints; None if the log is in memory only."""
         return self._journal.checkpoints
 
     def rotate(self) -> None:
-        """Seals the active segment; the next append begins a new one."""
+        """Syncs and seals the active segment; the next commit begins a new one."""
         self.flush()
         self._committer.rotate()
 
     def retain(self, deleter: Deleter, committed_offset: int) -> list[Segment]:
-        """Removes the segments that the deleter chooses below `committed_offset`."""
+        """Removes the segments below `committed_offset` that the deleter chooses; returns them."""
 
         def choose(segments: Sequence[Segment]) -> list[Segment]:
             return deleter.choose(
@@ -389,19 +405,21 @@ class Wal:
         visibility: Visibility = "synced",
         through: ReadableLog | None = None,
     ) -> LogReader:
-        """A reader from an offset on; it waits at the end of the log unless it is given an `end`.
+        """Returns a reader that starts at an offset.
 
-        `visibility="buffered"` sees messages before they are synced: they can vanish in a crash.
-        `through` is a larger log that this one is the end of: the reader asks that instead.
+        It stops before offset `end`; without one, it waits for new messages at the end of the log.
+        `visibility="buffered"` also returns messages that are not synced yet and can be lost in a
+        crash. `through` is a longer log that ends with this one, such as a tiered log; the reader
+        then reads that. Raises OffsetOutOfRange.
         """
         if visibility not in _VISIBILITIES:
             raise UsageError(f"visibility is {visibility!r}; it must be 'synced' or 'buffered'")
         next_offset = self.current_offset()
         start = next_offset if from_offset == "latest" else from_offset
         if start > next_offset:
-            raise self._out_of_range(start, f"the next one is {next_offset}")
+            raise self._out_of_range(start, f"the next offset is {next_offset}")
         if through is None and start < self.start_offset:
-            raise self._out_of_range(start, f"the oldest one here is {self.start_offset}")
+            raise self._out_of_range(start, f"the oldest offset here is {self.start_offset}")
         log = through or self
         reader = LogReader(log, self._disk, self._indexes, start, end=end, visibility=visibility)
         with self._committer.lock:
@@ -418,14 +436,14 @@ class Wal:
         through: ReadableLog | None = None,
         threads: Executor | None = None,
     ) -> AsyncLogReader:
-        """`tail_reader` for asyncio; `threads` read files, the event loop's own without them."""
+        """`tail_reader` for asyncio; files are read on `threads`, by default the event loop's."""
         reader = self.tail_reader(from_offset, end=end, visibility=visibility, through=through)
         return AsyncLogReader(through or self, reader, threads)
 
     def read_cached_since(self, after_offset: int) -> tuple[list[tuple[int, StreamMessage]], int]:
-        """Synced messages after `after_offset` that are in memory, and the next synced offset.
+        """The synced messages after `after_offset` that are in memory, and the synced watermark.
 
-        The list starts at the first cached message; older ones are in the files.
+        The list starts at the oldest cached message; older ones are in the files.
         """
         with self._committer.lock:
             synced, cache = self._committer.synced, self._committer.cache
@@ -442,20 +460,20 @@ class Wal:
         return messages, synced
 
     def cached_batches(self) -> list[FrameBatch]:
-        """The synced frames that are in memory, as they are on disk."""
+        """The synced frames that are in memory, with the same bytes as on disk."""
         cache = self._committer.cache
         with self._committer.lock:
             return cache.since(cache.first_offset or 0) or []
 
     def in_memory(self) -> range:
-        """The offsets that are in memory: cached ones, and those that are not synced yet."""
+        """The offsets that are in memory: cached, or not synced yet."""
         committer = self._committer
         with committer.lock:
             first = committer.cache.first_offset
             return range(committer.synced if first is None else first, committer.queue.next_offset)
 
     def plan(self, reader: LogReader) -> Plan:
-        """Where the reader's next offset is now."""
+        """Says where the reader's next offset is now. Raises OffsetOutOfRange if it was removed."""
         offset, committer = reader.wanted, self._committer
         with committer.lock:
             reader.pinned = None
@@ -466,45 +484,58 @@ class Wal:
                 return batches
             segment = self._journal.segments.find(offset)
             if segment is None:
-                raise self._out_of_range(offset, f"the oldest one here is {self.start_offset}")
+                raise self._out_of_range(offset, f"the oldest offset here is {self.start_offset}")
             reader.pinned = segment.seq
             reader.moved_at = self._clock.monotonic()
             return segment
 
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError:
+        """Returns the error for a reader whose planned segment is not in the directory."""
         if reader.wanted < self.start_offset:
-            return self._out_of_range(reader.wanted, f"the oldest one here is {self.start_offset}")
+            return self._out_of_range(
+                reader.wanted, f"the oldest offset here is {self.start_offset}"
+            )
         if self.ended:  # the directory's next owner may have removed it, or set it aside
-            return LogClosed(f"{self.topic}: the log ended here, and {segment.path} went since")
-        return MissingData(f"{segment.path} is missing, with offsets from {segment.first_offset}")
+            return LogClosed(
+                f"{self.topic}: the log is no longer open here, and {segment.path} was removed "
+                "since; open it again"
+            )
+        return MissingData(
+            f"{segment.path} is missing, with the offsets from {segment.first_offset} on; put the "
+            "file back, or run `forebay repair`"
+        )
 
     def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
-        """Has `waiter` woken when the watermark reaches `target`; False if it has already."""
+        """Wakes `waiter` once the watermark reaches `target`; returns False if it already has."""
         return self._committer.enlist(target, waiter, visibility)
 
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
-        """For a waiter that gives up; False if it was woken meanwhile."""
+        """Removes a waiter that gave up; returns False if it was woken already."""
         return self._committer.delist(waiter, visibility)
 
     # -- the end --------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Syncs what is queued, leaves a checkpoint, and releases the directory. Idempotent."""
+        """Syncs the queue, writes a checkpoint, and releases the directory. Idempotent.
+
+        Raises LogStopped or TopicFenced if messages in the queue could not be synced.
+        """
         self._committer.close()
 
     def abandon(self) -> None:
-        """Releases a stopped log's directory, so that it can be opened anew."""
-        with suppress(LogStopped, TopicFenced):  # those who waited got it when the log stopped
+        """Releases the directory of a stopped log, so that it can be opened again."""
+        with suppress(LogStopped, TopicFenced):  # the waiters got the error when the log stopped
             self.shutdown()
 
     def fence(self, error: TopicFenced) -> None:
-        """Ends the log because another process owns the topic now."""
+        """Stops the log because another process owns the topic now."""
         self._committer.fence(error)
 
 
 def _unknown_durability(durability: object) -> UsageError:
     return UsageError(
-        f"durability is {durability!r}; it must be 'buffered', 'synced' or, of a topic, 'uploaded'"
+        f"durability is {durability!r}; it must be 'buffered', 'synced' or, for `Topic.append`, "
+        "'uploaded'"
     )
 
 
@@ -512,7 +543,7 @@ _Item = TypeVar("_Item")
 
 
 def _listed(name: str, items: Iterable[_Item]) -> Sequence[_Item]:
-    """One item for each message, of anything that can be iterated but a single value."""
+    """The items as a list or tuple; refuses a single value passed by mistake."""
     if isinstance(items, str | bytes | bytearray | memoryview | Mapping):
         raise UsageError(f"{name} is one {type(items).__name__}; give a list, one for each message")
     return items if isinstance(items, list | tuple) else list(items)

@@ -1,10 +1,10 @@
-"""The frames of a log that are in memory: appended and not yet written, or synced and cached.
+"""Frames of a log in memory: queued for the writer, or synced and cached for readers.
 
-A `FrameBatch` is a number of consecutive frames in one buffer. The `Queue` holds those that the
-writer has not taken yet, which cannot be dropped; the `FrameCache` holds synced ones, up to a
-number of messages and of bytes, and drops the oldest first, a whole batch at a time.
+A `FrameBatch` is one buffer of frames with consecutive offsets. The `Queue` holds batches that the
+writer has not taken yet and that must not be dropped. The `FrameCache` holds synced batches, up to
+a number of messages and of bytes. It drops the oldest first, a whole batch at a time.
 
-None of this is thread-safe: the lock of the group commit guards it.
+What a caller gets wrong: none of this is thread-safe. The lock of the group commit guards it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from forebay.format.pure import RUN_PREFIX, new_run, run_count, run_frames
 
 
 class FrameBatch(NamedTuple):
+    """Encoded frames with consecutive offsets in one buffer."""
+
     first_offset: int
     messages: int
     data: Buffer
@@ -28,12 +30,12 @@ class FrameBatch(NamedTuple):
 
 
 class Queue:
-    """Frames that are appended and not yet taken by the writer.
+    """Frames that were appended and that the writer has not taken yet.
 
-    `tail` is a buffer that grows by one call of the codec for each append; `batches` are the
-    closed ones before it. The codec counts the frames itself, so an append is one atomic step: a
-    signal that arrives in the middle of it leaves a queue that is right. For the same reason
-    everything else that changes a queue makes a new one.
+    `batches` are closed. `tail` is a buffer after them that grows by one frame with each append.
+    The codec counts the frames in the tail, so that an append is one atomic step: a signal in the
+    middle of it leaves a consistent queue. For the same reason every other change returns a new
+    queue.
     """
 
     __slots__ = ("batches", "tail", "tail_first")
@@ -82,13 +84,16 @@ class FrameCache:
 
     @property
     def first_offset(self) -> int | None:
-        """The oldest offset that is still served; None when nothing is cached."""
+        """The oldest offset that `since` returns; None if nothing is cached.
+
+        May be called without the lock.
+        """
         try:
-            # A batch is dropped whole, so more may be held than is served; what is served is exact.
+            # Batches are dropped whole, so the cache may hold more than it serves; this is exact.
             newest = self._batches[-1].end_offset
             return max(self._batches[0].first_offset, newest - self._messages_max)
         except IndexError:
-            # Nothing is there, or the last of it went this moment: some ask without the lock.
+            # The cache is empty, or became empty just now.
             return None
 
     def extend(self, batches: Iterable[FrameBatch]) -> None:
@@ -105,7 +110,7 @@ class FrameCache:
             self._bytes -= len(dropped.data)
 
     def since(self, offset: int) -> list[FrameBatch] | None:
-        """The batches that hold `offset` and all after it, or None when it is not served here."""
+        """The cached batches from the one with `offset` on; None if `offset` is not cached."""
         first = self.first_offset
         if first is None or offset < first or offset >= self._batches[-1].end_offset:
             return None
@@ -113,7 +118,7 @@ class FrameCache:
 
 
 def batches_since(batches: Sequence[FrameBatch], offset: int) -> list[FrameBatch]:
-    """The batches of an ordered sequence that end after `offset`; looks from the newest back."""
+    """The batches of an ordered sequence that end after `offset`; searches from the newest."""
     found: list[FrameBatch] = []
     for batch in reversed(batches):
         if batch.end_offset <= offset:

@@ -1,4 +1,4 @@
-"""The log's metrics, counted for each group commit and each chunk read, never for each message."""
+"""The log's metrics, updated once for each group commit or chunk read, never for each message."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _commit_seconds: Final = Histogram(
 )
 append_seconds: Final = Histogram(
     "forebay_wal_append_latency_seconds",
-    "Time from a synced append to its acknowledgement, of the one that waited longest for a sync.",
+    "Time from a synced append to its acknowledgement; the longest wait of each group commit.",
     SECONDS,
 )
-rotations: Final = Counter("forebay_wal_rotation_total", "Segments that were sealed.")
-readers: Final = Counter("forebay_wal_reader_create_total", "Readers that were made.")
+rotations: Final = Counter("forebay_wal_rotation_total", "Segments sealed.")
+readers: Final = Counter("forebay_wal_reader_create_total", "Readers created.")
 _read: Final = Counter(
-    "forebay_wal_reader_messages_total", "Messages that readers fetched, from whichever tier."
+    "forebay_wal_reader_messages_total", "Messages that readers fetched, from any tier."
 )
 _read_bytes: Final = Counter(
-    "forebay_wal_reader_bytes_total", "Bytes of the frames that readers fetched."
+    "forebay_wal_reader_bytes_total", "Bytes of the frames that readers fetched, from any tier."
 )
 
 
 def committed(messages: int, size: int, seconds: float) -> None:
-    """After a group commit of so many messages and bytes."""
+    """Records one group commit: its messages, bytes and seconds."""
     _appended.add(messages)
     _appended_bytes.add(size)
     _commit_seconds.observe(seconds)
 
 
 def fetched(frames: Scan) -> None:
-    """After a reader got a chunk, whose frames lie one behind the other."""
+    """Records one chunk that a reader got. Its frames must be adjacent in the buffer."""
     if len(frames):
         _read.add(len(frames))
         first = frames.positions[0] - HEADER_BYTES

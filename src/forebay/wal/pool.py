@@ -1,7 +1,10 @@
-"""Threads that all logs share for writing and syncing, with timers.
+"""Threads, with timers, that all logs share for writing and syncing.
 
-A log is submitted when it has something to do, and runs on one thread at a time because it is
-submitted again only by itself. A thousand idle logs cost a thousand objects and no thread.
+A log submits a job when it has something to write, and submits no second one before the first has
+run. One log therefore commits on one thread at a time, and an idle log costs no thread.
+
+What a caller gets wrong: a job that blocks holds up every other log once all threads are busy. A
+job submitted after `close` may never run.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from forebay.limits import INTERVAL_SECONDS_MAX, WRITER_THREADS
 
 _log: Final = logging.getLogger("forebay.wal")
 Job: TypeAlias = Callable[[], bool | None]
-"""Returns True to be run again, after others that are ready."""
+"""Returns True to be run again, after the other jobs that are ready."""
 
 
 class WriterPool:
-    """Threads start as they are needed, up to `threads`, and end with `close`."""
+    """Starts threads as they are needed, up to `threads`; `close` ends them. Thread-safe."""
 
     def __init__(
         self, threads: int = WRITER_THREADS, clock: Clock = SYSTEM_CLOCK, name: str = "writer"
@@ -45,7 +48,7 @@ class WriterPool:
         return len(self._threads)
 
     def submit(self, job: Job) -> None:
-        """Runs `job` on one of the threads, soon. It must not raise."""
+        """Runs `job` on one of the threads as soon as one is free. `job` must not raise."""
         with self._changed:
             self._ready.append(job)
             self._provide_thread()
@@ -58,14 +61,14 @@ class WriterPool:
                 self._provide_thread()
 
     def recheck(self) -> None:
-        """Looks at the timers again: for clocks that a test moves."""
+        """Checks the timers again, for tests that move the clock."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends the threads once what was submitted has run; timers are forgotten.
+        """Runs the jobs already submitted, drops the timers, and joins the threads.
 
-        After `timeout` seconds those that still run are left to end by themselves.
+        Threads still running after `timeout` seconds are left to finish on their own.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -77,10 +80,11 @@ class WriterPool:
                 thread.join(None if deadline is None else max(deadline - time.monotonic(), 0))
 
     def _provide_thread(self) -> None:
-        """Sees to it that a thread takes what is ready, or looks at the timers."""
+        """Wakes or starts a thread for the jobs that are ready, or for the timers."""
         if self._idle:
             self._changed.notify()
-        # A notified thread counts as idle until it wakes: one for each job is enough.
+        # A notified thread counts as idle until it wakes, and its job as ready until then, so one
+        # idle thread for each ready job is enough.
         wanted = max(len(self._ready), 1)
         if self._idle < wanted and len(self._threads) < self._threads_max and not self._closed:
             thread = threading.Thread(
@@ -88,7 +92,7 @@ class WriterPool:
             )
             try:
                 thread.start()
-            except RuntimeError:  # no more threads to be had: those that exist will do
+            except RuntimeError:  # the system has no more threads: the running ones suffice
                 if not self._threads:
                     raise
                 return
@@ -104,10 +108,10 @@ class WriterPool:
                     if not self._alone(job):
                         break
             except Exception:  # noqa: BLE001  # the thread serves other logs too
-                _log.exception("a writer's job failed")
+                _log.exception("a job of a writer thread failed")
 
     def _alone(self, job: Job) -> bool:
-        """Whether nothing else is ready; if something is, `job` goes behind it."""
+        """Returns True if nothing else is ready; otherwise queues `job` behind what is."""
         with self._changed:
             self._due()
             if self._ready:
@@ -121,7 +125,7 @@ class WriterPool:
                 if self._ready:
                     job = self._ready.popleft()
                     if self._timers:
-                        self._provide_thread()  # which looks at the timers meanwhile
+                        self._provide_thread()  # to watch the timers while this one works
                     return job
                 if self._closed:
                     return None
@@ -132,7 +136,7 @@ class WriterPool:
                     self._idle -= 1
 
     def _due(self) -> float | None:
-        """Moves expired timers to the ready ones; returns the seconds to the next, if any."""
+        """Makes jobs of expired timers ready; returns the seconds until the next timer, if any."""
         now = self._clock.monotonic()
         while self._timers and self._timers[0][0] <= now:
             self._ready.append(heapq.heappop(self._timers)[2])

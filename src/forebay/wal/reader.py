@@ -1,12 +1,12 @@
-"""Readers of a log: ordered, without gaps, from any offset, through files, memory and the live end.
+"""Readers of a log: in order and without gaps, from any offset, across files and memory.
 
-A reader holds an offset and nothing else that could grow old. Before every chunk it asks the log
-anew where that offset is: in memory, in a segment, or not there yet. A slow reader therefore
-falls back from memory to the files and loses nothing, and a fast one waits at the end, which has
-the log commit at once what it waits for.
+A reader keeps an offset and no other state that could become stale. Before every chunk it asks the
+log where that offset is: in memory, in a segment, in the past (`Past`), or not there yet. A slow
+reader therefore falls back from memory to the files without losing anything. A fast one waits at
+the end of the log, which makes the log commit at once.
 
-What a caller gets wrong: iterating a reader with no end waits for ever at the end of the log.
-`close` from any thread ends it.
+What a caller gets wrong: without an end, iterating a reader waits for ever at the end of the log.
+`close`, from any thread, ends it.
 """
 
 from __future__ import annotations
@@ -32,44 +32,50 @@ from forebay.wal.watermarks import TaskWaiter, ThreadWaiter, Visibility, Waiter
 
 
 class Past(Protocol):
-    """Where messages are that are no longer in the log: what a reader of it holds."""
+    """Reads messages that are no longer in the log, such as those in objects, for one reader."""
 
     def read(self, offset: int, end: int | None) -> Scan | None:
-        """Frames from exactly `offset` on, at least one; None if the log has them by now.
+        """Returns at least one frame, the first at `offset`; None if the log has `offset` now.
 
-        May take as long as a network does.
+        May wait for the network.
         """
 
     def close(self) -> None: ...
 
 
 Plan: TypeAlias = list[FrameBatch] | Segment | Past | None
-"""Where a reader's next offset is; None if it is not there yet."""
+"""Where a reader's next offset is: memory, a segment or the past; None if it is not there yet."""
 
 
 class ReadableLog(Protocol):
-    """What a reader asks of its log."""
+    """What a reader needs of its log."""
 
     def plan(self, reader: LogReader) -> Plan:
-        """Where the reader's next offset is now."""
+        """Says where the reader's next offset is now; raises OffsetOutOfRange if it is gone."""
 
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:
-        """What to raise when the planned segment is no longer there; None: plan again."""
+        """The error to raise if the planned segment is no longer there, or None to plan again."""
 
-    def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool: ...
+    def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
+        """Wakes `waiter` once the watermark reaches `target`; returns False if it already has."""
 
-    def delist(self, waiter: Waiter, visibility: Visibility) -> bool: ...
+    def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
+        """Removes a waiter that gave up; returns False if it was woken already."""
 
 
 class Chunk(NamedTuple):
-    """Frames that were fetched at once, and where the next are if these came from a segment."""
+    """Frames fetched together; `next` is where the next ones begin if these are from a segment."""
 
     frames: Scan
     next: LogPosition | None = None
 
 
 class LogReader:
-    """Iterate it for messages, or `frames()` for whole chunks. Not thread-safe, but for `close`."""
+    """Iterate it for messages, or call `frames()` for whole chunks of frames.
+
+    Not thread-safe, except `close`. After an error the reader is still at its last message, and the
+    next call tries again.
+    """
 
     def __init__(
         self,
@@ -95,10 +101,10 @@ class LogReader:
         self.position = start
         """The offset of the next message."""
         self.pinned: int | None = None
-        """The segment that retention must leave alone; the log sets it."""
+        """The segment that retention must not remove; set by the log."""
         self.moved_at = 0.0
         self.past: Past | None = None
-        """What reads from before the log; the log sets it, and the reader closes it."""
+        """Reads what is no longer in the log; set by the log, closed by the reader."""
 
     def __iter__(self) -> LogReader:
         return self
@@ -119,10 +125,10 @@ class LogReader:
         raise StopIteration
 
     def rewind(self) -> None:
-        """Forgets what was fetched and not yet returned.
+        """Drops what was fetched and not yet returned.
 
-        After an error or an interrupt the reader is where its last message left it: the next call
-        raises the same error, or returns the message that was due, and never the one behind it.
+        Called after an error or an interrupt, so that the next call raises the same error or
+        returns the message that was due. It never skips one.
         """
         self._messages = iter(())
         self._next = None
@@ -130,25 +136,25 @@ class LogReader:
 
     @property
     def end(self) -> int | None:
-        """Where the reader ends, if it does."""
+        """The offset that the reader stops before; None if it follows the log."""
         return self._end
 
     def leave_past(self) -> None:
-        """For when the next offset is in the log again, or the reader is done."""
+        """Closes `past`, once the next offset is in the log again or the reader is done."""
         past, self.past = self.past, None
         if past is not None:
             past.close()
 
     def frames(self) -> Iterator[Scan]:
-        """Scanned frames, a chunk at a time; each is valid until the next is asked for."""
+        """Yields scanned frames, a chunk at a time; each is valid until the next is fetched."""
         self.rewind()
         while (frames := self._next_frames()) is not None:
             self.position = self._fetched
             yield frames
-            del frames  # else its buffer stays while the next one is fetched
+            del frames  # otherwise its buffer lives on while the next chunk is fetched
 
     def close(self) -> None:
-        """Ends the iteration, even one that waits in another thread."""
+        """Ends the iteration, even if it is waiting in another thread."""
         self._closed = True
         self.pinned = None
         past = self.past
@@ -202,12 +208,12 @@ class LogReader:
         return None
 
     def begin_wait(self, waiter: Waiter) -> bool:
-        """Has `waiter` woken when the next message is there or the reader is closed.
+        """Wakes `waiter` when the next message is there or the reader is closed.
 
-        False if there is nothing to wait for.
+        Returns False if either is already the case.
         """
         self._waiter = waiter
-        self._chunks = None  # many readers may wait for long, and a buffer is a megabyte
+        self._chunks = None  # a buffer is a megabyte, and many readers may wait for a long time
         try:
             waits = self._log.enlist(self._fetched + 1, waiter, self.visibility)
         except BaseException:
@@ -224,15 +230,15 @@ class LogReader:
             self._log.delist(waiter, self.visibility)
 
     def buffer(self) -> ChunkReader:
-        """What to read segments with; one fetch at a time may use it."""
+        """The buffer to read segments with; only one fetch at a time may use it."""
         if self._chunks is None:
             self._chunks = ChunkReader()
         return self._chunks
 
     def fetch(self, plan: list[FrameBatch] | Segment | Past, chunks: ChunkReader) -> Chunk | None:
-        """Gets frames from where the log says they are; changes nothing about the reader.
+        """Fetches frames from where `plan` says; does not change the reader's position.
 
-        None if they are no longer there, and the log knows where they are now.
+        Returns None if they are no longer there: then ask the log for a new plan.
         """
         if isinstance(plan, list):
             return Chunk(self._from_memory(plan))
@@ -248,7 +254,7 @@ class LogReader:
             return None
 
     def accept(self, chunk: Chunk) -> Scan:
-        """Makes fetched frames the current ones, from the next offset on and up to the end."""
+        """Advances the reader past the chunk; returns its frames that the reader wanted."""
         self._next = chunk.next
         frames, first = chunk.frames, chunk.frames.offsets[0]
         start = self._fetched - first
@@ -300,13 +306,16 @@ class LogReader:
                     return Chunk(found, LogPosition(segment.seq, position, offset))
 
     def abandon_buffer(self) -> None:
-        """For a fetch that goes on in another thread after its task was cancelled."""
+        """Gives up the buffer to a fetch that goes on in a thread after its task was cancelled."""
         self._chunks = None
         self.leave_past()
 
 
 class AsyncLogReader:
-    """A reader for asyncio: files are read on a thread, everything else on the event loop."""
+    """A reader for asyncio; files are read on a thread, so that the event loop never blocks.
+
+    One task at a time may iterate it. `close` may be called while it waits.
+    """
 
     def __init__(
         self, log: ReadableLog, reader: LogReader, threads: Executor | None = None
@@ -327,7 +336,7 @@ class AsyncLogReader:
 
     async def __anext__(self) -> StreamMessage:
         if self._busy:
-            raise UsageError("the stream is waiting already: one task at a time may ask for more")
+            raise UsageError("only one task at a time may read a stream, and another is reading it")
         self._busy = True
         try:
             while not self._reader.closed:
@@ -347,10 +356,9 @@ class AsyncLogReader:
         raise StopAsyncIteration
 
     async def next_frames(self) -> Scan | None:
-        """The frames of the next messages; None at the end.
+        """Returns the next chunk of frames, or None at the end.
 
-        They are valid until the next ones are asked for. One task at a time; do not mix this with
-        iterating for messages.
+        A chunk is valid until the next call. One task at a time; do not mix this with iteration.
         """
         try:
             frames = None if self._reader.closed else await self._next_frames()
@@ -361,11 +369,11 @@ class AsyncLogReader:
         return frames
 
     def close(self) -> None:
-        """Ends the iteration, even one that waits in another task."""
+        """Ends the iteration, even if another task is waiting in it."""
         self._reader.close()
 
     async def aclose(self) -> None:
-        """Ends the iteration, even one that waits in another task."""
+        """`close`, for `contextlib.aclosing` and the like."""
         self._reader.close()
 
     async def __aenter__(self) -> AsyncLogReader:
@@ -404,8 +412,9 @@ class AsyncLogReader:
         try:
             await waiter.future
         except GeneratorExit:
-            # Collected, not cancelled, and perhaps by a thread that holds the log's lock: take no
-            # lock here. The waiter stays until its message comes; waking it then does nothing.
+            # The coroutine is being garbage-collected, perhaps on a thread that holds the log's
+            # lock: take no lock here. The waiter stays until its message comes; waking it then
+            # does nothing.
             raise
         except BaseException:
             woken = False
@@ -414,7 +423,7 @@ class AsyncLogReader:
             self._reader.end_wait(waiter, woken=woken)
 
     async def _fetch_on_thread(self, plan: Segment | Past) -> Chunk | None:
-        # The thread gets its buffer from here: if this is cancelled it goes on reading into it.
+        # If this task is cancelled, the thread goes on reading into the buffer.
         chunks = self._reader.buffer()
         try:
             return await asyncio.get_running_loop().run_in_executor(

@@ -1,16 +1,17 @@
-"""What a log is after a crash or a clean stop, read from its files.
+"""Recovery: rebuilds the state of a log from its files, after a crash or a clean stop.
 
-The newest segment is scanned whole; the others are complete because each was synced before the
-next one was begun, and are checked where they meet. Where checkpoint and published position are
-behind the frames, the frames win; where they are ahead, acknowledged data is missing, which raises
-and changes nothing.
+The newest segment is scanned whole. The older ones are complete, because each was synced before the
+next was begun; only the first frame of each and the end of the last one are read. If the checkpoint
+or the published position is behind the frames, the frames win. If it is ahead, synced data is
+missing: that raises MissingData and changes nothing.
 
-Torn is not corrupt (rule R2). A damaged end of the newest segment is a torn tail only if nothing
-says that it was ever synced: it starts at or after the last known synced position, and no valid
-frame comes after it. Then it is copied aside and cut. Anything else raises CorruptFrame, and the
-file stays as it is. What remains is made durable before it counts: bytes after the synced position
-are written again, because after a failed sync the kernel may take unwritten pages for clean; and
-if the last owner left a mark of such a failure, all of it goes to a new file (rule R3).
+Torn is not corrupt (R2 in docs/formats/frame.md). A damaged end of the newest segment is a torn
+tail only if it starts at or after the last known synced position and no valid frame follows it.
+Then it is copied aside and cut. Any other damage raises CorruptFrame, and the file stays as it is.
+
+The valid part is made durable before the log goes on. Bytes after the synced position are written
+again, because after a failed sync the kernel may treat unwritten pages as clean. If the last owner
+marked a failed sync, the whole segment is copied to a new file.
 """
 
 from __future__ import annotations
@@ -50,24 +51,23 @@ _HASHED_BYTES_MIN: Final = 64 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest segment: what of it is valid. It is whole and durable once it was repaired."""
+    """The valid part of the newest segment; `repair_newest` cuts off the rest."""
 
     first_offset: int | None
     """None if it holds no frame."""
     count: int
     size: int
     torn_bytes: int
-    """What is behind the valid part."""
+    """Bytes after the valid part."""
     index: SegmentIndex
 
 
 def survey_newest(
     disk: Disk, path: Path, *, expected: int | None, synced: int, known: int
 ) -> Newest:
-    """Scans the segment and changes nothing; CorruptFrame where it is worse than torn.
+    """Scans the segment and changes nothing. Raises CorruptFrame for damage other than a torn tail.
 
-    Everything before position `synced` was durable once, and so was everything before offset
-    `known`.
+    Everything before byte position `synced` and before offset `known` is known to have been synced.
     """
     index = SegmentIndex()
     valid = count = 0
@@ -88,7 +88,7 @@ def survey_newest(
 def repair_newest(
     disk: Disk, path: Path, newest: Newest, *, synced: int, sync_failed: bool
 ) -> None:
-    """Cuts what is torn, and makes the rest durable before it counts."""
+    """Cuts off the torn tail, after copying it aside, and makes the valid part durable."""
     with closing(disk.open_read(path)) as file:
         if newest.torn_bytes:
             _keep_aside(disk, file, path, newest.size, newest.size + newest.torn_bytes)
@@ -109,7 +109,7 @@ def _require_torn(
     elif last.offset is not None and last.offset < known:
         reason = f"{what} below the synced offset {known}"
     elif last.end is End.BAD_OFFSET and search.is_frame(None, newest.size):
-        # A write that was cut short does not leave a whole frame.
+        # A torn write does not leave a whole frame.
         reason = what
     elif _valid_frame_follows(search, newest.size + 1, last.offset):
         reason = f"{what}, and valid frames follow"
@@ -119,14 +119,14 @@ def _require_torn(
 
 
 def _valid_frame_follows(search: FrameSearch, start: int, expected: int | None) -> bool:
-    """Whether any byte position from `start` on begins a valid frame of a later offset."""
+    """Whether a valid frame with a later offset begins at any byte position from `start` on."""
     first, last = expected or 0, OFFSET_MAX
     if expected is not None:
         last = expected + (search.size - start) // FRAME_BYTES_MIN + 1
     try:
         return any(True for _ in search.between(start, search.size, first, last))
     except SearchTooLong:
-        return True  # what cannot be told in reasonable time is not cut either
+        return True  # undecided within the search limit: do not cut
 
 
 def _some(taken: int) -> int:
@@ -136,7 +136,7 @@ def _some(taken: int) -> int:
 
 
 def _copy_to_new(disk: Disk, source: ReadFile, start: int, end: int, path: Path) -> None:
-    """A new file with those bytes, synced; the caller syncs the directory."""
+    """Copies the bytes `start..end` to a new file and syncs it; the caller syncs the directory."""
     buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, max(end - start, 1))))
     with closing(disk.create(path)) as target:
         while start < end:
@@ -155,7 +155,7 @@ def _keep_aside(disk: Disk, file: ReadFile, path: Path, start: int, end: int) ->
     try:
         _copy_to_new(disk, file, start, end, kept)
     except OSError:
-        # On a full disk every attempt to open the log would leave one more file.
+        # Otherwise, on a full disk, every attempt to open the log would leave one more file.
         if disk.exists(kept):
             disk.unlink(kept)
         raise
@@ -172,7 +172,7 @@ def _keep_aside(disk: Disk, file: ReadFile, path: Path, start: int, end: int) ->
 
 
 def _rewrite(disk: Disk, file: ReadFile, path: Path, size: int) -> None:
-    """Puts a synced copy of the first `size` bytes in the place of the segment."""
+    """Replaces the segment with a synced copy of its first `size` bytes."""
     temporary = path.with_name(path.name + ".tmp")
     if disk.exists(temporary):
         disk.unlink(temporary)
@@ -184,7 +184,7 @@ def _rewrite(disk: Disk, file: ReadFile, path: Path, size: int) -> None:
 
 
 def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
-    """Cuts the segment to `size`, and writes what comes after `synced` again before syncing it."""
+    """Cuts the segment to `size`, rewrites the bytes from `synced` on in place, and syncs it."""
     with closing(disk.open_read(path)) as source, closing(disk.open_append(path)) as target:
         if target.size() > size:
             target.truncate(size)
@@ -199,6 +199,8 @@ def _resync(disk: Disk, path: Path, size: int, synced: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
+    """The state of a log on disk: its segments and its offsets."""
+
     segments: SegmentSet
     start_offset: int
     next_offset: int
@@ -206,7 +208,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One recovery: the directory, and what its last owner left there about it."""
+    """One recovery: the directory, and what its last owner recorded about it."""
 
     disk: Disk
     directory: Path
@@ -215,9 +217,13 @@ class Recovery:
     checkpoint: WalCheckpoint | None
     published: Published | None
     known_offset: int = 0
-    """What this process knows to be synced, whatever the directory says."""
+    """Everything before this offset was synced, as the caller knows from elsewhere."""
 
     def run(self) -> Recovered:
+        """Recovers the log; the caller holds the lock on the directory.
+
+        Raises CorruptFrame, or MissingData if synced messages are in no segment.
+        """
         paths, leftover = self._split_leftover(self._list())
         sync_failed = self.disk.exists(self.directory / FAILED_FILE)
         recovered = self._recover(paths, sync_failed=sync_failed)
@@ -250,7 +256,7 @@ class Recovery:
         return Recovered(segments, start_offset, active.end_offset)
 
     def _begun_at(self) -> int:
-        """Where a log goes on that was begun there and has no message yet; else 0."""
+        """The first offset of a log that has no segment yet; 0 if none is recorded."""
         checkpoint, published = self.checkpoint, self.published
         if checkpoint and not checkpoint.segments:
             return checkpoint.next_offset
@@ -267,7 +273,7 @@ class Recovery:
         return found
 
     def _split_leftover(self, paths: Mapping[int, Path]) -> tuple[dict[int, Path], dict[int, Path]]:
-        """The segments that count, and those that an interrupted retention was removing."""
+        """Separates the segments of the log from those that an interrupted retention left."""
         entries = self._entries()
         oldest = entries[0].seq if entries else 0
         kept = {seq: path for seq, path in paths.items() if seq >= oldest}
@@ -286,12 +292,12 @@ class Recovery:
         return next((entry.first_offset for entry in self._entries() if entry.seq == seq), None)
 
     def _expected_first(self, seq: int) -> int | None:
-        """Where the oldest segment begins: as remembered, or where the log was begun."""
+        """First offset of the oldest segment, if the checkpoint or the start of the log tells."""
         first = self._remembered_first(seq)
         return first if first is not None else self._begun_at() or None
 
     def _known_offset(self) -> int:
-        """Everything before it was synced once."""
+        """The highest offset before which everything is known to have been synced."""
         return max(
             self.known_offset,
             self.checkpoint.next_offset if self.checkpoint else 0,
@@ -302,32 +308,33 @@ class Recovery:
         remembered = {entry.seq for entry in self._entries()}
         missing = sorted(remembered - paths.keys())
         for before, seq in pairwise(sorted(paths)):
-            missing += range(before + 1, min(seq, before + 6))  # a few are enough to say
+            missing += range(before + 1, min(seq, before + 6))  # the error names five at most
         if missing:
             names = ", ".join(self.names.segment(seq) for seq in missing[:5])
             raise MissingData(
-                f"{self.directory}: segments are missing: {names}; "
-                "put the files back, or move the directory aside to begin anew"
+                f"{self.directory}: segments are missing: {names}; put the files back, "
+                "or move the directory away to start a new log"
             )
 
     def _require_all_known(self, start_offset: int, next_offset: int) -> None:
-        """Raises when more was acknowledged than the files hold."""
+        """Raises MissingData if more was synced than the segments hold."""
         known = self._known_offset()
         if known > next_offset:
             raise MissingData(
                 f"{self.directory}: the segments end at offset {next_offset}, "
-                f"but everything before offset {known} was synced"
+                f"but everything before offset {known} was synced; put the missing files back"
             )
         if self.checkpoint and self.checkpoint.start_offset < start_offset:
             raise MissingData(
-                f"{self.directory}: the segments start at offset {start_offset}, "
-                f"the checkpoint says {self.checkpoint.start_offset}"
+                f"{self.directory}: the segments start at offset {start_offset}, but the log "
+                f"starts at {self.checkpoint.start_offset} according to its checkpoint; put the "
+                "missing files back"
             )
 
     def _sealed(self, seq: int, path: Path) -> Segment:
         first = first_offset_of(self.disk, path)
         if first is None:
-            raise MissingData(f"{path}: a sealed segment without a single frame")
+            raise MissingData(f"{path}: a sealed segment without a frame; put the file back")
         modified = self._modified_ms(path)
         return Segment(seq, path, first, first, self.disk.size(path), modified, modified)
 
@@ -335,7 +342,7 @@ class Recovery:
         return int(self.disk.modified(path) * 1000)
 
     def _end_of(self, segment: Segment) -> int:
-        """One more than the last offset of a sealed segment, from its last index entry on."""
+        """The end offset of a sealed segment, found by scanning from its last index entry."""
         index_path = segment.path.with_name(self.names.index(segment.seq))
         index = load_index(self.disk, segment.path, index_path, segment.first_offset)
         expected, position = index.offsets[-1], index.positions[-1]
@@ -367,7 +374,7 @@ class Recovery:
         )
 
     def _synced_position(self, seq: int, path: Path) -> int:
-        """How much of the newest segment is known to have been synced."""
+        """The byte position up to which the newest segment is known to have been synced."""
         published = self.published
         if published is None or published.seq < seq:
             return 0
@@ -375,13 +382,14 @@ class Recovery:
         if published.seq > seq or published.position > size:
             raise MissingData(
                 f"{self.directory}: {self.names.segment(published.seq)} was synced up to "
-                f"position {published.position}; {path.name} with {size} bytes is the newest here"
+                f"position {published.position}, but the newest segment here is {path.name} with "
+                f"{size} bytes; put the missing files back"
             )
         return published.position
 
 
 def first_offset_of(disk: Disk, path: Path) -> int | None:
-    """The offset of a segment's first frame; None if it has no whole one."""
+    """The offset of a segment's first frame; None if no frame is complete. Raises CorruptFrame."""
     with closing(disk.open_read(path)) as file:
         found = ChunkReader(HEADER_BYTES).read(file, 0, file.size(), None)
     found.raise_if_corrupt(str(path))
@@ -389,7 +397,7 @@ def first_offset_of(disk: Disk, path: Path) -> int | None:
 
 
 def join_segments(segments: Sequence[Segment], end: int) -> list[Segment]:
-    """Gives every segment its end: the start of the next one, and `end` to the last."""
+    """Sets each segment's end offset to the start of the next one, and the last one's to `end`."""
     ends = [*(segment.first_offset for segment in segments[1:]), end]
     return [
         replace(segment, end_offset=end_offset)
@@ -398,7 +406,7 @@ def join_segments(segments: Sequence[Segment], end: int) -> list[Segment]:
 
 
 def remove_segment(disk: Disk, names: SegmentNames, path: Path, seq: int) -> None:
-    """The segment and its index; the caller syncs the directory."""
+    """Deletes the segment and its index; the caller syncs the directory."""
     disk.unlink(path)
     index = path.with_name(names.index(seq))
     if disk.exists(index):

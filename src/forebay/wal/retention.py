@@ -1,8 +1,11 @@
-"""Which local segments may go: a pure decision.
+"""Retention: which local segments may be deleted. A pure decision, without I/O.
 
-Oldest first, and never one that is not wholly below the committed offset, never one that a reader
-is on, never the one that holds the newest message (so that a log always knows its next offset).
-The first segment that must stay ends the removal: what remains is one contiguous range.
+Segments are deleted oldest first. One must stay if it reaches beyond the committed offset, if a
+reader is on it, or if it holds the newest message (so that the log always knows its next offset).
+The first segment that must stay ends the selection, so that the rest is one contiguous range.
+
+What a caller gets wrong: `choose` trusts `committed_offset`. Messages below it must be stored
+elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ _MB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Deleter:
-    """Retention by age and by size, as the settings say."""
+    """Chooses segments by age and by total size, according to the settings."""
 
     settings: DeleterSettings
 
@@ -30,10 +33,10 @@ class Deleter:
         pinned: Collection[int],
         now_ms: int,
     ) -> list[Segment]:
-        """The segments that may go now, out of all that hold messages, oldest first.
+        """Returns the segments to delete now, oldest first.
 
-        `committed_offset` is the first offset that exists nowhere else; `pinned` are the segments
-        that readers are on.
+        `segments` are all that hold messages, oldest first. `committed_offset` is the first offset
+        that is stored nowhere else. `pinned` are the numbers of the segments that readers are on.
         """
         chosen: list[Segment] = []
         local_bytes = sum(segment.size for segment in segments)

@@ -1,12 +1,12 @@
-"""Segments: the files of a log, and the set of them at one moment.
+"""Segments: the files of a log, and how to read frames from them.
 
-`SegmentSet` is an immutable snapshot. The writer replaces it after each sync, readers take it as
-it is; a frame that a snapshot covers is synced and stays where it is until retention removes the
-whole segment. `ChunkReader` reads frames out of a segment in bounded memory, and `SegmentIndexes`
-finds where in a segment to begin.
+`SegmentSet` is an immutable snapshot of the segments. The writer replaces it after each sync. A
+frame that a snapshot covers is synced, and stays in place until retention removes the whole
+segment. `ChunkReader` reads frames from a segment in bounded memory. `SegmentIndexes` finds the
+position in a segment to start from.
 
-What a caller gets wrong: a `ChunkReader` uses one buffer again for every chunk, so the scan that
-`read` returns is valid until the next read.
+What a caller gets wrong: a `ChunkReader` reuses one buffer for every chunk, so the scan that `read`
+returns is valid only until the next read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Segment:
     modified_ms: int
     """When its newest frame was written, by the wall clock."""
     index: SegmentIndex | None = None
-    """Of the active segment; those of sealed ones are loaded when a reader needs them."""
+    """Set for the active segment; the index of a sealed one is loaded when a reader needs it."""
 
     @property
     def count(self) -> int:
@@ -64,7 +64,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSet:
-    """Sealed segments, oldest first, and the active one, if any was begun."""
+    """Sealed segments, oldest first, and the active one if there is one. Iterates over all."""
 
     sealed: tuple[Segment, ...] = ()
     active: Segment | None = None
@@ -76,13 +76,13 @@ class SegmentSet:
 
     @property
     def start_offset(self) -> int | None:
-        """The oldest offset in a file; None while no file was begun."""
+        """The oldest offset in a segment; None if there is no segment."""
         if self.sealed:
             return self.sealed[0].first_offset
         return self.active.first_offset if self.active is not None else None
 
     def find(self, offset: int) -> Segment | None:
-        """The segment that holds `offset`, synced."""
+        """The segment whose synced part holds `offset`; None if there is none."""
         active = self.active
         if active is not None and active.first_offset <= offset < active.end_offset:
             return active
@@ -93,10 +93,10 @@ class SegmentSet:
 
 
 class ChunkReader:
-    """Reads frames out of a segment, a chunk at a time, into one buffer.
+    """Reads frames from a segment, a chunk at a time, into one buffer.
 
-    It is used again for every chunk, as fresh megabytes cost page faults. A frame larger than the
-    buffer gets one of its own.
+    The buffer is reused, because new megabytes cost page faults. A frame larger than the buffer
+    gets its own. Not thread-safe.
     """
 
     __slots__ = ("_buffer",)
@@ -105,14 +105,15 @@ class ChunkReader:
         self._buffer = bytearray(max(chunk_bytes, HEADER_BYTES))
 
     def read(self, file: ReadFile, position: int, limit: int, expected: int | None) -> Scan:
-        """Scans whole frames from `position`; bytes from `limit` on do not exist.
+        """Reads and scans whole frames from `position`, ignoring bytes from `limit` on.
 
-        Positions in the scan count from `position`. It ends TORN only where the frame reaches
-        beyond the limit, never because the chunk was too small for it.
+        Positions in the scan are relative to `position`. The scan ends TORN only if a frame reaches
+        beyond `limit`, never because the chunk was too small. Raises OSError if `position` is below
+        `limit` and the file has no bytes there.
         """
         chunk = self._fetch(file, position, min(limit - position, len(self._buffer)))
         if not len(chunk) and position < limit:
-            raise OSError(errno.EIO, f"the file ends at {position}, before {limit}")
+            raise OSError(errno.EIO, f"no bytes at position {position}, but {limit} were expected")
         found = scan(chunk, expected=expected, consecutive=True)
         if found.end is not End.TORN or position + len(chunk) >= limit:
             return found
@@ -131,8 +132,10 @@ class ChunkReader:
 
 
 def index_frames(index: SegmentIndex, frames: Scan, base: int) -> None:
-    """Adds the scanned frames to the index, one in about SEGMENT_INDEX_BYTES; `base` is where
-    the scan began in the segment."""
+    """Adds one of the scanned frames to the index for about every SEGMENT_INDEX_BYTES.
+
+    `base` is the position in the segment where the scan began.
+    """
     at = 0
     while at < len(frames):
         position = frames.positions[at]
@@ -143,7 +146,10 @@ def index_frames(index: SegmentIndex, frames: Scan, base: int) -> None:
 def scan_segment(
     file: ReadFile, chunks: ChunkReader, limit: int, expected: int | None, index: SegmentIndex
 ) -> Iterator[tuple[int, Scan]]:
-    """Every (position, scan) from the start of a segment; stops after one that is not COMPLETE."""
+    """Yields (position, scan) from the start of a segment; stops after a scan not COMPLETE.
+
+    Adds what it finds to `index`. A scan is valid until the next one.
+    """
     position = 0
     while position < limit:
         found = chunks.read(file, position, limit, expected)
@@ -156,7 +162,7 @@ def scan_segment(
 
 
 def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> SegmentIndex:
-    """A sealed segment's index: from its file, or built by scanning the segment."""
+    """The index of a sealed segment: read from its file, or built by scanning the segment."""
     size = disk.size(path)
     try:
         raw = read_file(disk, index_path, bytes_max=64 + 16 * SEGMENT_INDEX_ENTRIES_MAX)
@@ -164,13 +170,13 @@ def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> S
         if index is not None and index.offsets[0] == first_offset:
             return index
     except (OSError, ValueError):
-        # It is a hint: whatever is wrong with it, the segment has the same.
+        # The index file is only a hint: the segment has the same facts.
         pass
     return build_index(disk, path, first_offset)
 
 
 def build_index(disk: Disk, path: Path, first_offset: int) -> SegmentIndex:
-    """Scans a sealed segment from front to back; raises CorruptFrame for anything amiss."""
+    """Builds an index by scanning a whole sealed segment; raises CorruptFrame for any damage."""
     index = SegmentIndex()
     with closing(disk.open_read(path)) as file:
         for position, found in scan_segment(file, ChunkReader(), file.size(), first_offset, index):
@@ -179,7 +185,10 @@ def build_index(disk: Disk, path: Path, first_offset: int) -> SegmentIndex:
 
 
 def require_complete(found: Scan, path: Path | str, base: int) -> None:
-    """CorruptFrame unless the scan ended at a frame boundary: for files that must be whole."""
+    """Raises CorruptFrame unless the scan ended at a frame boundary, for files without torn tails.
+
+    `base` is the position in the file where the scan began.
+    """
     if found.end is not End.COMPLETE:
         raise CorruptFrame(
             found.end.describe(),
@@ -192,7 +201,7 @@ def require_complete(found: Scan, path: Path | str, base: int) -> None:
 class SegmentIndexes:
     """Indexes of sealed segments, loaded when a reader starts in the middle of one.
 
-    A bounded number of them is kept, the most recently used. Thread-safe.
+    Keeps the SEGMENT_INDEXES_MAX most recently used. Thread-safe.
     """
 
     def __init__(self, disk: Disk, names: SegmentNames) -> None:
@@ -202,13 +211,13 @@ class SegmentIndexes:
         self._known: OrderedDict[int, SegmentIndex] = OrderedDict()
 
     def seek(self, segment: Segment, offset: int) -> tuple[int, int]:
-        """An (offset, position) at or before `offset`, close to it."""
+        """The (offset, position) of a frame at or shortly before `offset`."""
         if offset == segment.first_offset:
             return offset, 0
         return (segment.index or self._sealed(segment)).seek(offset)
 
     def floor(self, segment: Segment, offset: int, position: int) -> tuple[int, int]:
-        """The last known (offset, position) that is at most at both."""
+        """The last indexed (offset, position) at or before both arguments."""
         index = segment.index or self._sealed(segment)
         return index.floor(offset, position)
 

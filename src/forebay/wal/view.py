@@ -1,10 +1,10 @@
-"""A log as another process sees it: read-only, without the lock, up to the published position.
+"""A log as another process reads it: read-only, without the lock, up to the published position.
 
-The owner publishes after each group commit how far it has synced (rule R7). A view never looks
-past that position: bytes that are there and not published may yet vanish.
+After each group commit the owner publishes how far it has synced. A view never reads past that
+position, because bytes after it may still be lost in a crash.
 
-What a caller gets wrong: a view is one moment. `refresh` moves it forward; a segment that
-retention removed meanwhile is gone from the next moment on.
+What a caller gets wrong: a view is a snapshot. `refresh` moves it forward. Reading a segment that
+retention removed since raises OffsetOutOfRange.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _PUBLISHED_READS_MAX: Final = 100
 
 
 class LogView:
-    """The synced part of the log in a directory, which another process may own."""
+    """The synced part of the log in a directory, which another process may own.
+
+    Raises MissingData if no position was published there.
+    """
 
     def __init__(
         self, directory: Path, *, file_name: str = SEGMENT_FILE, disk: Disk | None = None
@@ -46,7 +49,7 @@ class LogView:
 
     @property
     def end_offset(self) -> int:
-        """One more than the last synced offset at the moment of the view."""
+        """One more than the last synced offset, when the view was taken."""
         return self._published.next_offset
 
     def refresh(self) -> None:
@@ -58,7 +61,7 @@ class LogView:
         return list(self._segments)
 
     def reader(self, start: int, end: int | None = None) -> LogReader:
-        """A reader from `start` to `end`, or to the end of the view."""
+        """Returns a reader from `start` to `end`, or to the end of the view; it never waits."""
         if not self.start_offset <= start <= self.end_offset:
             raise self._absent(start, self._published)
         stop = self.end_offset if end is None else min(end, self.end_offset)
@@ -77,31 +80,32 @@ class LogView:
     def _absent(self, offset: int, now: Published) -> ForebayError:
         if now.start_offset <= offset < now.next_offset:
             return MissingData(
-                f"{self._directory}: offset {offset} was synced, and no segment here holds it"
+                f"{self._directory}: offset {offset} was synced, but no segment here holds it; "
+                "put the missing files back, or run `forebay repair`"
             )
         return OffsetOutOfRange(
-            f"{self._directory}: offset {offset} is not in the log: its oldest is "
+            f"{self._directory}: offset {offset} is not in the log: its oldest offset is "
             f"{now.start_offset}, its next {now.next_offset}",
             start=now.start_offset,
             end=now.next_offset,
         )
 
     def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
-        raise NotImplementedError("a reader of a view has an end, and never waits")
+        raise NotImplementedError("a reader of a view has an end and never waits")
 
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
         return False
 
     def _read_published(self) -> Published:
-        # The owner may be overwriting the record this very moment: then its checksum is wrong, and
-        # the next read gets the new one.
+        # The owner may be overwriting the record just now. Then its checksum is wrong, and the next
+        # read gets the new record.
         for _ in range(_PUBLISHED_READS_MAX):
             published = read_published(self._disk, self._directory)
             if published is not None:
                 return published
         raise MissingData(
-            f"{self._directory}: no published position: no log was ever opened here, "
-            "or its 'wal.synced' was lost; its owner writes it again when it opens the log"
+            f"{self._directory}: no published position: either no log was ever opened here, or "
+            "'wal.synced' is lost or damaged; opening the log writes it again"
         )
 
     def _snapshot(self) -> SegmentSet:
@@ -109,8 +113,8 @@ class LogView:
         listed = self._disk.list_dir(self._directory)
         paths = {self._names.parse(name): self._directory / name for name in listed}
         found: list[Segment] = []
-        # From the newest back: retention removes the oldest first, so what is behind a segment
-        # that vanished between the listing and now is gone, or will be.
+        # From the newest back. Retention removes the oldest first, so if a segment was removed
+        # since the listing, everything older is removed too, or will be.
         for seq in range(published.seq, -1, -1):
             segment = self._segment(seq, paths[seq]) if seq in paths else None
             if segment is not None:
@@ -127,7 +131,7 @@ class LogView:
             first = first_offset_of(self._disk, path) if size else None
             modified = int(self._disk.modified(path) * 1000)
         except FileNotFoundError:
-            # Retention removed it between the listing and now.
+            # Retention removed it since the listing.
             return None
         if first is None:
             return None

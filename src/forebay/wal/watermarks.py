@@ -1,7 +1,7 @@
-"""How far a log has got, stage by stage, and who waits for it to get further.
+"""Watermarks: how far a log has got, stage by stage, and the waiters for each stage.
 
-A waiter is a thread or an asyncio task. It is woken once: because a watermark reached its target,
-or because the log ended. Which of the two it was, it finds out itself.
+A waiter is a thread or an asyncio task. It is woken once, because a watermark reached its target or
+because the log ended. The waiter itself must check which of the two it was.
 
 What a caller gets wrong: `Waiters` is not thread-safe. The lock of the group commit guards it.
 """
@@ -20,7 +20,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from forebay.wal import metrics
 
 Visibility: TypeAlias = Literal["synced", "buffered"]
-"""Which messages a reader sees: synced ones, or all that are appended."""
+"""Which messages a reader gets: only synced ones, or all that were appended."""
 
 _NEVER: Final = 2**64
 """A target that no watermark reaches."""
@@ -28,7 +28,7 @@ _NEVER: Final = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """The next offset of each stage: every message before it has passed that stage."""
+    """The next offset of each stage; every message before it has passed that stage."""
 
     appended: int
     synced: int
@@ -39,14 +39,14 @@ class Watermarks:
 class Waiter(Protocol):
     @property
     def producer(self) -> bool:
-        """Whether it waits for its own append, and is likely to append again once it is woken."""
+        """Whether it waits for its own append, and will probably append again once woken."""
 
     @property
     def since(self) -> float:
         """When it began to wait, by `time.monotonic`."""
 
     def wake(self) -> None:
-        """Called from any thread, at most once."""
+        """Called at most once, from any thread."""
 
 
 class ThreadWaiter:
@@ -62,7 +62,7 @@ class ThreadWaiter:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until woken; False when `timeout` seconds passed first."""
+        """Blocks until woken; returns False if `timeout` seconds passed first."""
         return self._lock.acquire(timeout=-1 if timeout is None else max(timeout, 0))
 
 
@@ -79,7 +79,7 @@ class TaskWaiter:
         try:
             self._loop.call_soon_threadsafe(self._resolve)
         except RuntimeError:
-            # The loop was closed, and with it the task that waited.
+            # The loop is closed, so the task that waited is gone.
             return
 
     def _resolve(self) -> None:
@@ -94,7 +94,7 @@ class Waiters:
         self._heap: list[tuple[int, int, Waiter]] = []
         self._order = count()
         self.nearest = _NEVER
-        """The lowest target of all: a watermark below it wakes nobody."""
+        """The lowest target; a watermark below it wakes nobody."""
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -104,7 +104,7 @@ class Waiters:
         self.nearest = self._heap[0][0]
 
     def discard(self, waiter: Waiter) -> bool:
-        """For one that gave up; False if it was taken out already."""
+        """Removes a waiter that gave up; returns False if it is not there any more."""
         kept = [entry for entry in self._heap if entry[2] is not waiter]
         there = len(kept) < len(self._heap)
         if there:
@@ -114,7 +114,7 @@ class Waiters:
         return there
 
     def reached(self, watermark: int) -> list[Waiter]:
-        """Takes out those whose target is at or below the watermark, for the caller to wake."""
+        """Removes and returns the waiters whose target is reached; the caller wakes them."""
         woken: list[Waiter] = []
         while self._heap and self._heap[0][0] <= watermark:
             woken.append(heapq.heappop(self._heap)[2])
@@ -126,7 +126,7 @@ class Waiters:
 
 
 def wake(waiters: Iterable[Waiter]) -> int:
-    """Returns how many of them are producers, and records how long the first of those waited."""
+    """Wakes all; returns how many are producers, and records the longest wait of those."""
     producers, since = 0, float("inf")
     for waiter in waiters:
         waiter.wake()
@@ -138,18 +138,18 @@ def wake(waiters: Iterable[Waiter]) -> int:
 
 
 def wait_unlocked(lock: threading.Lock, waiter: ThreadWaiter) -> None:
-    """Waits with the lock released; whatever happens, the lock is held again when it ends.
+    """Releases the lock, waits, and takes the lock again, even if it raises.
 
-    A `threading.Condition` would do, but for interrupts: one that hits it as it takes the lock
-    back leaves it without, and its caller then releases a lock that another thread has. Here one
-    call, completed in C, says whether the lock was taken.
+    `threading.Condition` does not guarantee that. If an interrupt arrives while it takes the lock
+    again, it returns without the lock, and the caller then releases a lock that another thread
+    holds. Here a single call that runs in C both takes the lock and records that it did.
     """
     taken: list[bool] = []
     interrupt: BaseException | None = None
     try:
         lock.release()
         waiter.wait()
-    except BaseException as error:  # noqa: BLE001  # raised below, with the lock
+    except BaseException as error:  # noqa: BLE001  # raised below, with the lock held
         interrupt = error
     while not taken:
         try:
