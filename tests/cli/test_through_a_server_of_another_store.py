@@ -63,7 +63,7 @@ def test_lines_never_go_into_another_store(
         monkeypatch.setattr(sys, "stdin", lines)
         with (
             connected(found_by(address, a)) as client,
-            pytest.raises(ServiceUnavailable, match="is of another store now") as found,
+            pytest.raises(ServiceUnavailable, match="serves another store") as found,
         ):
             Sender(client, TOPIC, durability).run()  # type: ignore[arg-type]
         assert "were not sent" in str(found.value)

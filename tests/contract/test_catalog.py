@@ -123,7 +123,7 @@ def test_an_update_of_another_epoch_is_fenced_and_changes_nothing(world: World) 
 
 
 def test_an_update_of_an_unknown_topic_is_refused(world: World) -> None:
-    with pytest.raises(CommitRefused, match="does not know the topic"):
+    with pytest.raises(CommitRefused, match="no such topic"):
         world.catalog.update(TOPIC, 1, Change)
 
 
@@ -160,7 +160,7 @@ def test_a_catalog_that_never_stands_still_is_given_up(world: World) -> None:
             world.create(reserved=world.record().reserved + 1)
 
     catalog = Catalog(FaultKv(world.ground.kv, interfere), world.ground.prefix)
-    with pytest.raises(ServiceUnavailable, match="too fast"):
+    with pytest.raises(ServiceUnavailable, match="try again"):
         catalog.update(TOPIC, 1, lambda record: Change(replace(record, tail=5)))
     assert world.record().tail == 0
 
@@ -319,7 +319,7 @@ def test_an_offset_that_is_in_another_object_is_refused(world: World) -> None:
     world.create()
     intent = world.intend(0, 4)
     world.add(0, 9)
-    with pytest.raises(CommitRefused, match="offset 0 is in another object"):
+    with pytest.raises(CommitRefused, match="offset 0 is already in another object"):
         world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 4))
 
 
@@ -328,7 +328,7 @@ def test_an_intent_that_somebody_took_over_commits_nothing(world: World) -> None
     first = world.intend(0, 9)
     second = world.intend(0, 9)
     assert (first.object_id, first.token != second.token) == (second.object_id, True)
-    with pytest.raises(CommitRefused, match="no longer intended"):
+    with pytest.raises(CommitRefused, match="revoked"):
         world.catalog.put_object_descriptor(TOPIC, first, descriptor_of(0, 9))
     world.catalog.put_object_descriptor(TOPIC, second, descriptor_of(0, 9))
     assert world.chain() == [(0, 9)]
@@ -349,7 +349,7 @@ def test_a_commit_without_any_intent_is_refused(world: World) -> None:
     world.create()
     intent = world.intend(0, 9)
     world.catalog.withdraw(TOPIC, intent.object_id, intent.token)
-    with pytest.raises(CommitRefused, match="no longer intended"):
+    with pytest.raises(CommitRefused, match="revoked"):
         world.catalog.put_object_descriptor(TOPIC, intent, descriptor_of(0, 9))
 
 
@@ -557,7 +557,7 @@ def test_a_cursor_is_what_was_put_last(world: World) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, OFFSET_MAX + 1, True, 1.0])
 def test_what_is_no_offset_is_no_cursor(world: World, wrong: int) -> None:
-    with pytest.raises(UsageError, match="is no offset"):
+    with pytest.raises(UsageError, match="not a valid offset"):
         world.catalog.put_cursor(TOPIC, "s", wrong)
     assert world.catalog.cursor(TOPIC, "s") is None
 
