@@ -314,7 +314,7 @@ def test_what_keeps_a_segment_is_said(site: Site) -> None:
         assert reasons() == {None}
     site.deleter = replace(site.deleter, retention_size_mb=1, retention_time_minutes=None)
     with viewing(site) as store:
-        assert reasons() == {"it is neither old enough nor is the log too large"}
+        assert reasons() == {"it is not old enough, and the log is not too large"}
 
 
 def test_an_offset_is_found_in_every_tier_that_holds_it(site: Site) -> None:
