@@ -245,8 +245,8 @@ def test_a_plan_whose_log_would_not_open_is_seen_before_anything_is_changed(tmp_
     target = survey.targets()[-1]
     pieces, _ = cover(target.first, target.end, survey.runs)
     rewrites = [Rewrite(target, tuple(pieces))]
-    wrong = LocalPlan(replace(survey, end=COUNT + 5), survey.targets(), rewrites, memories=True)
-    right = LocalPlan(survey, survey.targets(), rewrites, memories=True)
+    wrong = LocalPlan(replace(survey, end=COUNT + 5), survey.targets(), rewrites, checkpoints=True)
+    right = LocalPlan(survey, survey.targets(), rewrites, checkpoints=True)
     with closing(Publisher(disk, folder)) as publisher:
         for plan, opens in ((wrong, False), (right, True)):
             copies = Copies(disk, tmp_path, 0)

@@ -188,8 +188,8 @@ class Catalog:
             ]
             if len(found) >= limit:
                 return found
-            behind = self.kv.range(from_start, stop, limit=limit - len(found))
-            found += self._decoded(topic, behind, decoder)
+            rest = self.kv.range(from_start, stop, limit=limit - len(found))
+            found += self._decoded(topic, rest, decoder)
             if _joined(found, start):
                 return found
             if self.kv.range(first, from_start, limit=1, descending=True) == before:

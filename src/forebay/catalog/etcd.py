@@ -168,8 +168,8 @@ class EtcdKv:
             ],
             success=[_operation(write) for write in writes],
         )
-        answer = self._channel.call(_TXN, request, again=False)
-        return answer.header.revision if answer.succeeded else None
+        response = self._channel.call(_TXN, request, again=False)
+        return response.header.revision if response.succeeded else None
 
     def watch(self, start: str, end: str, *, after: int) -> Watch:
         bounds = check_range(start, end)
@@ -427,7 +427,7 @@ class EtcdChannel:
             at = self._current
             try:
                 with self._no_fork():
-                    answer: Response = self._callable(at, method)(
+                    response: Response = self._callable(at, method)(
                         request,
                         timeout=self._attempt_seconds(deadline, again=again),
                         metadata=self._metadata(token),
@@ -447,7 +447,7 @@ class EtcdChannel:
                 if late or not (again or failure.unsent):
                     raise meaning from error
             else:
-                return answer
+                return response
             self.closed.wait(pause)
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
@@ -582,10 +582,10 @@ class EtcdChannel:
             name=self._cluster.username, password=self._cluster.password
         )
         try:
-            answer = self.call(_AUTHENTICATE, request, again=True, deadline=deadline)
+            response = self.call(_AUTHENTICATE, request, again=True, deadline=deadline)
         except ServiceRefused as error:
             if "authentication is not enabled" in str(error):
                 return None
             raise
-        self._token = answer.token
-        return answer.token
+        self._token = response.token
+        return response.token
