@@ -354,7 +354,9 @@ def _content(path: Path | None) -> bytes | None:
     try:
         return None if path is None else path.read_bytes()
     except OSError as error:
-        raise InvalidSetting(f"{path}: {error.strerror}") from error
+        raise InvalidSetting(
+            f"{path} cannot be read: {error.strerror}; check the files of metadata"
+        ) from error
 
 
 class Call(Protocol):

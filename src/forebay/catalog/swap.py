@@ -155,7 +155,7 @@ class _Rows:
         """Writes the new state of a key; CommitRefused if `may_become` does not allow it."""
         before = life.state if life is not None else None
         if not may_become(before, after.state):
-            raise CommitRefused(f"{self._topic}: {object_id} is {before}")
+            raise CommitRefused(f"{self._topic}: {object_id} is {before}; plan again")
         key = self._catalog.keys.life(self._topic, object_id)
         self.writes.append(Put(key, encode_record(after)))
 
@@ -300,7 +300,9 @@ class _SwappingBack:
         life = rows.life(old.object_id)
         if life is None or life.state is not State.REPLACED:
             state = life.state if life is not None else "gone"
-            raise CommitRefused(f"{self._topic}: {old.object_id} is {state}")
+            raise CommitRefused(
+                f"{self._topic}: {self._object_id} cannot be undone: {old.object_id} is {state}"
+            )
         back = replace(life, state=State.COMMITTED, epoch=epoch, updated_ms=now_ms)
         rows.move(old.object_id, life, back)
         rows.put(old)

@@ -190,7 +190,7 @@ class WalStorageFactory:
                 self._start_background(storage)
                 return storage
         storage.close()
-        raise LogClosed("the store is closed")
+        raise LogClosed("the store is closed; open it again")
 
     def _open_storage(self, topic: TopicName, known_offset: int) -> WalStorage:
         directory = self._directory(topic)
@@ -316,7 +316,7 @@ class WalStorageFactory:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise LogClosed("the store is closed")
+            raise LogClosed("the store is closed; open it again")
 
 
 def _upload(storage: Maintained) -> None:

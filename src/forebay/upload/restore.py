@@ -212,7 +212,7 @@ class _Restore:
                 raise CommitRefused(
                     f"{self._topic}: {descriptor.object_id} with {descriptor.size} bytes is in "
                     f"{self._catalog.name}, but not in {self._store.name}; a restore only adds to "
-                    "the catalog, so repair the topic first"
+                    "the catalog; put the object back first, or run `forebay repair`"
                 )
             self._report.known += 1
             self._used.add(descriptor.object_id)
