@@ -381,5 +381,5 @@ def test_nothing_is_given_or_taken_without_the_token(tmp_path: Path) -> None:
 def test_a_server_that_is_gone_is_said(setup: SinkSetup) -> None:
     with served(setup.data) as server:
         address = server.client.address
-    with pytest.raises(ServiceUnavailable, match="does not answer"):
+    with pytest.raises(ServiceUnavailable, match="does not respond"):
         commit_through(address, NAMED, setup.stage(numbered(0, 3)))

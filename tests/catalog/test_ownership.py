@@ -600,11 +600,11 @@ def test_a_released_topic_is_neither_written_nor_acknowledged(cluster: Cluster) 
     owned = cluster.machine().take()
     owned.admit(10)
     owned.release(10)
-    with pytest.raises(TopicFenced, match="given up"):
+    with pytest.raises(TopicFenced, match="released"):
         owned.confirm()
-    with pytest.raises(TopicFenced, match="given up"):
+    with pytest.raises(TopicFenced, match="released"):
         owned.admit(11)
-    with pytest.raises(TopicFenced, match="given up"):
+    with pytest.raises(TopicFenced, match="released"):
         owned.admit(10)
 
 

@@ -94,7 +94,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_file_that_is_no_database_is_refused_by_its_path(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    with pytest.raises(ServiceRefused, match=r"catalog\.db.*no SQLite database"):
+    with pytest.raises(ServiceRefused, match=r"catalog\.db.*not a SQLite database"):
         SqliteKv(path)
     assert path.read_bytes() == content
 

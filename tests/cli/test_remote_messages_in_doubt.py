@@ -61,13 +61,13 @@ def sent_through(url: str, monkeypatch: pytest.MonkeyPatch, lines: Lines, how: D
 
 def test_a_server_of_another_kind_is_told() -> None:
     with answering(lambda _request: said(b"hi", "404 Nope")) as url:
-        assert "is no Forebay server" in run("topics", "--url", url).stderr
+        assert "is not a Forebay server" in run("topics", "--url", url).stderr
     # One that does not even say who it is gets no request at all.
     script = Script()
     with answering(script, who={"instance": None}) as url:
         told = run("produce", "t", "--url", url, stdin="x\n")
     assert told.exit_code == 2
-    assert "is no Forebay server" in told.stderr
+    assert "is not a Forebay server" in told.stderr
     assert script.requests == []
 
 

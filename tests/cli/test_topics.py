@@ -47,7 +47,7 @@ def test_lost_offsets_are_an_error_that_says_where_to_go_on(data: Path) -> None:
     result = run("consume", "orders", "--data", data)
     assert result.exit_code == 2
     assert result.stdout == lines(0, 60)
-    assert "go on from offset 100 (--start 100), or use --skip-lost" in result.stderr
+    assert "continue at offset 100 (--start 100), or use --skip-lost" in result.stderr
     assert result.stderr.count("\n") == 1
     skipping = run("consume", "orders", "--data", data, "--skip-lost")
     assert skipping.exit_code == 0

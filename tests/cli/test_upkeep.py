@@ -55,7 +55,7 @@ def test_sweep_removes_what_no_descriptor_names(data: Path, objects: Path) -> No
 def test_sweep_ends_with_1_when_an_object_is_missing(data: Path, objects: Path) -> None:
     (objects / "data-20-39.dnb1").unlink()
     text = done("sweep", "--data", data, code=1)
-    assert "missing object: offsets 20 to 39 are gone" in text
+    assert "missing object: offsets 20 to 39 are lost" in text
     assert "1 errors" in text
     assert facts("sweep", "--data", data, code=1)["errors"] == 1
 

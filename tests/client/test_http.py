@@ -157,14 +157,14 @@ def test_a_server_raises_here_what_it_raised_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (answer(b"<html>", "502 Bad Gateway"), "status 502, and is no Forebay server"),
+        (answer(b"<html>", "502 Bad Gateway"), "status 502, but is not a Forebay server"),
         (answer(b'{"error": 1}', "500 Oops"), "status 500"),
         (answer(b"[1]", "500 Oops"), "status 500"),
-        (answer(b"not json"), "the answer is not JSON"),
-        (b"SSH-2.0-OpenSSH\r\n", "does not answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", "not JSON|does not answer"),
-        (b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n5", "does not answer"),
-        (b"", "does not answer"),
+        (answer(b"not json"), "not JSON"),
+        (b"SSH-2.0-OpenSSH\r\n", "does not respond"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", "not JSON|does not respond"),
+        (b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n5", "does not respond"),
+        (b"", "does not respond"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error_in_words(said: bytes, words: str) -> None:
@@ -176,13 +176,13 @@ def test_nobody_there_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     client = ServerClient(ServerAddress(f"http://127.0.0.1:{port}"))
-    with client, pytest.raises(ServiceUnavailable, match=f"127.0.0.1:{port} does not answer"):
+    with client, pytest.raises(ServiceUnavailable, match=f"127.0.0.1:{port} does not respond"):
         client.json("GET", "/healthz")
 
 
 def test_silence_is_unavailable_in_time() -> None:
     silent = scripted(None, seconds=0.05)
-    with silent as (_, client), pytest.raises(ServiceUnavailable, match="no answer in time"):
+    with silent as (_, client), pytest.raises(ServiceUnavailable, match="timed out"):
         client.json("GET", "/healthz")
 
 
@@ -190,7 +190,7 @@ def test_silence_is_unavailable_in_time() -> None:
     "url", ["", "127.0.0.1:8650", "ftp://host", "http://", "http://host:port", "http://[::1"]
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="is no address of a server"):
+    with pytest.raises(UsageError, match="is not the address of a server"):
         ServerClient(ServerAddress(url))
 
 
@@ -287,7 +287,7 @@ def test_an_answer_that_breaks_off_is_no_answer() -> None:
     """Half of it may even look whole."""
     whole = b'HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{"a": 1}'
     with scripted(whole, whole) as (_, client):
-        with pytest.raises(ServiceUnavailable, match="does not answer"):
+        with pytest.raises(ServiceUnavailable, match="does not respond"):
             client.json("GET", "/v1/config")
         with pytest.raises(http.client.IncompleteRead):
             client.request("POST", PATH, body=b"x").read()
@@ -303,15 +303,15 @@ def who(store: str | None = "a" * 32) -> bytes:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (who("b" * 32), "is of another store now"),
-        (who(None), "is of another store now"),
-        (answer(b"hello"), "is no Forebay server"),
-        (answer(b"[" * 5000), "is no Forebay server"),
-        (answer(b"{}" + b" " * 70 * KIB), "is no Forebay server"),
-        (answer(b"{}", "404 No"), "is no Forebay server"),
-        (answer(b"", headers="Connection: close\r\n"), "is no Forebay server"),
-        (b"SSH-2.0-OpenSSH\r\n", "does not answer"),
-        (b"", "does not answer"),
+        (who("b" * 32), "serves another store"),
+        (who(None), "serves another store"),
+        (answer(b"hello"), "is not a Forebay server"),
+        (answer(b"[" * 5000), "is not a Forebay server"),
+        (answer(b"{}" + b" " * 70 * KIB), "is not a Forebay server"),
+        (answer(b"{}", "404 No"), "is not a Forebay server"),
+        (answer(b"", headers="Connection: close\r\n"), "is not a Forebay server"),
+        (b"SSH-2.0-OpenSSH\r\n", "does not respond"),
+        (b"", "does not respond"),
     ],
 )
 def test_a_client_of_one_store_asks_another_server_nothing(said: bytes, words: str) -> None:

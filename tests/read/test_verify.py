@@ -116,7 +116,7 @@ def test_an_object_that_goes_away_meanwhile_is_missing(setup: Setup) -> None:
     fault = setup.examine().fault
     assert fault is not None
     assert fault.kind is FaultKind.MISSING
-    assert "went away while it was read" in str(fault.error)
+    assert "was deleted while it was read" in str(fault.error)
 
 
 def test_a_store_that_does_not_answer_is_no_damage(setup: Setup) -> None:

@@ -245,8 +245,8 @@ def test_a_plan_whose_log_would_not_open_is_seen_before_anything_is_changed(tmp_
     target = survey.targets()[-1]
     pieces, _ = cover(target.first, target.end, survey.runs)
     rewrites = [Rewrite(target, tuple(pieces))]
-    wrong = LocalPlan(replace(survey, end=COUNT + 5), survey.targets(), rewrites, memories=True)
-    right = LocalPlan(survey, survey.targets(), rewrites, memories=True)
+    wrong = LocalPlan(replace(survey, end=COUNT + 5), survey.targets(), rewrites, checkpoints=True)
+    right = LocalPlan(survey, survey.targets(), rewrites, checkpoints=True)
     with closing(Publisher(disk, folder)) as publisher:
         for plan, opens in ((wrong, False), (right, True)):
             copies = Copies(disk, tmp_path, 0)
@@ -296,7 +296,7 @@ def test_frames_in_a_payload_never_take_the_place_of_messages_that_are_there(
     settings, path = nested(tmp_path, uploaded=False)
     before = path.read_bytes()
     done = repair(settings, apply=True, accept_loss=True)
-    assert any("51 to 58 are there twice, and not the same" in each.what for each in done.left)
+    assert any("two different versions of offsets 51 to 58" in each.what for each in done.left)
     assert path.read_bytes() == before
 
 

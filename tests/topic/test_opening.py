@@ -38,7 +38,7 @@ def test_the_topics_own_log_is_believed_beyond_the_reservation() -> None:
 
 
 def test_the_topics_own_log_with_a_hole_before_it_is_refused() -> None:
-    with pytest.raises(MissingData, match="end at offset 60, and the local log begins at 61"):
+    with pytest.raises(MissingData, match="end at offset 60, but the local log begins at 61"):
         settle(RECORD, LocalLog("mine", 61, 99), "fresh")
 
 

@@ -314,7 +314,7 @@ def test_what_keeps_a_segment_is_said(setup: Setup) -> None:
         assert reasons() == {None}
     setup.deleter = replace(setup.deleter, retention_size_mb=1, retention_time_minutes=None)
     with viewing(setup) as store:
-        assert reasons() == {"it is neither old enough nor is the log too large"}
+        assert reasons() == {"it is not old enough, and the log is not too large"}
 
 
 def test_an_offset_is_found_in_every_tier_that_holds_it(setup: Setup) -> None:

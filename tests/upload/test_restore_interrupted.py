@@ -73,7 +73,7 @@ def test_a_topic_that_was_made_meanwhile_is_not_restored(at: Reservoir) -> None:
             made[0].release(0)
 
     at.kv.before = before
-    with pytest.raises(CommitRefused, match="meanwhile"):
+    with pytest.raises(CommitRefused, match="changed during"):
         restored(at)
     assert made
     assert (at.chain(), record_of(at).log_id) == ([], "log")
@@ -117,7 +117,7 @@ def test_nothing_is_adopted_that_does_not_begin_where_the_chain_ends(
     owner = at.own()
     at.fill(owner, 0, 10)
     other = at.write(f"data-{start}-19.dnb1", frames(start, 20 - start))
-    with pytest.raises(CommitRefused, match="ends at offset 10"):
+    with pytest.raises(CommitRefused, match="at offset 10"):
         adopt(at.catalog, TOPIC, owner.epoch, [other])
     assert at.chain() == ["data-0-9.dnb1"]
 

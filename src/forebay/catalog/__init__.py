@@ -1,1 +1,1 @@
-"""The metadata: descriptors, ownership and cursors, in etcd or in SQLite."""
+"""The metadata of a store (descriptors, ownership, cursors), kept in etcd or in SQLite."""

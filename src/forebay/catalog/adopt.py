@@ -1,8 +1,11 @@
-"""Adds objects that exist already to a topic's chain, many at a time: for restores.
+"""Adds objects that are already in the object store to a topic's chain. Restores use this.
 
-A restore is a topic's owner while it runs, and its mark is in the record: a log id that no log
-has. While the mark is there the chain may lack objects that are in the bucket, so nobody may open
-the topic, nor sweep it. Interrupted, it goes on where it stopped.
+A restore owns the topic while it runs. It marks the topic's record with a log id that no local log
+has (`restoring`). While the mark is there, the chain may lack objects that are in the store, so the
+topic must not be opened or swept. A restore that is interrupted continues where it stopped.
+
+What a caller gets wrong: each batch is its own transaction. After an error, the batches that were
+already committed stay in the chain.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from forebay.format.names import TopicName
 from forebay.limits import CATALOG_OPERATIONS_MAX, DESCRIPTOR_BYTES_MAX, MIB
 
 ADOPTED_MAX: Final = 30
-"""Descriptors in one transaction; each takes two writes and two comparisons."""
+"""Descriptors in one transaction. Each takes two writes and two comparisons."""
 _BATCH_BYTES_MAX: Final = 1 * MIB
 _RESTORING: Final = "restore of "
 
@@ -39,17 +42,17 @@ assert DESCRIPTOR_BYTES_MAX < _BATCH_BYTES_MAX
 
 
 def restoring(log_id: str | None) -> str:
-    """The log id of a topic whose restore is under way, `log_id` being that of its log."""
+    """Returns `log_id` with the mark of a running restore; a marked one is returned as it is."""
     return log_id if is_restoring(log_id) and log_id else _RESTORING + (log_id or "")
 
 
 def is_restoring(log_id: str | None) -> bool:
-    """Whether a restore of the topic began and has not ended."""
+    """Whether a restore of the topic has begun and not finished."""
     return log_id is not None and log_id.startswith(_RESTORING)
 
 
 def restored(log_id: str | None) -> str | None:
-    """The log id without the mark."""
+    """Returns the log id without the mark of a restore."""
     return log_id.removeprefix(_RESTORING) or None if log_id and is_restoring(log_id) else log_id
 
 
@@ -62,12 +65,12 @@ def adopt(
     allow_gaps: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> int:
-    """Adds the objects to the end of the chain; returns how many transactions that took.
+    """Adds the objects to the end of the chain and returns the number of transactions.
 
-    The caller knows that they are there. CommitRefused if one does not begin where the chain
-    ends; with `allow_gaps` what is between is recorded as lost. TopicFenced if the topic has
-    another epoch by now. After an error, one of the iterable's too, the objects up to the record's
-    tail are adopted.
+    The objects must exist; this is not checked. Raises CommitRefused if an object does not begin
+    where the chain ends. With `allow_gaps`, the offsets in between are recorded as lost instead.
+    Raises TopicFenced if the topic has a new epoch. After an error, also one that `descriptors`
+    raised, the objects before the record's tail have been added.
     """
     count = 0
     for batch in _batches(descriptors):
@@ -80,7 +83,10 @@ _Encoded = tuple[ObjectDescriptor, bytes]
 
 
 def _batches(descriptors: Iterable[ObjectDescriptor]) -> Iterator[list[_Encoded]]:
-    """What was found before an error is worth having: reading it may have taken hours."""
+    """Groups the descriptors. If the iterable raises, the last group is yielded first.
+
+    Finding those descriptors may have taken hours, so they are not thrown away.
+    """
     batch: list[_Encoded] = []
     size = 0
     try:
@@ -112,7 +118,7 @@ def _adopt(
     lost_the_race = False
 
     def change(record: TopicRecord) -> Change:
-        """At first the keys are taken to be new, as they are but for rare rows."""
+        """The first attempt assumes that no key has a row yet, which is nearly always true."""
         nonlocal lost_the_race
         writes: list[Write] = []
         compares: list[Compare] = []
@@ -141,19 +147,19 @@ def _extended(
     start = descriptor.start_offset
     if start < record.tail or (start > record.tail and not allow_gaps):
         raise CommitRefused(
-            f"{topic}: the chain ends at offset {record.tail}, "
-            f"and {descriptor.object_id} does not begin there"
+            f"{topic}: {descriptor.object_id} does not begin where the chain ends, "
+            f"at offset {record.tail}"
         )
     record = record.with_lost(record.tail, start)
     return replace(record, tail=skip_lost(record, descriptor.next_offset))
 
 
 def _free(catalog: Catalog, key: str, descriptor: ObjectDescriptor) -> int:
-    """The revision of the key's row, if the object may become committed."""
+    """Returns the revision of the key's row; CommitRefused if it may not become committed."""
     entry = catalog.kv.get(key)
     if entry is None:
         return ABSENT
     state = decode_record(entry.value, Life, key).state
     if not may_become(state, State.COMMITTED):
-        raise CommitRefused(f"{descriptor.object_id} is {state}: it is being deleted")
+        raise CommitRefused(f"{descriptor.object_id} cannot be added to the chain: it is {state}")
     return entry.revision

@@ -1,11 +1,13 @@
-"""`Catalog`: what counts, topic by topic: descriptors, tails, and the lives of keys.
+"""`Catalog`: the metadata of every topic: its record, its descriptors, and the state of its keys.
 
-All of it is compare-and-set on a `Kv`, the same for etcd and for SQLite. A topic's record is the
-one thing that every change of its chain compares, so that the chain stays contiguous whoever
-commits (I4), and an owner of an older epoch can change nothing (I7).
+An object counts once the catalog has its descriptor. The descriptors of a topic are its chain:
+together they cover its offsets without a gap. Everything is a compare-and-set on a `Kv`, so the
+code is the same for etcd and SQLite. Every change of a chain compares the topic's record. This
+keeps the chain contiguous no matter who commits (I4), and stops an owner of an older epoch from
+changing anything (I7). The layout of the keys: `docs/formats/catalog.md`.
 
-What a caller gets wrong: ServiceUnavailable from a change means that nobody knows whether it was
-made. All changes here can be repeated; a commit that finds itself done has succeeded.
+What a caller gets wrong: after ServiceUnavailable, a change may or may not have been made. Every
+change here can be repeated: a commit that was already made succeeds again.
 """
 
 from __future__ import annotations
@@ -38,22 +40,22 @@ from forebay.metrics import Counter
 
 DESCRIPTOR_WRITES = Counter(
     "forebay_catalog_descriptor_write_total",
-    "Descriptors of objects that were written to the catalog.",
+    "Object descriptors written to the catalog.",
 )
 
 _TRIES: Final = 100
-"""Of one compare-and-set, each lost to a process that made progress."""
+"""Attempts at one compare-and-set. Each one that fails means that another process succeeded."""
 _NAMES_MAX: Final = 1000
 _COMMIT_TRIES: Final = 3
 _NEXT_KEY: Final = "\1"
-"""Behind a key: the next key there can be, as none has a zero byte."""
+"""Appended to a key, it makes the next possible key, because no key contains a zero byte."""
 
 Write: TypeAlias = Put | Remove
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """The right to write one object and to commit it, until a sweep takes it back."""
+    """The right to write one object and to commit it. It lasts until a sweep revokes it."""
 
     object_id: str
     epoch: int
@@ -62,7 +64,7 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of a topic's record, and what else changes in the same transaction."""
+    """A topic's new record, with the other writes and comparisons of the same transaction."""
 
     record: TopicRecord
     writes: tuple[Write, ...] = ()
@@ -70,7 +72,10 @@ class Change:
 
 
 class Catalog:
-    """Thread-safe, as its `Kv` is."""
+    """The catalog below `root_prefix` in `kv`. Thread-safe.
+
+    Every method may raise ServiceError, and DescriptorError if a stored value is damaged.
+    """
 
     def __init__(self, kv: Kv, root_prefix: str = "/forebay", clock: Clock = SYSTEM_CLOCK) -> None:
         self.kv = kv
@@ -87,7 +92,7 @@ class Catalog:
     # -- topics ---------------------------------------------------------------------------------
 
     def topics(self) -> Iterator[TopicName]:
-        """Every topic that has a record, by name."""
+        """Yields every topic that has a record, ordered by name."""
         at, end = self.keys.topics(), after_prefix(self.keys.topics())
         while found := self.kv.range(at, end, limit=1):
             parts = found[0].key.removeprefix(self.keys.topics()).split("/")
@@ -108,15 +113,17 @@ class Catalog:
     def update(
         self, topic: TopicName, epoch: int | None, change: Callable[[TopicRecord], Change]
     ) -> TopicRecord:
-        """Changes the record and whatever `change` adds, in one transaction.
+        """Commits what `change` returns, in one transaction, and returns the new record.
 
-        TopicFenced if the topic has another epoch by now; None is for changes that any process
-        may make. `change` is called again when another process was faster.
+        `change` is called again, with the new record, when another process changed the record
+        first. Raises TopicFenced if the topic's epoch is not `epoch`; None skips that check,
+        for changes that any process may make. Raises CommitRefused if the topic does not exist,
+        and ServiceUnavailable if every attempt lost against another process.
         """
         for _ in range(_TRIES):
             record, revision = self._record(topic)
             if record is None:
-                raise CommitRefused(f"{topic}: {self.name} does not know the topic")
+                raise CommitRefused(f"{topic}: there is no such topic in {self.name}")
             if epoch is not None and record.epoch != epoch:
                 raise fenced(topic, epoch, record.epoch)
             wanted = change(record)
@@ -129,7 +136,9 @@ class Catalog:
             if self.kv.commit(compares, writes) is not None:
                 DESCRIPTOR_WRITES.add(self._described(topic, writes))
                 return wanted.record
-        raise ServiceUnavailable(f"{topic}: {self.name} changes too fast to be changed")
+        raise ServiceUnavailable(
+            f"{topic}: other processes kept changing the topic in {self.name}; try again"
+        )
 
     def _described(self, topic: TopicName, writes: list[Write]) -> int:
         starts = [self.keys.descriptor_start(topic, one.key) for one in writes]
@@ -139,7 +148,7 @@ class Catalog:
         )
 
     def watch(self, topic: TopicName, after: int) -> Watch:
-        """Changes to anything of the topic with a revision over `after`."""
+        """Watches every key of the topic, for changes with a revision above `after`."""
         prefix = self.keys.topic(topic)
         return self.kv.watch(prefix, after_prefix(prefix), after=after)
 
@@ -160,11 +169,12 @@ class Catalog:
         *,
         decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
     ) -> list[ObjectDescriptor]:
-        """Those that overlap `start..end`, oldest first, at most `limit`; as of one moment.
+        """Returns the descriptors that overlap `start..end`, oldest first, at most `limit`.
 
-        The one that begins before `start` is found by a request of its own. A compaction between
-        the two requests moves the border between objects: without a second look there could be a
-        hole that never was, which to a reader is the end of the topic, or lost data.
+        `end` is not included. The result is consistent, though it takes two requests: the object
+        that begins before `start` needs its own. A compaction between the two requests moves the
+        border between objects, which would look like a gap. A reader would take that for the end
+        of the topic or for lost data, so a result with a gap is checked by reading again.
         """
         if end is not None and end <= start:
             return []
@@ -178,20 +188,23 @@ class Catalog:
             ]
             if len(found) >= limit:
                 return found
-            behind = self.kv.range(from_start, stop, limit=limit - len(found))
-            found += self._decoded(topic, behind, decoder)
+            rest = self.kv.range(from_start, stop, limit=limit - len(found))
+            found += self._decoded(topic, rest, decoder)
             if _joined(found, start):
                 return found
             if self.kv.range(first, from_start, limit=1, descending=True) == before:
                 return found
-        raise ServiceUnavailable(f"{topic}: {self.name} changes too fast to be read")
+        raise ServiceUnavailable(
+            f"{topic}: other processes kept changing the objects in {self.name}; try again"
+        )
 
     def get_object_descriptors(
         self, topic: TopicName, start: int = 0
     ) -> Iterator[ObjectDescriptor]:
-        """Every descriptor from the one that holds `start` on, a page at a time.
+        """Yields every descriptor from the one that holds `start`, reading a page at a time.
 
-        Where a compaction comes in between two pages, the next one reaches back over the last.
+        If a compaction happens between two pages, the first descriptor of the next page may
+        overlap offsets that were already yielded.
         """
         while page := self.get_object_descriptors_range(topic, start):
             yield from page
@@ -206,7 +219,7 @@ class Catalog:
         entries: Sequence[Entry],
         decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
     ) -> list[ObjectDescriptor]:
-        """The descriptors that the entries hold; DescriptorError if one is not that of its key."""
+        """Decodes the entries; DescriptorError if one is damaged or does not belong to its key."""
         prefix = self.keys.objects(topic)
         found = []
         for entry in entries:
@@ -220,13 +233,15 @@ class Catalog:
             found.append(descriptor)
         return found
 
-    # -- the way of an object into the chain ----------------------------------------------------
+    # -- adding an object to the chain ----------------------------------------------------------
 
     def intend(self, topic: TopicName, epoch: int, name: ObjectName | str) -> Intent:
-        """Announces that the object will be written; a plain name that is taken gets a number.
+        """Announces that the object will be written, before its first byte is.
 
-        A name that was intended before is taken over: the process that intended it has been
-        fenced, or was this one.
+        An `ObjectName` that is in use gets the next free attempt number; a `str` is used as it is.
+        An existing intent of this epoch or an older one is taken over: its process was fenced, or
+        is this one. Raises TopicFenced if the topic's epoch is not `epoch`, and CommitRefused if no
+        name is free.
         """
         record = self.record(topic)
         if record is None or record.epoch != epoch:
@@ -248,10 +263,13 @@ class Catalog:
                 break
             else:
                 attempt += 1
-        raise CommitRefused(f"{topic}: no name is free for {name}")
+        raise CommitRefused(f"{topic}: no name is free for the object {name}")
 
     def renew(self, topic: TopicName, intent: Intent) -> bool:
-        """Makes the intent young again, for a sweep; False if it is not one any more."""
+        """Sets the intent's time to now, so that a sweep leaves it alone.
+
+        Returns False if the intent was revoked, or if its row changed at the same moment.
+        """
         key = self.keys.life(topic, intent.object_id)
         entry = self.kv.get(key)
         life = None if entry is None else decode_record(entry.value, Life, key)
@@ -269,12 +287,12 @@ class Catalog:
         *,
         verified: bool = False,
     ) -> TopicRecord:
-        """Adds the object to the end of the chain, if the chain still ends where it begins.
+        """Adds the object to the end of the chain and returns the new record.
 
-        `verified` says that the object was read back: if everything before it is verified, it is
-        from this very moment on. Succeeds when it was done before. TopicFenced if the topic has
-        another owner by now; CommitRefused if the tail moved, or a sweep took the intent back:
-        plan again.
+        `verified` says that the object was read back. The verified watermark then moves in the
+        same transaction, if everything before the object is verified. A commit that was already
+        made succeeds again. Raises TopicFenced if the topic has a new owner. Raises CommitRefused
+        if the tail moved or a sweep revoked the intent: plan again.
         """
         return until_known(lambda: self._commit(topic, intent, descriptor, verified))
 
@@ -288,24 +306,30 @@ class Catalog:
         if there is not None and record is not None:
             life = self.life(topic, intent.object_id)
             if life is not None and life.state is State.COMMITTED and life.token == intent.token:
-                return record  # the name alone proves nothing: a later owner's may be the same
+                # The token, not the name: a later owner may have used the same name.
+                return record
             if record.epoch != intent.epoch:
                 raise fenced(topic, intent.epoch, record.epoch)
-            raise CommitRefused(f"{topic}: offset {descriptor.start_offset} is in another object")
+            raise CommitRefused(
+                f"{topic}: offset {descriptor.start_offset} is already in another object; "
+                "plan again"
+            )
         row = Life(State.COMMITTED, intent.epoch, intent.token, self._clock.now_ms())
 
         def change(record: TopicRecord) -> Change:
             if record.tail != descriptor.start_offset:
                 raise CommitRefused(
-                    f"{topic}: the chain ends at offset {record.tail}, "
-                    f"and {descriptor.object_id} does not begin there"
+                    f"{topic}: {descriptor.object_id} does not begin where the chain ends, "
+                    f"at offset {record.tail}; plan again"
                 )
             entry = self.kv.get(life_key)
             life = None if entry is None else decode_record(entry.value, Life, life_key)
             if entry is None or life is None or life.token != intent.token:
-                raise CommitRefused(f"{topic}: {intent.object_id} is no longer intended")
+                raise CommitRefused(
+                    f"{topic}: the intent of {intent.object_id} was revoked; plan again"
+                )
             if life.state is not State.INTENDED:
-                raise CommitRefused(f"{topic}: {intent.object_id} is {life.state}")
+                raise CommitRefused(f"{topic}: {intent.object_id} is {life.state}; plan again")
             tail = mark = skip_lost(record, descriptor.next_offset)
             if not verified or skip_lost(record, record.verified) != descriptor.start_offset:
                 mark = record.verified
@@ -322,7 +346,7 @@ class Catalog:
         return self.update(topic, intent.epoch, change)
 
     def withdraw(self, topic: TopicName, object_id: str, token: str) -> None:
-        """Forgets an intent of one's own whose object is not there (any more)."""
+        """Removes an intent of the caller whose object does not exist; no effect otherwise."""
         key = self.keys.life(topic, object_id)
         entry = self.kv.get(key)
         life = None if entry is None else decode_record(entry.value, Life, key)
@@ -330,10 +354,10 @@ class Catalog:
             self.kv.commit([Compare(key, entry.revision)], [Remove(key)])
 
     def mark_verified(self, topic: TopicName, descriptor: ObjectDescriptor) -> TopicRecord:
-        """Records that the object was read back; the watermark moves if it is the next one."""
+        """Moves the verified watermark past the object, if the object is the next one."""
 
         def change(record: TopicRecord) -> Change:
-            verified = skip_lost(record, record.verified)  # a restore may have found a gap there
+            verified = skip_lost(record, record.verified)  # a restore may have left a gap there
             next_one = descriptor.start_offset <= verified < descriptor.next_offset
             if not next_one or descriptor.next_offset > record.tail:
                 return Change(record)
@@ -342,14 +366,14 @@ class Catalog:
         return self.update(topic, None, change)
 
     def get_current_pointer(self, topic: TopicName) -> int | None:
-        """Where the newest object starts, by its pointer."""
+        """Returns the offset at which the newest object starts, as its pointer says."""
         entry = self.kv.get(self.keys.current(topic))
         return None if entry is None else decode_pointer(entry.value, entry.key)
 
-    # -- the end of an object -------------------------------------------------------------------
+    # -- deleting an object ---------------------------------------------------------------------
 
     def lives(self, topic: TopicName) -> Iterator[tuple[str, Life]]:
-        """The rows of all keys of a topic, a page at a time."""
+        """Yields each object id of the topic with its state, reading a page at a time."""
         prefix = self.keys.lives(topic)
         at, end = prefix, after_prefix(prefix)
         while page := self.kv.range(at, end, limit=CATALOG_PAGE):
@@ -365,10 +389,10 @@ class Catalog:
         return None if entry is None else decode_record(entry.value, Life, entry.key)
 
     def condemn(self, topic: TopicName, object_id: str, seen: Life | None) -> str | None:
-        """Makes the key one that is being deleted, if its row still is as it was `seen`.
+        """Marks the key as being deleted, if its row is still `seen`.
 
-        Returns the token for `bury`, or None if another process was faster, or a descriptor names
-        the object: then it must not be deleted.
+        Returns the token for `bury`. Returns None if the row has changed or a descriptor names the
+        object; the object must not be deleted then.
         """
         key = self.keys.life(topic, object_id)
         entry = self.kv.get(key)
@@ -392,10 +416,11 @@ class Catalog:
         return token if self.kv.commit(compares, writes) is not None else None
 
     def bury(self, topic: TopicName, object_id: str, token: str, *, certain: bool) -> None:
-        """After the object was deleted: its row goes, or stays as a mark if that is not certain.
+        """Call it after the object was deleted. Removes the key's row, or marks it as gone.
 
-        `certain` is for the process that condemned the key itself and got a response to every
-        request.
+        `certain` removes the row, so the name can be used again. Pass it only if this process
+        called `condemn` or `retire` itself and got a response to every delete request: a request
+        without a response may still arrive and delete a new object of that name.
         """
         key = self.keys.life(topic, object_id)
         entry = self.kv.get(key)
@@ -409,9 +434,9 @@ class Catalog:
     def retire(
         self, topic: TopicName, epoch: int | None, descriptor: ObjectDescriptor
     ) -> str | None:
-        """Takes the oldest object out of the chain; its key is being deleted from then on.
+        """Removes the oldest object from the chain and marks its key as being deleted.
 
-        Returns the token for `bury`; None if it is not the oldest one (any more).
+        Returns the token for `bury`, or None if the object is not the oldest one.
         """
         key = self.keys.descriptor(topic, descriptor.start_offset)
         life_key = self.keys.life(topic, descriptor.object_id)
@@ -448,7 +473,7 @@ class Catalog:
     # -- cursors --------------------------------------------------------------------------------
 
     def cursor(self, topic: TopicName, subscription: str) -> int | None:
-        """The last offset that the subscription acknowledged."""
+        """Returns the last offset that the subscription acknowledged; None if there is none."""
         entry = self.kv.get(self.keys.cursor(topic, subscription))
         return None if entry is None else decode_cursor(entry.value, entry.key)
 
@@ -457,7 +482,10 @@ class Catalog:
 
 
 def until_known(change: Callable[[], TopicRecord]) -> TopicRecord:
-    """Repeats a change of which nobody knows whether it was made; it finds out by itself."""
+    """Repeats the change after ServiceUnavailable, a few times.
+
+    The change may have been made although the call failed, so it must succeed when repeated.
+    """
     for _ in range(_COMMIT_TRIES - 1):
         try:
             return change()
@@ -478,7 +506,7 @@ def pointer(start: int) -> bytes:
 
 
 def _joined(found: Sequence[ObjectDescriptor], start: int) -> bool:
-    """Whether the first one holds `start`, and the border between the requests has no gap."""
+    """Whether the first object holds `start` and the second one begins where it ends."""
     if not found or found[0].start_offset > start:
         return False
     if found[0].start_offset == start:

@@ -1,6 +1,6 @@
-"""From settings to a catalog: `connect_kv` for any backend, and the seeds' `EtcdMetadata`.
+"""Opens the catalog that the settings name: `connect_kv` for any backend, `EtcdMetadata` for etcd.
 
-gRPC is imported only where etcd is asked for: it is slow to import.
+gRPC is slow to import, so it is imported only for etcd.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ FILE_NAME = "catalog.db"
 
 
 def connect_kv(settings: MetadataSettings, data: Path | None) -> Kv:
-    """The catalog of the store in `data`; with neither that nor a path it is in memory."""
+    """Returns the catalog that the settings name, measured by `ObservedKv`.
+
+    SQLite's file is `settings.path`, or `catalog.db` in the directory `data`. Without either, the
+    catalog is in memory.
+    """
     if settings.backend == "sqlite":
         path = settings.path
         if path is None and data is not None:
@@ -44,7 +48,7 @@ def _path(setting: Path | str | None) -> Path | None:
 
 
 class EtcdMetadata(Catalog):
-    """The `Catalog` in the etcd at `endpoints` (`host:port`), under the seeds' name."""
+    """A `Catalog` in the etcd cluster at `endpoints`, each `host:port`."""
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class EtcdMetadata(Catalog):
         settings: MetadataSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`settings` has the rest: user, certificates, timeouts."""
+        """`settings` provides user, certificates and timeouts; its endpoints are ignored."""
         if settings is None:
             settings = MetadataSettings(backend="etcd", endpoints=endpoints)
         else:

@@ -1,17 +1,18 @@
-"""The catalog in an etcd cluster: for stores whose topics move between machines.
+"""The catalog in an etcd cluster, for stores whose topics move between machines.
 
-`EtcdKv` is the `Kv`, `EtcdChannel` below it sends its requests: endpoints, TLS, log-in, deadlines,
-and what errors mean. `etcd.proto` has what is used of etcd's API; this module alone uses gRPC.
+`EtcdKv` implements `Kv`. `EtcdChannel` sends its requests and handles endpoints, TLS, log-in,
+deadlines and errors. `etcd.proto` declares the part of etcd's API that is used. No other module
+uses gRPC.
 
-Reads are linearizable. There is a channel for each endpoint and one is in use; when it fails the
-next one is. A request that may be repeated is, until its time is up. One that may not (a
-transaction) is sent again only if it certainly did not leave, or was refused for its token. A
-lease has whole seconds, and never fewer than the cluster's own minimum (about two).
+Reads are linearizable. One endpoint is used at a time, and the next one after a failure. Requests
+that can be repeated are retried until their deadline. A transaction cannot: it is sent again only
+if it certainly was not sent, or if etcd refused its token. A lease has whole seconds, and at least
+the cluster's minimum (about two).
 
-What a caller gets wrong: the timeout is for a whole request, whatever the number of endpoints. And
-gRPC does not survive a fork: all channels are closed before one, and both sides open new ones on
-their next request. Even so a child can hang in gRPC if threads of its parent had requests under way
-(3 of 80 children did, and none of 80 of an idle parent): connect after forking, or spawn.
+What a caller gets wrong: the timeout is for the whole request, not for each endpoint. And gRPC does
+not survive a fork: all channels are closed before a fork, and parent and child open new ones. Even
+so, a child can hang in gRPC if threads of its parent had requests in flight (measured: 3 of 80
+children, and none of 80 when the parent was idle). Connect after forking, or use spawn.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 10_000),  # etcd ends connections that ping every 5 s or oftener
+    ("grpc.keepalive_time_ms", 10_000),  # etcd closes connections that ping every 5 s or more often
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -85,7 +86,7 @@ _REFUSED: Final = frozenset(
     }
 )
 _FIRST: Final = b"\0"
-"""etcd has no empty key; this is the first."""
+"""The first possible key: etcd has no empty key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +108,17 @@ _REVOKE: Final = Method(
 _KEEP_ALIVE: Final = Method(
     "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse
 )
-"""A stream used for one request and one response, which on the wire is a plain call."""
+"""A stream used for one request and one response; on the wire that is a unary call."""
 _AUTHENTICATE: Final = Method(
     "/etcdserverpb.Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse
 )
 
 
 class EtcdKv:
-    """A `Kv` in the cluster at `endpoints`, each `host:port`.
+    """A `Kv` in the cluster at `endpoints`, each `host:port`. Thread-safe.
 
-    With a `ca_file`, a `cert_file` or an `https://` the connection is encrypted. Nothing is sent
-    until the first request.
+    The connection uses TLS if there is a `ca_file` or a `cert_file`, or if an endpoint begins with
+    `https://`. The constructor does not connect. It raises InvalidSetting.
     """
 
     def __init__(
@@ -167,15 +168,15 @@ class EtcdKv:
             ],
             success=[_operation(write) for write in writes],
         )
-        answer = self._channel.call(_TXN, request, again=False)
-        return answer.header.revision if answer.succeeded else None
+        response = self._channel.call(_TXN, request, again=False)
+        return response.header.revision if response.succeeded else None
 
     def watch(self, start: str, end: str, *, after: int) -> Watch:
         bounds = check_range(start, end)
         if bounds is None:
-            raise UsageError(f"a watch from {start!r} to {end!r}, where no key can be")
+            raise UsageError(f"the watch from {start!r} to {end!r} covers no key")
         if self._channel.closed.is_set():
-            raise LogClosed(f"{self.name}: it was closed")
+            raise LogClosed(f"{self.name} is closed")
         return EtcdWatch(self._channel, bounds[0] or _FIRST, bounds[1], after)
 
     def revision(self) -> int:
@@ -184,9 +185,12 @@ class EtcdKv:
 
     def grant(self, ttl_seconds: float) -> int:
         if not 0 < ttl_seconds <= _LEASE_SECONDS_MAX:
-            raise UsageError(f"a lease of {ttl_seconds} seconds")
+            raise UsageError(
+                f"a lease of {ttl_seconds} seconds; it must be more than 0 and at most "
+                f"{_LEASE_SECONDS_MAX}"
+            )
         request = pb.LeaseGrantRequest(ttl=math.ceil(ttl_seconds))
-        # A lease whose number got lost holds nothing, and ends.
+        # If the response is lost, the unused lease expires.
         return self._channel.call(_GRANT, request, again=True).id
 
     def keep_alive(self, lease: int) -> float:
@@ -225,7 +229,7 @@ def _change(event: pb.Event) -> Change:
 
 
 class EtcdWatch:
-    """A `Watch` that opens its stream again where the last one broke."""
+    """A `Watch` that reopens its stream at the revision where the last one broke."""
 
     def __init__(self, channel: EtcdChannel, start: bytes, end: bytes, after: int) -> None:
         self._channel = channel
@@ -285,13 +289,13 @@ class EtcdWatch:
             call.cancel()
 
     def _take(self, response: pb.WatchResponse) -> None:
-        """Keeps the changes of the response, and how far the watch has got."""
+        """Stores the changes of the response, and the revision that the watch has reached."""
         if response.canceled:
             self._cancelled(response)
         elif response.events:
             self._forbidden = False
             self._received.extend(_change(event) for event in response.events)
-            # The header's revision may be ahead of a backlog that comes in pieces.
+            # Not the header's revision: a backlog comes in several responses, and it is ahead.
             self._after = response.events[-1].kv.mod_revision
         elif not response.created:
             self._after = max(self._after, response.header.revision)
@@ -301,9 +305,9 @@ class EtcdWatch:
         if response.compact_revision:
             raise ServiceError(
                 f"{name}: the changes after revision {self._after} are no longer known; "
-                "read the range, and watch from there"
+                "read the range again, and watch from its revision"
             )
-        # etcd 3.5 says the same of a token that has run out: log in again, once.
+        # etcd 3.5 also says this of an expired token, so log in again, once.
         if "permission denied" in response.cancel_reason:
             if self._forbidden:
                 raise ServiceRefused(f"{name}: {response.cancel_reason}")
@@ -314,7 +318,7 @@ class EtcdWatch:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where the cluster is, and as whom to log in."""
+    """The endpoints, user and certificates of a cluster; InvalidSetting if they do not fit."""
 
     endpoints: tuple[str, ...]
     username: str | None = None
@@ -325,18 +329,18 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not self.endpoints or any("@" in endpoint for endpoint in self.endpoints):
-            raise InvalidSetting("metadata.endpoints must be a list of host:port, with no user")
+            raise InvalidSetting("metadata.endpoints must be a list of host:port, without a user")
         if (self.username is None) != (self.password is None):
-            raise InvalidSetting("metadata.username and metadata.password go together")
+            raise InvalidSetting("set both metadata.username and metadata.password, or neither")
         if (self.cert_file is None) != (self.key_file is None):
-            raise InvalidSetting("metadata.cert_file and metadata.key_file go together")
+            raise InvalidSetting("set both metadata.cert_file and metadata.key_file, or neither")
 
     @property
     def targets(self) -> tuple[str, ...]:
         return tuple(re.sub("^https?://", "", item).rstrip("/") for item in self.endpoints)
 
     def credentials(self) -> object | None:
-        """None: no TLS."""
+        """Returns gRPC's credentials for TLS, or None for a connection without TLS."""
         secure = any(endpoint.startswith("https://") for endpoint in self.endpoints)
         if self.ca_file is None and self.cert_file is None and not secure:
             return None
@@ -350,11 +354,13 @@ def _content(path: Path | None) -> bytes | None:
     try:
         return None if path is None else path.read_bytes()
     except OSError as error:
-        raise InvalidSetting(f"{path}: {error.strerror}") from error
+        raise InvalidSetting(
+            f"{path} cannot be read: {error.strerror}; check the files of metadata"
+        ) from error
 
 
 class Call(Protocol):
-    """A running stream of responses; `cancel` ends it from any thread."""
+    """A running stream of responses. `cancel` ends it and may be called from any thread."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -362,7 +368,7 @@ class Call(Protocol):
 
 
 class _Failure:
-    """What an error of gRPC means."""
+    """A gRPC error, classified: which error to raise, and whether the request was sent."""
 
     def __init__(self, error: grpc.RpcError) -> None:
         self.code = error.code()
@@ -382,7 +388,7 @@ class _Failure:
 
 
 class EtcdChannel:
-    """Thread-safe."""
+    """Sends requests to one endpoint of the cluster at a time, logged in. Thread-safe."""
 
     def __init__(self, cluster: Cluster, timeout_seconds: float) -> None:
         self._cluster = cluster
@@ -409,7 +415,12 @@ class EtcdChannel:
         again: bool,
         deadline: float | None = None,
     ) -> Response:
-        """The response. `again`: the request may be sent more than once."""
+        """Sends the request and returns its response.
+
+        `again` says that the request may be sent more than once. `deadline` is monotonic time; the
+        channel's timeout is used without it. Raises ServiceError, TopicFenced if the request names
+        a lease that has ended, and LogClosed.
+        """
         deadline = time.monotonic() + self._timeout if deadline is None else deadline
         pause = _PAUSE_SECONDS
         tokens = 0
@@ -418,7 +429,7 @@ class EtcdChannel:
             at = self._current
             try:
                 with self._no_fork():
-                    answer: Response = self._callable(at, method)(
+                    response: Response = self._callable(at, method)(
                         request,
                         timeout=self._attempt_seconds(deadline, again=again),
                         metadata=self._metadata(token),
@@ -438,7 +449,7 @@ class EtcdChannel:
                 if late or not (again or failure.unsent):
                     raise meaning from error
             else:
-                return answer
+                return response
             self.closed.wait(pause)
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
@@ -448,9 +459,9 @@ class EtcdChannel:
         requests: Iterator[Request],
         started: Callable[[Call], None],
     ) -> Iterator[Response]:
-        """The responses of a stream, which is passed to `started` at once, to be cancelled.
+        """Opens a stream and yields its responses; raises ServiceUnavailable when it breaks.
 
-        ServiceUnavailable when it breaks.
+        `started` gets the call before the first response, so that another thread can cancel it.
         """
         token = self._log_in(time.monotonic() + self._timeout)
         at = self._current
@@ -465,7 +476,7 @@ class EtcdChannel:
                 self.forget_token(token)
             self._leave(at)
             if failure.token and self._cluster.username is not None:
-                raise ServiceUnavailable(f"{self.name}: the log-in has run out") from error
+                raise ServiceUnavailable(f"{self.name}: the log-in has expired") from error
             raise failure.error(self.name) from error
         finally:
             call.cancel()
@@ -514,7 +525,7 @@ class EtcdChannel:
 
     def _require_open(self) -> None:
         if self.closed.is_set():
-            raise LogClosed(f"{self.name}: it was closed")
+            raise LogClosed(f"{self.name} is closed")
 
     def _close_channels(self) -> None:
         with self._lock:
@@ -549,19 +560,19 @@ class EtcdChannel:
         return grpc.secure_channel(target, self._credentials, options=_OPTIONS)
 
     def _leave(self, at: int) -> None:
-        """The next request goes to the next endpoint, unless another thread saw to that."""
+        """Makes the next request use the next endpoint, unless another thread already did."""
         with self._lock:
             if self._current == at:
                 self._current = (at + 1) % len(self._cluster.endpoints)
 
     def _attempt_seconds(self, deadline: float, *, again: bool) -> float:
-        """All that is left, or half of it where another endpoint can be tried after this one."""
+        """Returns the time left, or half of it if another endpoint can be tried afterwards."""
         left = max(0.001, deadline - time.monotonic())
         others = again and len(self._cluster.endpoints) > 1
         return left / 2 if others and left > _PAUSE_SECONDS_MAX else left
 
     def _metadata(self, token: str | None) -> list[tuple[str, str]]:
-        # A member without a leader then fails at once, rather than when the time is up.
+        # With this header, a member without a leader fails at once instead of at the deadline.
         return [("hasleader", "true")] + ([] if token is None else [("token", token)])
 
     def _log_in(self, deadline: float) -> str | None:
@@ -573,10 +584,10 @@ class EtcdChannel:
             name=self._cluster.username, password=self._cluster.password
         )
         try:
-            answer = self.call(_AUTHENTICATE, request, again=True, deadline=deadline)
+            response = self.call(_AUTHENTICATE, request, again=True, deadline=deadline)
         except ServiceRefused as error:
             if "authentication is not enabled" in str(error):
                 return None
             raise
-        self._token = answer.token
-        return answer.token
+        self._token = response.token
+        return response.token

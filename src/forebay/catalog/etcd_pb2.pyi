@@ -1,4 +1,4 @@
-# The types of what etcd.proto declares, as far as they are used.
+# Types of the declarations in etcd.proto that are used.
 
 from collections.abc import Iterable, Sequence
 from typing import Self

@@ -1,18 +1,18 @@
-"""`Kv`: what the catalog needs of a metadata store, as etcd has it, and `ObservedKv` around one.
+"""`Kv`: the interface of a metadata store, modelled on etcd, and `ObservedKv`, which measures one.
 
-An ordered map with transactions, leases and watches. Every implementation passes
+A `Kv` is an ordered map with transactions, leases and watches. Every implementation passes
 `tests/catalog/test_kv.py`:
 
-- A key's revision changes with every write to it and is never reused; revisions only grow.
-- `commit` applies all of its writes at one moment, or none, and what it applied is durable when it
-  returns. If it raises ServiceUnavailable nobody knows: read, and try again.
-- A key put with a lease goes away when the lease ends, and not before.
-- Values are bytes up to `CATALOG_VALUE_BYTES_MAX`; a transaction has at most
-  `CATALOG_OPERATIONS_MAX` writes. A call that cannot be right (too large, a key twice in one
-  transaction) is a UsageError, and nothing was sent. After `close` every call raises LogClosed.
+- Every write gives its key a new revision. Revisions only grow and are never reused.
+- `commit` applies all of its writes at once, or none. They are durable when it returns. After
+  ServiceUnavailable they may or may not have been applied: read, and try again.
+- A key put with a lease is removed when the lease ends, and not before.
+- A value has at most `CATALOG_VALUE_BYTES_MAX` bytes, and a transaction at most
+  `CATALOG_OPERATIONS_MAX` writes. An invalid call (too large, or the same key twice in one
+  transaction) raises UsageError before anything is sent. After `close` every call raises LogClosed.
 
-What a caller gets wrong: a lease is alive as long as the server says so. The holder may count on
-what `keep_alive` returns only from the moment *before* the call.
+What a caller gets wrong: the server decides when a lease ends. The seconds that `keep_alive`
+returns count from the moment *before* the call.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from forebay.limits import CATALOG_OPERATIONS_MAX, CATALOG_VALUE_BYTES_MAX, KIB,
 from forebay.metrics import SECONDS, Counter, Histogram
 
 ABSENT: Final = 0
-"""The revision of a key that is not there."""
+"""The revision of a key that does not exist."""
 
 KEY_BYTES_MAX: Final = 2 * KIB
 COMMIT_BYTES_MAX: Final = 1472 * KIB
-"""Keys and values of one transaction together; etcd refuses requests over 1.5 MiB."""
+"""All keys and values of one transaction. etcd refuses requests over 1.5 MiB."""
 
 _OPERATION_BYTES: Final = 64
-"""What a request says about an operation besides its key and value, at most."""
+"""Upper bound of what an operation adds to a request besides its key and value."""
 
 CATALOG_SECONDS = Histogram(
     "forebay_catalog_seconds",
-    "Time that a request to the catalog took, failed ones too.",
+    "Duration of requests to the catalog, failed ones included.",
     SECONDS,
     ("operation", "backend"),
 )
 CATALOG_ERRORS = Counter(
     "forebay_catalog_errors_total",
-    "Requests that the catalog did not carry out, or did not answer.",
+    "Requests to the catalog that failed or got no response.",
     ("operation", "backend"),
 )
 
@@ -63,7 +63,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """The transaction counts only if the key still has this revision; ABSENT: if it has none."""
+    """Requires that the key still has this revision; ABSENT requires that it does not exist."""
 
     key: str
     revision: int
@@ -78,14 +78,14 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Removing what is not there is no error."""
+    """Removes the key. It is no error if the key does not exist."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change that a watch saw: the key's new value, or None if it was removed."""
+    """One change that a watch saw. `value` is the new value, or None if the key was removed."""
 
     key: str
     value: bytes | None
@@ -93,10 +93,11 @@ class Change:
 
 
 class Watch(Protocol):
-    """Changes in order, none left out. Iterating blocks; `close` from any thread ends it.
+    """Yields every change in order. Iterating blocks until the next change.
 
-    Iterating again goes on where the last iteration stopped. A catalog that cannot be reached is
-    tried again and again; closing the catalog ends its watches.
+    `close` ends the iteration and may be called from any thread; closing the catalog does the same.
+    A second iteration continues where the first one stopped. While the catalog cannot be reached,
+    the watch keeps trying.
     """
 
     def __iter__(self) -> Iterator[Change]: ...
@@ -105,47 +106,47 @@ class Watch(Protocol):
 
 
 class Kv(Protocol):
-    """Thread-safe."""
+    """Thread-safe. Every call may raise ServiceError, or LogClosed after `close`."""
 
     @property
     def name(self) -> str:
-        """What to call it in messages; no secret is in it."""
+        """A name for log lines and errors, without secrets."""
 
     def get(self, key: str) -> Entry | None: ...
 
     def range(self, start: str, end: str, *, limit: int, descending: bool = False) -> list[Entry]:
-        """Entries with `start` <= key < `end`, by key, at most `limit`."""
+        """Returns the entries with `start` <= key < `end`, ordered by key, at most `limit`."""
 
     def commit(self, compares: Sequence[Compare], writes: Sequence[Put | Remove]) -> int | None:
-        """The revision of the writes, or None, with nothing written, if a comparison failed.
+        """Returns the revision of the writes, or None if a comparison failed.
 
-        TopicFenced, with nothing written, if a put names a lease that is gone.
+        Raises TopicFenced if a put names a lease that has ended. In both cases nothing is written.
         """
 
     def watch(self, start: str, end: str, *, after: int) -> Watch:
-        """Changes to keys in the range with a revision over `after`.
+        """Watches the keys in the range, for changes with a revision above `after`.
 
-        ServiceError from the iterator if some of them are no longer known (compacted): read the
-        range, and watch from there.
+        The iterator raises ServiceError if some of those changes were compacted away: read the
+        range again, and watch from its revision.
         """
 
     def revision(self) -> int:
-        """The newest revision of all."""
+        """Returns the newest revision of the whole store."""
 
     def grant(self, ttl_seconds: float) -> int:
-        """A new lease; its number is never 0."""
+        """Returns a new lease; its number is never 0."""
 
     def keep_alive(self, lease: int) -> float:
-        """Renews the lease; returns the seconds it has from now on. TopicFenced if it is gone."""
+        """Renews the lease and returns its new seconds; TopicFenced if it has ended."""
 
     def revoke(self, lease: int) -> None:
-        """Ends the lease, and removes its keys. Idempotent."""
+        """Ends the lease and removes its keys. Idempotent."""
 
     def close(self) -> None: ...
 
 
 def check_key(key: str) -> bytes:
-    """The key as it is stored and compared; UsageError if it cannot be one."""
+    """Returns the key's bytes, by which keys are ordered; UsageError if the key is invalid."""
     try:
         encoded = key.encode()
     except UnicodeEncodeError as error:
@@ -159,7 +160,7 @@ def check_key(key: str) -> bytes:
 
 
 def check_range(start: str, end: str, limit: int = 1) -> tuple[bytes, bytes] | None:
-    """The bounds as bytes, None if nothing can be between them; an empty `start` is the first."""
+    """Returns the bounds as bytes, or None if the range is empty. An empty `start` is allowed."""
     if limit < 1:
         raise UsageError(f"the limit of a range is {limit}; it must be at least 1")
     low = check_key(start) if start else b""
@@ -168,7 +169,7 @@ def check_range(start: str, end: str, limit: int = 1) -> tuple[bytes, bytes] | N
 
 
 def check_commit(compares: Sequence[Compare], writes: Sequence[Put | Remove]) -> None:
-    """UsageError if no catalog would take the transaction."""
+    """Raises UsageError if the transaction is too large or writes a key twice."""
     for what, operations in (("comparisons", compares), ("writes", writes)):
         if len(operations) > CATALOG_OPERATIONS_MAX:
             raise UsageError(
@@ -185,7 +186,7 @@ def check_commit(compares: Sequence[Compare], writes: Sequence[Put | Remove]) ->
                 f"at most {CATALOG_VALUE_BYTES_MAX} are allowed"
             )
         if write.key in seen:
-            raise UsageError(f"a catalog transaction that writes {write.key!r} twice")
+            raise UsageError(f"a catalog transaction writes {write.key!r} twice")
         seen.add(write.key)
         total += len(check_key(write.key)) + size + _OPERATION_BYTES
     if total > COMMIT_BYTES_MAX:
@@ -195,9 +196,9 @@ def check_commit(compares: Sequence[Compare], writes: Sequence[Put | Remove]) ->
 
 
 class ObservedKv:
-    """A `Kv` whose requests are timed and whose failures are counted, under the label `backend`.
+    """Wraps a `Kv`: measures the duration of requests and counts errors, labelled `backend`.
 
-    How long a watch waits is not measured.
+    Of a watch only its creation is measured, not the wait for changes.
     """
 
     def __init__(self, inner: Kv, backend: str) -> None:

@@ -1,12 +1,12 @@
-"""Who may append to a topic: a lease for the process, an epoch for each topic (rule R5).
+"""Who may append to a topic: one lease for the process, one epoch for each topic (rule R5).
 
-A process has one `Session`, whose lease a thread keeps alive. A topic that it takes gets the next
-epoch, and an owner key that lives as long as the lease. Everything that counts compares the
-epoch, and nothing is acknowledged once the lease may have ended: `Ownership.confirm` is asked
-after every sync, and before anybody is told.
+A process has one `Session`; a thread renews its lease. A topic that the process takes gets the next
+epoch, and an owner key that exists as long as the lease. Every change of the catalog compares the
+epoch. Nothing is acknowledged once the lease may have ended: the log calls `Ownership.confirm`
+after every sync, before it acknowledges anything.
 
-What a caller gets wrong: a lease that ran out is not yet a topic that was lost. `confirm` then
-asks the catalog, and goes on if nobody took the topic over meanwhile.
+What a caller gets wrong: an expired lease does not mean that the topic is lost. `confirm` then asks
+the catalog, and succeeds if no other process has taken the topic.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ from forebay.metrics import Counter
 from forebay.settings import MetadataSettings
 
 _log: Final = logging.getLogger("forebay.catalog")
-_lease_losses = Counter("forebay_lease_lost_total", "Leases of this process that ran out.")
+_lease_losses = Counter("forebay_lease_lost_total", "Leases of this process that expired.")
 _TRIES: Final = 100
 
 
 class Session:
-    """The lease of this process, and the thread that keeps it. Thread-safe."""
+    """The lease of this process, and the thread that renews it. Thread-safe.
+
+    The lease is granted, and the thread started, when the first topic is taken.
+    """
 
     def __init__(
         self, catalog: Catalog, settings: MetadataSettings, clock: Clock = SYSTEM_CLOCK
@@ -54,11 +57,14 @@ class Session:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._epochs: dict[TopicName, int] = {}
-        """Of the topics that this process owns, or believes to."""
+        """The epochs of the topics that this process owns, or believes it owns."""
 
     @property
     def valid_until(self) -> float:
-        """On the clock's monotonic time; nothing is acknowledged in the margin before it."""
+        """When the lease ends, in the clock's monotonic time.
+
+        Nothing is acknowledged in the last `lease_margin_seconds` before it.
+        """
         return self._valid_until
 
     @property
@@ -68,11 +74,14 @@ class Session:
 
     @property
     def current(self) -> int | None:
-        """The lease as it is, if there is one."""
+        """The lease, without checking that it is alive; None if there is none."""
         return self._lease
 
     def epoch(self, topic: TopicName) -> int | None:
-        """With which this process took the topic last; None if it gave it up, or never had it."""
+        """Returns the newest epoch with which this process took the topic.
+
+        Returns None if the process released the topic or never had it.
+        """
         return self._epochs.get(topic)
 
     def took(self, topic: TopicName, epoch: int) -> None:
@@ -85,13 +94,16 @@ class Session:
                 del self._epochs[topic]
 
     def lease(self) -> int:
-        """A lease that was alive a moment ago, a new one if need be."""
+        """Returns the lease, renewed or replaced by a new one if it may have ended.
+
+        Raises TopicFenced if the session was closed.
+        """
         if not self.alive:
             with suppress(TopicFenced):
                 self.renew()
         with self._lock:
             if self._stop.is_set():
-                raise TopicFenced("the store of this process was closed; open it again")
+                raise TopicFenced("this store was closed; open it again")
             if self._lease is None:
                 before = self.clock.monotonic()
                 self._lease = self.catalog.kv.grant(self.settings.lease_seconds)
@@ -100,7 +112,7 @@ class Session:
             return self._lease
 
     def renew(self) -> None:
-        """Asks for more time. TopicFenced if the lease is gone: the next `lease` is a new one."""
+        """Renews the lease. Raises TopicFenced if it has ended; `lease` then grants a new one."""
         with self._lock:
             lease = self._lease
         if lease is None:
@@ -119,7 +131,10 @@ class Session:
                 self._valid_until = max(self._valid_until, before + seconds)
 
     def close(self) -> None:
-        """Ends the lease: every topic of this process is free at once."""
+        """Ends the lease, so that other processes can take the topics at once.
+
+        If the catalog does not respond, the lease is left to expire.
+        """
         self._stop.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -131,7 +146,7 @@ class Session:
             try:
                 self.catalog.kv.revoke(lease)
             except ServiceError as error:
-                event(_log, logging.WARNING, "the lease was left to run out", error=error)
+                event(_log, logging.WARNING, "lease not revoked: it will expire", error=error)
 
     def _keep(self) -> None:
         if self._thread is None and not self._stop.is_set():
@@ -146,7 +161,7 @@ class Session:
             except LogClosed:
                 return
             except (ServiceError, TopicFenced) as error:
-                event(_log, logging.WARNING, "the lease was not renewed", error=error)
+                event(_log, logging.WARNING, "lease not renewed", error=error)
 
 
 class Ownership:
@@ -159,17 +174,21 @@ class Ownership:
         self._catalog = session.catalog
         self._lock = lock
         self._lease = lease
-        """The one that the owner key has; the session may have a newer one."""
+        """The lease of the owner key; the session may have a newer one."""
         self._reserved = record.reserved
         self._slow = threading.Lock()
         self.topic = topic
         self.epoch = record.epoch
         session.took(topic, record.epoch)
 
-    # -- what the log asks ----------------------------------------------------------------------
+    # -- called by the log ----------------------------------------------------------------------
 
     def admit(self, end_offset: int) -> None:
-        """Before frames are written: sees to it that offsets up to `end_offset` are reserved."""
+        """Reserves the offsets below `end_offset` in the catalog.
+
+        Call it before frames with these offsets are written. Raises TopicFenced if another process
+        has taken the topic, or if this one has released it.
+        """
         self._require_newest()
         if end_offset <= self._reserved:
             return
@@ -181,7 +200,10 @@ class Ownership:
         self._reserved = self._catalog.update(self.topic, self.epoch, change).reserved
 
     def confirm(self) -> None:
-        """After frames were synced: returns if they may be acknowledged, else raises."""
+        """Returns if frames that were synced before the call may be acknowledged.
+
+        Raises TopicFenced or ServiceError otherwise.
+        """
         session = self._session
         self._require_newest()
         if session.alive and session.current == self._lease:
@@ -190,17 +212,17 @@ class Ownership:
             self._reclaim()
 
     def _require_newest(self) -> None:
-        """Raises if this process released the topic, or took it once more."""
+        """Raises TopicFenced if this process has released the topic, or taken it again."""
         newest = self._session.epoch(self.topic)
         if newest is None:
-            raise TopicFenced(f"{self.topic}: the topic was given up; open it again")
+            raise TopicFenced(f"{self.topic}: this process released the topic; open it again")
         if newest != self.epoch:
             raise fenced(self.topic, self.epoch, newest)
 
     def _reclaim(self) -> None:
-        """The lease may have ended: the catalog tells whether the topic is still ours."""
+        """Asks the catalog whether the topic is still ours, after the lease may have ended."""
         session = self._session
-        with suppress(TopicFenced):  # a new lease follows, and counts if nobody took the topic
+        with suppress(TopicFenced):  # the new lease is enough if nobody else took the topic
             session.renew()
         lease = session.lease()
         if not (session.alive and lease == self._lease):
@@ -208,8 +230,8 @@ class Ownership:
             self._lease = lease
         if not (session.alive and session.current == lease):
             raise TopicFenced(
-                f"{self.topic}: the lease ran out before {self._catalog.name} "
-                "answered; open the topic again"
+                f"{self.topic}: the lease ended before {self._catalog.name} "
+                "responded; open the topic again"
             )
 
     def _unchanged(self, record: TopicRecord | None, holder: Owner | None) -> TopicRecord:
@@ -222,13 +244,13 @@ class Ownership:
     def _owner(self) -> Owner:
         return Owner(self.epoch, self._session.name, self._lock, self._session.clock.now_ms())
 
-    # -- the end --------------------------------------------------------------------------------
+    # -- giving the topic up --------------------------------------------------------------------
 
     def release(self, next_offset: int) -> None:
-        """Gives the topic up; nothing but `next_offset` will be handed out next.
+        """Gives the topic up. The next owner continues at `next_offset`.
 
-        No offset from there on stays reserved: an owner without the local log then loses what was
-        not uploaded, and not one offset more.
+        Offsets from `next_offset` on are no longer reserved. An owner without the local log then
+        records only the messages that were not uploaded as lost, and no unused offsets.
         """
         self._session.gave_up(self.topic, self.epoch)
 
@@ -254,11 +276,12 @@ def acquire(
     lock: str,
     settle: Callable[[TopicRecord | None], TopicRecord],
 ) -> tuple[Ownership, TopicRecord]:
-    """Takes the topic for this process, with the next epoch.
+    """Takes the topic for this process, with the next epoch; returns the ownership and the record.
 
-    `settle` gets the record as it is, None for a new topic, and returns what it shall become, but
-    for the epoch; it may raise to refuse. TopicOwned while another process holds the topic, and
-    it did not hold the same `lock` as we do now (which proves that it is gone).
+    `settle` gets the current record, or None for a new topic, and returns the new one; the epoch is
+    filled in here. It may raise to refuse, and it may be called more than once. `lock` names the
+    local lock that this process holds. Raises TopicOwned while another process owns the topic. An
+    owner that held the same `lock` must have ended, so its topic is taken at once.
     """
 
     def take(record: TopicRecord | None, holder: Owner | None) -> TopicRecord:
@@ -274,7 +297,7 @@ def acquire(
     lease = session.lease()
     try:
         record = _hold(session.catalog, topic, owner, lease, take)
-    except TopicFenced:  # by the lease, which ended before we knew
+    except TopicFenced:  # the lease had ended
         with suppress(TopicFenced):
             session.renew()
         lease = session.lease()
@@ -289,7 +312,10 @@ def _hold(
     lease: int,
     decide: Callable[[TopicRecord | None, Owner | None], TopicRecord],
 ) -> TopicRecord:
-    """Writes the owner key and the record that `decide` returns, in one transaction."""
+    """Writes the owner key and the record that `decide` returns, in one transaction.
+
+    `decide` is called again when another process changed either key first.
+    """
     record_key, owner_key = catalog.keys.record(topic), catalog.keys.owner(topic)
     for _ in range(_TRIES):
         entry, held = catalog.kv.get(record_key), catalog.kv.get(owner_key)
@@ -308,4 +334,4 @@ def _hold(
         ]
         if catalog.kv.commit(compares, writes) is not None:
             return wanted
-    raise TopicOwned(f"{topic}: others take the topic over all the time")
+    raise TopicOwned(f"{topic}: other processes keep taking the topic over; try again")

@@ -1,21 +1,21 @@
-"""The catalog's own records, and the life of an object's key as a table.
+"""The records in the catalog, and the states of an object's key.
 
-A topic has one record, changed by compare-and-set alone. Every number in it is the *next* offset
-of its stage, so that 0 means that nothing is there yet:
+A topic has one record, changed only by compare-and-set. Every number in it is the *next* offset of
+its stage, so 0 means that nothing is there yet:
 
     start_offset <= verified <= tail <= reserved
 
-The life of a key, from the first intent to write the object to its end. Nobody writes to a key
-that is being deleted, and nobody deletes one that may still be committed, because both sides
-change this row by comparing it:
+Every object key has a row with its state, from the intent to write the object until it is deleted.
+Writers and deleters change this row by compare-and-set, so nobody writes to a key that is being
+deleted, and nobody deletes a key that may still be committed:
 
     intended ──> committed <──> replaced ──> deleting ──> (no row)
         │            └───────────────────────^ ^  └──────> gone
         ├──────────────────────────────────────┘
-        └──> (no row), by the one who intended it and left no object there
+        └──> (no row), by the process that intended it, if it left no object
 
-`gone` stays as a mark where it is not certain that the last request to delete was answered: the
-name is never used again. The layout: `docs/formats/catalog.md`.
+A key stays `gone` if a delete request got no response: the request may still arrive, so the name is
+never used again. The layout: `docs/formats/catalog.md`.
 """
 
 from __future__ import annotations
@@ -49,51 +49,54 @@ _NEXT: Final[dict[State | None, frozenset[State | None]]] = {
 
 
 def may_become(before: State | None, after: State | None) -> bool:
-    """Whether a key may go from one state to the other; staying is always allowed.
+    """Whether a key may change from one state to the other. No change is always allowed.
 
-    None is a key without a row. One that was never seen can be committed by a restore, be replaced
-    by a compaction if a descriptor names it, and be deleted by a sweep.
+    None is a key without a row. A restore can commit it, a compaction can replace it if a
+    descriptor names it, and a sweep can delete it.
     """
     return before == after or after in _NEXT[before]
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Where the key of one object is in its life."""
+    """The row of one object key."""
 
     state: State
     epoch: int
-    """Of the owner that intended it."""
+    """The epoch of the owner that intended the object."""
     token: str
-    """Which attempt this is; whoever changes the row compares it."""
+    """Identifies the attempt to write or delete the object. Every change compares it."""
     updated_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """What the catalog knows of a topic as a whole."""
+    """The record of one topic."""
 
     epoch: int = 0
-    """Of the owner; each new one is higher, and only the highest may change anything."""
+    """The epoch of the owner. Each new owner has a higher one, and only the highest may write."""
     log_id: str | None = None
-    """Which local log the topic's newest messages are in."""
+    """The local log that has the topic's newest messages."""
     start_offset: int = 0
-    """The oldest offset that can be read; remote retention moves it."""
+    """The oldest offset that can be read. Remote retention moves it."""
     tail: int = 0
     """One more than the last committed offset."""
     verified: int = 0
-    """One more than the last offset of the objects that were read back."""
+    """All objects before this offset were read back."""
     reserved: int = 0
-    """No offset from here on was ever handed out."""
+    """Offsets from here on were never assigned to a message."""
     lost: tuple[tuple[int, int], ...] = ()
-    """Ranges, the end not included, that were handed out and whose messages are gone."""
+    """Ranges of offsets (end not included) that were assigned and whose messages are lost."""
 
     def lost_range(self, offset: int) -> tuple[int, int] | None:
-        """The lost range that `offset` is in."""
+        """Returns the lost range that contains `offset`, or None."""
         return next((each for each in self.lost if each[0] <= offset < each[1]), None)
 
     def with_lost(self, start: int, end: int) -> TopicRecord:
-        """Also lost: `start..end`; joined with a lost range that ends there."""
+        """Returns the record with `start..end` lost too, joined to the last range if they touch.
+
+        Raises DescriptorError if the record has no room for another range.
+        """
         if start >= end:
             return self
         if self.lost and self.lost[-1][1] >= start:
@@ -101,13 +104,13 @@ class TopicRecord:
             return replace(self, lost=(*self.lost[:-1], joined))
         if len(self.lost) >= LOST_RANGES_MAX:
             raise DescriptorError(
-                f"the topic has {len(self.lost)} lost ranges; there is no more room"
+                f"the topic has {len(self.lost)} lost ranges already; its record has no more room"
             )
         return replace(self, lost=(*self.lost, (start, end)))
 
 
 def skip_lost(record: TopicRecord, offset: int) -> int:
-    """The next offset whose message exists or will."""
+    """Returns `offset`, or the end of the lost range that contains it."""
     while (hole := record.lost_range(offset)) is not None:
         offset = hole[1]
     return offset
@@ -119,9 +122,9 @@ class Owner:
 
     epoch: int
     name: str
-    """For people: the process and its machine."""
+    """Machine and process, for error messages."""
     lock: str
-    """The local lock that the owner holds besides; whoever holds the same one has outlived it."""
+    """The local lock that the owner holds. A process that gets this lock knows the owner ended."""
     since_ms: int
 
 
@@ -133,21 +136,21 @@ def encode_record(record: Life | TopicRecord | Owner) -> bytes:
 
 
 def decode_record(data: bytes, kind: type[_Record], what: str) -> _Record:
-    """DescriptorError, saying `what`, for anything but a record of that kind."""
+    """Decodes a record of that kind. `what` names it in the DescriptorError."""
     body = decode_json(data, what)
     try:
         known = {field.name for field in fields(kind)}
         if not isinstance(body, dict) or body.keys() != known:
-            raise ValueError(f"it has not exactly the fields {sorted(known)}")  # noqa: TRY301
+            raise ValueError(f"its fields are not {sorted(known)}")  # noqa: TRY301
         return kind(**{name: _checked(name, value) for name, value in body.items()})
     except (ValueError, TypeError) as error:
         raise DescriptorError(f"{what}: {error}") from error
 
 
 def decode_json(data: bytes, what: str) -> Any:
-    """DescriptorError, saying `what`, for anything but JSON of a bearable size."""
+    """Decodes JSON. DescriptorError, which names `what`, if it is invalid or too large."""
     if len(data) > CATALOG_VALUE_BYTES_MAX:
-        raise DescriptorError(f"{what}: {len(data)} bytes")
+        raise DescriptorError(f"{what} has {len(data)} bytes, which is too large")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -155,23 +158,23 @@ def decode_json(data: bytes, what: str) -> Any:
 
 
 def decode_pointer(data: bytes, what: str) -> int:
-    """The offset that `cur` points to: where the newest object starts."""
+    """Decodes the value of the key `cur`: the offset at which the newest object starts."""
     match decode_json(data, what):
         case {"start": str() as digits} if _DIGITS.fullmatch(digits):
             return int(digits)
-    raise DescriptorError(f"{what} points to no offset")
+    raise DescriptorError(f"{what} does not hold an offset")
 
 
 def encode_cursor(offset: int) -> bytes:
     if type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
-        raise UsageError(f"{offset!r} is no offset for a cursor")
+        raise UsageError(f"{offset!r} is not a valid offset for a cursor")
     return b"%d" % offset
 
 
 def decode_cursor(data: bytes, what: str) -> int:
     value = decode_json(data, what)
     if type(value) is not int or not 0 <= value <= OFFSET_MAX:
-        raise DescriptorError(f"{what} is no offset")
+        raise DescriptorError(f"{what} does not hold an offset")
     return value
 
 
@@ -186,17 +189,17 @@ def _checked(name: str, value: Any) -> Any:
         return tuple(_checked_range(each) for each in value)
     if name in _TEXTS or (name == "log_id" and value is not None):
         if not isinstance(value, str):
-            raise ValueError(f"{name} is no text")
+            raise ValueError(f"{name} is not a string")
         return value
     if value is None and name == "log_id":
         return None
     if type(value) is not int or not 0 <= value <= OFFSET_MAX:
-        raise ValueError(f"{name} is no whole number in 0..{OFFSET_MAX}")
+        raise ValueError(f"{name} is not an integer in 0..{OFFSET_MAX}")
     return value
 
 
 def _checked_range(value: Any) -> tuple[int, int]:
     start, end = value
     if type(start) is not int or type(end) is not int or not 0 <= start < end <= OFFSET_MAX:
-        raise ValueError(f"{value!r} is no range of offsets")
+        raise ValueError(f"{value!r} is not a range of offsets")
     return start, end

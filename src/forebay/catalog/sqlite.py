@@ -1,12 +1,12 @@
-"""The catalog in a SQLite file: for one machine, used by any number of its processes.
+"""The catalog in a SQLite file, for one machine and any number of its processes.
 
-Tables: `keys` is the map, `changes` the newest changes for watches (bounded), `leases` who lives
-until when, and `state` one row of counters. Every writing transaction is BEGIN IMMEDIATE, so that
-what it compares cannot change before it writes.
+The tables: `keys` is the map, `changes` holds the newest changes for watches (bounded), `leases`
+holds when each lease ends, and `state` is one row of counters. Every write transaction is BEGIN
+IMMEDIATE, so what it compares cannot change before it writes.
 
-A lease ends by the time since this machine's boot, which no one can set: jumps of the wall clock
-do not matter, and a lease of an earlier boot has ended. There is no thread that looks: whoever
-reads, writes or watches removes what has ended first, so that nobody sees it.
+Leases are timed by the time since boot, which cannot be set: jumps of the wall clock do not matter,
+and a lease from an earlier boot has ended. No thread watches leases. Every read, write and watch
+first removes the leases that have ended, together with their keys, so nobody sees them.
 
 What a caller gets wrong: the file must be on a local disk. Network file systems are refused.
 """
@@ -47,11 +47,11 @@ from forebay.limits import MIB
 
 CHANGES_MAX: Final = 16_384
 CHANGES_BYTES_MAX: Final = 64 * MIB
-"""What the log of changes holds at most; it is cut to half when it has more."""
+"""The limits of the table `changes`. When one is exceeded, the table is cut to half of both."""
 
 _WATCH_BATCH: Final = 64
 _WATCH_POLL_SECONDS: Final = 0.05
-"""How late a watch is to see another process's change, or a lease's end."""
+"""How late a watch may see another process's change, or the end of a lease."""
 
 _APPLICATION_ID: Final = 0x46_42_43_31
 _VERSION: Final = 1
@@ -87,11 +87,13 @@ def _boot_id() -> str:
     try:
         return source.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise ServiceRefused(f"{source}: {error.strerror}; leases need it") from error
+        raise ServiceRefused(
+            f"{source} cannot be read, and leases need it: {error.strerror}"
+        ) from error
 
 
 class _Transaction:
-    """A writing transaction: what is written in it, and the counters that go with it."""
+    """A write transaction, and the counters in `state`. It first removes leases that have ended."""
 
     def __init__(self, connection: sqlite3.Connection, boot: str, now: float) -> None:
         self._connection = connection
@@ -113,7 +115,7 @@ class _Transaction:
         return bool((found[0] if found else ABSENT) == compare.revision)
 
     def require_lease(self, lease: int) -> float:
-        """The seconds it was granted for; TopicFenced if it is gone."""
+        """Returns the seconds for which the lease was granted; TopicFenced if it has ended."""
         sql = "SELECT ttl FROM leases WHERE id = ?"
         found = self._connection.execute(sql, (lease,)).fetchone()
         if found is None:
@@ -121,7 +123,7 @@ class _Transaction:
         return float(found[0])
 
     def apply(self, writes: Sequence[Put | Remove]) -> None:
-        """All at one new revision, if they change anything."""
+        """Applies the writes at one new revision. If they change nothing, the revision stays."""
         revision = self.revision + 1
         for write in writes:
             if isinstance(write, Put):
@@ -171,9 +173,10 @@ class _Transaction:
 
 
 class SqliteKv:
-    """A `Kv` in the file at `path`, or in this process's memory if that is None.
+    """A `Kv` in the file at `path`, or in memory if `path` is None. Thread-safe.
 
-    `boottime`, `boot_id` and `mountinfo` are the machine's own unless a test has others.
+    Raises InvalidSetting if the file is on a network file system, and ServiceError if it cannot be
+    opened. `boottime`, `boot_id` and `mountinfo` are for tests; the machine's own are the default.
     """
 
     def __init__(
@@ -232,8 +235,8 @@ class SqliteKv:
 
     def watch(self, start: str, end: str, *, after: int) -> Watch:
         if check_range(start, end) is None:
-            raise UsageError(f"a watch from {start!r} to {end!r}, where no key can be")
-        self.revision()  # so that a closed or broken catalog says so here
+            raise UsageError(f"the watch from {start!r} to {end!r} covers no key")
+        self.revision()  # raises here if the catalog is closed or broken
         watch = SqliteWatch(self, start, end, after)
         number = id(watch)
         self._watches[number] = weakref.ref(watch, lambda _: self._watches.pop(number, None))
@@ -252,7 +255,7 @@ class SqliteKv:
 
     def grant(self, ttl_seconds: float) -> int:
         if not 0 < ttl_seconds < float("inf"):
-            raise UsageError(f"a lease of {ttl_seconds} seconds")
+            raise UsageError(f"a lease of {ttl_seconds} seconds; it must be more than 0 and finite")
         with self._writing(flock=True) as transaction:
             cursor = transaction.execute(
                 "INSERT INTO leases (boot, expires, ttl) VALUES (?, ?, ?)",
@@ -277,7 +280,7 @@ class SqliteKv:
 
     def close(self) -> None:
         self._file.close()
-        self._wake_watches()  # they find it closed
+        self._wake_watches()  # so that they end
 
     # ---- inside ----
 
@@ -312,15 +315,15 @@ class SqliteKv:
                     yield connection
                     return
             with self._writing():
-                pass  # beginning it removes what has ended
+                pass  # a write transaction removes the ended leases when it begins
 
     def changes(
         self, start: str, end: str, after: int, at: int | None
     ) -> tuple[int, list[tuple[int, Change]]]:
-        """The next changes in the range, with their sequence numbers, and how far they reach.
+        """Returns the sequence number that was reached, and the next changes with their numbers.
 
-        `at` is the sequence number that was reached before; None: what `after` says. ServiceError
-        if changes after it were cut off.
+        `at` is what the last call reached; None begins after the revision `after`. Raises
+        ServiceError if changes after that were removed.
         """
         with self._reading() as connection:
             connection.execute("BEGIN")
@@ -338,7 +341,7 @@ class SqliteKv:
         if after < compacted if at is None else at < cut:
             raise ServiceError(
                 f"{self.name}: the changes after revision {after} are no longer known; "
-                "read the range, and watch from there"
+                "read the range again, and watch from its revision"
             )
         rows = connection.execute(
             "SELECT sequence, key, value, revision FROM changes WHERE sequence > ? "
@@ -350,7 +353,7 @@ class SqliteKv:
 
 
 class SqliteWatch:
-    """A `Watch` that looks at the log of changes when it is woken, and often enough else."""
+    """A `Watch` that reads the table `changes` when this process writes, and polls for others."""
 
     def __init__(self, kv: SqliteKv, start: str, end: str, after: int) -> None:
         self._kv = kv
@@ -371,7 +374,7 @@ class SqliteWatch:
             except LogClosed:
                 return
             except ServiceUnavailable:
-                pass  # locked, or no space to remove an ended lease's keys: look again
+                pass  # locked, or no space to remove the keys of ended leases: try again
             for sequence, change in found:
                 if self._closed.is_set():
                     return

@@ -1,12 +1,12 @@
-"""Connections to SQLite's file: one that writes, a few that read, none across a fork.
+"""Connections to a SQLite file: one to write, a few to read, none that survives a fork.
 
-A writer of this process waits for the others of it on a lock, which is fair, and for other
-processes in SQLite, which is not. Readers see the last commit and wait for nobody (WAL mode). A
-database in memory has one connection, for everything.
+Writers of this process wait for each other on a lock, which is fair. They wait for other processes
+in SQLite, which is not. Readers see the last commit and never wait (WAL mode). A database in memory
+has a single connection.
 
-SQLite keeps the locks of a file in memory that all connections of a process share. A forked child
-inherits that memory and not the locks, and would believe that it holds them. So every connection
-is closed before a fork, and both sides open new ones when they need them.
+SQLite keeps its view of a file's locks in memory that all connections of a process share. A forked
+child inherits that memory but not the locks, so it would believe that it holds them. All
+connections are therefore closed before a fork, and parent and child open new ones when needed.
 
 What a caller gets wrong: `<path>`, `<path>-wal` and `<path>-shm` are one database. Copy it with
 `VACUUM INTO` or the backup command, never with `cp` of the first file alone.
@@ -50,9 +50,9 @@ _UNAVAILABLE: Final = {
 }
 _REFUSED: Final = {
     sqlite3.SQLITE_READONLY: "it is read-only; check the permissions",
-    sqlite3.SQLITE_PERM: "it may not be opened; check the permissions",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that it is there, and its permissions",
-    sqlite3.SQLITE_NOTADB: "the file is no SQLite database; check metadata.path",
+    sqlite3.SQLITE_PERM: "access was denied; check the permissions",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that it exists, and its permissions",
+    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; check metadata.path",
     sqlite3.SQLITE_CORRUPT: "the database is damaged; restore it from a backup",
 }
 
@@ -61,24 +61,28 @@ _SHARED: Final = re.compile(
     "smb2|smb3|smbfs|fuse\\.(?:ceph|ceph-fuse|curlftpfs|davfs|gcsfuse|geesefs|glusterfs|goofys|"
     "juicefs|mfs|moosefs|mount-s3|mountpoint-s3|rclone|s3fs|sshfs)"
 )
-"""Network file systems, on which SQLite's locks do not hold. A type that is not here passes."""
+"""Network file systems, on which SQLite's locks do not work. Any other type is accepted."""
 _inherited: Final[list[sqlite3.Connection]] = []
-"""Connections of a parent that could not be closed before the fork; closing them here could
-delete its write-ahead log."""
+"""Connections that could not be closed before a fork. They are kept here so that the child does
+not close them: that could delete the parent's write-ahead log."""
 
 
 def service_error(name: str, error: sqlite3.Error) -> ServiceError:
-    """What an error of SQLite means for the caller."""
+    """Returns the error to raise for an error of SQLite: ServiceUnavailable or ServiceRefused."""
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF
     if primary in _UNAVAILABLE:
         return ServiceUnavailable(f"{name}: {_UNAVAILABLE[primary]} ({error})")
     reason = _REFUSED.get(primary) if primary is not None else None
-    return ServiceRefused(f"{name}: {reason or 'SQLite refused'} ({error})")
+    return ServiceRefused(f"{name}: {reason or 'SQLite refused the request'} ({error})")
 
 
 class SqliteFile:
-    """The database at `path`, made with `schema` if it is not there; None: one in memory."""
+    """The database at `path`, created with `schema` if it does not exist. Thread-safe.
+
+    The database is in memory if `path` is None. Methods raise ServiceError, and LogClosed after
+    `close`.
+    """
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class SqliteFile:
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection to read with, nobody else's meanwhile."""
+        """Lends a connection for reading; no other thread uses it meanwhile."""
         if self.path is None:
             with self.writer() as only:
                 yield only
@@ -128,7 +132,7 @@ class SqliteFile:
 
     @contextmanager
     def writer(self, *, flock: bool = False) -> Iterator[sqlite3.Connection]:
-        """The connection to write with; `flock`: under the lock of `<path>.lock` too."""
+        """Lends the connection for writing; with `flock`, `<path>.lock` is locked meanwhile."""
         if not self._lock.acquire(timeout=self._timeout):
             raise ServiceUnavailable(
                 f"{self.name}: other threads held its lock for {self._timeout:g} seconds; try again"
@@ -147,7 +151,7 @@ class SqliteFile:
             self._lock.release()
 
     def close(self) -> None:
-        """Waits for what is running; idempotent."""
+        """Waits for running operations, then closes the connections. Idempotent."""
         held = self._quiesce()
         self._unusable = self._unusable or "it was closed"
         if held:
@@ -166,7 +170,10 @@ class SqliteFile:
             with self._flocked():
                 self._writer = self._connect("rwc")
                 if self._writer.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
-                    raise ServiceRefused(f"{self.name}: this file system has no shared memory")
+                    raise ServiceRefused(
+                        f"{self.name}: its file system does not support SQLite's WAL mode; "
+                        "put it on a local disk"
+                    )
                 self._make_schema(self._writer)
                 self._identity = self._stat()
                 _sync_directory(self.path.parent)
@@ -204,14 +211,16 @@ class SqliteFile:
             connection.execute(f"PRAGMA application_id={self._application_id}")
             connection.execute(f"PRAGMA user_version={self._version}")
         elif application != self._application_id:
-            raise ServiceRefused(f"{self.name}: the database is another program's")
+            raise ServiceRefused(
+                f"{self.name}: the database belongs to another program; check metadata.path"
+            )
         elif version != self._version:
             raise ServiceRefused(
-                f"{self.name}: it has format {version}, and this program knows {self._version}"
+                f"{self.name}: it has format {version}, but this program reads only {self._version}"
             )
         connection.execute("COMMIT")
 
-    # ---- the connections ----
+    # ---- connections ----
 
     def _borrow(self) -> sqlite3.Connection | None:
         with self._gate:
@@ -241,7 +250,7 @@ class SqliteFile:
         while self._idle:
             self._idle.pop().close()
 
-    # ---- what must hold ----
+    # ---- checks ----
 
     def _require_usable(self) -> None:
         if self._unusable is not None:
@@ -256,9 +265,12 @@ class SqliteFile:
         return (found.st_dev, found.st_ino)
 
     def _require_same_file(self) -> None:
-        """What is written to a file that has lost its name is lost, and so are its locks."""
+        """Writes to a file that was removed or replaced would be lost, so they are refused."""
         if self.path is not None and self._stat() != self._identity:
-            raise ServiceRefused(f"{self.name}: it was removed or replaced while it was open")
+            raise ServiceRefused(
+                f"{self.name}: the file was removed or replaced while it was open; "
+                "open the store again"
+            )
 
     @contextmanager
     def _flocked(self) -> Iterator[None]:
@@ -283,7 +295,7 @@ class SqliteFile:
     # ---- forks ----
 
     def _quiesce(self) -> bool:
-        """Waits until nothing runs, and keeps both locks; False if that does not happen in time."""
+        """Waits until no connection is in use, and keeps both locks; False after the timeout."""
         deadline = time.monotonic() + 2 * self._timeout
         if not self._lock.acquire(timeout=2 * self._timeout):
             return False
@@ -336,10 +348,10 @@ def _sync_directory(path: Path) -> None:
 
 
 def filesystem_type(path: Path, mountinfo: str) -> str | None:
-    """Of the mount that `path`, an absolute one, is on; None if no line says it.
+    """Returns the file system type of the absolute `path`, or None if no mount matches.
 
-    Linux's `/proc/self/mountinfo` has a line for each mount: numbers, the mounted root, the mount
-    point (blanks as `\\040`), options, ` - `, and the type:
+    `mountinfo` is the text of Linux's `/proc/self/mountinfo`, one line for each mount: numbers, the
+    mounted root, the mount point (blanks as `\\040`), options, ` - `, and the type:
 
         36 35 98:0 / /mnt/shared rw,noatime shared:1 - nfs4 server:/export rw
     """
@@ -351,14 +363,14 @@ def filesystem_type(path: Path, mountinfo: str) -> str | None:
             continue
         point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
         deep = len(point.parts)
-        # Of two mounts on one point the later covers the earlier.
+        # Of two mounts on the same point, the later one hides the earlier.
         if path.is_relative_to(point) and (found is None or deep >= found[0]):
             found = (deep, right.split(" ")[0])
     return None if found is None else found[1]
 
 
 def require_local(path: Path, mountinfo: str | None = None) -> None:
-    """InvalidSetting if the file would be on a file system that several machines share."""
+    """Raises InvalidSetting if the file would be on a network file system."""
     if mountinfo is None:
         source = Path("/proc/self/mountinfo")
         if not source.exists():
@@ -368,5 +380,5 @@ def require_local(path: Path, mountinfo: str | None = None) -> None:
     if kind is not None and _SHARED.fullmatch(kind):
         raise InvalidSetting(
             f"metadata.path is {path}, which is on a network file system ({kind}): SQLite's locks "
-            "do not hold there; put it on a local disk, or use etcd"
+            "do not work there; put it on a local disk, or use etcd"
         )

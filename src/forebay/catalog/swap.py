@@ -1,16 +1,16 @@
-"""Puts one object into the place of its neighbours, and back: what compactions commit.
+"""Replaces adjacent objects with one that holds the same messages, and undoes it: for compactions.
 
-One transaction each: the chain has the small objects or the large one, and never a gap or an
-overlap (I4). It compares the topic's record, every descriptor and every life that it changes, so
-it is refused whenever anybody else was faster: remote retention, a sweep, another compaction, a
-new owner. The record is written as it is, so that whoever read it before has to look again.
+A swap is one transaction: the chain has the small objects or the large one, never a gap or an
+overlap (I4). It compares the topic's record, every descriptor and every key row that it changes. So
+it is refused if remote retention, a sweep, another compaction or a new owner changed any of them
+first. It also writes the record unchanged: a process that read the record before must read again.
 
-What was replaced stays readable for its grace time. Its descriptors are kept, below `replaced/`,
-until a sweep condemns the object: up to then the swap can be taken back. The layout:
+Replaced objects stay readable for a grace time. Their descriptors are kept below `replaced/` until
+a sweep begins to delete the objects. Until then the swap can be undone. The layout:
 `docs/formats/catalog.md`.
 
-What a caller gets wrong: CommitRefused says nothing about the object that was written. It may be
-somebody else's by now, under the same name: leave it to the sweep.
+What a caller gets wrong: after CommitRefused, do not delete the object that was written. By now the
+same name may belong to another process. Leave the object to the sweep.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from forebay.format.names import TopicName, parse_object
 from forebay.limits import CATALOG_OPERATIONS_MAX, CATALOG_PAGE, MIB
 
 OBJECTS_PER_SWAP_MAX: Final = 32
-"""Each takes three writes: its descriptor, its life, and the descriptor that is kept."""
+"""Each takes three writes: its descriptor, its key's row, and the descriptor that is kept."""
 SWAP_BYTES_MAX: Final = 1 * MIB
-"""Of the descriptors that one swap keeps; keys and the new descriptor come on top."""
+"""The limit of the descriptors that one swap keeps, without keys and the new descriptor."""
 _NEXT_KEY: Final = "\1"
 
 assert 3 * OBJECTS_PER_SWAP_MAX + 3 <= CATALOG_OPERATIONS_MAX
@@ -50,7 +50,7 @@ assert 3 * OBJECTS_PER_SWAP_MAX + 3 <= CATALOG_OPERATIONS_MAX
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The descriptor of an object that was replaced, and by which."""
+    """The descriptor of a replaced object, and the id of the object that replaced it."""
 
     by: str
     descriptor: ObjectDescriptor
@@ -62,20 +62,20 @@ def encode_kept(kept: Kept) -> bytes:
 
 
 def decode_kept(data: bytes, what: str) -> Kept:
-    """DescriptorError, saying `what`, for anything else."""
+    """Decodes what `encode_kept` returned. `what` names it in the DescriptorError."""
     match decode_json(data, what):
         case {"by": str() as by, "descriptor": dict() as body, **rest} if not rest:
             try:
                 return Kept(by, decode_descriptor(json.dumps(body).encode()))
             except DescriptorError as error:
                 raise DescriptorError(f"{what}: {error}") from error
-    raise DescriptorError(f"{what} has not exactly the fields ['by', 'descriptor']")
+    raise DescriptorError(f"{what}: its fields are not ['by', 'descriptor']")
 
 
 def replaced_descriptors(
     catalog: Catalog, topic: TopicName, start: int, end: int
 ) -> Iterator[Kept]:
-    """What is kept of replaced objects that begin in `start..end`, by offset; a page at a time."""
+    """Yields what is kept of replaced objects that begin in `start..end`, ordered by offset."""
     at, stop = catalog.keys.replaced(topic, start), catalog.keys.replaced(topic, end)
     while page := catalog.kv.range(at, stop, limit=CATALOG_PAGE):
         for entry in page:
@@ -92,10 +92,11 @@ def swap(
     *,
     clock: Clock = SYSTEM_CLOCK,
 ) -> TopicRecord:
-    """The object takes the place of those that it was made of; they were read back before.
+    """Replaces the objects in `replaced` with the one that was made of them; returns the record.
 
-    Succeeds when it was done before. CommitRefused if anything is not as it was planned: one of
-    the objects is gone or another, the topic has a new epoch, the intent was taken back.
+    All of them must have been read back. A swap that was already made succeeds again. Raises
+    CommitRefused if anything changed since the plan: one of the objects, the topic's epoch, or the
+    intent. Raises UsageError if the objects do not cover exactly the offsets of the new one.
     """
     _require_same_range(intent, descriptor, replaced)
     state = _Swapping(catalog, topic, intent, descriptor, tuple(replaced), clock)
@@ -105,9 +106,10 @@ def swap(
 def swap_back(
     catalog: Catalog, topic: TopicName, object_id: str, *, clock: Clock = SYSTEM_CLOCK
 ) -> list[ObjectDescriptor]:
-    """The objects that a compaction replaced take the place of `object_id` again.
+    """Undoes a swap: puts the objects that `object_id` replaced back, and returns them.
 
-    CommitRefused if it is not in the chain, or if one of them is being deleted or is gone.
+    Raises CommitRefused if `object_id` is not in the chain, or if one of the replaced objects is
+    being deleted or is gone.
     """
     name = parse_object(object_id)
     if name is None:
@@ -121,17 +123,21 @@ def _require_same_range(
     intent: Intent, descriptor: ObjectDescriptor, replaced: Sequence[ObjectDescriptor]
 ) -> None:
     if not 2 <= len(replaced) <= OBJECTS_PER_SWAP_MAX:
-        raise UsageError(f"a swap of {len(replaced)} objects; it takes 2 to {OBJECTS_PER_SWAP_MAX}")
+        raise UsageError(
+            f"a swap of {len(replaced)} objects; it must be 2 to {OBJECTS_PER_SWAP_MAX}"
+        )
     ends = (replaced[0].start_offset, replaced[-1].end_offset)
     whole = all(one.next_offset == then.start_offset for one, then in pairwise(replaced))
     if not whole or ends != (descriptor.start_offset, descriptor.end_offset):
-        raise UsageError(f"{descriptor.object_id} is not made of exactly the objects to replace")
+        raise UsageError(
+            f"{descriptor.object_id} does not have exactly the offsets of the objects to replace"
+        )
     if intent.object_id != descriptor.object_id:
-        raise UsageError(f"{descriptor.object_id} is not what was intended: {intent.object_id}")
+        raise UsageError(f"{descriptor.object_id}: the intent is for {intent.object_id}")
 
 
 class _Rows:
-    """Reads rows of lives, and notes what must still be so when the transaction comes."""
+    """Collects the writes of a transaction, and the comparisons for every row that it read."""
 
     def __init__(self, catalog: Catalog, topic: TopicName) -> None:
         self._catalog = catalog
@@ -146,10 +152,10 @@ class _Rows:
         return None if entry is None else decode_record(entry.value, Life, key)
 
     def move(self, object_id: str, life: Life | None, after: Life) -> None:
-        """CommitRefused if the table of states does not allow it."""
+        """Writes the new state of a key; CommitRefused if `may_become` does not allow it."""
         before = life.state if life is not None else None
         if not may_become(before, after.state):
-            raise CommitRefused(f"{self._topic}: {object_id} is {before}")
+            raise CommitRefused(f"{self._topic}: {object_id} is {before}; plan again")
         key = self._catalog.keys.life(self._topic, object_id)
         self.writes.append(Put(key, encode_record(after)))
 
@@ -161,7 +167,7 @@ class _Rows:
         self.writes.append(Put(key, encode_descriptor(descriptor)))
 
     def point(self, before: ObjectDescriptor, after: ObjectDescriptor) -> None:
-        """Moves the pointer to the newest object, if that is what it points to."""
+        """Moves the pointer to the newest object from `before` to `after`, if it is at `before`."""
         if self._catalog.get_current_pointer(self._topic) == before.start_offset:
             key = self._catalog.keys.current(self._topic)
             self.writes.append(Put(key, pointer(after.start_offset)))
@@ -187,17 +193,20 @@ class _Swapping:
         life = rows.life(new.object_id)
         own = life is not None and life.token == self.intent.token
         if own and life is not None and life.state is State.COMMITTED:
-            return Change(record)  # done before
+            return Change(record)  # already committed
         if record.epoch != self.intent.epoch:
             raise CommitRefused(
                 f"{self.topic}: the topic has a new owner (its epoch is {record.epoch}, and was "
                 f"{self.intent.epoch}); plan again"
             )
         if not own or life is None or life.state is not State.INTENDED:
-            raise CommitRefused(f"{self.topic}: {new.object_id} is no longer intended; plan again")
+            raise CommitRefused(
+                f"{self.topic}: the intent of {new.object_id} was revoked; plan again"
+            )
         if new.next_offset > record.verified:
             raise CommitRefused(
-                f"{self.topic}: only the objects before offset {record.verified} were read back"
+                f"{self.topic}: {new.object_id} ends after offset {record.verified}, "
+                "up to which objects were read back"
             )
         rows.move(new.object_id, life, replace(life, state=State.COMMITTED, updated_ms=now_ms))
         rows.chain(self._entries())
@@ -208,7 +217,7 @@ class _Swapping:
         return rows.changed(record)
 
     def _entries(self) -> list[Entry]:
-        """The descriptors to replace, as they are now; CommitRefused unless they are the same."""
+        """Reads the entries to replace; CommitRefused if they are not what was planned."""
         keys = self.catalog.keys
         entries = self.catalog.kv.range(
             keys.descriptor(self.topic, self.descriptor.start_offset),
@@ -217,8 +226,8 @@ class _Swapping:
         )
         if [decode_descriptor(entry.value) for entry in entries] != list(self.replaced):
             raise CommitRefused(
-                f"{self.topic}: the objects of {self.descriptor.object_id} changed meanwhile; "
-                "plan again"
+                f"{self.topic}: the objects to replace with {self.descriptor.object_id} "
+                "have changed; plan again"
             )
         return entries
 
@@ -255,7 +264,7 @@ class _SwappingBack:
         now_ms = self._clock.now_ms()
         life = rows.life(self._object_id)
         if life is not None and (life.state, life.token) == (State.REPLACED, self._token):
-            return Change(record)  # done before
+            return Change(record)  # already committed
         entry = self._named()
         compacted = decode_descriptor(entry.value)
         self.restored = self._kept()
@@ -271,7 +280,7 @@ class _SwappingBack:
         key = self._catalog.keys.descriptor(self._topic, self._offsets[0])
         entry = self._catalog.kv.get(key)
         if entry is None or decode_descriptor(entry.value).object_id != self._object_id:
-            raise CommitRefused(f"{self._topic}: {self._object_id} is not among the objects")
+            raise CommitRefused(f"{self._topic}: {self._object_id} is not in the topic's chain")
         return entry
 
     def _kept(self) -> list[ObjectDescriptor]:
@@ -281,7 +290,7 @@ class _SwappingBack:
         borders = [start, *(each.next_offset for each in kept)]
         if not kept or borders != [*(each.start_offset for each in kept), end]:
             raise CommitRefused(
-                f"{self._topic}: {self._object_id} cannot be taken apart: "
+                f"{self._topic}: {self._object_id} cannot be undone: "
                 + ("some" if kept else "none")
                 + " of the objects that it replaced are left"
             )
@@ -291,7 +300,9 @@ class _SwappingBack:
         life = rows.life(old.object_id)
         if life is None or life.state is not State.REPLACED:
             state = life.state if life is not None else "gone"
-            raise CommitRefused(f"{self._topic}: {old.object_id} is {state}")
+            raise CommitRefused(
+                f"{self._topic}: {self._object_id} cannot be undone: {old.object_id} is {state}"
+            )
         back = replace(life, state=State.COMMITTED, epoch=epoch, updated_ms=now_ms)
         rows.move(old.object_id, life, back)
         rows.put(old)

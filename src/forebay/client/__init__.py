@@ -1,5 +1,5 @@
-"""A running server as other processes reach it: its address, its HTTP, and its disk and objects.
+"""Access to a running server from other processes: its address, HTTP, segments and objects.
 
-Used by the command line and by Spark's drivers and executors. `address` imports nothing heavy: a
-command that only asks a question starts quickly.
+The command line and Spark's drivers and executors use it. `address` imports nothing that is slow to
+import, so that short commands start quickly.
 """

@@ -1,14 +1,14 @@
-"""Where the server of a data directory is: a small file in it, written while the server runs.
+"""How to find the server of a data directory: it writes `server.json` there while it runs.
 
     {"url": "http://127.0.0.1:8650", "instance": "<32 hex digits>", "pid": 4711,
      "store": "<32 hex digits>"}
 
-A process that finds the expected instance in this file sees the server's own directory, and can
-read it without the server. The store's id stays the same from one run to the next (`store.id` in
-the directory); a client that was given one checks it on every connection.
+`instance` is new with each start of the server. A process that finds the expected instance in this
+file sees the server's own directory, and can read it without the server. `store` is the same in
+every run (`store.id` in the directory). A client that knows it checks it on every connection.
 
-What a caller gets wrong: after a crash the file stays. Ask the address which instance it is before
-believing the file; `find_server` does.
+What a caller gets wrong: after a crash the file is still there. Before trusting it, ask the address
+for its instance, as `find_server` does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ServerInfo:
     instance: str
     pid: int
     store: str | None = None
-    """None in a file of an older version."""
+    """None if an older version wrote the file."""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -50,7 +50,7 @@ def server_file(data: Path | str) -> Path:
 
 
 def read_server_info(data: Path | str) -> ServerInfo | None:
-    """The content of the file; None if there is none, or it cannot be read or is something else."""
+    """Reads the server's file; None if it does not exist, cannot be read or is not valid."""
     try:
         with server_file(data).open("rb") as file:
             found: Any = json.loads(file.read(_FILE_BYTES_MAX))
@@ -64,18 +64,18 @@ def read_server_info(data: Path | str) -> ServerInfo | None:
 
 
 def is_id(found: object) -> bool:
-    """Whether it can be the id of a store, or of a run of a server."""
+    """Whether `found` has the form of an id of a store or of a server's instance."""
     return isinstance(found, str) and _ID.fullmatch(found) is not None
 
 
 def known_token(settings: StoreSettings | None) -> str | None:
-    """The token for requests: of the configuration, else of the environment."""
+    """Returns the token for requests: from the settings, else from `FOREBAY_TOKEN`, else None."""
     configured = None if settings is None else settings.admin.token
     return configured or os.environ.get(TOKEN_VARIABLE) or None
 
 
 def find_server(settings: StoreSettings) -> ServerAddress | None:
-    """The server that runs on the store's data directory now; None if none responds."""
+    """Returns the address of the server that runs on the data directory; None if none responds."""
     info = None if settings.data is None else read_server_info(settings.data)
     if info is None:
         return None
@@ -84,7 +84,7 @@ def find_server(settings: StoreSettings) -> ServerAddress | None:
     token, ca_file = known_token(settings), settings.admin.ca_file
     address = ServerAddress(info.url, info.instance, token, ca_file, info.store)
     try:
-        # After a crash another program may have the address: it must not see the token.
+        # After a crash another program may listen at this address. It must not get the token.
         anonymous = replace(address, token=None, store=None)
         with ServerClient(anonymous, timeout_seconds=_TIMEOUT_SECONDS) as client:
             found = client.identity()
@@ -94,6 +94,6 @@ def find_server(settings: StoreSettings) -> ServerAddress | None:
 
 
 def wal_root(settings: StoreSettings) -> Path:
-    """Where the logs of all topics are: as configured, or below the data directory."""
+    """Returns the directory of all topics' logs: `wal_root`, or `wal` in the data directory."""
     root = settings.wal_root
     return Path(settings.data or "") / "wal" if root is None else Path(root).absolute()

@@ -1,11 +1,11 @@
-"""A server's segments, for a process that cannot see the server's directory.
+"""Reads a server's segments over HTTP, for a process that cannot see the server's directory.
 
-A process sees the directory if `<data>/server.json` there has the instance of its settings, or
-the one that the server itself gives. A directory that is elsewhere, or an old copy at the same
-path, has no such file, and is not read while the server runs.
+A process sees the directory if `<data>/server.json` has the instance that its settings name, or
+the instance that the server itself reports. An old copy of the directory, at the same path on
+another machine, does not have it, and is not read while the server runs.
 
-`ServerDisk` is the part of a `Disk` that executors need: segments, read in order, a window of some
-megabytes at a time. Everything else raises PermissionError.
+`ServerDisk` implements the part of `Disk` that executors need: it reads segments in order, some
+megabytes at a time. Listing raises FileNotFoundError, and writing raises PermissionError.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from forebay.limits import MIB
 from forebay.settings import ServerAddress, StoreSettings
 
 WINDOW_BYTES: Final = 8 * MIB
-"""Of one request for a part of a segment."""
+"""The size of one request for a part of a segment."""
 _TIMEOUT_SECONDS: Final = 5.0
 
 
 def server_to_ask(settings: StoreSettings) -> ServerAddress | None:
-    """The server whose files this process cannot see; None if it sees them, or there is none.
+    """Returns the server to read files through; None if this process can read them itself.
 
-    Settings outlive a run of the server. Where the directory is here and its file has another
-    instance than the settings, the server is asked for its own: the directory may be that of its
-    next run, or nobody may serve it any more.
+    Settings may be older than the server's current run. If the directory is here but names another
+    instance than the settings, the server is asked for its instance. If they agree, the server was
+    restarted and the directory is its own. If no server responds, the directory is read directly.
     """
     server = settings.server
     if server is None or settings.data is None:
         return None
     info = read_server_info(settings.data)
     here = None if info is None else info.instance
-    logs = os.path.isdir(wal_root(settings))  # noqa: PTH112  # also where it may not be looked at
+    logs = os.path.isdir(wal_root(settings))  # noqa: PTH112  # False, not an error, without access
     if here is not None and here == server.instance and (logs or settings.wal_root is None):
         return None
     if not logs:
@@ -59,9 +59,9 @@ def server_to_ask(settings: StoreSettings) -> ServerAddress | None:
 
 
 def _instance_at(address: ServerAddress) -> str | None:
-    """Which run of the server is there; None if none responds."""
+    """Asks the server at the address for its instance; None if none responds."""
     try:
-        # It may be another program by now, which must not see the token.
+        # By now another program may listen at this address. It must not get the token.
         with ServerClient(replace(address, token=None), timeout_seconds=_TIMEOUT_SECONDS) as client:
             return client.identity().instance
     except ForebayError:
@@ -69,7 +69,7 @@ def _instance_at(address: ServerAddress) -> str | None:
 
 
 class ServerDisk:
-    """The segments of a server's topics, below the directory where the server has them."""
+    """The segments of a server's topics; `wal_root` is the server's own path. Thread-safe."""
 
     def __init__(self, pool: ClientPool, wal_root: Path, log_id: str | None = None) -> None:
         self._pool = pool
@@ -77,7 +77,7 @@ class ServerDisk:
         self._log_id = log_id
 
     def of_log(self, log_id: str | None) -> ServerDisk:
-        """The same, where a topic whose segments are of another log is CommitRefused."""
+        """Returns a disk that raises CommitRefused if a topic's log has another log id."""
         return ServerDisk(self._pool, self._root, log_id)
 
     def open_read(self, path: Path) -> ServerFile:
@@ -89,7 +89,7 @@ class ServerDisk:
         return self.open_read(path).size()
 
     def exists(self, path: Path) -> bool:
-        """Of a segment; nothing else is here."""
+        """Whether the segment exists. False for any other file."""
         try:
             self.open_read(path)
         except FileNotFoundError:
@@ -97,17 +97,21 @@ class ServerDisk:
         return True
 
     def list_dir(self, path: Path) -> list[str]:
-        raise FileNotFoundError(errno.ENOENT, "it is the server's, and not here", str(path))
+        raise FileNotFoundError(
+            errno.ENOENT, "a server's directory cannot be listed through it", str(path)
+        )
 
     def _place(self, path: Path) -> tuple[TopicName, str]:
         parts = path.relative_to(self._root).parts if path.is_relative_to(self._root) else ()
         if len(parts) != 3 or not is_topic(f"/{parts[0]}/{parts[1]}"):
-            raise FileNotFoundError(errno.ENOENT, "it is no segment of the server", str(path))
+            raise FileNotFoundError(errno.ENOENT, "not the path of a server's segment", str(path))
         return parse_topic(f"/{parts[0]}/{parts[1]}"), parts[2]
 
     def _refused(self, path: Path) -> NoReturn:
         raise PermissionError(
-            errno.EROFS, f"it is on the machine of {self._pool.address.url}", str(path)
+            errno.EROFS,
+            f"the file is on the server {self._pool.address.url}: only segments can be read",
+            str(path),
         )
 
     def modified(self, path: Path) -> float:
@@ -136,9 +140,9 @@ class ServerDisk:
 
 
 class ServerFile:
-    """A segment of a server, as far as it is synced. Not thread-safe.
+    """The synced part of a server's segment. Not thread-safe.
 
-    It holds one window, and asks for the next when a read leaves it.
+    It holds one window of the file, and requests the next one when a read leaves the window.
     """
 
     def __init__(
@@ -158,9 +162,9 @@ class ServerFile:
         self._size: int | None = None
 
     def size(self) -> int:
-        """By the last response."""
+        """Returns the size that the last response named; the segment may have grown since."""
         if self._size is None:
-            self._fetch(0, 1)  # the response to a HEAD could not say what is wrong
+            self._fetch(0, 1)  # not HEAD: its response has no body, so no error message
         assert self._size is not None
         return self._size
 
@@ -179,7 +183,7 @@ class ServerFile:
         return filled
 
     def _fetch(self, start: int, count: int) -> None:
-        """Empty if the synced part of the segment ends at `start` or before."""
+        """Fills the window; it stays empty if the synced part ends at `start` or before."""
         self._window, self._start = memoryview(b""), start
         headers = {"Range": f"bytes={start}-{start + count - 1}"}
         with self._borrowed() as client:
@@ -192,12 +196,15 @@ class ServerFile:
             self._size = int(response.headers["Content-Range"].rpartition("/")[2])
         expected = min(count, self._size - start)
         if len(data) != expected:
-            raise ServiceUnavailable(f"{self._path}: {len(data)} bytes came, not {expected}")
+            raise ServiceUnavailable(
+                f"{self._path}: the server sent {len(data)} bytes at position {start}, "
+                f"not {expected}; try again"
+            )
         self._window = memoryview(data)
 
     @contextmanager
     def _borrowed(self) -> Iterator[ServerClient]:
-        """A client; what the server does not have is FileNotFoundError."""
+        """Lends a client. Raises FileNotFoundError if the server does not have the segment."""
         try:
             with self._pool.borrowed() as client:
                 yield client

@@ -1,13 +1,15 @@
-"""`ServerClient`: one kept-alive connection to a server; `ClientPool`: some, for many threads.
+"""`ServerClient`: one kept-alive connection to a server. `ClientPool`: several, for many threads.
 
 An error that the server sends (`{"kind": ..., "message": ..., ...}`) is raised as the class that
-the server raised, with its fields and the `status` of the response. A server that does not answer,
-or breaks off, is ServiceUnavailable: what was requested may have happened. Where it certainly did
-not, the error has `taken` as False (`took_nothing`). Nothing is sent twice here, except on a
-connection that the server had closed meanwhile.
+the server raised, with its fields and the `status` of the response. If the server does not respond
+or the response breaks off, ServiceUnavailable is raised.
 
-A client that knows the store it wants asks each new connection which one is there before it sends
-anything, the token least of all: once a server has ended, its port is anybody's.
+A client that knows its store asks each new connection for the store before it sends anything else,
+the token included. After a server has ended, another program may listen on its port.
+
+What a caller gets wrong: after ServiceUnavailable the request may have been carried out. Ask
+`took_nothing` whether it certainly was not. A request is sent a second time only if the server had
+closed the idle connection, and never if it is a POST or streams its body.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ from forebay.limits import KIB, MIB
 from forebay.settings import ServerAddress
 
 STORE_HEADER: Final = "Forebay-Store"
-"""Of a request: the store that it is meant for."""
+"""In a request: the id of the store that it is meant for."""
 INSTANCE_HEADER: Final = "Forebay-Instance"
-"""Of a response: the run of the server that sent it."""
+"""In a response: the instance (run) of the server that sent it."""
 _SILENT: Final[Mapping[int, type[ForebayError]]] = {
     401: ServiceRefused,
     403: ServiceRefused,
@@ -54,9 +56,9 @@ _SILENT: Final[Mapping[int, type[ForebayError]]] = {
     412: ServiceUnavailable,
     503: ServiceUnavailable,
 }
-"""What the response to a HEAD means, which has no body."""
+"""The errors of responses without a body, such as those to HEAD."""
 _REFUSED: Final = {400, 401, 403, 404, 413}
-"""With these, the server looked at the request and did not carry it out."""
+"""Statuses with which the server refuses a request before it does anything."""
 _BODY_BYTES_MAX: Final = 64 * MIB
 _ERROR_BYTES_MAX: Final = 1 * MIB
 _LINE_BYTES_MAX: Final = 256 * MIB
@@ -71,37 +73,43 @@ _Error = TypeVar("_Error", bound=ForebayError)
 
 
 def topic_path(topic: TopicName, *rest: str) -> str:
-    """`/v1/topics/<namespace>/<topic>/...`, each part quoted."""
+    """Returns `/v1/topics/<namespace>/<topic>/...` with each part quoted."""
     parts = ("v1", "topics", topic.namespace, topic.topic, *rest)
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
 @dataclass(slots=True)
 class Response:
-    """A response whose body has not been read yet: read it, or close the client."""
+    """A response whose body has not been read yet. Read all of it, or close the client."""
 
     status: int
     headers: http.client.HTTPMessage
     body: http.client.HTTPResponse
 
     def read(self, bytes_max: int = _BODY_BYTES_MAX) -> bytes:
-        """The whole body; HTTPException or OSError if it breaks off."""
+        """Returns the whole body.
+
+        Raises HTTPException or OSError if it breaks off, and ServiceError if it is too large.
+        """
         data = self.body.read(bytes_max + 1)
-        if len(data) <= bytes_max and self.body.length:  # a read of so many bytes does not tell
+        if len(data) <= bytes_max and self.body.length:  # read(n) does not raise this itself
             raise http.client.IncompleteRead(data, self.body.length)
         if len(data) > bytes_max:
             self.body.close()
-            raise ServiceError(f"the server's answer is larger than {bytes_max} bytes")
+            raise ServiceError(f"the server's response is larger than {bytes_max} bytes")
         return data
 
 
 class ServerClient:
-    """Not thread-safe, but for `interrupt`: one request at a time."""
+    """One connection to a server, opened by the first request. One request at a time.
+
+    Not thread-safe, except `interrupt`. Raises UsageError if the address is invalid.
+    """
 
     def __init__(self, address: ServerAddress, *, timeout_seconds: float = 60) -> None:
         self.address = address
         self.instance: str | None = None
-        """The run of the server that sent the last response, if it said so."""
+        """The instance of the server that sent the last response, if it named one."""
         self._connection, self._path = _connection(address, timeout_seconds)
         self._socket: socket.socket | None = None
         self._response: http.client.HTTPResponse | None = None
@@ -116,7 +124,11 @@ class ServerClient:
         body: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """The response if its status is below 400; else the error in it is raised."""
+        """Sends a request and returns the response if its status is below 400.
+
+        Otherwise raises the error that the server sent. Raises ServiceUnavailable if no response
+        came.
+        """
         target = self._path + path + (f"?{urlencode(query)}" if query else "")
         sent = dict(headers or {})
         if self.address.token is not None:
@@ -129,7 +141,10 @@ class ServerClient:
         return Response(response.status, response.headers, response)
 
     def identity(self) -> ServerIdentity:
-        """Which server is there, without sending the token; ServiceError if it is not Forebay."""
+        """Asks which server is at the address, without sending the token.
+
+        Raises ServiceError if it is not a Forebay server.
+        """
         response = self._send("GET", self._path + _HEALTH_PATH, None, {})
         try:
             found = _read_identity(response)
@@ -138,11 +153,13 @@ class ServerClient:
             raise self._unavailable(error) from error
         if found is None:
             self.close()
-            raise not_sent(ServiceError(f"what answers at {self.address.url} is no Forebay server"))
+            raise not_sent(
+                ServiceError(f"what responds at {self.address.url} is not a Forebay server")
+            )
         return found
 
     def pin(self) -> None:
-        """Holds the client to the store of the server that is there now, if it was given none."""
+        """Ties the client to the store that the server serves now, unless it already has one."""
         if self.address.store is None:
             self.address = replace(self.address, store=self.identity().store)
 
@@ -162,7 +179,7 @@ class ServerClient:
         headers: dict[str, str],
     ) -> http.client.HTTPResponse:
         if self._response is not None and not self._response.isclosed():
-            self.close()  # what is left of the last response would be taken for the next one
+            self.close()  # the rest of the last response would be read as the next one
         elif self._connection.sock is not None and _was_closed(self._connection.sock):
             self.close()
         reused = self._connection.sock is not None
@@ -170,7 +187,7 @@ class ServerClient:
         try:
             return self._once(method, target, body, headers)
         except _GONE as error:
-            # The server closes connections that were idle for long; that is not its end.
+            # The server closes idle connections, so this does not mean that it has ended.
             if self._interrupted or not reused or not again:
                 raise self._unavailable(error) from error
         return self._once(method, target, body, headers, last=True)
@@ -184,7 +201,10 @@ class ServerClient:
         *,
         last: bool = False,
     ) -> http.client.HTTPResponse:
-        """One try; if the connection was closed meanwhile the caller tries again, unless `last`."""
+        """Makes one attempt. Raises an error of `_GONE` as it is, so that the caller can try again.
+
+        With `last`, that is ServiceUnavailable too.
+        """
         asked = False
         try:
             self._response = None
@@ -203,13 +223,13 @@ class ServerClient:
                 raise
             away = self._unavailable(error)
             raise (away if asked else not_sent(away)) from error
-        except BaseException:  # interrupted half-way: nobody can tell what comes next on it
+        except BaseException:  # the connection may have half a response left: do not reuse it
             self.close()
             raise
         return self._response
 
     def _open(self) -> None:
-        """Makes a connection if there is none, and checks that the server is the right one."""
+        """Connects if necessary, and checks that the server has the right store."""
         if self._connection.sock is None:
             self._connection.connect()
             self._raise_if_interrupted()
@@ -224,18 +244,18 @@ class ServerClient:
         if found is None:
             raise not_sent(
                 ServiceUnavailable(
-                    f"what answers at {url} now is no Forebay server: nothing was sent to it"
+                    f"what responds at {url} now is not a Forebay server; nothing was sent to it"
                 )
             )
         if found.store != store:
             raise not_sent(
                 ServiceUnavailable(
-                    f"the server at {url} is of another store now ({found.store}, and not {store}):"
-                    " nothing was sent to it"
+                    f"the server at {url} now serves another store ({found.store}, not {store}); "
+                    "nothing was sent to it"
                 )
             )
         if self._connection.sock is None:
-            raise ConnectionAbortedError("it closes connections that something more is asked on")
+            raise ConnectionAbortedError("it closes the connection after each response")
 
     def _raise_if_interrupted(self) -> None:
         self._socket = self._connection.sock
@@ -252,7 +272,7 @@ class ServerClient:
         try:
             self._connection.request(method, target, body=body, headers=headers)
         except (ConnectionResetError, BrokenPipeError):
-            # A server that refuses a body says so before it has read all of it.
+            # A server that refuses a body responds before it has read all of it.
             if body is None or not self._has_responded():
                 raise
 
@@ -266,10 +286,10 @@ class ServerClient:
             return False
 
     def _unavailable(self, error: BaseException) -> ServiceUnavailable:
-        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or repr(error)
+        why = "timed out" if isinstance(error, TimeoutError) else str(error) or repr(error)
         if self._interrupted:
             why = "interrupted"
-        return ServiceUnavailable(f"the server at {self.address.url} does not answer: {why}")
+        return ServiceUnavailable(f"the server at {self.address.url} does not respond: {why}")
 
     def json(
         self,
@@ -286,16 +306,16 @@ class ServerClient:
         try:
             return json.loads(response.read())
         except ValueError as error:
-            raise ServiceError(f"{self.address.url}{path}: the answer is not JSON") from error
+            raise ServiceError(f"{self.address.url}{path}: the response is not JSON") from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise self._unavailable(error) from error
 
     def lines(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[bytes]:
-        """The lines of a response as they come, without their ends; blank ones are left out.
+        """Yields the lines of a response as they arrive, without line ends; skips blank lines.
 
-        A last line that has no end is one too. A response that breaks off is ServiceUnavailable,
-        and what came of its last line is dropped.
+        The last line needs no line end. If the response breaks off, ServiceUnavailable is raised
+        and an incomplete last line is dropped.
         """
         response = self.request("GET", path, query=query)
         parts: list[bytes] = []
@@ -306,7 +326,7 @@ class ServerClient:
                 parts.append(head)
                 held += len(head)
                 if held > _LINE_BYTES_MAX:
-                    raise ServiceError(f"a line of the answer is over {_LINE_BYTES_MAX} bytes")
+                    raise ServiceError(f"a line of the response is over {_LINE_BYTES_MAX} bytes")
                 if lines:
                     lines[:0], parts = [b"".join(parts)], [lines.pop()]
                     held = len(parts[0])
@@ -323,16 +343,16 @@ class ServerClient:
             self.close()
 
     def interrupt(self) -> None:
-        """From another thread: ends a request that waits, and all that come after it."""
+        """Ends the request that is waiting, and every later one. Call it from another thread."""
         self._interrupted = True
         connected = self._socket
         if connected is not None:
-            with suppress(OSError):  # it is closed already
-                # Of the socket alone: TLS keeps its own state, which the other thread is using.
+            with suppress(OSError):  # already closed
+                # Shut down the plain socket: the other thread is using TLS's state.
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the connection; the next request makes a new one."""
+        """Closes the connection. The next request opens a new one."""
         self._connection.close()
         self._socket = None
 
@@ -349,10 +369,7 @@ class ServerClient:
 
 
 class ClientPool:
-    """Connections to one server, kept for the next request; one is closed after an error.
-
-    Thread-safe: a client that was borrowed is the borrower's alone.
-    """
+    """Connections to one server, kept for later requests and closed after an error. Thread-safe."""
 
     def __init__(self, address: ServerAddress) -> None:
         self.address = address
@@ -362,10 +379,10 @@ class ClientPool:
 
     @contextmanager
     def borrowed(self, *, fresh: bool = False) -> Iterator[ServerClient]:
-        """A client; read its responses to their end inside the block.
+        """Lends a client that no other thread uses. Read its responses fully inside the block.
 
-        A response that breaks off is ServiceUnavailable. The server may have closed a connection
-        that was kept: for what cannot be sent twice, ask for a fresh one.
+        Raises ServiceUnavailable if a response breaks off. The server may have closed a kept
+        connection, so use `fresh` for a request that cannot be sent twice.
         """
         client = self._new() if fresh else self._take()
         whole = False
@@ -386,7 +403,7 @@ class ClientPool:
 
     def _take(self) -> ServerClient:
         with self._lock:
-            if self._pid != os.getpid():  # the connections are of the process that forked
+            if self._pid != os.getpid():  # after a fork: the connections belong to the parent
                 self._idle, self._pid = [], os.getpid()
             if self._idle:
                 return self._idle.pop()
@@ -411,16 +428,19 @@ class ClientPool:
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """Which store a server serves, and in which run, by its `/healthz`."""
+    """What `/healthz` reports: the run of the server, and the id of its store."""
 
     instance: str
     store: str | None
-    """None for a server of an older version."""
+    """None if the server is of an older version."""
 
 
 def wire_error(facts: Mapping[str, Any]) -> ForebayError:
-    """The error that a server sent, as the class that it raised there."""
-    message = str(facts.get("message", "the server told an error without words"))
+    """Returns the error that a server sent, as an instance of the class that it raised.
+
+    An unknown class becomes ServiceError.
+    """
+    message = str(facts.get("message", "the server sent an error without a message"))
     kind = getattr(errors, str(facts.get("kind")), None)
     if not (isinstance(kind, type) and issubclass(kind, ForebayError)):
         kind = ServiceError
@@ -436,33 +456,35 @@ def wire_error(facts: Mapping[str, Any]) -> ForebayError:
 
 
 def response_error(url: str, status: int, body: bytes) -> ForebayError:
-    """The error of a response with a status of 400 or more."""
+    """Returns the error of a response with a status of 400 or more."""
     error: ForebayError
     if not body and status in _SILENT:
-        error = _SILENT[status](f"{url} answered with status {status}")
+        error = _SILENT[status](f"{url} responded with status {status}")
     else:
         try:
             error = wire_error(json.loads(body)["error"])
         except (ValueError, KeyError, TypeError, AttributeError):
-            error = ServiceError(f"{url} answered with status {status}, and is no Forebay server")
+            error = ServiceError(
+                f"{url} responded with status {status}, but is not a Forebay server"
+            )
     vars(error)["status"] = status
     return error
 
 
 def not_sent(error: _Error) -> _Error:
-    """Marks the error of a request that never got to a server."""
+    """Marks an error whose request was never sent, and returns it."""
     vars(error)["taken"] = False
     return error
 
 
 def took_nothing(error: ForebayError) -> bool:
-    """Whether certainly nothing of the request was carried out; if False, nobody knows."""
+    """Whether certainly nothing of the request was carried out. If False, it may have been."""
     known = vars(error)
     return known.get("taken") is False or known.get("status") in _REFUSED
 
 
 def is_busy(error: ForebayError) -> bool:
-    """Whether the server took nothing, and may take it in a moment."""
+    """Whether the server refused the request because it is busy. Send it again later."""
     known = vars(error)
     return known.get("taken") is False and known.get("status") == 503
 
@@ -470,18 +492,20 @@ def is_busy(error: ForebayError) -> bool:
 def _connection(
     address: ServerAddress, timeout_seconds: float
 ) -> tuple[http.client.HTTPConnection, str]:
-    """A connection that is not made yet, and what the server's paths begin with."""
+    """Returns an HTTP connection that is not open yet, and the prefix of the server's paths."""
     try:
         parts = urlsplit(address.url)
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise UsageError(f"{address.url!r} is no address of a server; it is http://host:port")
+        raise UsageError(
+            f"{address.url!r} is not the address of a server; use http://host:port or https://"
+        )
     path = parts.path.rstrip("/")
     if parts.scheme == "http":
         plain = http.client.HTTPConnection(parts.hostname, port or 8650, timeout=timeout_seconds)
-        plain.auto_open = 0  # a new connection is asked for its store first
+        plain.auto_open = 0  # connect only in _open, which checks the store first
         return plain, path
     file = None if address.ca_file is None else str(address.ca_file)
     try:
@@ -496,7 +520,7 @@ def _connection(
 
 
 def _read_identity(response: http.client.HTTPResponse) -> ServerIdentity | None:
-    """Of a response of `/healthz`, which is read to its end; None if it is no Forebay server's."""
+    """Reads a response of `/healthz` to its end; None if it is not from a Forebay server."""
     body = response.read(_IDENTITY_BYTES_MAX)
     if response.status != 200 or response.read(1):
         return None
@@ -511,5 +535,5 @@ def _read_identity(response: http.client.HTTPResponse) -> ServerIdentity | None:
 
 
 def _was_closed(connected: socket.socket) -> bool:
-    """Whether the server ended an idle connection: nothing else makes it readable."""
+    """Whether the server closed an idle connection. Nothing else makes it readable."""
     return bool(select.select([connected], [], [], 0)[0])

@@ -1,8 +1,10 @@
-"""`ServerBackend`: a server's object store, through the server.
+"""`ServerBackend`: reads and writes a server's objects over HTTP.
 
-For objects that are files on the server's machine, and for the rows of a sink that knows a server
-and nothing else. It has what tasks need: `head`, reading and writing. Listing, copying and deleting
-raise UsageError: they are for the process that owns the objects.
+It is used for objects that are files on the server's machine, and by sinks that know only the
+server's address. It has the operations that tasks need: `head`, reading and writing.
+
+What a caller gets wrong: listing, copying and deleting raise UsageError. Only the process that owns
+the objects does that.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from forebay.settings import ServerAddress
 
 _MODIFIED: Final = "Forebay-Modified-Ms"
 _QUEUE_CHUNKS_MAX: Final = 4
-"""In the queue between the caller and the thread that sends."""
+"""The length of the queue between the caller and the thread that sends."""
 _POLL_SECONDS: Final = 0.2
 
 
@@ -91,7 +93,7 @@ class ServerBackend:
             size = int(content_range.rpartition("/")[2])
             if size < end:
                 raise ends_early(self._name, key, start, end)
-            raise ServiceUnavailable(f"{self._name}: {key!r}: an answer that broke off")
+            raise ServiceUnavailable(f"{self._name}: the response for {key!r} broke off; try again")
         return data
 
     def put_object(
@@ -107,20 +109,20 @@ class ServerBackend:
         key: str,
         *,
         chunk_bytes: int,
-        concurrent_parts: int,  # noqa: ARG002 - one stream is all there is
+        concurrent_parts: int,  # noqa: ARG002 - an object is sent as one stream
         metadata: Mapping[str, str] | None = None,
     ) -> ServerWriter:
         _require_none(metadata)
         return ServerWriter(self._pool, key, chunk_bytes)
 
     def copy_object(self, source: str, target: str) -> None:  # noqa: ARG002  # as the protocol has it
-        self._refused("copies")
+        self._refused("copied")
 
     def delete_object(self, key: str) -> None:  # noqa: ARG002  # as the protocol has it
-        self._refused("deletes")
+        self._refused("deleted")
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:  # noqa: ARG002
-        self._refused("lists")
+        self._refused("listed")
 
     def close(self) -> None:
         self._pool.close()
@@ -130,13 +132,13 @@ class ServerBackend:
 
     def _refused(self, what: str) -> NoReturn:
         raise UsageError(
-            f"{self._name}: nobody {what} objects through a server: do it where they are"
+            f"{self._name}: objects cannot be {what} through a server; do it on its machine"
         )
 
 
 def _require_none(metadata: Mapping[str, str] | None) -> None:
     if check_metadata(metadata):
-        raise UsageError("objects that are put through a server have no metadata")
+        raise UsageError("objects that are written through a server cannot have metadata")
 
 
 def _meta_of(body: bytes) -> ObjectMeta:
@@ -146,18 +148,18 @@ def _meta_of(body: bytes) -> ObjectMeta:
             str(found["key"]), int(found["size"]), found["etag"], int(found["modified_ms"])
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise ServiceError(f"the server's answer tells of no object: {error!r}") from error
+        raise ServiceError(f"the server's response describes no object: {error!r}") from error
 
 
 class _Aborted(Exception):
-    """Ends the request of an object that is not wanted any more."""
+    """Ends the request of an object whose writer was aborted."""
 
 
 class ServerWriter(WriterScope):
-    """One object on its way to the server, which shows it when its last byte has come.
+    """Sends one object to the server. The object exists once `close` has returned.
 
-    A thread sends what `write` puts into a short queue. An abort breaks the request off, so that
-    the server never sees its end.
+    A thread sends what `write` puts into a short queue. `abort` breaks the request off before its
+    end, and the server then discards what it got. Not thread-safe.
     """
 
     def __init__(self, pool: ClientPool, key: str, chunk_bytes: int) -> None:
@@ -222,7 +224,7 @@ class ServerWriter(WriterScope):
             self._enqueue(chunk)
 
     def _enqueue(self, chunk: bytes | None) -> None:
-        """Waits while the queue is full; raises the error that ended the thread."""
+        """Waits while the queue is full. Raises the error that ended the sending thread."""
         while True:
             self._raise_if_failed()
             try:
@@ -231,7 +233,7 @@ class ServerWriter(WriterScope):
                 continue
             return
 
-    # -- the thread -----------------------------------------------------------------------------
+    # -- the sending thread ---------------------------------------------------------------------
 
     def _send(self) -> None:
         try:

@@ -1,1 +1,1 @@
-"""From objects to readers, and one reader over objects and the log."""
+"""Reads messages from objects, and from objects and the local log as one log."""

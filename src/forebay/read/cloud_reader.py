@@ -1,10 +1,10 @@
-"""`CloudReader`: the messages of a topic's objects, from one offset to another.
+"""`CloudReader`: reads a range of offsets from a topic's objects.
 
-It reads objects only, and ends after the last of them. For the log that goes on behind them take a
-reader of the topic.
+It reads objects only, and ends after the last of them. To continue into the local log, use a reader
+of the topic.
 
-What a caller gets wrong: the end is the last offset wanted, as in Danube, not one more. Close the
-iterator, or the reader, when leaving it early: requests may be under way.
+What a caller gets wrong: `end_inclusive` is the last offset to read, not one more. Close the
+iterator or the reader when you stop early, because requests may be in flight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from forebay.settings import CloudReaderSettings
 
 
 class CloudReader:
-    """Any number of ranges may be read at once, each by one thread; `close` ends them all."""
+    """Reads ranges of one topic. Thread-safe; each iterator belongs to one thread.
+
+    Without a `pool` nothing is fetched ahead.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,10 @@ class CloudReader:
         self._closed = False
 
     def stream(self, start: int, end_inclusive: int | None = None) -> ObjectStream:
-        """The stream that `frames` and `read_range` read, with its counters."""
+        """Returns the stream that `frames` and `read_range` use, with its counters.
+
+        Raises LogClosed after `close`.
+        """
         end = None if end_inclusive is None else end_inclusive + 1
         stream = ObjectStream(
             self._topic, self._store, self._source, self._pool, self._settings, start, end
@@ -55,17 +61,23 @@ class CloudReader:
         return stream
 
     def frames(self, start: int, end_inclusive: int | None = None) -> Generator[Scan]:
-        """Scanned frames, a chunk's at a time, up to the last object at most."""
+        """Yields scanned frames, one chunk at a time. Ends after the last object at the latest.
+
+        See `ObjectStream.next` for the errors.
+        """
         with self.stream(start, end_inclusive) as stream:
             while True:
                 frames = stream.next()
                 if frames is None:
                     return
                 yield frames
-                del frames  # else its chunk stays while the next one is fetched
+                del frames  # release its chunk before the next one is fetched
 
     def read_range(self, start: int, end_inclusive: int | None = None) -> Generator[StreamMessage]:
-        """The messages from `start` to `end_inclusive`, up to the last object at most."""
+        """Yields the messages from `start` to `end_inclusive`, or to the last object's end.
+
+        See `ObjectStream.next` for the errors.
+        """
         with self.stream(start, end_inclusive) as stream:
             while True:
                 frames = stream.next()
@@ -77,7 +89,7 @@ class CloudReader:
                 del messages
 
     def close(self) -> None:
-        """Ends all iterations."""
+        """Ends all iterators. May be called from any thread."""
         with self._lock:
             self._closed = True
             streams = list(self._streams)

@@ -1,4 +1,4 @@
-"""The metrics of readers of objects, for the whole process."""
+"""The metrics of all object readers in the process."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from forebay.errors import (
 from forebay.metrics import SECONDS, Counter, Histogram
 
 BYTES_FETCHED: Final = Counter(
-    "forebay_cloud_reader_bytes_fetched_total", "Bytes of objects that readers fetched."
+    "forebay_cloud_reader_bytes_fetched_total", "Bytes that object readers fetched."
 )
 BYTES_USED: Final = Counter(
-    "forebay_cloud_reader_bytes_used_total", "Bytes of frames that readers of objects handed out."
+    "forebay_cloud_reader_bytes_used_total", "Bytes of frames that object readers returned."
 )
 RANGE_REQUESTS: Final = Counter(
-    "forebay_cloud_reader_range_requests_total", "Ranged requests of readers of objects."
+    "forebay_cloud_reader_range_requests_total", "Range requests of object readers."
 )
 QUERY_SECONDS: Final = Histogram(
     "forebay_cloud_reader_query_duration_seconds",
-    "Duration of ranged requests of readers of objects, failed ones too.",
+    "Duration of range requests of object readers, failed ones included.",
     SECONDS,
 )
 OBJECTS_READ: Final = Counter(
-    "forebay_cloud_reader_objects_read_total", "Objects that a reader began to read."
+    "forebay_cloud_reader_objects_read_total", "Objects that readers began to read."
 )
 ERRORS: Final = Counter(
-    "forebay_cloud_reader_errors_total", "Errors that readers of objects raised.", ["kind"]
+    "forebay_cloud_reader_errors_total", "Errors that object readers raised.", ["kind"]
 )
 SKIPPED: Final = Counter(
-    "forebay_reader_skipped_messages_total", "Messages that lenient readers stepped over."
+    "forebay_reader_skipped_messages_total", "Messages that lenient readers skipped."
 )
 HANDOFFS: Final = Counter(
-    "forebay_handoff_cloud_to_wal_total", "Readers that went from objects over to the log."
+    "forebay_handoff_cloud_to_wal_total", "Readers that passed from objects to the local log."
 )
 _KINDS: Final = (
     (CorruptFrame, "corrupt"),
@@ -53,13 +53,13 @@ _KINDS: Final = (
 
 
 def count_error(error: ForebayError) -> None:
-    """By its kind: the first one that fits."""
+    """Counts the error under the first kind in `_KINDS` that it is an instance of."""
     ERRORS.add(1, next((kind for cause, kind in _KINDS if isinstance(error, cause)), "other"))
 
 
 @contextmanager
 def counted_request() -> Iterator[None]:
-    """Around a ranged request."""
+    """Counts and times the range request in its `with` block."""
     RANGE_REQUESTS.add()
     started = time.perf_counter()
     try:

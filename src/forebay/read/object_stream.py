@@ -1,16 +1,16 @@
-"""One topic's objects as a stream of frames: ordered, from any offset, in bounded memory.
+"""`ObjectStream`: the frames of one topic's objects, in order, from any offset, in bounded memory.
 
-`forebay.read.plan` says which bytes to fetch next; this is the shell that fetches them. It begins
-with one chunk ahead and doubles that while it is read in order, so a reader of one message fetches
-little and one that goes on soon never waits. Everything is checked: checksums, consecutive offsets,
-and that an object begins and ends as its descriptor says. After any error the stream is where its
-last frame left it: the next call tries again, with new descriptors where that can help.
+`forebay.read.plan` decides which bytes to fetch next; this module fetches them. A stream begins
+with one chunk of read-ahead and doubles it while it is read in order. So a reader of one message
+fetches little, and a sequential reader soon never waits. It checks every checksum, that offsets are
+consecutive, and that each object begins and ends as its descriptor says. After an error the stream
+stays at its next offset, and the next call tries again, with new descriptors if they can help.
 
-Memory: the chunk being read, those fetched ahead, and one frame that straddles a cut. A scan that
-the caller still holds while asking for the next one comes on top.
+Memory: the chunk being read, the chunks fetched ahead, and one frame that spans two chunks. A scan
+that the caller still holds during the next call adds its chunk.
 
-What a caller gets wrong: None is not the end of the topic. It says that no object holds the next
-offset (`offset`) yet; the log's segments may.
+What a caller gets wrong: None is not the end of the topic. It means that no object holds the next
+offset (`offset`) yet. The log's segments may hold it.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ _Result = TypeVar("_Result")
 _log: Final = logging.getLogger("forebay.read")
 
 JOIN_SECONDS: Final = 1.0
-"""How long closing a pool waits for all its threads; one in a slow request is left to end alone."""
+"""How long closing a pool waits for its threads. A thread in a slow request ends later."""
 
 
 class RangeStore(Protocol):
-    """What is needed of `forebay.objects.backend.Backend`."""
+    """The part of `forebay.objects.backend.Backend` that streams use."""
 
     @property
     def name(self) -> str: ...
@@ -80,17 +80,17 @@ class RangeStore(Protocol):
 
 
 class DescriptorSource(Protocol):
-    """What a stream asks of a topic's catalog. Called from the reader's and the pool's threads."""
+    """The part of the catalog that streams use. Thread-safe."""
 
     def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
-        """Those that hold offsets from `start` up to, not including, `end`; the oldest first."""
+        """Returns the descriptors that overlap `start..end` (end not included), oldest first."""
 
     def missing(self, offset: int) -> ForebayError:
-        """What to raise for an offset that no object holds though a later one is there."""
+        """Returns the error to raise if no object holds `offset` but a later object exists."""
 
 
 class ObjectStream:
-    """`next` and `seek` belong to one thread; `close` may come from any."""
+    """The frames of a range of offsets. One thread uses it, but any thread may call `close`."""
 
     def __init__(
         self,
@@ -104,9 +104,10 @@ class ObjectStream:
         *,
         chunk_bytes: int | None = None,
     ) -> None:
-        """Offsets from `start` up to, not including, `end`; `chunk_bytes` overrides the setting.
+        """Reads the offsets `start..end`, `end` not included; None: up to the last object.
 
-        Without a pool nothing is fetched ahead, and the thread that reads does it itself.
+        `chunk_bytes` overrides `fetch_chunk_size`. Without a pool, the calling thread fetches each
+        chunk when it is needed, and nothing is fetched ahead.
         """
         self._topic = topic
         self._store = store
@@ -119,32 +120,32 @@ class ObjectStream:
         self._busy = threading.Lock()
         """Held by `next` and `seek`."""
         self._stale = False
-        """Whether what was fetched must be dropped before the next frames are returned."""
+        """Whether fetched data must be dropped before the next frames are returned."""
         self._lock = threading.Lock()
         self._closed = False
-        # What is under way, in order, and where fetching goes on behind it.
+        # Requests in flight, in order, and the position at which fetching continues after them.
         self._fetches: deque[tuple[Chunk, FetchFuture[Buffer]]] = deque()
         self._position = Position(start)
         self._known = KnownObjects()
         self._page: FetchFuture[list[ObjectDescriptor]] | None = None
         self._window = min(1, self._window_max)
         self._sequential = False
-        # What was fetched: frames to return, and the object that is not read to its end yet.
+        # Frames that are ready to return, and the object that is being read.
         self._ready: deque[Scan] = deque()
         self._object: ObjectDescriptor | None = None
         self._frames: FrameAssembler | None = None
         self._missing: set[str] = set()
-        """Objects that were not there since the last frames were found."""
+        """Objects that were found missing since the last frames were returned."""
         self.offset = start
-        """Of the next message."""
+        """The offset of the next message."""
         self.bytes_fetched = 0
         self.bytes_used = 0
         self.skipped = 0
-        """Messages that were stepped over."""
+        """The number of damaged messages that a lenient stream skipped."""
 
     @property
     def window(self) -> int:
-        """How many chunks ahead are fetched at present."""
+        """How many chunks are currently fetched ahead."""
         return self._window
 
     @property
@@ -152,18 +153,19 @@ class ObjectStream:
         return self._closed
 
     def next(self, limit: int | None = None) -> Scan | None:
-        """The next frames, at most `limit`; None at the end, after the last object, or if closed.
+        """Returns the next frames, at most `limit`, and waits for them if necessary.
 
-        CorruptFrame for damage, MissingData for an object that is named and not there, what
-        `DescriptorSource.missing` returns for a gap, ServiceError where the store or the catalog
-        fails.
+        Returns None at the end of the range, after the last object, and after `close`. Raises
+        CorruptFrame for a damaged frame (a lenient stream skips it), MissingData if an object in
+        the catalog is not in the store, what `DescriptorSource.missing` returns for a gap,
+        ServiceError if the store or the catalog fails, and LogClosed if the pool was closed.
         """
         try:
             with self._busy:
                 return None if self._closed else self._next(limit)
         except FetchCancelled:
             if not self._closed:
-                raise LogClosed(f"{self._topic}: the store was closed while it was read") from None
+                raise LogClosed(f"{self._topic}: the store was closed during the read") from None
             return None
         except ForebayError as error:
             count_error(error)
@@ -175,7 +177,7 @@ class ObjectStream:
     def _next(self, limit: int | None) -> Scan | None:
         if self._stale:
             self._restart()
-        self._stale = True  # an interrupt leaves it so: what was fetched may be half used
+        self._stale = True  # stays so after an interrupt: fetched data may be partly used
         try:
             frames = self._pop_frames(limit) if self._fill() else None
         except (ForebayError, FetchCancelled):
@@ -185,14 +187,14 @@ class ObjectStream:
         return frames
 
     def seek(self, start: int, end: int | None) -> None:
-        """Goes on with the offsets from `start` up to, not including, `end`."""
+        """Continues with the offsets `start..end`, `end` not included."""
         with self._busy:
             self._stale = True
             self._missing.clear()
             self.offset, self._end = start, end
 
     def close(self) -> None:
-        """Ends the stream and drops what it holds, and the results of requests under way."""
+        """Ends the stream, drops its data and cancels its requests. A waiting `next` ends too."""
         self._closed = True
         with self._lock:
             fetches = list(self._fetches)
@@ -215,7 +217,7 @@ class ObjectStream:
         self.close()
 
     def _drop_if_idle(self) -> None:
-        # A thread that is in `next` drops everything on the way out.
+        # If a thread is in `next`, it drops everything when it returns.
         if self._busy.acquire(blocking=False):
             try:
                 self._drop_frames()
@@ -230,7 +232,7 @@ class ObjectStream:
     # ---- frames ----
 
     def _fill(self) -> bool:
-        """Fetches until frames are ready; False if there are no more."""
+        """Fetches until frames are ready; returns False if there are no more."""
         while not self._ready:
             if self._finished():
                 self._restart()
@@ -251,7 +253,7 @@ class ObjectStream:
         return True
 
     def _finished(self) -> bool:
-        """Whether the end is reached; an object whose last message is wanted is read to its end."""
+        """Whether the end is reached. If the range ends with an object, its end is checked too."""
         if self._end is None or self.offset < self._end:
             return False
         return self._object is None or self._end < self._object.next_offset
@@ -259,7 +261,7 @@ class ObjectStream:
     def _pop_frames(self, limit: int | None) -> Scan:
         assert limit is None or limit > 0
         frames = self._ready[0]
-        assert self._lenient or frames.offsets[0] == self.offset, "what is read has no gaps"
+        assert self._lenient or frames.offsets[0] == self.offset, "frames have no gaps"
         if limit is None or limit >= len(frames):
             self._ready.popleft()
         else:
@@ -272,7 +274,7 @@ class ObjectStream:
         return frames
 
     def _feed(self, chunk: Chunk, data: Buffer) -> None:
-        """Has the frames that the chunk completes ready, as far as they are wanted."""
+        """Makes the frames that the chunk completes ready, if they are in the range."""
         if chunk.first:
             OBJECTS_READ.add()
         frames = self._assembler(chunk)
@@ -291,7 +293,7 @@ class ObjectStream:
                 self._object = self._frames = None
 
     def _assembler(self, chunk: Chunk) -> FrameAssembler:
-        """The one for the object of the chunk, which is the next of the stream."""
+        """Returns the assembler of the chunk's object. Chunks must come in order."""
         if chunk.first:
             wanted = chunk.range
             self._object = wanted.descriptor
@@ -302,15 +304,16 @@ class ObjectStream:
     # ---- fetching ahead ----
 
     def _read_chunk(self) -> bool:
-        """Waits for the next chunk and decodes it; False if no object holds the next offset.
+        """Waits for the next chunk and decodes it; returns False if no object holds the offset.
 
-        Raises what fetching it raised; the next call tries again. FetchCancelled once closed.
+        Raises what the fetch raised, and the next call tries again. Raises FetchCancelled after
+        `close`.
         """
         if self._sequential:
             self._window = min(2 * self._window, self._window_max)
         gap = self._fetch_ahead()
         if not self._fetches:
-            self._known = KnownObjects()  # the next call asks for descriptors anew
+            self._known = KnownObjects()  # the next call requests the descriptors again
             page, self._page = self._page, None
             if page is not None:
                 page.cancel()
@@ -321,7 +324,7 @@ class ObjectStream:
         try:
             data = future.result()
         except Exception:
-            self._drop_fetches()  # those ahead may have met the same failure
+            self._drop_fetches()  # later requests may have failed in the same way
             self._position = position_of(chunk)
             raise
         with self._lock:
@@ -331,9 +334,10 @@ class ObjectStream:
         return True
 
     def _fetch_ahead(self) -> int | None:
-        """Has the next chunk under way, and a window of those after it; returns a gap behind them.
+        """Requests the next chunk and a window of chunks after it.
 
-        Waits for descriptors only if nothing can be fetched without them, and raises only then.
+        Returns the offset of a gap after them, if there is one. Waits for descriptors, and raises
+        their errors, only if nothing can be fetched without them.
         """
         waited = False
         while True:
@@ -378,7 +382,7 @@ class ObjectStream:
         return page
 
     def _extend_known(self, found: list[ObjectDescriptor]) -> None:
-        """Adds a page of descriptors, and drops those that nothing is to be fetched of again."""
+        """Adds a page of descriptors, and drops those that are no longer needed."""
         first = self._fetches[0][0] if self._fetches else None
         offset = self._position.offset if first is None else first.range.descriptor.next_offset
         ahead = (each for each in (*self._known.descriptors, *found) if each.end_offset >= offset)
@@ -392,7 +396,7 @@ class ObjectStream:
         return future
 
     def _drop_fetches(self) -> None:
-        """Also begins with one chunk ahead again."""
+        """Cancels all requests, and sets the read-ahead back to one chunk."""
         with self._lock:
             fetches = list(self._fetches)
             self._fetches.clear()
@@ -402,7 +406,7 @@ class ObjectStream:
         self._window = min(1, self._window_max)
 
     def _move(self, position: Position) -> None:
-        """Drops all that was fetched or is known, and goes on there."""
+        """Drops everything that was fetched or is known, and continues at `position`."""
         self._drop_fetches()
         self._drop_frames()
         page, self._page = self._page, None
@@ -415,7 +419,7 @@ class ObjectStream:
         self._move(Position(self.offset))
 
     def _fetch(self, chunk: Chunk) -> Buffer:
-        """Runs on the pool's threads."""
+        """Fetches one chunk. Runs on the pool's threads."""
         descriptor = chunk.range.descriptor
         try:
             with counted_request():
@@ -436,10 +440,10 @@ class ObjectStream:
     def _key(self, descriptor: ObjectDescriptor) -> str:
         return object_key(self._topic, descriptor.object_id)
 
-    # ---- missing objects and corrupt ones ----
+    # ---- missing and corrupt objects ----
 
     def _replan(self, gone: _ObjectGone) -> None:
-        """Asks for the descriptors anew; raises if they name the same object again."""
+        """Reads the descriptors again. Raises MissingData if they name the same object again."""
         object_id = gone.descriptor.object_id
         self._restart()
         if object_id not in self._missing:
@@ -447,12 +451,12 @@ class ObjectStream:
             return
         self._missing.clear()
         raise MissingData(
-            f"{self._key(gone.descriptor)} is not in {self._store.name}, though its descriptor is "
-            f"in the catalog (offset {self.offset})"
+            f"{self._key(gone.descriptor)} is not in {self._store.name}, but its descriptor is "
+            f"in the catalog (read at offset {self.offset}); run `forebay repair`"
         ) from gone
 
     def _step_over(self, corruption: Corruption) -> None:
-        """Raises, or goes on at the next valid frame where the reader is lenient."""
+        """Raises CorruptFrame, or, if lenient, continues at the next valid frame."""
         descriptor = self._object
         assert descriptor is not None, "corruption is in an object"
         if not self._lenient:
@@ -493,7 +497,7 @@ class ObjectStream:
     def _resynchronise(
         self, descriptor: ObjectDescriptor, corruption: Corruption
     ) -> tuple[int, int] | None:
-        """(offset, position) of the next valid frame of the object, if there is one."""
+        """Returns (offset, position) of the next valid frame of the object, or None."""
 
         def read(start: int, end: int) -> Buffer:
             return self._fetch(Chunk(ObjectRange(descriptor, 0, start, end), start, end))
@@ -502,7 +506,7 @@ class ObjectStream:
             return next_frame(
                 descriptor, corruption.offset, corruption.position, read, self._chunk_bytes
             )
-        except _ObjectShort:  # what is there of the last chunk is given up with the rest
+        except _ObjectShort:  # the rest of the object is skipped
             return None
 
 
@@ -519,11 +523,11 @@ class _ObjectShort(Exception):
 
 
 class FetchPool:
-    """Threads that all streams of a store share for their requests.
+    """Threads that all streams of a store share for their requests. Thread-safe.
 
-    They start as they are needed, up to `threads`, and end with `close`. A thread runs a request
-    and nothing else. The pool bounds the requests in flight, and serves them in the order in which
-    they were submitted; how much one stream has under way is the stream's own bound.
+    Threads are started as needed, at most `threads`, and end with `close`. Requests run in the
+    order in which they were submitted. The pool limits how many run at once; each stream limits how
+    many of its own it submits.
     """
 
     def __init__(self, threads: int = FETCH_THREADS) -> None:
@@ -536,7 +540,7 @@ class FetchPool:
         disown_after_fork(self)
 
     def disown(self) -> None:
-        """In a forked child: the threads are the parent's."""
+        """Closes the pool in a forked child, which does not have the parent's threads."""
         self._changed = threading.Condition(threading.Lock())
         self._threads.clear()
         self._waiting.clear()
@@ -547,7 +551,7 @@ class FetchPool:
         return len(self._threads)
 
     def submit(self, job: Callable[[], _Result]) -> FetchFuture[_Result]:
-        """Runs `job` on one of the threads; LogClosed after `close`."""
+        """Runs `job` on one of the threads. Raises LogClosed after `close`."""
         fetch: FetchFuture[_Result] = FetchFuture(job)
         with self._changed:
             if self._closed:
@@ -557,7 +561,7 @@ class FetchPool:
         return fetch
 
     def close(self) -> None:
-        """Cancels what has not begun and ends the threads; waits no longer than JOIN_SECONDS."""
+        """Cancels requests that have not begun, and ends the threads. Waits up to JOIN_SECONDS."""
         with self._changed:
             self._closed = True
             for fetch in self._waiting:
@@ -578,7 +582,7 @@ class FetchPool:
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no thread to be had: the others will do
+            except RuntimeError:  # no more threads: the existing ones serve the request
                 if not self._threads:
                     self._waiting.pop()
                     raise
@@ -588,7 +592,7 @@ class FetchPool:
     def _work(self) -> None:
         while (fetch := self._next()) is not None:
             fetch.run()
-            del fetch  # its result is the reader's: an idle thread must not keep it alive
+            del fetch  # an idle thread must not keep the result alive
 
     def _next(self) -> FetchFuture[object] | None:
         with self._changed:
@@ -604,7 +608,7 @@ class FetchPool:
 
 
 class FetchFuture(Generic[_Result]):
-    """The result of one request. `result` belongs to one thread; `cancel` may come from any."""
+    """The result of one request. One thread calls `result`; any thread may call `cancel`."""
 
     __slots__ = ("_cancelled", "_error", "_finished", "_job", "_value")
 
@@ -617,45 +621,45 @@ class FetchFuture(Generic[_Result]):
 
     @property
     def succeeded(self) -> bool:
-        """Whether `result` would return at once."""
+        """Whether `result` would return without waiting."""
         return self._finished.is_set() and self._error is None and not self._cancelled
 
     @property
     def failed(self) -> bool:
-        """Whether `result` would raise at once."""
+        """Whether `result` would raise without waiting."""
         return self._finished.is_set() and not self.succeeded
 
     def run(self) -> None:
-        """Called once, by a thread of the pool."""
+        """Runs the request. Called once."""
         job = self._job
         if job is None:
             return
         try:
             self._value = job()
-        except BaseException as error:  # noqa: BLE001 - it is raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
             self._error = error
         self._job = None
-        if self._cancelled:  # which came meanwhile, and could not drop what was not there
+        if self._cancelled:  # while the job ran, so `cancel` could not drop the value
             self._value = None
         self._finished.set()
 
     def cancel(self) -> None:
-        """Wakes the thread that waits; a result that is there or on its way is dropped."""
+        """Drops the result, and makes `result` raise FetchCancelled, also in a waiting thread."""
         self._cancelled = True
         self._job = None
         self._value = None
         self._finished.set()
 
     def result(self) -> _Result:
-        """Waits for the result; raises what the request raised, or FetchCancelled."""
+        """Waits for the result. Raises what the request raised, or FetchCancelled."""
         self._finished.wait()
         value = self._value
-        if self._cancelled:  # read after the value, which a cancel drops
+        if self._cancelled:  # checked after reading the value, because `cancel` drops it
             raise FetchCancelled
         if self._error is not None:
             raise self._error
-        return value  # type: ignore[return-value] # there is one, being neither of the others
+        return value  # type: ignore[return-value] # not cancelled and no error: there is a value
 
 
 class FetchCancelled(Exception):
-    """The result of this request is not wanted any more."""
+    """The request was cancelled."""

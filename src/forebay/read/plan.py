@@ -1,12 +1,12 @@
-"""Which bytes of which objects a stream fetches next: pure, nothing here does I/O or keeps state.
+"""Plans which bytes of which objects a stream fetches next. Nothing here does I/O or keeps state.
 
-`plan` goes from a position, the known descriptors and the settings to the chunks to fetch from
-there on, and says from where further descriptors are needed. In each object the bytes run from
-the index entry at or before the first offset wanted to the entry after the last one: at most two
-intervals of the index more than was asked for. They are cut into chunks of a bounded size,
-anywhere, also inside frames.
+`plan` takes a position, the known descriptors and the limits. It returns the next chunks to fetch,
+and the offset from which more descriptors are needed. In each object the bytes run from the index
+entry at or before the first offset wanted to the entry after the last one, so at most two index
+intervals are fetched in excess. They are cut into chunks at any byte, also inside a frame.
 
-What a caller gets wrong: the first frame of a range is the index entry's, not the offset wanted.
+What a caller gets wrong: the first frame of a range is that of the index entry, which may come
+before the first offset wanted.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Final, NamedTuple
 from forebay.format.descriptor import ObjectDescriptor
 
 DESCRIPTOR_PAGE: Final = 16
-"""Descriptors that are asked for at a time: with a full index one takes half a megabyte."""
+"""Descriptors in one request. A descriptor with a full index takes half a megabyte."""
 
 
 class ObjectRange(NamedTuple):
-    """Whole frames of one object, by its index."""
+    """Whole frames of one object: the bytes `start..end`, which are frame boundaries."""
 
     descriptor: ObjectDescriptor
     offset: int
-    """Of the frame at `start`."""
+    """The offset of the frame at `start`."""
     start: int
     end: int
 
     @property
     def next_offset(self) -> int | None:
-        """The offset of the frame that follows the range; None if the index does not say."""
+        """The offset of the frame after the range; None if the index does not have it."""
         descriptor = self.descriptor
         if self.end == descriptor.size:
             return descriptor.next_offset
@@ -42,13 +42,13 @@ class ObjectRange(NamedTuple):
         return index[at][0] if at < len(index) and index[at][1] == self.end else None
 
     def chunks(self, chunk_bytes: int, start: int | None = None) -> Iterator[Chunk]:
-        """The range from the byte `start` on, in chunks of at most `chunk_bytes`, in order."""
+        """Yields the range from byte `start` on, in chunks of at most `chunk_bytes`."""
         for at in range(self.start if start is None else start, self.end, chunk_bytes):
             yield Chunk(self, at, min(at + chunk_bytes, self.end))
 
 
 class Chunk(NamedTuple):
-    """What one request fetches: the bytes `start..end` of the object."""
+    """The bytes `start..end` of an object, which one request fetches."""
 
     range: ObjectRange
     start: int
@@ -64,51 +64,52 @@ class Chunk(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a stream goes on: first the rest of an object, if there is one, then at an offset."""
+    """Where a stream continues: with the rest of `range`, if there is one, then at `offset`."""
 
     offset: int
-    """The first one behind the rest."""
+    """The first offset after `range`."""
     range: ObjectRange | None = None
     start: int = 0
-    """The byte of the object where the rest of the range begins."""
+    """The byte at which the rest of `range` begins."""
 
 
 def position_of(chunk: Chunk) -> Position:
-    """Where a stream goes on that is to fetch this chunk next."""
+    """Returns the position of a stream whose next chunk is this one."""
     return Position(chunk.range.descriptor.next_offset, chunk.range, chunk.start)
 
 
 def position_after(chunk: Chunk) -> Position:
-    """Where a stream goes on that fetched this chunk last."""
+    """Returns the position of a stream whose last chunk was this one."""
     offset = chunk.range.descriptor.next_offset
     return Position(offset) if chunk.last else Position(offset, chunk.range, chunk.end)
 
 
 class KnownObjects(NamedTuple):
-    """The objects that a stream knows of, the oldest first; some may be before its position."""
+    """The objects that a stream knows, oldest first. Some may be before its position."""
 
     descriptors: tuple[ObjectDescriptor, ...] = ()
     complete: bool = False
-    """Whether there were no further ones when the catalog was asked."""
+    """Whether the catalog had no more when it was asked."""
 
 
 class Plan(NamedTuple):
     """What to fetch next."""
 
     chunks: tuple[Chunk, ...]
-    """In order; fewer than asked for, or none, where no known object goes on."""
+    """In order. Fewer than asked for, or none, if the known objects end before."""
     page: int | None
-    """The offset from which to ask for further descriptors; None if that is not needed yet."""
+    """The offset from which to request more descriptors; None if none are needed yet."""
     gap: int | None
-    """The offset behind the chunks if no object holds it though a later one is known."""
+    """The offset after the chunks, if no object holds it but a later object is known."""
 
 
 def plan(
     position: Position, known: KnownObjects, *, end: int | None, chunk_bytes: int, count: int
 ) -> Plan:
-    """The next `count` chunks of a stream of the offsets before `end`, or as many as are known.
+    """Plans the next `count` chunks from `position` on, for offsets before `end`.
 
-    Where objects overlap, the earlier one serves.
+    Returns fewer chunks if the known objects hold no more. Where objects overlap, the earlier one
+    is used.
     """
     offset = position.offset
     chunks: list[Chunk] = []
@@ -136,7 +137,7 @@ def plan(
 
 
 def object_range(descriptor: ObjectDescriptor, start: int, end: int | None) -> ObjectRange:
-    """What to read of the object for the offsets from `start` up to, not including, `end`."""
+    """Returns the bytes to read for the offsets `start..end` of the object, end not included."""
     offset, position = descriptor.seek(start)
     whole = end is None or end > descriptor.end_offset
     stop = descriptor.size if whole or end is None else descriptor.position_after(end - 1)

@@ -1,12 +1,13 @@
-"""One log over both tiers: objects first, then what the log itself holds.
+"""`TieredLog`: one log over both tiers, objects first and then the local log.
 
-Before every piece a reader asks where its next offset is. Below the log's start it is in objects,
-from there on in segments and memory; when retention moves the start, the next plan is by the new
-one. So a reader crosses from tier to tier without a gap or a duplicate, however long it takes, and
-holds a segment for one piece at most.
+Before every chunk a reader asks where its next offset is. Offsets before the local log's start are
+in objects; later ones are in segments and memory. When retention moves that start, the next plan
+uses the new one. So a reader passes from tier to tier without a gap or a duplicate, however long it
+takes, and holds a segment for one chunk at most.
 
-What a caller gets wrong: below the log's start every offset must be in an object. One that is not
-was lost, or removed by remote retention, or is missing: an error each, and never skipped.
+What a caller gets wrong: before the local log's start, every offset must be in an object. If it is
+not, it was lost, was removed by remote retention, or is missing. Each is its own error, and nothing
+is skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from forebay.wal.watermarks import Visibility, Waiter
 
 
 class LocalTier(Protocol):
-    """The newest part of the log: a `Wal`, or a `LogView` of one that another process owns."""
+    """The local log: a `Wal`, or a `LogView` of a log that another process owns."""
 
     @property
     def start_offset(self) -> int: ...
@@ -42,7 +43,7 @@ class LocalTier(Protocol):
 
 
 class TieredLog:
-    """The log that a reader over both tiers asks instead of the local one."""
+    """Takes the place of the local log for a reader of both tiers. Thread-safe."""
 
     def __init__(
         self,
@@ -65,13 +66,13 @@ class TieredLog:
         if isinstance(past, _ObjectTier) and past.resume_offset > reader.wanted:
             reader.position = past.resume_offset
             reader.rewind()
-            if reader.finished:  # the last ones that it wanted were skipped
+            if reader.finished:  # the rest of what it wanted was skipped
                 return past
         if reader.wanted >= self._log.start_offset:
             try:
                 plan = self._log.plan(reader)
             except OffsetOutOfRange:
-                # Retention was faster than we were: what it removed is in objects.
+                # Retention has just removed the segment: its messages are in objects.
                 if reader.wanted >= self._log.start_offset:
                     raise
             else:
@@ -86,7 +87,7 @@ class TieredLog:
                 self._topic, self._store, self._source, self._pool, self._settings, start, start
             )
             reader.past = _ObjectTier(self._log, self._source, stream)
-            if reader.closed:  # from another thread, which saw nothing to close
+            if reader.closed:  # by another thread, before `past` was set
                 reader.past.close()
         return reader.past
 
@@ -103,7 +104,7 @@ class TieredLog:
 
 
 class _ObjectTier:
-    """What one reader reads from objects: up to the log's start, as it was when it began."""
+    """Reads objects for one reader, up to where the local log started when a stream began."""
 
     def __init__(self, log: LocalTier, source: CatalogSource, stream: ObjectStream) -> None:
         self._log = log
@@ -112,7 +113,7 @@ class _ObjectTier:
         self._ended = True
         self._held: Scan | None = None
         self.resume_offset = 0
-        """Where the reader goes on after messages that a lenient stream skipped."""
+        """Where the reader continues after messages that a lenient stream skipped."""
 
     def read(self, offset: int, end: int | None) -> Scan | None:
         if end is not None and offset >= end:
@@ -139,7 +140,7 @@ class _ObjectTier:
         return frames
 
     def _require_object(self, offset: int) -> None:
-        """Raises if no object holds the offset: what the stream knew of may have been old."""
+        """Raises if no object holds the offset. Asks the catalog: the stream may be out of date."""
         if not self._source.descriptors(offset, offset + 1, 1):
             raise self._source.missing(offset)
 
@@ -148,7 +149,7 @@ class _ObjectTier:
 
 
 class CatalogSource:
-    """The descriptors of one topic, from the catalog, for streams of its objects."""
+    """A `DescriptorSource` that reads one topic's descriptors from the catalog."""
 
     def __init__(self, catalog: Catalog, topic: TopicName) -> None:
         self._catalog = catalog
@@ -158,27 +159,28 @@ class CatalogSource:
         return self._catalog.get_object_descriptors_range(self._topic, start, end, limit)
 
     def missing(self, offset: int) -> ForebayError:
-        """Why no object holds an offset that should be in one."""
+        """Returns the error that says why no object holds the offset."""
         record = self._catalog.record(self._topic)
         if record is None:
-            return MissingData(f"{self._topic}: {self._catalog.name} does not know it")
+            return MissingData(f"{self._topic}: there is no such topic in {self._catalog.name}")
         hole = record.lost_range(offset)
         if hole is not None:
             return LostOffsets(
-                f"{self._topic}: offsets {hole[0]} to {hole[1] - 1} are lost: reserved by "
-                "an owner whose log did not come back, and are in no object; "
-                f"go on from offset {hole[1]}",
+                f"{self._topic}: offsets {hole[0]} to {hole[1] - 1} are lost: an owner whose log "
+                "is gone reserved them, and they are in no object; "
+                f"continue at offset {hole[1]}",
                 start=hole[0],
                 end=hole[1],
             )
         if offset < record.start_offset:
             return OffsetOutOfRange(
-                f"{self._topic}: offset {offset} is not in the log: retention removed it; "
-                f"the oldest one is {record.start_offset}",
+                f"{self._topic}: offset {offset} was removed by retention; "
+                f"the oldest offset is {record.start_offset}",
                 start=record.start_offset,
                 end=record.tail,
             )
         return MissingData(
-            f"{self._topic}: offset {offset} is in no object and in no segment, and it should be: "
-            f"the objects go from {record.start_offset} to {record.tail}"
+            f"{self._topic}: offset {offset} is missing: it is in no object and in no segment, "
+            f"although the objects cover offsets {record.start_offset} to {record.tail}; "
+            "run `forebay repair`"
         )

@@ -1,11 +1,11 @@
 """Reads an object back and compares it with its descriptor, frame by frame.
 
-Checked are every checksum, consecutive offsets from the first to the last of the descriptor, the
-size, and that each index entry is the position of its frame. One function serves the uploader,
-which reads back what it wrote, and `verify`, which reads everything again.
+It checks the size, every checksum, that the offsets are consecutive from the descriptor's first to
+its last, and that each index entry is the position of its frame. The uploader uses it to read back
+what it wrote, and `forebay verify` to read everything again.
 
-What a caller gets wrong: an object that passes allows its segments to be deleted. A store that
-cannot be reached is no fault of the object: that is a ServiceError, and says nothing about it.
+What a caller gets wrong: once an object passes, its segments may be deleted. A store that cannot be
+reached is not a fault of the object: ServiceError is raised, and says nothing about the object.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What reading an object found; `bytes` and `messages` are those up to the first fault."""
+    """The result of reading an object. `bytes` and `messages` count up to the first fault."""
 
     bytes: int
     messages: int
@@ -68,8 +68,8 @@ class Examined:
 def looks_same(store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
     """Whether the object still has the etag of its descriptor.
 
-    Raises if it is missing or has another size. A bucket that was copied has other etags: then
-    the object must be read to know.
+    Raises MissingData if it is missing, and CorruptLog if it has another size. Copying a bucket
+    changes the etags, so an object with another etag must be read to know whether it is intact.
     """
     same, fault = _head(store, topic, descriptor)
     if fault is not None:
@@ -84,7 +84,10 @@ def verify_object(
     topic: TopicName,
     descriptor: ObjectDescriptor,
 ) -> None:
-    """CorruptFrame, CorruptLog or MissingData for an object that is not what it should be."""
+    """Raises CorruptFrame, CorruptLog or MissingData if the object is not what it should be.
+
+    Raises ServiceError if the store does not respond.
+    """
     fault = examine_object(store, pool, settings, topic, descriptor).fault
     if fault is not None:
         raise fault.error
@@ -97,11 +100,11 @@ def examine_object(
     topic: TopicName,
     descriptor: ObjectDescriptor,
 ) -> Examined:
-    """Reads every byte up to the first fault.
+    """Reads the object up to its first fault, and returns what it found.
 
-    The pool fetches ahead, as the settings say. Without one each chunk is read when it is needed:
-    for objects that are files here, passing them between threads costs more than reading.
-    ServiceError if the store does not respond.
+    The pool fetches ahead. Without a pool each chunk is read when it is needed: for local files,
+    passing chunks between threads costs more than reading them. Raises ServiceError if the store
+    does not respond, and LogClosed if the pool was closed.
     """
     same, fault = _head(store, topic, descriptor)
     if fault is None:
@@ -120,16 +123,18 @@ def examine_object(
 def _head(
     store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor
 ) -> tuple[bool, Fault | None]:
-    """Whether the etag is the same, and the fault that the object's metadata show."""
+    """Returns whether the etag is the same, and the fault that the object's metadata shows."""
     key = object_key(topic, descriptor.object_id)
     try:
         meta = store.head(key)
     except ObjectMissing as error:
-        missing = MissingData(f"{store.name}: {key} is missing, and the catalog counts on it")
+        missing = MissingData(
+            f"{store.name}: {key} is missing, but its descriptor is in the catalog"
+        )
         missing.__cause__ = error
         return False, Fault(FaultKind.MISSING, missing, offset=descriptor.start_offset)
     if meta.size != descriptor.size:
-        what = f"{key} has {meta.size} bytes, its descriptor says {descriptor.size}"
+        what = f"{key} has {meta.size} bytes, but its descriptor says {descriptor.size}"
         resized = CorruptLog(f"{store.name}: {what}")
         return False, Fault(FaultKind.RESIZED, resized, position=min(meta.size, descriptor.size))
     return descriptor.etag is None or meta.etag is None or meta.etag == descriptor.etag, None
@@ -161,11 +166,11 @@ class _ReadBack:
                 if frames.corruption is not None:
                     break
         except ObjectMissing as error:
-            gone = MissingData(f"{self._store.name}: {self._key} went away while it was read")
+            gone = MissingData(f"{self._store.name}: {self._key} was deleted while it was read")
             gone.__cause__ = error
             return Fault(FaultKind.MISSING, gone, frames.position, frames.offset)
         except FetchCancelled:
-            raise LogClosed(f"{self._key}: the store was closed while it was read") from None
+            raise LogClosed(f"{self._key}: the store was closed during the read") from None
         except (ServiceUnavailable, ServiceRefused):
             raise
         except ServiceError as error:
@@ -187,7 +192,7 @@ class _ReadBack:
             if at != said:
                 error = CorruptLog(
                     f"{self._store.name}: {self._key}: the frame of offset {offset} is at position "
-                    f"{at}, its descriptor's index says {said}"
+                    f"{at}, but its descriptor's index says {said}"
                 )
                 return Fault(FaultKind.INDEX, error, at, offset)
         return None
@@ -195,7 +200,7 @@ class _ReadBack:
     # ---- requests ----
 
     def chunks(self, pool: FetchPool | None, chunk_bytes: int, ahead: int) -> Generator[Buffer]:
-        """The object's bytes in order, with `ahead` chunks fetched before they are needed."""
+        """Yields the object's bytes in order, and fetches `ahead` chunks before they are needed."""
         starts = range(0, self._descriptor.size, chunk_bytes)
         if pool is None or not ahead:
             for start in starts:

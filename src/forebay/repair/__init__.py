@@ -1,6 +1,6 @@
-"""What is damaged in a store and can be put right: survey, plan and apply.
+"""Finds damage in a store and repairs it: survey, plan, apply.
 
-repair   the whole: one topic after the other      frames   runs of valid frames, anywhere
-survey   what is in a log's directory              plan     what to do about it, decided purely
-apply    files and objects written again
+repair   runs all steps, one topic at a time       frames   finds runs of valid frames
+survey   reads a log's directory                   plan     decides what to do, without I/O
+apply    writes files and objects again
 """

@@ -1,13 +1,12 @@
-"""Carries repairs out: files and objects written again, losses recorded; copies kept of all that
-is changed.
+"""Carries out repairs: writes files and objects again, records losses, and keeps copies.
 
-Every step leaves a store that is no worse than before it, and that a second run finds its way in:
-a file is replaced by a whole one, an object likewise, and a loss is in the catalog before the log
-is cut. Before anything of a log is changed, recovery itself opens what it would become
-(`PlannedDisk`).
+A repair may be interrupted after any step: the store is then no worse than before, and a second run
+continues. Files and objects are replaced by complete ones, and a loss is in the catalog before the
+log is cut. Before a log is changed, recovery checks that the result would open (`PlannedDisk`).
+Everything that is changed is copied first (`Copies`).
 
-What a caller gets wrong: that recovery opens a log says nothing about frames in the middle of
-sealed segments, which it does not read. The survey has read them.
+What a caller gets wrong: recovery does not read the frames in the middle of sealed segments, so it
+does not prove that they are valid. The survey has read them.
 """
 
 from __future__ import annotations
@@ -59,7 +58,10 @@ FOLDER: Final = "repair"
 
 
 class Copies:
-    """What a repair changes, as it was: below `<data>/repair/<time>/`, made when first needed."""
+    """Copies of everything that a repair changes, in `<data>/repair/<time>/`.
+
+    The directory is created when the first copy is made.
+    """
 
     def __init__(self, disk: Disk, data: Path, now_ms: int) -> None:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
@@ -72,7 +74,7 @@ class Copies:
         self.count = 0
 
     def keep(self, topic: TopicName, path: Path) -> None:
-        """A copy of the file, if there is one; the first copy of a run is the one that counts."""
+        """Copies the file, if it exists. A second copy of the same file in a run is not made."""
         if not self._disk.exists(path):
             return
         with closing(self._disk.open_read(path)) as source:
@@ -118,11 +120,11 @@ class Copies:
 
 
 class LocalRepair:
-    """Repairs of one topic's files; the caller holds the lock through `publisher`.
+    """Repairs one topic's files. `publisher` holds the lock on the directory.
 
-    First `stage`, which writes new files beside the old ones, then `finish`: segments may hold each
-    other's frames, so none is replaced before all of them are written. What a run that was
-    interrupted between has left is found by the next survey.
+    Call `stage`, which writes new files beside the old ones, and then `finish`. Segments may hold
+    each other's frames, so none is replaced before all are written. If a run is interrupted in
+    between, the next survey finds the staged files.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class LocalRepair:
         self._staged: dict[Path, Path] = {}
 
     def stage(self) -> str | None:
-        """Returns why a log of the new files would not open; None if it would."""
+        """Writes the new files. Returns why the new log would not open; None if it would."""
         for rewrite in self._plan.rewrites:
             self._stage(rewrite)
         if self._staged:
@@ -150,10 +152,12 @@ class LocalRepair:
         return why_closed(planned, survey, self._checkpoint(), self._published(planned))
 
     def discard(self) -> None:
+        """Removes the staged files."""
         for path in self._staged.values():
             self._disk.unlink(path)
 
     def finish(self) -> None:
+        """Puts the staged files in place, then writes indexes, checkpoint and position."""
         plan = self._plan
         for rewrite in plan.rewrites:
             self._replace(rewrite)
@@ -163,12 +167,12 @@ class LocalRepair:
             for segment in plan.removals:
                 self._copies.keep(self._topic, segment.path)
             if plan.targets:
-                self._remember()
+                self._write_checkpoints()
                 self._remove()
             else:
-                # Without a segment, a checkpoint names none that would tell what is to be removed.
+                # A checkpoint without segments could not tell a second run what to remove.
                 self._remove()
-                self._remember()
+                self._write_checkpoints()
         for path in plan.survey.staged:
             self._disk.unlink(path)
 
@@ -211,7 +215,7 @@ class LocalRepair:
         size = disk.size(survey.path(seq)) if targets else 0
         return Published(seq, size, survey.end, survey.start, 0)
 
-    def _remember(self) -> None:
+    def _write_checkpoints(self) -> None:
         at = self._directory / CHECKPOINT_FILE
         self._copies.keep(self._topic, at)
         replace_file(self._disk, at, encode_checkpoint(self._checkpoint()))
@@ -231,13 +235,14 @@ class LocalRepair:
 
 
 class _CheckedError(Exception):
-    """Recovery has read all that it needs, and begins to write."""
+    """Recovery has read everything and begins to write, so the log would open."""
 
 
 class PlannedDisk:
-    """A disk as it will be once a repair is done, for reading.
+    """A read-only view of a disk as it will be after a repair.
 
-    `staged` maps a file to the one that takes its place; files in `gone` are removed.
+    `staged` maps a file to the file that will replace it. Files in `gone` do not exist. Writing
+    raises _CheckedError.
     """
 
     def __init__(
@@ -261,7 +266,7 @@ class PlannedDisk:
 
     def exists(self, path: Path) -> bool:
         if path in self._gone or path.name == FAILED_FILE:
-            return False  # a note of a failed sync asks for writing, not for a check
+            return False  # the mark of a failed sync would make recovery write
         return self._disk.exists(self._place(path))
 
     def size(self, path: Path) -> int:
@@ -296,7 +301,7 @@ class PlannedDisk:
 def why_closed(
     disk: Disk, survey: Survey, checkpoint: WalCheckpoint | None, published: Published | None
 ) -> str | None:
-    """What recovery would say against the log, or None. Changes nothing on a PlannedDisk."""
+    """Returns why recovery would refuse the log, or None. Changes nothing on a `PlannedDisk`."""
     recovery = Recovery(disk, survey.directory, survey.names, SYSTEM_CLOCK, checkpoint, published)
     try:
         recovery.run()
@@ -314,7 +319,7 @@ def put_log_id(disk: Disk, topic: TopicName, directory: Path, log_id: str, copie
 
 
 def drop_uploader_checkpoint(disk: Disk, topic: TopicName, directory: Path, copies: Copies) -> None:
-    """The next upload looks for its place, and writes one."""
+    """Removes the checkpoint. The next upload finds its position by itself, and writes one."""
     copies.keep(topic, directory / UPLOADER_CHECKPOINT_FILE)
     disk.unlink(directory / UPLOADER_CHECKPOINT_FILE)
     disk.sync_dir(directory)
@@ -342,15 +347,18 @@ def write_object(
 def rewrite_object(
     resources: StoreResources, topic: TopicName, wanted: ObjectRewrite, copies: Copies
 ) -> None:
-    """Under its name, with the bytes that the name stands for; read back before it counts."""
+    """Writes the object again under its name, and reads it back.
+
+    Raises CorruptLog if it is not what its descriptor says.
+    """
     descriptor = wanted.descriptor
     key = object_key(topic, descriptor.object_id)
     copies.keep_object(topic, resources.store, key)
     done = write_object(resources.store, key, wanted.pieces, resources.settings.uploader)
     if done.meta.size != descriptor.size:
         raise CorruptLog(
-            f"{key}: written again it has {done.meta.size} bytes, and its descriptor says "
-            f"{descriptor.size}"
+            f"{key} has {done.meta.size} bytes after it was written again, but its descriptor "
+            f"says {descriptor.size}"
         )
     resources.read_back(topic, descriptor)
 
@@ -358,8 +366,10 @@ def rewrite_object(
 def record_losses(
     resources: StoreResources, disk: Disk, topic: TopicName, plan: LocalPlan, losses: Sequence[Hole]
 ) -> None:
-    """Uploads what is readable before each hole, and records the hole; in this order, so that the
-    chain has no gap at any time."""
+    """Uploads the readable messages before each hole, then records the hole as lost.
+
+    In this order the chain has no gap at any time.
+    """
     directory = plan.survey.directory
     lock = lock_name(disk, directory)
     ownership, record = acquire(resources.session, topic, lock, _known(topic))
@@ -367,7 +377,9 @@ def record_losses(
         if record.tail < start:
             pieces, holes = cover(record.tail, start, plan.survey.runs)
             if holes:
-                raise MissingData(f"{topic}: offsets {holes[0][0]} to {holes[0][1] - 1} are gone")
+                raise MissingData(
+                    f"{topic}: offsets {holes[0][0]} to {holes[0][1] - 1} cannot be read any more"
+                )
             for piece in pieces:
                 _upload(resources, topic, ownership.epoch, piece)
 
@@ -379,7 +391,7 @@ def record_losses(
 
 
 def with_loss(record: TopicRecord, hole: Hole) -> TopicRecord:
-    """The record once the hole is in it, and what is before the hole is in objects."""
+    """Returns the record with the hole recorded as lost. All before it must be in objects."""
     start, end = hole
     if record.tail >= end:
         return record
@@ -391,7 +403,7 @@ def with_loss(record: TopicRecord, hole: Hole) -> TopicRecord:
 def _known(topic: TopicName) -> Callable[[TopicRecord | None], TopicRecord]:
     def decide(record: TopicRecord | None) -> TopicRecord:
         if record is None:
-            raise MissingData(f"{topic}: the catalog does not know the topic any more")
+            raise MissingData(f"{topic}: the topic is no longer in the catalog")
         return record
 
     return decide

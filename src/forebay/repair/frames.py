@@ -1,16 +1,15 @@
-"""Valid frames wherever they are: runs of them in damaged files and objects, and how runs cover
-a range of offsets.
+"""Finds runs of valid frames in damaged files and objects, and combines them.
 
-A run is frames one behind the other, each checked. `find_runs` looks for all runs of one file or
-object, with `forebay.format.resync` where it is damaged. `cover` is pure: which runs give which
-offsets, and which offsets nobody has.
+A run is a sequence of adjacent frames with consecutive offsets, each checked. `find_runs` finds all
+runs of one file or object; it searches after damage with `forebay.format.resync`. `cover`, which
+does no I/O, chooses the runs for a range of offsets, and returns the offsets that no run has.
 
-A run that begins where its file does, with the offset that belongs there, is sure. One that was
-found behind damage, or in a file where it should not be, may be part of a payload: it counts where
-no sure run does, and only if no other run says something else (`contested`).
+A run is *sure* if it begins at the start of its file, with the offset that belongs there. A run
+that was found after damage, or in the wrong file, may be part of a payload. It is used only where
+there is no sure run, and only if no other run has different frames for its offsets (`contested`).
 
-What a caller gets wrong: a run is a place, not a copy. Once its file was rewritten it may be
-elsewhere: search again.
+What a caller gets wrong: a run is a position in a file, not a copy. After the file was rewritten,
+search again.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from forebay.wal.segment import ChunkReader
 
 
 class FrameBytes(Protocol):
-    """A file or an object as bytes; also a `ReadFile`."""
+    """The bytes of a file or an object, with the methods of a `ReadFile`."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +45,7 @@ class FrameBytes(Protocol):
 
 
 class FileBytes:
-    """A local file, opened for each read: a survey of many holds none open."""
+    """A local file. It is opened for each read, so a survey of many files keeps none open."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
@@ -68,7 +67,7 @@ class FileBytes:
 
 
 class ObjectBytes:
-    """A stored object, by ranged requests."""
+    """An object in the store, read by range requests."""
 
     def __init__(self, store: CloudStore, key: str) -> None:
         self._store = store
@@ -95,7 +94,7 @@ class ObjectBytes:
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Frames of offsets `first..end`, at the positions `start..stop` of their source."""
+    """Frames with the offsets `first..end`, at the positions `start..stop` of their source."""
 
     source: FrameBytes
     first: int
@@ -106,7 +105,7 @@ class FrameRun:
 
 
 class FrameSlice(NamedTuple):
-    """Some offsets of a run."""
+    """The offsets `first..end` of a run."""
 
     run: FrameRun
     first: int
@@ -114,22 +113,23 @@ class FrameSlice(NamedTuple):
 
 
 Hole = tuple[int, int]
-"""Offsets, the end not included."""
+"""A range of offsets, end not included."""
 
 
 def offsets_max(size: int) -> int:
-    """How many frames fit into so many bytes."""
+    """Returns an upper bound of the number of frames in `size` bytes."""
     return size // FRAME_BYTES_MIN + 1
 
 
 def find_runs(
     source: FrameBytes, expected: int | None, bound: int, topic: str | None = None
 ) -> tuple[FrameRun, ...]:
-    """All runs, in order. The first frame should have the offset `expected`, if it is known; none
-    is of `bound` or later.
+    """Returns all runs, in order of position.
 
-    Behind damage only frames of `topic` count: a payload may hold frames of another one. It may
-    also hold some of this one, so the search goes on behind a run as if the run were not there.
+    The first frame should have the offset `expected`, if that is known. No frame has the offset
+    `bound` or a later one. After damage only frames of `topic` are accepted, because a payload may
+    contain frames of another topic. It may even contain frames of this topic, so a run does not
+    restrict which offsets are searched for after it.
     """
     runs: list[FrameRun] = []
     position, damaged = 0, -1 if expected is None else expected
@@ -147,14 +147,14 @@ def find_runs(
             position += 1
             continue
         run = _walk(source, position, offset)
-        assert run is not None, "its first frame was whole a moment ago"
+        assert run is not None, "the search has just read its first frame"
         runs.append(run)
         position = run.stop
     return tuple(runs)
 
 
 def is_of(source: FrameBytes, position: int, topic: str | None) -> bool:
-    """Whether the message of the valid frame at `position` says that it is of the topic."""
+    """Whether the message in the valid frame at `position` names the topic. True for None."""
     if topic is None:
         return True
     found = ChunkReader(1).read(source, position, source.size(), None)
@@ -168,7 +168,7 @@ def is_of(source: FrameBytes, position: int, topic: str | None) -> bool:
 
 
 def _walk(source: FrameBytes, start: int, expected: int | None) -> FrameRun | None:
-    """The run that begins at `start`, if one does."""
+    """Returns the run that begins at `start`, or None."""
     chunks = ChunkReader()
     size, position = source.size(), start
     first: int | None = None
@@ -187,7 +187,7 @@ def _walk(source: FrameBytes, start: int, expected: int | None) -> FrameRun | No
 
 
 def cover(first: int, end: int, runs: Iterable[FrameRun]) -> tuple[list[FrameSlice], list[Hole]]:
-    """Which runs give the offsets `first..end`, in order, and which offsets none gives."""
+    """Returns the slices of runs that hold `first..end`, in order, and the offsets in no run."""
     pieces: list[FrameSlice] = []
     holes: list[Hole] = []
     known = sorted(runs, key=lambda run: run.first)
@@ -208,7 +208,7 @@ def cover(first: int, end: int, runs: Iterable[FrameRun]) -> tuple[list[FrameSli
 
 
 def contested(pieces: Sequence[FrameSlice], runs: Sequence[FrameRun]) -> Hole | None:
-    """Offsets of which two runs have different frames, and neither is sure."""
+    """Returns offsets for which an unsure piece and another run have different frames, or None."""
     for piece in pieces:
         if piece.run.sure:
             continue
@@ -229,7 +229,10 @@ def _digest(piece: FrameSlice) -> bytes:
 
 
 def frames_of(pieces: Sequence[FrameSlice]) -> Iterator[memoryview]:
-    """The raw frames of the pieces, checked again on the way; each is valid until the next."""
+    """Yields the raw frames of the pieces, checked again. A chunk is valid until the next one.
+
+    Raises CorruptLog if a frame can no longer be read.
+    """
     chunks = ChunkReader()
     for piece in pieces:
         position, expected = piece.run.start, piece.run.first
@@ -237,8 +240,8 @@ def frames_of(pieces: Sequence[FrameSlice]) -> Iterator[memoryview]:
             found = chunks.read(piece.run.source, position, piece.run.stop, expected)
             if not len(found):
                 raise CorruptLog(
-                    f"{piece.run.source.name}: offset {expected} was readable a moment ago, and is "
-                    "not now"
+                    f"{piece.run.source.name}: offset {expected} was readable before, and is no "
+                    "longer: check the disk or the object store"
                 )
             low = max(piece.first - expected, 0)
             high = min(piece.end - expected, len(found))

@@ -1,19 +1,19 @@
-"""What is wrong with a topic, and what can be done about it: decided here, done in `apply`.
+"""Decides what is wrong with a topic and how to repair it. `apply` carries it out.
 
     damage                                    remedy
     frames of a segment, in a good object     the segment is written again
     frames of an object, in a good segment    the object is written again, under its name
-    checkpoint, position, index, sidecar      written again from what it was made of
-    id of the log                             written again from its copy; never from the catalog
-    frames that are nowhere else              if allowed: recorded as lost, the log goes on behind
-    frames that object and segment both lost  none here
+    checkpoint, position, index, sidecar      written again from their sources
+    id of the log                             written again from its copy, never from the catalog
+    frames that are nowhere else              if allowed, recorded as lost; the log begins after
+    frames damaged in object and segment      none
 
-A loss that is recorded ends the local log before it: what is readable before the hole goes into
-objects, and the log begins behind it, as logs have no holes.
+A log has no holes. So before a loss is recorded, the readable messages before it are uploaded, and
+the local log then begins after it.
 
-What a caller gets wrong: the id of a log is never taken from the catalog. That a log fits to the
-objects shows that it was the topic's once, not that it still is: with another machine's id, an old
-log would hand out offsets again that were acknowledged there.
+What a caller gets wrong: the id of a log is never taken from the catalog. A log that fits the
+objects was the topic's log once, but another machine may own the topic since. With that machine's
+id, the old log would assign offsets again that were acknowledged there.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ class Finding:
     topic: str
     kind: Kind
     where: str
-    """The file or the key."""
+    """The file, or the key of the object."""
     what: str
     remedy: str
     fixable: bool = True
-    """Whether a repair can do it, as it was asked to run."""
+    """Whether a repair with the given options can fix it."""
     repaired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A segment that is written again."""
+    """A segment to write again, and the frames to write."""
 
     target: Target
     pieces: tuple[FrameSlice, ...]
@@ -80,7 +80,7 @@ class ObjectRewrite:
 
 @dataclass(slots=True)
 class LocalPlan:
-    """What is to be done to the files of a log."""
+    """What to do with the files of a log."""
 
     survey: Survey
     targets: list[Target] = field(default_factory=list)
@@ -88,37 +88,37 @@ class LocalPlan:
     removals: list[SegmentFound] = field(default_factory=list)
     indexes: list[Target] = field(default_factory=list)
     losses: list[Hole] = field(default_factory=list)
-    memories: bool = False
-    """Whether checkpoint and position are written again."""
+    checkpoints: bool = False
+    """Whether the checkpoint and the published position are written again."""
     findings: list[Finding] = field(default_factory=list)
     obstacles: list[str] = field(default_factory=list)
-    """Why nothing of it may be changed, if so."""
+    """Reasons why nothing of the log may be changed. Empty if it may."""
 
     def refuse(self, topic: str, where: str, why: str, kind: Kind = Kind.SEGMENT) -> None:
-        """Records that nothing may be changed, and why."""
+        """Records a reason why nothing of the log may be changed."""
         self.obstacles.append(why)
-        remedy = "none: nothing of the log is changed; put its files back from a copy"
+        remedy = "none: nothing of the log is changed; restore its files from a copy"
         self.findings.append(Finding(topic, kind, where, why, remedy, fixable=False))
 
     @property
     def changes(self) -> bool:
-        return bool(self.rewrites or self.removals or self.memories)
+        return bool(self.rewrites or self.removals or self.checkpoints)
 
 
 ObjectRuns = Callable[[int, int], list[FrameRun]]
-"""The runs of committed objects that hold some of the offsets."""
+"""Returns the runs of the committed objects that overlap a range of offsets."""
 
 
 def plan_local(
     topic: str, found: Survey, record: TopicRecord | None, object_runs: ObjectRuns
 ) -> LocalPlan:
-    """Compares the log with what it should be."""
-    survey = _behind_losses(found, record)
+    """Plans the repair of a log: compares what was found with what should be there."""
+    survey = _after_losses(found, record)
     targets = survey.targets()
     tail = record.tail if record is not None else 0
     gap = (survey.start, targets[0].first) if targets else (0, 0)
     if gap[0] < gap[1]:
-        # Nothing tells how the first offsets were spread over files that are gone.
+        # It is unknown which of the missing files held which of the first offsets.
         survey = survey.begun_at(gap[1])
     plan = LocalPlan(survey, targets)
     if record is None and gap[0] < gap[1]:
@@ -132,31 +132,31 @@ def plan_local(
         _plan_segment(topic, plan, target, tail, object_runs, newest=target.seq == newest)
     seqs = [target.seq for target in plan.targets]
     if not _in_order(plan):
-        why = "files are missing or in disorder, and nothing tells which offsets were in them"
+        why = "files are missing or out of order, and it is unknown which offsets they held"
         plan.refuse(topic, str(survey.directory), why)
     kept = set(seqs)
     plan.removals = [each for seq, each in survey.segments.items() if seq not in kept]
-    _plan_memories(topic, plan)
+    _plan_checkpoints(topic, plan)
     return plan
 
 
 def plan_object(
     topic: str, key: str, descriptor: ObjectDescriptor, fault: str, runs: list[FrameRun]
 ) -> tuple[ObjectRewrite | None, Finding]:
-    """For an object that is damaged or missing: `runs` are those of segments and its own."""
+    """Plans the repair of a damaged or missing object from `runs`: the segments' and its own."""
     pieces, holes = cover(descriptor.start_offset, descriptor.next_offset, runs)
     twice = contested(pieces, runs)
     if twice is not None:
-        remedy = f"none: offsets {_spell([twice])} are there twice, and not the same"
+        remedy = f"none: there are two different versions of offsets {_shown([twice])}"
         return None, Finding(topic, Kind.OBJECT, key, fault, remedy, fixable=False)
     if holes:
         remedy = (
-            f"none: offsets {_spell(holes)} are in no local segment; put the object back from a "
-            "copy of the bucket, or read on with cloud_reader.lenient"
+            f"none: offsets {_shown(holes)} are in no local segment; restore the object from a "
+            "copy of the bucket, or let readers skip it with cloud_reader.lenient"
         )
         return None, Finding(topic, Kind.OBJECT, key, fault, remedy, fixable=False)
     finding = Finding(
-        topic, Kind.OBJECT, key, fault, "it is written again from local segments, and read back"
+        topic, Kind.OBJECT, key, fault, "it is written again from local segments and read back"
     )
     return ObjectRewrite(descriptor, tuple(pieces)), finding
 
@@ -164,16 +164,16 @@ def plan_object(
 def judge_id(
     topic: str, survey: Survey, record: TopicRecord | None
 ) -> tuple[str | None, Finding | None]:
-    """The id of the log as far as it can be known, and what is wrong with the files.
+    """Returns the id of the log, None if it is unknown, and what is wrong with its files.
 
-    A finding that is fixable is put right by writing the id.
+    If the finding is fixable, writing the returned id fixes it.
     """
     own, copy = survey.ids.own, survey.ids.copy
     known = record.log_id if record is not None else None
     if own is not None and own in (copy, known):
         return own, None if copy == own else _of_copy(topic, survey)
     if copy is not None:
-        what = _what(survey) if own is None else "it does not say what its copy says"
+        what = _what(survey) if own is None else "it differs from its copy"
         remedy = f"it is written again from its copy, {LOG_ID_COPY_FILE}"
         return copy, _finding(topic, survey, what, remedy)
     if record is None or known is None:
@@ -182,15 +182,15 @@ def judge_id(
         return own, None
     what = f"{_what(survey)}: opening it sets the log aside{_at_stake(survey, record)}"
     remedy = (
-        f"none: if the topic was never open on another machine, this is its log, with the id "
-        f"{known} by the catalog: write that into {LOG_ID_FILE}. Otherwise put the file back from "
-        "a copy; where the topic went on elsewhere, there is nothing to do"
+        f"none: if the topic was never opened on another machine, this is its log, and its id in "
+        f"the catalog is {known}: write that into {LOG_ID_FILE}. Otherwise restore the file from a "
+        "copy. If the topic continued on another machine, there is nothing to do"
     )
     return None, _finding(topic, survey, what, remedy, fixable=False)
 
 
 def _in_order(plan: LocalPlan) -> bool:
-    """Whether each segment begins where the one before it ends, and all of them are the log."""
+    """Whether each segment begins where the one before it ends, and they cover the whole log."""
     if not plan.targets:
         return plan.survey.start == plan.survey.end
     first, last = plan.targets[0], plan.targets[-1]
@@ -202,9 +202,9 @@ def _in_order(plan: LocalPlan) -> bool:
 
 
 def _plan_beginning(topic: str, plan: LocalPlan, tail: int) -> None:
-    """Of a log that begins behind the end of the objects: what is between is gone."""
+    """Plans for a log that begins after the end of the objects: the range between is lost."""
     survey = plan.survey
-    what = f"the log begins at offset {survey.start}, and should at {tail} or before"
+    what = f"the log begins at offset {survey.start}, but should begin at {tail} or before"
     pieces, _ = cover(tail, survey.start, survey.runs)
     if pieces:
         why = f"offset {pieces[0].first} is in {pieces[0].run.source.name}, where it should not be"
@@ -213,8 +213,8 @@ def _plan_beginning(topic: str, plan: LocalPlan, tail: int) -> None:
         _plan_loss(topic, plan, (tail, survey.start), str(survey.directory), what)
 
 
-def _behind_losses(survey: Survey, record: TopicRecord | None) -> Survey:
-    """A log has no holes: one with a recorded loss in it begins behind the loss."""
+def _after_losses(survey: Survey, record: TopicRecord | None) -> Survey:
+    """Moves the start of the log after a recorded loss in it, because a log has no holes."""
     for start, end in record.lost if record is not None else ():
         if start <= survey.end and end > survey.start:
             survey = survey.begun_at(end)
@@ -222,10 +222,13 @@ def _behind_losses(survey: Survey, record: TopicRecord | None) -> Survey:
 
 
 def _plan_end(topic: str, plan: LocalPlan, record: TopicRecord | None) -> None:
-    """Of a log whose newest messages are gone, nobody knows how many: no more than are reserved."""
+    """Plans for a log that lost an unknown number of its newest messages.
+
+    There were at most as many as offsets are reserved.
+    """
     survey = plan.survey
     path = str(survey.path(max(survey.segments)))
-    what = "it holds nothing of the log, and nothing tells how many messages it held"
+    what = "it holds nothing of the log, and it is unknown how many messages it held"
     if record is None:
         plan.refuse(topic, path, what)
     elif record.reserved > survey.end:
@@ -253,40 +256,40 @@ def _plan_segment(
                     topic,
                     Kind.INDEX,
                     str(index),
-                    "it is missing, damaged or of another segment",
+                    "it is missing, damaged or belongs to another segment",
                     "it is built again from the segment",
                 )
             )
         return
     pieces, holes = cover(target.first, target.end, survey.runs)
     doubtful = [(each.first, each.end) for each in pieces if not each.run.sure]
-    borrowed = [run for start, end in (*holes, *doubtful) for run in object_runs(start, end)]
-    runs = [*survey.runs, *borrowed]
+    from_objects = [run for start, end in (*holes, *doubtful) for run in object_runs(start, end)]
+    runs = [*survey.runs, *from_objects]
     pieces, holes = cover(target.first, target.end, runs)
     twice = contested(pieces, runs)
     if twice is not None:
-        why = f"offsets {_spell([twice])} are there twice, and not the same"
-        plan.refuse(topic, str(path), f"{why}: some may be part of a payload")
+        why = f"there are two different versions of offsets {_shown([twice])}"
+        plan.refuse(topic, str(path), f"{why}: one may be part of a payload")
     plan.rewrites.append(Rewrite(target, tuple(pieces)))
     lost = [(max(start, tail), end) for start, end in holes if end > tail]
-    hopeless = [(start, min(end, tail)) for start, end in holes if start < tail]
+    unrecoverable = [(start, min(end, tail)) for start, end in holes if start < tail]
     what = "it is missing" if segment is None else _damage(segment, target)
-    if hopeless:
-        why = f"offsets {_spell(hopeless)}: no object that can be read holds them either"
+    if unrecoverable:
+        why = f"no readable object holds offsets {_shown(unrecoverable)} either"
         plan.obstacles.append(why)
         plan.findings.append(
             Finding(topic, Kind.SEGMENT, str(path), what, f"none: {why}", fixable=False)
         )
     elif not lost:
-        borrow = _whence(pieces, path)
+        sources = _sources_of(pieces, path)
         plan.findings.append(
-            Finding(topic, Kind.SEGMENT, str(path), what, f"it is written again {borrow}")
+            Finding(topic, Kind.SEGMENT, str(path), what, f"it is written again {sources}")
         )
     for hole in lost:
         _plan_loss(topic, plan, hole, str(path), what)
 
 
-def _whence(pieces: list[FrameSlice], path: Path) -> str:
+def _sources_of(pieces: list[FrameSlice], path: Path) -> str:
     names = {each.run.source.name for each in pieces}
     if names <= {str(path)}:
         return "from its own frames"
@@ -302,7 +305,7 @@ def _plan_loss(topic: str, plan: LocalPlan, hole: Hole, where: str, what: str) -
             Kind.LOSS,
             where,
             f"{what}; offsets {hole[0]} to {hole[1] - 1} are nowhere else",
-            "--accept-loss records them as lost, and keeps what is before and behind",
+            "--accept-loss records them as lost, and keeps what is before and after them",
         )
     )
 
@@ -319,7 +322,7 @@ def _whole(segment: SegmentFound, target: Target, *, newest: bool) -> bool:
 
 
 def _damage(segment: SegmentFound, target: Target) -> str:
-    """Where the first damage of a segment is."""
+    """Returns a description of the first damage of a segment."""
     run = segment.runs[0] if segment.runs else None
     if run is None or run.start:
         return f"damaged at position 0 (offset {target.first})"
@@ -327,10 +330,10 @@ def _damage(segment: SegmentFound, target: Target) -> str:
         return f"damaged at position {run.stop} (offset {run.end})"
     if run.first < target.first:
         return f"it holds offsets before {target.first}, which the log no longer has"
-    return f"it ends at offset {run.end}, and should at {target.end}"
+    return f"it ends at offset {run.end}, but should end at {target.end}"
 
 
-def _plan_memories(topic: str, plan: LocalPlan) -> None:
+def _plan_checkpoints(topic: str, plan: LocalPlan) -> None:
     survey = plan.survey
     if not survey.begun:
         return
@@ -340,25 +343,25 @@ def _plan_memories(topic: str, plan: LocalPlan) -> None:
                 topic,
                 Kind.SEGMENT,
                 str(plan.removals[0].path),
-                "it is before a loss that is recorded, and the log begins behind it",
-                "it is removed: objects hold what could be read of it",
+                "it comes before a recorded loss, and the log begins after the loss",
+                "it is removed: its readable messages are in objects",
             )
         )
-    for kind, where, why in _memory_faults(plan):
-        plan.memories = True
+    for kind, where, why in _checkpoint_faults(plan):
+        plan.checkpoints = True
         plan.findings.append(
             Finding(topic, kind, where, why, "it is written again from the segments")
         )
-    plan.memories = plan.memories or bool(plan.rewrites or plan.removals)
-    if plan.memories and plan.targets:
-        # What the position is said of must be durable: the newest segment goes to a new file.
+    plan.checkpoints = plan.checkpoints or bool(plan.rewrites or plan.removals)
+    if plan.checkpoints and plan.targets:
+        # Before its end is published, the newest segment must be durable: write it to a new file.
         last = plan.targets[-1]
         if all(each.target != last for each in plan.rewrites):
             pieces, _ = cover(last.first, last.end, survey.runs)
             plan.rewrites.append(Rewrite(last, tuple(pieces)))
 
 
-def _memory_faults(plan: LocalPlan) -> list[tuple[Kind, str, str]]:
+def _checkpoint_faults(plan: LocalPlan) -> list[tuple[Kind, str, str]]:
     survey = plan.survey
     checkpoint, published = survey.checkpoint, survey.published
     faults = []
@@ -366,7 +369,7 @@ def _memory_faults(plan: LocalPlan) -> list[tuple[Kind, str, str]]:
     if checkpoint is None:
         faults.append((Kind.CHECKPOINT, at, "it is missing or damaged"))
     elif not plan.rewrites and _contradicts(plan, checkpoint):
-        faults.append((Kind.CHECKPOINT, at, "it is not of these segments"))
+        faults.append((Kind.CHECKPOINT, at, "it does not match the segments"))
     at = str(survey.directory / PUBLISHED_FILE)
     if published is None:
         faults.append((Kind.POSITION, at, "it is missing or damaged"))
@@ -386,7 +389,7 @@ def _contradicts(plan: LocalPlan, checkpoint: WalCheckpoint) -> bool:
     )
 
 
-def _spell(holes: list[Hole]) -> str:
+def _shown(holes: list[Hole]) -> str:
     return ", ".join(f"{start} to {end - 1}" for start, end in holes[:5])
 
 
@@ -395,35 +398,35 @@ def _what(survey: Survey) -> str:
         return "it is damaged"
     if survey.ids.own is None:
         return "it is missing"
-    return "it is not the id of the log that the topic goes on in"
+    return "it is not the id of the topic's log in the catalog"
 
 
 def _at_stake(survey: Survey, record: TopicRecord) -> str:
-    """What would not be readable any more."""
+    """Returns what would happen to the messages of this log, as the end of a sentence."""
     first = max(record.tail, survey.start)
     goes_on = max(record.tail, record.reserved, survey.end)
     if survey.end <= first:
-        return f", and goes on at offset {goes_on}; the objects have all of its messages"
+        return f" and continues at offset {goes_on}; the objects have all of its messages"
     return (
-        f", and goes on at offset {goes_on}; {survey.end - first} messages of it, {first} to "
+        f" and continues at offset {goes_on}; {survey.end - first} messages of it, {first} to "
         f"{survey.end - 1}, are in no object"
     )
 
 
 def _of_copy(topic: str, survey: Survey) -> Finding | None:
-    """One that is missing is made by the next open."""
+    """Returns the finding about the copy, or None. The next open creates a missing copy."""
     if survey.ids.copy is None and survey.ids.copy_whole:
         return None
     where = str(survey.directory / LOG_ID_COPY_FILE)
-    what = "it is damaged" if survey.ids.copy is None else f"it is no copy of {LOG_ID_FILE}"
+    what = "it is damaged" if survey.ids.copy is None else f"it differs from {LOG_ID_FILE}"
     return Finding(topic, Kind.LOG_ID, where, what, f"it is written again from {LOG_ID_FILE}")
 
 
 def _without_catalog(topic: str, survey: Survey) -> Finding | None:
-    """Where the catalog knows no id, opening takes the log whatever its id is."""
+    """Returns a finding only for a damaged id: without one in the catalog, any id is accepted."""
     if survey.ids.whole:
         return None
-    remedy = "none: remove it; the catalog knows of no log yet, so this one gets a new id"
+    remedy = "none: remove it; the catalog names no log yet, so this one gets a new id"
     return _finding(topic, survey, "it is damaged", remedy, fixable=False)
 
 

@@ -1,11 +1,11 @@
-"""`repair`: finds what is damaged in a store, and repairs what can be.
+"""`repair`: finds damage in a store, and repairs what can be repaired.
 
-A dry run unless `apply` is given. It needs the topics for itself: the lock on each directory is
-held while it works, and it refuses to run beside a server. An object that overlaps the local log is
-read in full, as segments could repair it; of the others only presence and size are checked:
-`forebay verify` reads everything.
+Without `apply` it changes nothing. It must have the topics to itself: it holds the lock on each
+directory while it works, and refuses to run while a server runs. An object that overlaps the local
+log is read completely, because segments can repair it. For the other objects only existence and
+size are checked; `forebay verify` reads everything.
 
-What a caller gets wrong: a repair that found nothing is no proof about objects that it did not
+What a caller gets wrong: a repair without findings proves nothing about objects that it did not
 read.
 """
 
@@ -74,20 +74,20 @@ from forebay.topic.view import StoreView
 from forebay.upload.engine import put_sidecar
 from forebay.wal.checkpoints import Publisher
 
-_INDEX: Final = "none: its frames are right, and its descriptor's index is not; compact it"
+_INDEX: Final = "none: its frames are right, but its descriptor's index is wrong; compact it"
 Repair: TypeAlias = tuple[Callable[[], None], Finding]
-"""What is wrong, and what would put it right if it is fixable."""
+"""A finding, and the action that fixes it if it is fixable."""
 
 
 @dataclass(slots=True)
 class RepairReport:
-    """What was found in all topics; `left` is what is still wrong."""
+    """The findings in all topics. `left` are those that are not repaired."""
 
     applied: bool
     topics: int = 0
     findings: list[Finding] = field(default_factory=list)
     copies: str | None = None
-    """Where copies are of all that was changed."""
+    """The directory with copies of everything that was changed; None if nothing was."""
 
     @property
     def left(self) -> list[Finding]:
@@ -104,13 +104,14 @@ def repair(
     clock: Clock = SYSTEM_CLOCK,
     resources: StoreResources | None = None,
 ) -> RepairReport:
-    """Looks at the named topics, or at all; with `apply` it puts right what it can.
+    """Checks the named topics, or all. With `apply` it repairs what it can.
 
-    `accept_loss` lets offsets become lost whose messages are nowhere. UsageError while a server
-    runs on the store, LogLocked while another process owns a topic.
+    `accept_loss` allows recording offsets as lost whose messages are nowhere. Raises UsageError
+    while a server runs on the store, LogLocked while another process has a topic open, and
+    UnknownTopic.
     """
     if settings.data is None:
-        raise UsageError("a store in memory has nothing to repair")
+        raise UsageError("a store in memory cannot be repaired")
     server = find_server(settings)
     if server is not None:
         raise UsageError(f"a server runs on {settings.data}, at {server.url}: stop it first")
@@ -135,7 +136,7 @@ def _all_topics(view: StoreView) -> list[TopicName]:
 
 
 class _TopicRepair:
-    """One topic, from the look to the last repair."""
+    """Checks and repairs one topic."""
 
     def __init__(
         self,
@@ -174,14 +175,14 @@ class _TopicRepair:
         self._report.findings += self._findings
 
     def _known(self) -> bool:
-        """False where another command has to come first; UnknownTopic where nobody knows it."""
+        """False if the topic must be restored first. Raises UnknownTopic if it does not exist."""
         if self._record is not None and is_restoring(self._record.log_id):
-            self._point_to_restore("a restore of it has begun and not ended")
+            self._point_to_restore("a restore of the topic is not finished")
             return False
         if self._record is not None:
             return True
         if self._has_objects():
-            self._point_to_restore("the catalog does not know it, and the store has objects of it")
+            self._point_to_restore("the store has objects of a topic that is not in the catalog")
             return False
         if not self._disk.exists(self._directory):
             raise UnknownTopic(f"there is no topic {self._topic} in {self._view.name}")
@@ -210,7 +211,7 @@ class _TopicRepair:
 
     @contextmanager
     def _locked(self) -> Iterator[Publisher]:
-        """The lock on the directory; a look alone leaves no file behind."""
+        """Holds the lock on the directory. Removes the lock's file again if it stayed empty."""
         path = self._directory / PUBLISHED_FILE
         there = self._disk.exists(path)
         publisher = Publisher(self._disk, self._directory)
@@ -221,18 +222,21 @@ class _TopicRepair:
                 self._disk.unlink(path)
             publisher.close()
 
-    # -- the order of things --------------------------------------------------------------------
+    # -- the steps ------------------------------------------------------------------------------
 
     def _repair(self, publisher: Publisher | None) -> None:
-        """Objects first: the log may hold the last good copy of what is wrong in them, and is cut
-        where a loss is recorded."""
+        """Repairs objects, then the log.
+
+        The log may hold the last good copy of messages that are damaged in objects, and recording a
+        loss cuts it.
+        """
         survey = None if publisher is None else self._survey()
         whole = self._repair_objects(survey)
         if publisher is not None and survey is not None:
             self._repair_log(publisher, survey, objects_whole=whole)
 
     def _repair_objects(self, survey: Survey | None) -> bool:
-        """Whether all of them are right, or would be."""
+        """Repairs objects and sidecars. Returns whether all objects are, or can be, repaired."""
         if self._objects is None:
             return True
         whole = True
@@ -244,7 +248,7 @@ class _TopicRepair:
         return whole
 
     def _settle(self, finding: Finding, action: Callable[[], None]) -> None:
-        """Does it, if it is to be done and can be; and notes what became of it."""
+        """Fixes the finding if it is fixable and `apply` was given, and records it."""
         if self._report.applied and finding.fixable:
             action()
             finding = replace(finding, repaired=True)
@@ -253,7 +257,7 @@ class _TopicRepair:
     # -- the local log --------------------------------------------------------------------------
 
     def _survey(self) -> Survey | None:
-        """The log, if there is one and it is the topic's; another one its owner sets aside."""
+        """Reads the local log. Returns None if there is none, or if it is not the topic's log."""
         survey = survey_log(self._disk, self._directory, self._names, str(self._topic))
         log_id, finding = judge_id(str(self._topic), survey, self._record)
         if finding is not None:
@@ -262,7 +266,7 @@ class _TopicRepair:
         return survey if survey.begun and known in (None, log_id) else None
 
     def _put_log_id(self, log_id: str | None) -> None:
-        assert log_id is not None, "a finding about an id that nobody knows is not fixable"
+        assert log_id is not None, "a finding about an unknown id is not fixable"
         put_log_id(self._disk, self._topic, self._directory, log_id, self._copies)
 
     def _repair_log(self, publisher: Publisher, survey: Survey, *, objects_whole: bool) -> None:
@@ -289,17 +293,17 @@ class _TopicRepair:
         self._findings += [replace(each, repaired=True) for each in plan.findings]
 
     def _would_open(self, plan: LocalPlan, work: LocalRepair) -> bool:
-        """Writes what is planned beside the log, and has recovery open it.
+        """Writes the new files beside the log, and lets recovery check them.
 
-        If it would refuse the log, that is a finding and nothing is changed: such a plan is a
-        mistake of this program.
+        If recovery would refuse the log, this is a bug of the plan: it becomes a finding, and
+        nothing is changed.
         """
-        why = work.stage() if not (plan.losses or plan.obstacles) else "a plan with a hole in it"
+        why = work.stage() if not (plan.losses or plan.obstacles) else "the plan has a hole"
         if why is not None:
             work.discard()
             remedy = "none: nothing of the log is changed; please report this"
-            what = "what the log would become" if plan.changes else "the log"
-            what = f"{what} does not open: {why}"
+            what = "the repaired log" if plan.changes else "the log"
+            what = f"{what} would not open: {why}"
             where = str(self._directory)
             self._findings.append(
                 Finding(str(self._topic), Kind.SEGMENT, where, what, remedy, fixable=False)
@@ -311,7 +315,7 @@ class _TopicRepair:
     ) -> LocalPlan:
         plan = plan_local(str(self._topic), survey, record, self._object_runs)
         if (plan.losses or plan.removals) and not objects_whole:
-            why = "the log may hold what is damaged in an object"
+            why = "the log may hold the last copy of messages that are damaged in an object"
             plan.refuse(str(self._topic), str(self._directory), why)
         return plan
 
@@ -321,7 +325,10 @@ class _TopicRepair:
         return not plan.losses or (self._accept_loss and self._record is not None)
 
     def _as_left(self, plan: LocalPlan) -> list[Finding]:
-        """A log is repaired whole or left alone: one loss that may not be keeps all of it."""
+        """Returns the findings of a log that is not changed.
+
+        A log is repaired completely or not at all, so none is fixable if the plan is not allowed.
+        """
         fixable = self._allowed(plan)
         return [replace(each, fixable=each.fixable and fixable) for each in plan.findings]
 
@@ -341,7 +348,7 @@ class _TopicRepair:
                 Kind.CHECKPOINT,
                 str(path),
                 "it is damaged",
-                "it is removed: the next upload finds its place and writes it again",
+                "it is removed: the next upload finds its position and writes it again",
             )
             self._settle(
                 finding,
@@ -352,7 +359,7 @@ class _TopicRepair:
 
 
 class _ObjectRepair:
-    """The objects of a topic: what is wrong with them, and what of them can be read."""
+    """Checks and repairs the objects of a topic, and reads valid frames from them."""
 
     def __init__(self, resources: StoreResources, topic: TopicName, copies: Copies) -> None:
         self._resources = resources
@@ -361,7 +368,7 @@ class _ObjectRepair:
         self._copies = copies
 
     def runs(self, start: int, end: int) -> list[FrameRun]:
-        """Runs of the committed objects that overlap the range; of a missing one none."""
+        """Returns the runs of the committed objects that overlap the range."""
         found: list[FrameRun] = []
         for each in self._resources.catalog.get_object_descriptors_range(self._topic, start, end):
             found += self._runs_of(each)
@@ -379,7 +386,7 @@ class _ObjectRepair:
         return object_key(self._topic, descriptor.object_id)
 
     def look(self, local: Sequence[FrameRun]) -> Iterator[Repair]:
-        """Damaged and missing objects; `local` is what the log holds."""
+        """Yields the damaged and missing objects. `local` are the runs of the log."""
         for descriptor in self._resources.catalog.get_object_descriptors(self._topic):
             fault = self._fault(descriptor, local)
             if fault is None:
@@ -410,10 +417,10 @@ class _ObjectRepair:
         try:
             size = self._store.head(self._key(descriptor)).size
         except ObjectMissing:
-            return FaultKind.MISSING, "it is missing, and the catalog counts on it"
+            return FaultKind.MISSING, "it is missing, but its descriptor is in the catalog"
         if size == descriptor.size:
             return None
-        return FaultKind.RESIZED, f"it has {size} bytes, its descriptor says {descriptor.size}"
+        return FaultKind.RESIZED, f"it has {size} bytes, but its descriptor says {descriptor.size}"
 
     # -- sidecars -------------------------------------------------------------------------------
 
@@ -435,9 +442,9 @@ class _ObjectRepair:
             return "it is missing"
         except (DescriptorError, ServiceError) as error:
             return f"it is damaged: {error}"
-        # A restore may have made the descriptor anew, with another time and etag.
+        # A restore may have made a new descriptor, with another time and etag.
         same = replace(found, etag=descriptor.etag, created_at=descriptor.created_at)
-        return None if same == descriptor else "it says something else than the catalog"
+        return None if same == descriptor else "it differs from the catalog"
 
     def _put_sidecar(self, descriptor: ObjectDescriptor, key: str) -> None:
         self._copies.keep_object(self._topic, self._store, key)

@@ -1,10 +1,10 @@
-"""What is in the directory of a topic's log, damaged or not: every frame that is still there.
+"""Reads the directory of a topic's log, damaged or not, and finds every valid frame in it.
 
-Unlike recovery, which refuses a log that is damaged, a survey reads on behind the damage and
-changes nothing. It needs the lock on the directory, as nobody may write meanwhile.
+Recovery refuses a damaged log. A survey reads on after the damage, and changes nothing. The caller
+must hold the lock on the directory, so that nobody writes meanwhile.
 
-What a caller gets wrong: bytes behind the last frame of the newest segment are no damage if
-nothing says that they were ever synced. That is a torn tail, and opening the log cuts it.
+What a caller gets wrong: bytes after the last frame of the newest segment are no damage, unless
+they are known to have been synced. They are a torn tail, which opening the log cuts off.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class SegmentFound:
     size: int
     runs: tuple[FrameRun, ...]
     index_whole: bool
-    """Whether its index can be used."""
+    """Whether its index is readable and fits the segment."""
     torn: bool = False
-    """Whether opening the log cuts all of it off, as nothing says that it was ever synced."""
+    """Whether opening the log cuts all of it off, because none of it is known to be synced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,54 +55,56 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class LogIds:
-    """What the two files say that hold the id of the log."""
+    """The contents of the two files that hold the id of the log."""
 
     own: str | None
     whole: bool
-    """False for a file that is there and holds no id."""
+    """False if the file exists but holds no valid id."""
     copy: str | None
     copy_whole: bool
-    """Likewise."""
+    """The same for the copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A log as its files tell it, what is damaged included."""
+    """The state of a log according to its files, with its damage."""
 
     directory: Path
     names: SegmentNames
     ids: LogIds
     checkpoint: WalCheckpoint | None
     checkpoint_whole: bool
-    """False also where there is none."""
+    """False if the checkpoint is damaged or missing."""
     published: Published | None
     segments: dict[int, SegmentFound]
-    """By number; without those that an interrupted retention was removing."""
+    """By number, without segments that an interrupted retention pass was deleting."""
     seqs: range
-    """The numbers that should be there."""
+    """The numbers of the segments that should exist."""
     start: int
     end: int
-    """The offsets that should be in it: everything that was ever known to be synced."""
+    """`start..end` are the offsets that the log should hold: all that are known to be synced."""
     strays: tuple[FrameRun, ...] = ()
-    """Frames in files where they do not belong, and in what an interrupted repair has left."""
+    """Frames in the wrong files, and in files that an interrupted repair left."""
     staged: tuple[Path, ...] = ()
-    """What an interrupted repair has left."""
+    """The files that an interrupted repair left."""
 
     @property
     def runs(self) -> list[FrameRun]:
-        """All that can be read, wherever it is."""
+        """All runs of valid frames, in whatever file."""
         found = [run for segment in self.segments.values() for run in segment.runs]
         return [*found, *self.strays]
 
     @property
     def begun(self) -> bool:
-        """Whether there is a log at all."""
+        """Whether there is a log in the directory."""
         return bool(self.segments) or self.checkpoint is not None or self.published is not None
 
     @property
     def end_unknown(self) -> bool:
-        """Whether the newest segment holds other bytes than its own, and nothing says how far it
-        was synced. Opening refuses it."""
+        """Whether the newest segment holds no valid frame and it is unknown how far it was synced.
+
+        Opening refuses such a log.
+        """
         newest = self.segments.get(self.seqs[-1]) if self.seqs else None
         if newest is None or newest.runs or newest.torn or not newest.size:
             return False
@@ -113,13 +115,13 @@ class Survey:
         return self.directory / self.names.segment(seq)
 
     def begun_at(self, start: int) -> Survey:
-        """The same log, once it begins later."""
+        """Returns the survey of the same log with a later start."""
         return replace(self, start=max(start, self.start), end=max(start, self.end))
 
     def targets(self) -> list[Target]:
-        """The segments that make the log from its start to its end, none of them without need.
+        """Returns the segments that should make up the log, from its start to its end.
 
-        Where nothing tells how offsets were spread over missing files, they are spread evenly.
+        If it is unknown which missing files held which offsets, the offsets are spread evenly.
         """
         if not self.seqs:
             return [Target(0, self.start, self.end)] if self.start < self.end else []
@@ -130,12 +132,12 @@ class Survey:
             for seq, first, end in zip(self.seqs, firsts, ends, strict=True)
         ]
         last = self.seqs[-1]
-        empty = last if last in self.segments else None  # the active one, before its first frame
+        empty = last if last in self.segments else None  # the active segment may have no frames
         return [each for each in found if each.first < each.end or each.seq == empty]
 
 
 def _firsts(survey: Survey) -> list[int]:
-    """Where each segment begins: as remembered, else by its own first frame."""
+    """Returns where each segment begins: by the checkpoint, else by its first frame."""
     remembered = _remembered(survey.checkpoint)
     known: list[int | None] = []
     for seq in survey.seqs:
@@ -152,7 +154,7 @@ def _firsts(survey: Survey) -> list[int]:
 
 
 def _spread(known: list[int | None], end: int) -> list[int]:
-    """Fills what is unknown evenly between what is known around it; the first one is known."""
+    """Fills unknown values evenly between the known ones around them. The first is known."""
     filled: list[int] = []
     for at, first in enumerate(known):
         if first is not None:
@@ -171,7 +173,7 @@ def _remembered(checkpoint: WalCheckpoint | None) -> dict[int, int]:
 
 
 def survey_log(disk: Disk, directory: Path, names: SegmentNames, topic: str) -> Survey:
-    """Reads every byte of the topic's log. The caller holds the lock on the directory."""
+    """Reads every byte of the topic's log. The caller must hold the lock on the directory."""
     checkpoint, whole = _checkpoint(disk, directory)
     published = read_published(disk, directory)
     remembered = _remembered(checkpoint)
@@ -210,7 +212,7 @@ def survey_log(disk: Disk, directory: Path, names: SegmentNames, topic: str) -> 
 
 
 def _torn(disk: Disk, newest: SegmentFound, published: Published | None, known: int) -> bool:
-    """Whether the newest segment, in which there is no frame, is one that a crash has torn."""
+    """Whether the newest segment has no frame because a crash tore it, and not by damage."""
     if newest.runs:
         return False
     mine = published is not None and published.seq == newest.seq
@@ -231,7 +233,7 @@ def _strays(
     end: int,
     topic: str,
 ) -> tuple[FrameRun, ...]:
-    """Looked for in files that are not what their names say, whatever offsets they hold."""
+    """Finds frames of any offset in staged files, and in segments that are not one whole run."""
     sources = [FileBytes(disk, path) for path in staged]
     odd = (each for each in segments.values() if not _is_one_run(each.runs, each.size))
     sources += [FileBytes(disk, each.path) for each in odd]
@@ -303,7 +305,7 @@ def _bound(
     first: int | None,
     size: int,
 ) -> int:
-    """No frame of the segment has this offset or a later one."""
+    """Returns an offset that is after every frame of the segment."""
     known = [each for number, each in remembered.items() if number > seq]
     if not known and seq + 1 in paths:
         behind = _first_offset(disk, paths[seq + 1])

@@ -1,1 +1,1 @@
-"""Topics: what the rest of the system holds of a log."""
+"""Topics: opening, appending, reading, uploading and deleting, and read-only views of them."""

@@ -1,8 +1,10 @@
-"""Where everything of a topic is, and where one offset is: facts for people and for JSON.
+"""Reports the state of a topic (`describe`), and where one offset is stored (`explain`).
 
-Asked of a `TopicView`, so nobody needs to own the topic. What is only in the owner's memory is
-unknown here. `describe` asks the catalog and the local directory alone; `explain` also reads the
-object that holds the offset, as far as the frame.
+Both use a `TopicView`, so they work without owning the topic. `describe` reads only the catalog and
+the local directory. `explain` also reads the segment and the object that hold the offset, up to its
+frame. The results become text or JSON.
+
+What a caller gets wrong: messages that are only in the owner's memory are not seen here.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from forebay.wal.retention import Deleter
 from forebay.wal.segment import ChunkReader, Segment, require_complete
 
 Range = tuple[int, int]
-"""Offsets, the end not included."""
+"""A range of offsets, end not included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,12 @@ class SegmentFacts:
     start_offset: int
     next_offset: int
     bytes: int
-    """Synced ones."""
+    """The synced bytes."""
     uploaded: bool
     verified: bool
     deletable: bool
     kept_because: str | None
-    """Why retention would leave it alone now; readers of the owner's process aside."""
+    """Why retention would keep it now. Readers in the owner's process are not considered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class TopicFacts:
     topic: str
     start_offset: int
     synced: int | None
-    """Next offset of the stage, as all the others; None where the topic's log is not here."""
+    """The next offset of this stage, like those below; None if the topic's log is not here."""
     uploaded: int
     verified: int
     reserved: int | None
@@ -66,12 +68,12 @@ class TopicFacts:
     owner: str | None
     lost: list[Range]
     segments: list[SegmentFacts]
-    """Oldest first; the newest ones, where only some were asked for."""
+    """Oldest first. If only some were asked for, the newest ones."""
     objects: list[ObjectFacts]
-    """As the segments."""
+    """Like `segments`."""
     problems: list[str]
     segments_total: int = 0
-    """Of all, shown or not; as the numbers below."""
+    """Of all segments, listed or not. The numbers below are totals, too."""
     segments_bytes: int = 0
     objects_total: int = 0
     objects_bytes: int = 0
@@ -79,7 +81,7 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class FrameLocation:
-    """A frame: in a file of the local log, or in an object."""
+    """Where a frame is: in a file of the local log, or in an object."""
 
     tier: Literal["segment", "object"]
     name: str
@@ -97,10 +99,10 @@ class OffsetFacts:
     uploaded: bool = False
     verified: bool = False
     deletable: bool | None = None
-    """Whether the segment that holds it may go; None if none does."""
+    """Whether the segment that holds it may be deleted; None if no segment holds it."""
     kept_because: str | None = None
     go_on_at: int | None = None
-    """For an offset that cannot be read: the next one that can."""
+    """The next offset that can be read, if this one cannot."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -108,7 +110,7 @@ class OffsetFacts:
 
 
 def describe(view: TopicView, newest: int | None = None) -> TopicFacts:
-    """All facts; of segments and objects at most the `newest` so many, and how many there are."""
+    """Returns the facts of a topic. `newest` limits the segments and objects that are listed."""
     record = view.record or TopicRecord()
     segments = view.segments()
     chain = _Chain(record, segments[0].first_offset if segments else OFFSET_MAX, newest)
@@ -155,7 +157,7 @@ def _segment_facts(segment: Segment, record: TopicRecord, why: str | None) -> Se
 
 
 def _outlines(view: TopicView) -> Iterator[ObjectDescriptor]:
-    """All objects, oldest first, without their indexes, a page at a time."""
+    """Yields the descriptors of all objects, oldest first, without their indexes."""
     resources = view.store.resources()
     start = 0
     while resources is not None and (
@@ -168,7 +170,7 @@ def _outlines(view: TopicView) -> Iterator[ObjectDescriptor]:
 
 
 class _Chain:
-    """Takes the objects one after the other, and keeps no more of them than is asked for."""
+    """Collects facts of the objects, oldest first. Keeps only the `newest` of them."""
 
     def __init__(self, record: TopicRecord, local_start: int, newest: int | None) -> None:
         self._record = record
@@ -176,7 +178,7 @@ class _Chain:
         self._expected: int | None = None
         self.newest: deque[ObjectFacts] = deque(maxlen=newest)
         self.local: list[ObjectDescriptor] = []
-        """Those that hold what is in segments too."""
+        """Objects whose messages are also in segments."""
         self.total = self.bytes = 0
         self.problems: list[str] = []
 
@@ -184,7 +186,7 @@ class _Chain:
         record, expected = self._record, self._expected
         if expected is not None and each.start_offset != skip_lost(record, expected):
             self.problems.append(
-                f"{each.object_id} does not begin at {expected}, where the one before it ends"
+                f"{each.object_id} does not begin at {expected}, where the object before it ends"
             )
         self._expected = each.next_offset
         self.total += 1
@@ -205,17 +207,17 @@ class _Chain:
 
 
 def _problems(view: TopicView) -> Iterator[str]:
-    """What contradicts the invariants, as far as the catalog and the local directory tell."""
+    """Yields violations of the invariants that the catalog and the local directory show."""
     record = view.record
     if record is None:
         return
     if is_restoring(record.log_id):
-        yield "a restore of the topic has begun and not ended: run it again"
+        yield "a restore of the topic is not finished: run `forebay restore` again"
     segments = view.segments()
     if segments and segments[0].first_offset > record.tail:
         yield (
-            f"the objects end at offset {record.tail}, and the local log begins at "
-            f"{segments[0].first_offset}: what is between is nowhere"
+            f"the objects end at offset {record.tail}, but the local log begins at "
+            f"{segments[0].first_offset}: the messages in between are missing"
         )
 
 
@@ -226,7 +228,7 @@ def kept_because(
     settings: DeleterSettings,
     now_ms: int,
 ) -> list[str | None]:
-    """Why each segment stays if retention ran now; None for one that would go. Pure."""
+    """Returns why retention would keep each segment now; None if it would delete it. No I/O."""
     wanted = Deleter(settings).choose(
         segments, committed_offset=OFFSET_MAX, pinned=(), now_ms=now_ms
     )
@@ -240,7 +242,7 @@ def kept_because(
         elif record is None or segment.end_offset > max(record.verified, record.start_offset):
             reason = "not all of it is in verified objects"
         elif segment.seq not in due:
-            reason = "it is neither old enough nor is the log too large"
+            reason = "it is not old enough, and the log is not too large"
         elif segment.end_offset > record.start_offset and any(
             now_ms - each.created_at * 1000 < lag_ms
             for each in descriptors
@@ -257,7 +259,7 @@ def kept_because(
 
 
 def explain(view: TopicView, offset: int) -> OffsetFacts:
-    """Which tiers hold the message at `offset`, and where in them; or why none does."""
+    """Returns where the message at `offset` is stored, or why it is not."""
     record = view.record or TopicRecord()
     hole = record.lost_range(offset)
     facts = OffsetFacts(str(view.topic), offset, "stored")
@@ -278,7 +280,7 @@ def explain(view: TopicView, offset: int) -> OffsetFacts:
         if offset < view.start_offset:
             facts.state, facts.go_on_at = "removed", view.start_offset
         else:
-            facts.problems.append("neither a segment nor an object holds it, and one should")
+            facts.problems.append("it should be in a segment or an object, but is in neither")
     return facts
 
 
@@ -302,7 +304,7 @@ def _add_segment(view: TopicView, facts: OffsetFacts) -> None:
 
 
 def _in_segment(view: TopicView, segment: Segment, offset: int) -> tuple[int, int]:
-    """The position and the length of the frame at `offset`."""
+    """Returns the position and length of the frame of `offset`."""
     expected, position = view.indexes.seek(segment, offset)
     chunks = ChunkReader()
     file = view.store.disk.open_read(segment.path)
@@ -311,7 +313,7 @@ def _in_segment(view: TopicView, segment: Segment, offset: int) -> tuple[int, in
             found = chunks.read(file, position, segment.size, expected)
             if not len(found):
                 require_complete(found, segment.path, position)
-                raise CorruptLog(f"{segment.path}: it ends before offset {offset}")
+                raise CorruptLog(f"{segment.path} ends before offset {offset}")
             if offset <= found.offsets[-1]:
                 row = offset - found.offsets[0]
                 at, size = found.positions[row] - HEADER_BYTES, found.lengths[row] + HEADER_BYTES
@@ -342,7 +344,10 @@ def _add_object(view: TopicView, facts: OffsetFacts) -> None:
 def _in_object(
     view: TopicView, descriptor: ObjectDescriptor, key: str, offset: int
 ) -> tuple[int, int]:
-    """Reads the object from the last indexed frame before `offset` as far as the frame itself."""
+    """Returns the position and length of the frame of `offset`.
+
+    Reads the object from the last indexed frame before it.
+    """
     resources = view.store.resources()
     assert resources is not None
     expected, begin = descriptor.seek(offset)

@@ -1,9 +1,10 @@
-"""`WalStorageFactory`: opens the storages of topics, keeps them, and closes them.
+"""`WalStorageFactory`: opens the topics of a store, keeps them open, and closes them.
 
-There is one storage for each topic of a store: the log below the data directory, the objects, and
-the background work (writing, uploading, deleting), all on a bounded number of threads. A topic
-whose log stopped after an error, or that was fenced, is opened again, with recovery, when it is
-asked for again.
+Each topic has one storage: its log below the data directory, its objects, and the background work
+(writing, uploading, deleting). All topics share a bounded number of threads.
+
+What a caller gets wrong: a storage whose log stopped after an error, or that was fenced, stays
+unusable. Call `for_topic` again: it opens the topic anew, with recovery.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from forebay.wal.retention import Deleter
 _log: Final = logging.getLogger("forebay.topic")
 FAILURES: Final = Counter(
     "forebay_background_failures_total",
-    "Runs of background work that ended with an error, by kind.",
+    "Runs of background work that failed, by kind of error.",
     ["kind"],
 )
 
@@ -57,10 +58,10 @@ class Maintained(Protocol):
 
 
 class Background:
-    """Periodic work of topics (upload, retention) on a bounded pool: timers, not threads.
+    """Runs the periodic work of topics (upload, retention) on a bounded pool, by timers.
 
-    A run that failed is logged, counted, and tried again at the next turn, whatever failed: a bug
-    must not end a topic's uploads in silence. A topic that was closed or fenced stops for good.
+    A run that fails, for whatever reason, is logged, counted and tried again the next time: a bug
+    must not silently end a topic's uploads. The work of a closed or fenced topic ends.
     """
 
     def __init__(self, pool: WriterPool, clock: Clock) -> None:
@@ -75,9 +76,10 @@ class Background:
         *,
         first: float | None = None,
     ) -> None:
-        """Runs `task(owner)` again `seconds` after it ended, while somebody else holds the owner.
+        """Runs `task(owner)` repeatedly, with `seconds` between the end of a run and the next.
 
-        It ends when the task raises LogClosed or TopicFenced.
+        `first` is the delay before the first run. It ends when the task raises LogClosed or
+        TopicFenced, or when the owner is garbage collected: only a weak reference is kept.
         """
         reference = weakref.ref(owner)
         name = owner.name
@@ -93,7 +95,7 @@ class Background:
             except TopicFenced as error:
                 alive.fence(error)
                 return
-            except Exception as error:  # noqa: BLE001  # reported, and tried again: it must not end
+            except Exception as error:  # noqa: BLE001  # reported, and tried again
                 _report(name, error)
             self._pool.call_at(self._clock.monotonic() + seconds, run)
 
@@ -102,7 +104,7 @@ class Background:
 
 
 def _report(topic: str, error: Exception) -> None:
-    """Logs the error; one that nobody raises on purpose is a bug and comes with its traceback."""
+    """Logs the error. An unexpected class of error is a bug and is logged with its traceback."""
     FAILURES.add(1, type(error).__name__)
     expected = isinstance(error, ForebayError | OSError)
     event(
@@ -128,7 +130,7 @@ class WalStorageFactory:
         store: CloudStore | None = None,
     ) -> None:
         if settings.data is not None:
-            # A process that changes its working directory must not move its store.
+            # Absolute, so that a change of the working directory does not move the store.
             settings = replace(settings, data=Path(settings.data).absolute())
         self.settings = settings
         self._disk = disk or LocalDisk()
@@ -150,12 +152,16 @@ class WalStorageFactory:
         self._closed = False
         self._closing = threading.RLock()
         self.closed = False
-        """Whether a `close` came to its end: one that was interrupted is to be called again."""
+        """Whether `close` has finished. After an interrupt, `close` must be called again."""
         self._pid = os.getpid()
         self._gauges = TopicGauges(self.storages, clock)
 
     def for_topic(self, name: str) -> WalStorage:
-        """The topic's storage, opened, recovered or created on first use."""
+        """Returns the topic's storage. Opens, recovers or creates the topic on first use.
+
+        Raises TopicOwned if another process owns the topic, CorruptLog (MissingData) if data is
+        damaged or missing, and LogClosed after `close`.
+        """
         topic = parse_topic(name)
         self._require_own()
         with self._lock:
@@ -181,10 +187,10 @@ class WalStorageFactory:
         with self._lock:
             if not self._closed:
                 self._storages[topic] = storage
-                self._tend(storage)
+                self._start_background(storage)
                 return storage
         storage.close()
-        raise LogClosed("the store is closed")
+        raise LogClosed("the store is closed; open it again")
 
     def _open_storage(self, topic: TopicName, known_offset: int) -> WalStorage:
         directory = self._directory(topic)
@@ -216,8 +222,8 @@ class WalStorageFactory:
             wait_seconds=2 * self.settings.metadata.lease_seconds,
         )
 
-    def _tend(self, storage: WalStorage) -> None:
-        """Begins the work behind a topic."""
+    def _start_background(self, storage: WalStorage) -> None:
+        """Starts the background work of a topic."""
         if storage.uploader is None:
             return
         uploader = self.settings.uploader
@@ -237,18 +243,18 @@ class WalStorageFactory:
         return None if self.settings.data is None else wal_root(self.settings)
 
     def opened(self, name: str) -> WalStorage | None:
-        """The topic's storage if it is open and in order; opens nothing."""
+        """Returns the topic's storage if it is open and has not stopped; None otherwise."""
         with self._lock:
             storage = self._storages.get(parse_topic(name))
         return storage if storage is not None and not storage.wal.ended else None
 
     def storages(self) -> list[WalStorage]:
-        """Those that are open and in order now."""
+        """Returns the storages that are open and have not stopped."""
         with self._lock:
             return [each for each in self._storages.values() if not each.wal.ended]
 
     def topics(self) -> list[str]:
-        """The names of all topics, open or not, sorted."""
+        """Returns the names of all topics, open or not, sorted."""
         self._require_own()
         with self._lock:
             names = {str(topic) for topic in self._storages}
@@ -268,11 +274,11 @@ class WalStorageFactory:
             return []
 
     def close(self) -> None:
-        """Syncs and closes every topic; the first error is raised after all were tried.
+        """Syncs and closes every topic. Raises the first error after all were tried.
 
-        What still waits for an object store is waited for CLOSE_SECONDS_MAX, all topics together.
-        In a forked child it does nothing: the topics belong to the parent. Interrupted, it can be
-        called again, and goes on.
+        Requests to the object store are waited for, CLOSE_SECONDS_MAX for all topics together. In a
+        forked child it does nothing, because the topics belong to the parent. If it is interrupted,
+        call it again to continue.
         """
         if os.getpid() != self._pid:
             return
@@ -301,16 +307,16 @@ class WalStorageFactory:
         self._storages.clear()
 
     def _require_own(self) -> None:
-        """Raises in a forked child, where the locks may be taken and the threads are not there."""
+        """Raises LogClosed in a forked child, which lacks the threads and may find locks taken."""
         if os.getpid() != self._pid:
             raise LogClosed(
-                "the store was opened before this process was forked and belongs to its parent; "
-                "open stores after forking"
+                "this process was forked after the store was opened, so the store belongs to its "
+                "parent; open stores after forking"
             )
 
     def _require_open(self) -> None:
         if self._closed:
-            raise LogClosed("the store is closed")
+            raise LogClosed("the store is closed; open it again")
 
 
 def _upload(storage: Maintained) -> None:
@@ -319,7 +325,7 @@ def _upload(storage: Maintained) -> None:
 
 
 def _follow(storage: Maintained) -> None:
-    """Somebody else uploads: the watermarks are what the catalog says."""
+    """Another process uploads: reads the watermarks from the catalog."""
     assert isinstance(storage, WalStorage)
     storage.follow_uploads()
 
@@ -328,7 +334,7 @@ def _trim(storage: Maintained) -> None:
     assert isinstance(storage, WalStorage)
     try:
         storage.trim_remote()
-    finally:  # a store that deletes nothing must not fill the local disk
+    finally:  # if the object store fails, local segments must still be deleted
         storage.trim_local()
 
 
@@ -337,7 +343,7 @@ def _close_by(close: Callable[[float], None], deadline: float) -> None:
 
 
 def close_all(closers: list[Callable[[], None]]) -> None:
-    """Calls all of them, even when some raise; then raises the first error."""
+    """Calls all of them, even if some raise. Then raises the first error."""
     first: Exception | None = None
     for close in closers:
         try:

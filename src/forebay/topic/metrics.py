@@ -1,8 +1,8 @@
-"""What open topics are asked when the page of metrics is made: how far each has got.
+"""The gauges of open topics, computed when the metrics are requested.
 
-Nothing here is counted while messages come and go. Watermarks are numbers that a topic has
-anyway. The age of the oldest message that is in no object takes one look into a segment, and only
-after the uploaded watermark has moved.
+Appends and reads cost nothing here: the watermarks are numbers that a topic keeps anyway. The age
+of the oldest message that is in no object takes one read of a segment, and only after the uploaded
+watermark has moved.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from forebay.upload.uploader import Uploader
 from forebay.wal.segment import Segment
 
 TOPICS_MAX: Final = 1000
-"""That a page shows of one store, by name: each is seven lines."""
+"""The topics of one store that are reported, the first by name. Each takes seven lines."""
 
 OFFSET: Final = Collected(
     "forebay_topic_offset",
-    "Next offset of each stage of an open topic; of the stage `start`, its oldest offset.",
+    "Next offset of each stage of an open topic; for the stage `start`, its oldest offset.",
     ["topic", "stage"],
 )
 LAG: Final = Collected(
@@ -36,21 +36,21 @@ LAG_SECONDS: Final = Collected(
     "Age of the oldest synced message of an open topic that is in no object yet.",
     ["topic"],
 )
-OPEN: Final = Collected("forebay_topics_open", "Topics that this process has open.")
+OPEN: Final = Collected("forebay_topics_open", "Open topics of this process.")
 NOT_SHOWN: Final = Collected(
-    "forebay_topics_not_shown", f"Open topics beyond the first {TOPICS_MAX}, which are shown."
+    "forebay_topics_not_shown", f"Open topics that are not reported: those after {TOPICS_MAX}."
 )
 CACHE: Final = Collected("forebay_wal_cache_size", "Messages that open topics hold in memory.")
 
 
 class TopicGauges:
-    """A collector: sets the gauges of one store's open topics."""
+    """Sets the gauges of one store's open topics, whenever the metrics are collected."""
 
     def __init__(self, storages: Callable[[], Sequence[WalStorage]], clock: Clock) -> None:
         self._storages = storages
         self._clock = clock
         self._since: dict[str, tuple[int, int]] = {}
-        """By topic: an offset, and since when its message has waited (milliseconds)."""
+        """For each topic: an offset, and since when its message has waited, in milliseconds."""
         metrics.collect_from(self)
 
     def collect(self) -> None:
@@ -82,7 +82,7 @@ class TopicGauges:
         LAG_SECONDS.set(self._waited(uploader, storage, marks.uploaded) if lag else 0, name)
 
     def _waited(self, uploader: Uploader, storage: WalStorage, offset: int) -> float:
-        """How many seconds the message at `offset` has been in the log, about."""
+        """Returns about how many seconds the message at `offset` has been in the log."""
         now = self._clock.now_ms()
         known = self._since.get(storage.name)
         if known is None or known[0] != offset:
@@ -91,17 +91,17 @@ class TopicGauges:
                 for each in storage.wal.segments()
                 if each.first_offset <= offset < each.end_offset
             ]
-            if not holding:  # retention, or an upload, was faster than this look
+            if not holding:  # it was just uploaded or deleted
                 return 0
             known = (offset, self._arrived(uploader, holding[0], offset, now))
             self._since[storage.name] = known
         return max(now - known[1], 0) / 1000
 
     def _arrived(self, uploader: Uploader, segment: Segment, offset: int, now: int) -> int:
-        """When the message was published, but not before its segment began.
+        """Returns when the message was published, or when its segment was created, if later.
 
-        One that was published elsewhere may have any time; one that cannot be read has its
-        segment's.
+        A message that was published elsewhere may have any time. If the message cannot be read, the
+        segment's time is used. Times in the future are ignored.
         """
         try:
             position = uploader.locate(segment, offset)

@@ -1,9 +1,12 @@
-"""How a topic is taken over: which offset comes next, and what is lost (rule R4).
+"""Takes ownership of a topic: which offset comes next, and which offsets are lost (rule R4).
 
-The decision is pure (`settle`). The catalog remembers the id of the log that a topic's newest
-messages are in, and how far offsets were reserved. A local log with that id goes on; any other
-one, or none, means that what was reserved and never uploaded may exist somewhere else or nowhere:
-offsets go on behind it, and the hole is recorded as lost.
+`settle` makes the decision without I/O. The catalog holds the id of the log with the topic's newest
+messages, and up to where offsets are reserved. A local log with that id continues. With any other
+log, or none, messages that were reserved but never uploaded may be elsewhere or gone. The new log
+then begins after the reserved offsets, and the range in between is recorded as lost.
+
+What a caller gets wrong: a topic that is not in the catalog but has objects is refused, because its
+offsets would be assigned twice. Run `forebay restore` first.
 """
 
 from __future__ import annotations
@@ -42,10 +45,11 @@ _LOOK_SECONDS: Final = 0.1
 
 
 def settle(record: TopicRecord | None, local: LocalLog, fresh_id: str) -> TopicRecord:
-    """The record once the local log is the topic's; its epoch is not decided here.
+    """Returns the record with which this process takes the topic. The caller sets the epoch.
 
-    If its `log_id` is `fresh_id`, a new log begins at its `tail`, and the local one is set aside.
-    A record without a log's id was rebuilt from the objects: the local log is its end.
+    If its `log_id` is `fresh_id`, a new log begins at its `tail`, and the local log is set aside.
+    A record without a log id was rebuilt from the objects, and the local log continues it. Raises
+    MissingData if a restore is not finished, or if messages are in neither objects nor the log.
     """
     if record is None:
         start = local.start_offset
@@ -57,14 +61,12 @@ def settle(record: TopicRecord | None, local: LocalLog, fresh_id: str) -> TopicR
             reserved=local.next_offset,
         )
     if is_restoring(record.log_id):
-        raise MissingData(
-            "a restore of the topic has begun and not ended: run `forebay restore` again"
-        )
+        raise MissingData("a restore of the topic is not finished: run `forebay restore` again")
     if record.log_id in (local.log_id, None) and local.next_offset >= record.tail:
         if local.start_offset > record.tail:
             raise MissingData(
-                f"the objects end at offset {record.tail}, and the local log begins at "
-                f"{local.start_offset}: what is between is nowhere"
+                f"the objects end at offset {record.tail}, but the local log begins at "
+                f"{local.start_offset}: the messages in between are missing"
             )
         reserved = max(record.reserved, local.next_offset)
         return replace(record, log_id=local.log_id, reserved=reserved)
@@ -80,7 +82,7 @@ def settle(record: TopicRecord | None, local: LocalLog, fresh_id: str) -> TopicR
 
 
 def lock_name(disk: Disk, directory: Path) -> str:
-    """What names the lock on a directory: equal for two processes only if it is the same lock."""
+    """Returns a name of the lock on a directory; two processes get the same only for one lock."""
     if not isinstance(disk, LocalDisk):
         return secrets.token_hex(16)
     try:
@@ -92,7 +94,7 @@ def lock_name(disk: Disk, directory: Path) -> str:
 
 
 class TopicClaim:
-    """A store's right to write a topic. The log asks it; see `forebay.wal.identity`."""
+    """Takes and releases one topic for its log; implements the claim of `forebay.wal.identity`."""
 
     def __init__(
         self,
@@ -116,10 +118,15 @@ class TopicClaim:
     @property
     def ownership(self) -> Ownership:
         if self._ownership is None:
-            raise TopicFenced(f"{self._topic}: the topic was never taken")
+            raise TopicFenced(f"{self._topic}: this process has not taken the topic")
         return self._ownership
 
     def acquire(self, local: LocalLog) -> LogIdentity:
+        """Takes the topic. Returns the id of the log to write and its next offset.
+
+        Waits for another owner's lease to end, at most `wait_seconds`, then raises TopicOwned.
+        Raises MissingData if objects or messages are not where they should be.
+        """
         fresh_id = new_log_id()
         lock = lock_name(self._disk, self._directory)
 
@@ -133,17 +140,17 @@ class TopicClaim:
 
         self._ownership, self.record = self._acquire(lock, decide)
         if self.record.log_id == fresh_id:
-            self._say_what_is_lost(self.record)
+            self._log_lost_offsets(self.record)
             return LogIdentity(fresh_id, self.record.tail)
         return LogIdentity(local.log_id, local.next_offset)
 
-    def _say_what_is_lost(self, record: TopicRecord) -> None:
-        """A hole that this opening has made ends where the new log begins."""
+    def _log_lost_offsets(self, record: TopicRecord) -> None:
+        """Logs the range that this opening has recorded as lost. It ends where the log begins."""
         if record.lost and record.lost[-1][1] == record.tail:
             event(
                 _log,
                 logging.WARNING,
-                "offsets are lost: the log that has them is not here, and the topic goes on",
+                "offsets are lost: their log is not here, and the topic continues after them",
                 topic=self._topic,
                 first=record.lost[-1][0],
                 last=record.lost[-1][1] - 1,
@@ -152,7 +159,7 @@ class TopicClaim:
     def _acquire(
         self, lock: str, decide: Callable[[TopicRecord | None], TopicRecord]
     ) -> tuple[Ownership, TopicRecord]:
-        """Waits for the lease of an owner that may be dead, for a bounded time."""
+        """Waits, for a bounded time, until the lease of the current owner ends."""
         clock: Clock = self._session.clock
         deadline = clock.monotonic() + self._wait_seconds
         said = False
@@ -163,22 +170,25 @@ class TopicClaim:
                 if clock.monotonic() >= deadline:
                     raise
                 if not said:
-                    event(_log, logging.INFO, "waiting for a lease", reason=error)
+                    event(_log, logging.INFO, "waiting for the owner's lease", reason=error)
                     said = True
                 time.sleep(_LOOK_SECONDS)
 
     def _require_no_objects(self) -> None:
-        """A topic that the catalog does not know has no objects, or the catalog was lost."""
+        """Raises MissingData if a topic that is not in the catalog has objects."""
         found = next(iter(self._store.list(objects_prefix(self._topic))), None)
         if found is not None:
             raise MissingData(
                 f"{self._topic}: {self._store.name} holds objects of the topic, such as "
-                f"{found.key}, but {self._session.catalog.name} does not know it: "
+                f"{found.key}, but the topic is not in {self._session.catalog.name}: "
                 "rebuild it with `forebay restore` before appending"
             )
 
     def _require_none_behind(self, tail: int) -> None:
-        """Without the log, an older copy of the catalog would hand out offsets again."""
+        """Raises MissingData if objects after `tail` show that the catalog is an older copy.
+
+        Without the local log, their offsets would be assigned again.
+        """
         prefix = objects_prefix(self._topic)
         for found in self._store.list(prefix):
             name = parse_object(object_id := found.key.removeprefix(prefix))
@@ -186,13 +196,13 @@ class TopicClaim:
                 continue
             if self._session.catalog.life(self._topic, object_id) is None:
                 raise MissingData(
-                    f"{self._topic}: {self._store.name} holds {found.key}, behind offset {tail}, "
-                    f"where the objects end by {self._session.catalog.name}: the catalog is older "
-                    "than the objects; add them with `forebay restore` before appending"
+                    f"{self._topic}: {self._store.name} holds {found.key}, but the objects end at "
+                    f"offset {tail} in {self._session.catalog.name}: the catalog is older than the "
+                    "objects; add them with `forebay restore` before appending"
                 )
 
     def release(self, next_offset: int) -> None:
-        """Gives the topic up, if it is still ours; what fails is left to the lease's end."""
+        """Gives the topic up. If that fails, the topic becomes free when the lease ends."""
         if self._ownership is not None:
             with suppress(ServiceError, TopicFenced, CommitRefused, LogClosed):
                 self._ownership.release(next_offset)

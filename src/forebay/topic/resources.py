@@ -1,15 +1,13 @@
 """`StoreResources`: what a process opens of a store: disk, catalog, objects, threads, lease.
 
-One class for all of them: the owner of topics, a view that only reads, the driver of a job and
-the process of its tasks. Each resource is opened when it is first used, once, whatever thread uses
-it, and closed with the others.
+Every kind of process uses this class: an owner of topics, a read-only view, a job's driver and its
+executors. Each resource is opened on first use and shared by all threads. `close` closes them all.
 
-With a `server`, segments are read through it, and objects too where they are files of the server's
-machine: for a process that cannot see the directory of the server that owns the topics.
+A process that cannot see the directory of the server that owns the topics has a `server`. It then
+reads segments through the server, and objects too if they are files on the server's machine. The
+HTTP client is imported only then, so that short commands start quickly.
 
-The client of a server is imported where there is one: a command that only looks starts quickly.
-
-What a caller gets wrong: using the catalog makes its file. `StoreView` looks for the file first.
+What a caller gets wrong: using the catalog creates its file. `StoreView` looks for the file first.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def catalog_file(settings: StoreSettings) -> Path | None:
-    """Where the catalog's file is, or would be; None if the catalog is no file."""
+    """Returns the path of the catalog's file, which may not exist; None if it is not a file."""
     if settings.metadata.backend != "sqlite":
         return None
     path = settings.metadata.path
@@ -59,7 +57,11 @@ def catalog_file(settings: StoreSettings) -> Path | None:
 
 
 class StoreResources:
-    """Thread-safe. A catalog or an object store that was given is not closed."""
+    """The resources of one store. Thread-safe.
+
+    A `catalog` or `store` that is passed in is used, and not closed. After `close`, opening a
+    resource raises LogClosed.
+    """
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class StoreResources:
         self.settings = settings
         self.clock = clock
         self.server = server
-        """The server to go through; None where everything is within reach."""
+        """The server to read through; None if this process sees the files itself."""
         self._lock = threading.RLock()
         disown_after_fork(self)
         self._given_catalog = catalog
@@ -94,11 +96,11 @@ class StoreResources:
             self.disk = ServerDisk(self._clients, wal_root(settings))
 
     def disown(self) -> None:
-        """In a forked child: the lock may be taken by a thread that is not here."""
+        """Replaces the lock in a forked child: a thread of the parent may have held it."""
         self._lock = threading.RLock()
 
     def open(self) -> StoreResources:
-        """Opens the catalog and the object store now; closes everything if one of them fails."""
+        """Opens the catalog and the object store now. Closes everything if one of them fails."""
         try:
             _ = self.catalog, self.store
         except BaseException:
@@ -107,7 +109,10 @@ class StoreResources:
         return self
 
     def close(self) -> None:
-        """Ends the lease; every topic and reader must be closed before. May be called again."""
+        """Ends the lease and closes everything. Idempotent.
+
+        Every topic and reader must have been closed before.
+        """
         with self._lock:
             self._closed = True
             own_store = None if self._store is self._given_store else self._store
@@ -116,10 +121,11 @@ class StoreResources:
             if each is not None:
                 each.close()
 
-    # -- what there is --------------------------------------------------------------------------
+    # -- the resources --------------------------------------------------------------------------
 
     @property
     def catalog(self) -> Catalog:
+        """The catalog; UsageError if it is a file on the server's machine."""
         with self._lock:
             if self._catalog is None:
                 self._require_open()
@@ -127,8 +133,8 @@ class StoreResources:
                 if self.server is not None and settings.metadata.backend == "sqlite":
                     raise UsageError(
                         f"{gethostname()} needs the catalog, which is the file "
-                        f"{catalog_file(settings)} on the machine of {self.server.url}: let "
-                        "executors see that directory, or keep the catalog in etcd"
+                        f"{catalog_file(settings)} on the machine of {self.server.url}: share "
+                        "that directory with the executors, or keep the catalog in etcd"
                     )
                 prefix = settings.metadata.prefix or settings.uploader.root_prefix
                 kv = connect_kv(settings.metadata, self._data)
@@ -137,7 +143,7 @@ class StoreResources:
 
     @property
     def store(self) -> CloudStore:
-        """The objects."""
+        """The object store."""
         with self._lock:
             if self._store is None:
                 self._require_open()
@@ -160,13 +166,15 @@ class StoreResources:
 
     @property
     def pool(self) -> FetchPool | None:
-        """`fetch_pool` for tasks; None for objects that are files here: handing those from thread
-        to thread costs more than reading them."""
+        """`fetch_pool`, or None if objects are local files.
+
+        For local files, passing chunks between threads costs more than reading them.
+        """
         return None if self.objects_are_files else self.fetch_pool
 
     @property
     def session(self) -> Session:
-        """The lease of this process; none is taken before a topic is."""
+        """The session of this process. It gets a lease when the first topic is taken."""
         with self._lock:
             if self._session is None:
                 self._require_open()
@@ -188,15 +196,15 @@ class StoreResources:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise LogClosed(f"{self.settings.data} is closed")
+            raise LogClosed(f"the store {self.settings.data} is closed")
 
-    # -- what is done with it -------------------------------------------------------------------
+    # -- operations -----------------------------------------------------------------------------
 
     def segments_of(self, topic: TopicName, log_id: str | None) -> Disk:
-        """The disk with the topic's segments, of that log.
+        """Returns the disk with the topic's segments, which must belong to the log `log_id`.
 
-        CommitRefused if they are of another one: a copy of a directory, at the same path as the
-        directory on another machine, is not what was planned.
+        Raises CommitRefused if they belong to another log, such as an old copy of the directory at
+        the same path on another machine.
         """
         expected = restored(log_id)
         if not isinstance(self.disk, LocalDisk):
@@ -206,13 +214,13 @@ class StoreResources:
             found = read_log_id(self.disk, directory)
             if found != expected:
                 raise CommitRefused(
-                    f"{topic}: {directory} on {gethostname()} holds the log {found}, and the log "
+                    f"{topic}: {directory} on {gethostname()} holds the log {found}, but the log "
                     f"{expected} was planned: is it a copy?"
                 )
         return self.disk
 
     def tiered_log(self, topic: TopicName, log: LocalTier) -> TieredLog:
-        """One log over the objects and `log`."""
+        """Returns one log over the objects and the local `log`."""
         return TieredLog(
             topic,
             log,
@@ -223,16 +231,19 @@ class StoreResources:
         )
 
     def read_back(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
-        """Raises unless the object holds exactly the frames that its descriptor says."""
+        """Reads the object. Raises CorruptLog if it is not exactly what its descriptor says."""
         verify_object(self.store, self.pool, self.settings.cloud_reader, topic, descriptor)
 
     def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
-        """Before a segment is deleted: raises unless its object is there, and as it was."""
+        """Raises CorruptLog if the object is missing or damaged. Called before deleting segments.
+
+        Compares size and etag, and reads the object if the etag differs.
+        """
         if not looks_same(self.store, topic, descriptor):
             self.read_back(topic, descriptor)
 
     def _verify_upload(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
-        """After an upload: reads the object back, or looks at it, as configured."""
+        """Reads the object back, or with `verify_after_upload: false` compares size and etag."""
         if self.settings.uploader.verify_after_upload:
             self.read_back(topic, descriptor)
         else:
@@ -242,20 +253,20 @@ class StoreResources:
 # ---- the resources of a job's processes ---------------------------------------------------------
 
 _STORES_MAX: Final = 4
-"""That one process keeps open; a worker of a shared cluster may serve many."""
+"""Stores that one process keeps open. A worker of a shared cluster may serve many."""
 
 _open: Final[dict[bytes, StoreResources]] = {}
 _inherited: Final[list[StoreResources]] = []
-"""The parent's, in a forked child: their clients are neither used nor ended here."""
+"""In a forked child, the parent's resources. They are kept so that nothing closes them here."""
 _open_lock = threading.Lock()
 _users = 0
-"""Threads that run tasks now: while there are several, what one evicted another might use."""
+"""Threads that run tasks now. While there are several, nothing is evicted: others may use it."""
 
 
 def open_resources(settings: StoreSettings) -> StoreResources:
-    """What a process of a job uses, through the store's server where it cannot see its files.
+    """Returns the resources for a process of a job.
 
-    Which of both it is, is decided here, once.
+    Decides once whether this process reads files itself or through the store's server.
     """
     from forebay.client.disk import server_to_ask
 
@@ -263,19 +274,19 @@ def open_resources(settings: StoreSettings) -> StoreResources:
 
 
 def open_existing(settings: StoreSettings) -> StoreResources:
-    """`open_resources` of a store that has a catalog; UsageError if there is none: none is made."""
+    """Like `open_resources`, but raises UsageError if there is no catalog. Creates none."""
     missing = catalog_file(settings)
     if missing is not None and not missing.exists():
-        raise UsageError(f"there is no catalog at {missing}: `forebay restore` makes one")
+        raise UsageError(f"there is no catalog at {missing}: `forebay restore` creates one")
     return open_resources(settings)
 
 
 def executor_resources(settings: StoreSettings) -> StoreResources:
-    """The resources of this process for this store; not to be closed by their users.
+    """Returns this process's resources for the store. The caller must not close them.
 
-    Spark's Python workers are forked and used again for many tasks. Clients of object stores and
-    of etcd do not survive a fork, so they are opened by the task that first needs them, in the
-    worker itself, and stay open for the next tasks of the same store. Threads share them.
+    Spark forks its Python workers and reuses them for many tasks. Clients of object stores and of
+    etcd do not survive a fork. So the first task that needs them opens them in the worker, and
+    they stay open for later tasks of the same store. Threads share them.
     """
     key = pickle.dumps((settings, _catalog_inode(settings)))
     with _open_lock:
@@ -284,13 +295,13 @@ def executor_resources(settings: StoreSettings) -> StoreResources:
             while len(_open) >= _STORES_MAX and _users <= 1:
                 _open.pop(next(iter(_open))).close()
             found = open_resources(settings)
-        _open[key] = found  # the most recently used one last
+        _open[key] = found  # the most recently used is last
         return found
 
 
 @contextmanager
 def using_executor_resources() -> Iterator[None]:
-    """Around tasks on a thread: nothing is evicted while others run theirs."""
+    """Wraps the tasks of a thread: nothing is evicted while other threads run theirs."""
     global _users  # noqa: PLW0603
     with _open_lock:
         _users += 1
@@ -302,7 +313,7 @@ def using_executor_resources() -> Iterator[None]:
 
 
 def _catalog_inode(settings: StoreSettings) -> int | None:
-    """Which file the catalog is: one that was removed and made anew is another."""
+    """Returns the inode of the catalog's file, which changes if the file is created again."""
     path = catalog_file(settings)
     try:
         return None if path is None else path.stat().st_ino
@@ -311,14 +322,14 @@ def _catalog_inode(settings: StoreSettings) -> int | None:
 
 
 def close_executor_resources() -> None:
-    """Closes what this process opened."""
+    """Closes all resources that this process opened for tasks."""
     with _open_lock:
         while _open:
             _open.popitem()[1].close()
 
 
 def _forget_in_child() -> None:
-    """What is open is the parent's, and its lock may be taken by a thread that is not here."""
+    """Forgets the parent's resources, and replaces the lock, which a parent's thread may hold."""
     global _open_lock, _users  # noqa: PLW0603
     _open_lock = threading.Lock()
     _users = 0

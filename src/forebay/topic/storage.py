@@ -1,4 +1,11 @@
-"""`WalStorage`: one topic, its log and its objects, as the rest of the system holds it."""
+"""`WalStorage`: one topic that this process owns: its log, its objects, and the work between them.
+
+`Topic` is the public interface over it. `PersistentStorage` is the smaller interface that a message
+dispatcher needs.
+
+What a caller gets wrong: after a write error or after another process took the topic over, the
+storage accepts no more appends. Get a new one with `WalStorageFactory.for_topic`.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +31,12 @@ from forebay.wal.retention import Deleter
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Visibility, Watermarks
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where a reader begins: build it with `latest()` or `offset(n)`."""
+    """Where a reader begins. Build it with `latest()` or `offset(n)`."""
 
     value: int | Literal["latest"]
 
@@ -46,7 +53,7 @@ class StartPosition:
 
 
 class TopicStream(Protocol):
-    """Messages in the order of their offsets; `close` ends it."""
+    """Yields messages in the order of their offsets, until `close`."""
 
     def __iter__(self) -> Iterator[StreamMessage]: ...
 
@@ -54,28 +61,28 @@ class TopicStream(Protocol):
 
 
 class PersistentStorage(Protocol):
-    """What a dispatcher needs of a topic, whatever keeps its messages.
+    """What a message dispatcher needs of one topic, however the messages are stored.
 
-    As in Danube, but for the topic's name: a storage is of one topic, which `for_topic` returns.
+    It follows Danube's interface, but without a topic's name: a storage belongs to one topic.
     """
 
     def append_message(self, message: StreamMessage) -> int:
-        """Appends the message; returns its offset."""
+        """Appends the message and returns its offset."""
 
     def create_reader(self, start: StartPosition) -> TopicStream:
-        """Messages from `start` on; it waits at the tail."""
+        """Reads messages from `start` on, and waits for new ones at the end."""
 
     def ack_checkpoint(self, up_to_offset: int) -> None:
-        """Notes that consumers are done with everything up to and including the offset."""
+        """Records that consumers are done with all messages up to and including the offset."""
 
     def flush(self) -> None:
-        """Returns when everything appended so far is synced."""
+        """Waits until everything appended so far is synced."""
 
 
 class WalStorage(PersistentStorage):
-    """One topic: its log, its objects, and the work that moves messages from one to the other.
+    """One topic: its log, its objects, and the work that moves messages between them. Thread-safe.
 
-    A topic of a store in memory has a log alone.
+    A topic of a store in memory has only a log.
     """
 
     def __init__(
@@ -115,7 +122,7 @@ class WalStorage(PersistentStorage):
     # -- appending ------------------------------------------------------------------------------
 
     def append_message(self, message: StreamMessage, durability: Durability = "buffered") -> int:
-        """Appends the message as it is, but for its offset, which is returned."""
+        """Appends the message with a new offset, and returns that offset."""
         return self.wal.append_message(message, durability)
 
     def flush(self) -> None:
@@ -136,7 +143,11 @@ class WalStorage(PersistentStorage):
         end: int | None = None,
         visibility: Visibility = "synced",
     ) -> LogReader:
-        """A reader over objects, segments and memory; without an end it waits at the tail."""
+        """Returns a reader over objects, segments and memory.
+
+        Without an `end` it waits for new messages. Raises OffsetOutOfRange if `start` is not in the
+        topic.
+        """
         self._require_start(start)
         return self.wal.tail_reader(
             start.value, end=end, visibility=visibility, through=self._tiered_log
@@ -160,60 +171,65 @@ class WalStorage(PersistentStorage):
         oldest = self.start_offset
         if start.value != "latest" and start.value < oldest:
             raise OffsetOutOfRange(
-                f"{self.name}: offset {start.value} is not in the log: the oldest one is {oldest}",
+                f"{self.name}: offset {start.value} is not in the topic: the oldest is {oldest}",
                 start=oldest,
                 end=self.wal.current_offset(),
             )
 
     def ack_checkpoint(self, up_to_offset: int) -> None:
-        """Notes that consumers are done with everything up to and including the offset."""
+        """Waits until the offset is synced, then records that consumers are done up to it."""
         self.wal.wait(up_to_offset)
         with self._lock:
             self._acknowledged = max(self._acknowledged, up_to_offset + 1)
 
     @property
     def acknowledged(self) -> int:
-        """One more than the highest offset that was given to `ack_checkpoint`."""
+        """One more than the highest offset that was passed to `ack_checkpoint`."""
         return self._acknowledged
 
     # -- objects --------------------------------------------------------------------------------
 
     def upload(self) -> list[ObjectDescriptor]:
-        """Uploads everything appended so far, whatever the thresholds; returns the new objects."""
+        """Uploads everything appended so far, and returns the new objects."""
         uploader = self._require_uploader()
         self.wal.flush()
         return self._fencing(lambda: uploader.run_once(force=True))
 
     def upload_due(self) -> None:
-        """One cycle of the background work."""
+        """Runs one upload cycle of the background work."""
         uploader = self._require_uploader()
         self._fencing(uploader.run_once)
 
     def follow_uploads(self) -> None:
-        """Takes over how far another process, such as the pipeline, has uploaded."""
+        """Updates the watermarks to what another process, such as the pipeline, has uploaded."""
         uploader = self._require_uploader()
         self._fencing(uploader.record)
 
     def wait_uploaded(self, target: int, timeout: float | None = None) -> None:
-        """Returns when everything before `target` is in committed objects; uploads it itself."""
+        """Uploads until everything before `target` is in committed objects.
+
+        Raises WaitTimeout if it is not synced after `timeout` seconds, and what an upload raises.
+        """
         uploader = self._require_uploader()
         self.wal.await_synced(target, timeout)
         while uploader.uploaded < target:
             try:
                 self._fencing(lambda: uploader.run_once(force=True))
             except ForebayError:
-                # What failed behind the commit, such as verifying a restored object, is not for
-                # the one who waits: who is told of an error appends again, and has it twice.
+                # An error after the commit, such as a failed check of a restored object, is not
+                # the caller's: a caller that gets an error appends the message a second time.
                 if uploader.uploaded < target:
                     raise
 
     def _require_uploader(self) -> Uploader:
         if self.uploader is None:
-            raise UsageError(f"{self.name}: a store in memory has no objects; open a directory")
+            raise UsageError(
+                f"{self.name}: a store in memory has no objects; open a store in a directory"
+            )
         return self.uploader
 
-    def _fencing(self, action: Callable[[], _Answer]) -> _Answer:
-        """A topic that turns out to be somebody else's accepts no more appends."""
+    def _fencing(self, action: Callable[[], _Result]) -> _Result:
+        """Runs `action`. If it raises TopicFenced, the log accepts no more appends."""
         try:
             return action()
         except TopicFenced as error:
@@ -224,14 +240,17 @@ class WalStorage(PersistentStorage):
         self.wal.fence(error)
 
     def trim_local(self) -> list[Segment]:
-        """One retention pass. Only what is also in verified objects may go."""
+        """Runs one retention pass and returns the deleted segments.
+
+        Only messages that are also in verified objects are deleted.
+        """
         if self._trimmer is None or self._claim is None:
             return self.wal.retain(self._deleter, self.wal.watermarks().verified)
         trimmer, claim = self._trimmer, self._claim
         return self._fencing(lambda: trimmer.trim_local(claim.ownership.epoch))
 
     def trim_remote(self) -> list[ObjectDescriptor]:
-        """One pass of remote retention; returns the objects that went."""
+        """Runs one pass of remote retention and returns the deleted objects."""
         if self._trimmer is None or self._claim is None:
             return []
         trimmer, claim = self._trimmer, self._claim
@@ -241,21 +260,21 @@ class WalStorage(PersistentStorage):
         return gone
 
     def abandon(self) -> None:
-        """Lets go of a topic whose log stopped, so that it can be opened anew."""
+        """Releases a topic whose log stopped, so that it can be opened again."""
         if self.uploader is not None:
             self.uploader.close()
         self.wal.abandon()
 
     def close(self, seconds: float = CLOSE_SECONDS_MAX) -> None:
-        """Ends the work behind the topic, syncs its log, and gives the topic up.
+        """Ends the background work, syncs the log, and releases the topic.
 
-        A request to the object store that is under way is waited for so many seconds.
+        Waits at most `seconds` for a request to the object store.
         """
         if self.uploader is not None:
             self.uploader.close(seconds)
         try:
             self.wal.shutdown()
         finally:
-            # An interrupted shutdown has frames to write yet, and needs the claim for them.
+            # After an interrupted shutdown there are frames left to write, which needs the claim.
             if self._claim is not None and self.wal.released and not self.wal.stopped:
                 self._claim.release(self.wal.current_offset())

@@ -1,4 +1,4 @@
-"""The public face: `forebay.open` gives a `Store`, which gives `Topic`s.
+"""The public interface: `forebay.open` returns a `Store`, which opens `Topic`s.
 
     store = forebay.open("data/")
     topic = store.topic("/default/orders")
@@ -6,8 +6,8 @@
     for message in topic.read(start=0): ...
     store.close()
 
-What a caller gets wrong: `append` is buffered unless told otherwise. Close the store, or use it
-as a context manager, and nothing appended is lost; a crash before that loses what was not synced.
+What a caller gets wrong: `append` is buffered by default, and a crash loses messages that were not
+synced. Closing the store syncs everything; use it as a context manager.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class Topic:
     ) -> int:
         """Appends one message and returns its offset.
 
-        `buffered` returns at once; `synced` returns when the message would survive a power loss;
-        `uploaded` when it is in a committed object, which it sees to.
+        With the durability `buffered` it returns at once, with `synced` when the message survives a
+        power loss, and with `uploaded` when it is in a committed object (it uploads the message
+        itself). Raises LogStopped after a disk error and TopicFenced if another process took the
+        topic over: get the topic from the store again.
         """
         if durability != "uploaded":
             return self._wal.append(payload, attributes, routing_key, durability)
@@ -82,7 +84,10 @@ class Topic:
         routing_keys: Iterable[str | None] | None = None,
         durability: AnyDurability = "buffered",
     ) -> range:
-        """Appends messages with consecutive offsets, which are returned as a range."""
+        """Appends messages with consecutive offsets, and returns their offsets.
+
+        `attributes` and `routing_keys` have one item for each payload. See `append`.
+        """
         if durability != "uploaded":
             return self._wal.append_many(payloads, attributes, routing_keys, durability)
         offsets = self._wal.append_many(payloads, attributes, routing_keys)
@@ -96,7 +101,7 @@ class Topic:
         routing_key: str | None = None,
         durability: AnyDurability = "buffered",
     ) -> int:
-        """`append` for asyncio: never blocks the event loop on the disk."""
+        """`append` for asyncio. It never blocks the event loop on the disk."""
         if durability != "uploaded":
             return await self._wal.append_async(payload, attributes, routing_key, durability)
         offset = await self._wal.append_async(payload, attributes, routing_key)
@@ -110,7 +115,7 @@ class Topic:
         routing_keys: Iterable[str | None] | None = None,
         durability: Durability = "buffered",
     ) -> range:
-        """`append_many` for asyncio: never blocks the event loop on the disk."""
+        """`append_many` for asyncio. It never blocks the event loop on the disk."""
         return await self._wal.append_many_async(payloads, attributes, routing_keys, durability)
 
     def wait(
@@ -120,9 +125,10 @@ class Topic:
         *,
         durability: Literal["synced", "uploaded"] = "synced",
     ) -> None:
-        """Returns when the message at `offset` is synced, or uploaded, which it sees to.
+        """Waits until the message at `offset` is synced, or uploads it with `uploaded`.
 
-        WaitTimeout if it is not synced after `timeout` seconds; an upload takes what it takes.
+        Raises WaitTimeout if it is not synced after `timeout` seconds. The timeout does not limit
+        the upload.
         """
         self._wal.wait(offset, timeout)
         if durability == "uploaded":
@@ -140,11 +146,12 @@ class Topic:
         follow: bool = False,
         visibility: Visibility = "synced",
     ) -> LogReader:
-        """Messages from `start` on: an offset, "earliest" or "latest".
+        """Returns a reader of the messages from `start` on: an offset, "earliest" or "latest".
 
-        Ends before the offset `end`, else after the last message that is appended now, or, with
-        `follow`, waits for more. With `visibility="buffered"` messages are seen before they are
-        synced, and can vanish in a crash after they were seen.
+        It ends before the offset `end`. Without an `end`, it ends after the last message that is
+        appended now, or with `follow` waits for more. With `visibility="buffered"` it returns
+        messages before they are synced; a crash can lose them after they were read. Raises
+        OffsetOutOfRange if `start` is not in the topic.
         """
         stop = self._end(end, follow=follow)
         return self._storage.create_reader(self._start(start), end=stop, visibility=visibility)
@@ -158,9 +165,9 @@ class Topic:
         visibility: Visibility = "synced",
         threads: Executor | None = None,
     ) -> AsyncLogReader:
-        """`read` for asyncio; it follows unless told otherwise.
+        """`read` for asyncio. It follows by default.
 
-        `threads` read files and objects; without them, the event loop's own do.
+        `threads` read files and objects; without it, the event loop's default executor does.
         """
         stop = self._end(end, follow=follow)
         return self._storage.create_stream(
@@ -180,31 +187,31 @@ class Topic:
         raise UsageError(f"start is {start!r}; it must be an offset, 'earliest' or 'latest'")
 
     def flush(self) -> None:
-        """Returns when everything appended so far is synced."""
+        """Waits until everything appended so far is synced."""
         self._storage.flush()
 
     def watermarks(self) -> Watermarks:
-        """The next offset of each stage: appended, synced, uploaded, verified."""
+        """Returns the next offset of each stage: appended, synced, uploaded, verified."""
         return self._storage.watermarks()
 
     def upload(self) -> list[ObjectDescriptor]:
-        """Uploads everything appended so far, whatever the thresholds; returns the new objects."""
+        """Uploads everything appended so far, and returns the new objects."""
         return self._storage.upload()
 
     def segments(self) -> list[Segment]:
-        """The local files, oldest first."""
+        """Returns the local files, oldest first."""
         return self._wal.segments()
 
     def in_memory(self) -> range:
-        """The offsets that this process holds in memory, the newest ones."""
+        """Returns the offsets of the newest messages, which this process has in memory."""
         return self._wal.in_memory()
 
     def rotate(self) -> None:
-        """Seals the active file; the next append begins a new one."""
+        """Seals the active file. The next append begins a new one."""
         self._wal.rotate()
 
     def trim_local(self) -> list[Segment]:
-        """One retention pass; returns the segments that it removed."""
+        """Runs one retention pass and returns the deleted segments."""
         return self._storage.trim_local()
 
 
@@ -226,16 +233,19 @@ class Store:
         atexit.register(self.close)
 
     def topic(self, name: str) -> Topic:
-        """The topic, created on first use. `orders` means `/default/orders`."""
+        """Returns the topic, and creates it on first use. `orders` means `/default/orders`.
+
+        Raises TopicOwned if another process owns it, and InvalidTopicName.
+        """
         return Topic(self._factory.for_topic(name))
 
     def opened(self, name: str) -> Topic | None:
-        """The topic if this store has it open; nothing is opened or made."""
+        """Returns the topic if this store has it open, else None. Opens and creates nothing."""
         storage = self._factory.opened(name)
         return None if storage is None else Topic(storage)
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Returns the names of all topics, sorted."""
         return self._factory.topics()
 
     @property
@@ -243,9 +253,9 @@ class Store:
         return self._factory.settings
 
     def view(self) -> StoreView:
-        """The store as others see it, through the same connections; close it after use."""
+        """Returns a read-only view of the store over the same connections. Close it after use."""
         if self._factory.resources is None:
-            raise UsageError("a store in memory has no objects, and nobody else sees it")
+            raise UsageError("a store in memory has no view; read its topics directly")
         return StoreView(self._factory.resources)
 
     def close(self) -> None:
@@ -253,7 +263,7 @@ class Store:
         try:
             self._factory.close()
         finally:
-            if self._factory.closed:  # else it was interrupted: the exit is the next chance
+            if self._factory.closed:  # otherwise it was interrupted, and runs again at exit
                 atexit.unregister(self.close)
 
     def __enter__(self) -> Store:
@@ -269,8 +279,8 @@ class Store:
 
 
 def open_store(source: str | Path | StoreSettings | None) -> Store:
-    """Opens a store: a directory (created where missing), a YAML file, or settings.
+    """Opens a store: a directory (created if missing), a YAML file, or settings.
 
-    None is a store in memory, without objects.
+    None opens a store in memory, which has no objects.
     """
     return Store(settings_from(source))

@@ -1,8 +1,12 @@
-"""What may be deleted: local segments that objects cover, and objects that retention gives up.
+"""Deletes local segments that objects cover, and objects that are beyond remote retention.
 
-A segment goes when age or size says so *and* every message of it is in objects that were read
-back, that are still there as they were at this moment, and that were committed longer
-ago than the deletion lag; or when it lies below the start that remote retention left.
+A segment is deleted when age or size demands it *and* every message of it is in objects that were
+read back, that exist unchanged at this moment, and that were committed longer ago than the deletion
+lag. A segment that is entirely before the topic's start, which remote retention moves, needs no
+objects.
+
+What a caller gets wrong: if an object is missing or damaged, its segment is kept and the error is
+raised, after older segments were deleted.
 """
 
 from __future__ import annotations
@@ -24,13 +28,13 @@ from forebay.wal.retention import Deleter
 from forebay.wal.segment import Segment
 
 _log: Final = logging.getLogger("forebay.topic")
-SEGMENTS_DELETED: Final = Counter("forebay_wal_delete_total", "Local segments that were deleted.")
+SEGMENTS_DELETED: Final = Counter("forebay_wal_delete_total", "Local segments deleted.")
 OBJECTS_DELETED: Final = Counter(
     "forebay_remote_objects_deleted_total", "Objects that remote retention deleted."
 )
 REFUSED: Final = Counter(
     "forebay_wal_delete_refused_total",
-    "Segments kept because their objects are not as they should be.",
+    "Segments kept because their objects are missing or damaged.",
 )
 _MB: Final = 1024 * 1024
 
@@ -55,10 +59,10 @@ class Trimmer:
         self._clock = resources.clock
 
     def trim_local(self, epoch: int) -> list[Segment]:
-        """One pass over the local segments; returns those that went.
+        """Runs one pass over the local segments and returns those it deleted.
 
-        TopicFenced if the topic has another epoch: the record then speaks of another log, and may
-        count as lost, or as removed, what this one alone holds.
+        Raises TopicFenced if the topic has another epoch. The record is then about another log, and
+        may count messages as lost or removed that only this log holds.
         """
         record = self._catalog.record(self._topic)
         if record is None:
@@ -91,7 +95,10 @@ class Trimmer:
     def _safe_until(
         self, record: TopicRecord, wanted: Sequence[Segment]
     ) -> tuple[int, CorruptLog | None]:
-        """The end of the last segment that may go, 0 if none may; and what keeps the next one."""
+        """Returns the end of the last segment that may be deleted, 0 if none may.
+
+        Also returns the damage that keeps the next one, if any.
+        """
         safe = 0
         for segment in wanted:
             try:
@@ -99,13 +106,13 @@ class Trimmer:
                     break
             except CorruptLog as error:
                 REFUSED.add()
-                event(_log, logging.ERROR, "a segment is kept", file=segment.path, error=error)
+                event(_log, logging.ERROR, "segment kept", file=segment.path, error=error)
                 return safe, error
             safe = segment.end_offset
         return safe, None
 
     def _covered(self, segment: Segment) -> bool:
-        """Whether objects hold the whole segment, for long enough, and are there now."""
+        """Whether objects hold the whole segment, are old enough, and exist unchanged now."""
         lag_ms = self._deleter.settings.deletion_lag_minutes * 60_000
         offset = segment.first_offset
         for descriptor in self._catalog.get_object_descriptors(self._topic, offset):
@@ -120,7 +127,10 @@ class Trimmer:
         return False
 
     def trim_remote(self, epoch: int | None) -> list[ObjectDescriptor]:
-        """One pass of remote retention: whole objects, oldest first, descriptor before object."""
+        """Runs one pass of remote retention and returns the deleted objects.
+
+        It deletes whole objects, oldest first, and each descriptor before its object.
+        """
         minutes, size_mb = self._remote.time_minutes, self._remote.size_mb
         if minutes is None and size_mb is None:
             return []
@@ -148,7 +158,7 @@ class Trimmer:
         return gone
 
     def _delete(self, descriptor: ObjectDescriptor, token: str) -> None:
-        """After the descriptor is gone; what fails here is an orphan that a sweep removes."""
+        """Deletes an object that is out of the chain. If this fails, a sweep removes it later."""
         self._store.delete_object(object_key(self._topic, sidecar(descriptor.object_id)))
         self._store.delete_object(object_key(self._topic, descriptor.object_id))
         self._catalog.bury(self._topic, descriptor.object_id, token, certain=True)

@@ -1,11 +1,11 @@
-"""`StoreView`: the topics of a store as a process reads them that does not own them.
+"""`StoreView`: read-only access to the topics of a store, for a process that does not own them.
 
-Over both tiers: the local log where one is here, up to the position that its owner published, and
-objects before it or instead of it. A view takes no lease and no lock, bumps no epoch, starts no
-work, and makes no file: where no catalog is yet, none is made.
+It reads both tiers: the local log, if it is on this machine, up to the position that its owner
+published; and objects before it or instead of it. A view takes no lease and no lock, changes no
+epoch, starts no background work, and creates no file, not even the catalog.
 
-What a caller gets wrong: a view is one moment. `refresh` moves it forward; its readers end where
-the view ended when they were made.
+What a caller gets wrong: a view shows one moment. `refresh` moves it forward. A reader ends where
+the view ended when the reader was made.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class StoreView:
         disk: Disk | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`source`: settings, or resources that are open already and stay so."""
+        """`source` is settings, or open resources, which `close` leaves open."""
         given = source if isinstance(source, StoreResources) else None
         settings = source.settings if isinstance(source, StoreResources) else source
         if settings.data is None:
-            raise UsageError("a store in memory can be read by its own process alone")
+            raise UsageError("a store in memory can be read only by its own process")
         self.settings = replace(settings, data=Path(settings.data).absolute())
         self.clock = clock
         self._resources = given or StoreResources(self.settings, clock)
@@ -65,7 +65,7 @@ class StoreView:
         return str(self.settings.data)
 
     def resources(self) -> StoreResources | None:
-        """The catalog and the objects; None while there is no catalog."""
+        """Returns the catalog and the objects; None while there is no catalog."""
         if not self._has_catalog:
             path = catalog_file(self.settings)
             if path is not None and not path.exists():
@@ -74,7 +74,7 @@ class StoreView:
         return self._resources
 
     def topics(self) -> list[str]:
-        """The names of all topics, in the catalog or in a local directory, sorted."""
+        """Returns the names of all topics in the catalog or in a local directory, sorted."""
         resources = self.resources()
         names = set() if resources is None else {str(topic) for topic in resources.catalog.topics()}
         root = wal_root(self.settings)
@@ -84,11 +84,11 @@ class StoreView:
         return sorted(names)
 
     def topic(self, name: str) -> TopicView:
-        """UsageError if neither tier knows the topic."""
+        """Returns a view of the topic; UnknownTopic if neither catalog nor directory has it."""
         return TopicView(self, name)
 
     def directory(self, topic: TopicName) -> Path:
-        """Where the topic's local log is, if it is here."""
+        """Returns the directory of the topic's local log, which may not exist."""
         return wal_root(self.settings) / topic.namespace / topic.topic
 
     def _list(self, path: Path) -> list[str]:
@@ -98,7 +98,7 @@ class StoreView:
             return []
 
     def close(self) -> None:
-        """Idempotent. Readers must be closed before."""
+        """Closes what the view opened. Idempotent. Readers must have been closed before."""
         if self._own_resources:
             self._resources.close()
 
@@ -125,7 +125,7 @@ class TopicView:
         self.topic = topic if isinstance(topic, TopicName) else parse_topic(topic)
         self.directory = self.store.directory(self.topic)
         self.record: TopicRecord | None = None
-        """What the catalog knows of the topic, if anything."""
+        """The topic's record in the catalog, if there is one."""
         self._names = SegmentNames(self.store.settings.wal.file_name)
         self.indexes = SegmentIndexes(self.store.disk, self._names)
         self._log_id: str | None = None
@@ -146,19 +146,19 @@ class TopicView:
     def start_offset(self) -> int:
         """The oldest offset that can be read."""
         record, local = self.record, self._local
-        # Nothing is below the log's start but what was uploaded.
+        # Messages before the log's start can only be in objects.
         if record is not None and (record.tail > record.start_offset or local is None):
             return record.start_offset
         return 0 if local is None else local.start_offset
 
     @property
     def end_offset(self) -> int:
-        """One more than the last synced offset; without a local log, than the last uploaded one."""
+        """One more than the last synced offset, or without a local log the last uploaded one."""
         return self._end
 
     def refresh(self) -> None:
-        """Moves the view to what is there now."""
-        # The record first: what is uploaded was synced, and published, before.
+        """Moves the view to the current state. Raises UnknownTopic if the topic does not exist."""
+        # The record first: what is uploaded was synced and published before.
         resources = self.store.resources()
         self.record = None if resources is None else resources.catalog.record(self.topic)
         self._local = self._look()
@@ -170,7 +170,7 @@ class TopicView:
             raise UnknownTopic(f"there is no topic {self.topic} in {self.store.name}")
 
     def _look(self) -> LogView | None:
-        """The local log, if it is the one that the topic's newest messages are in."""
+        """Returns the local log, if it is the log with the topic's newest messages."""
         if not self._begun():
             return None
         record = self.record
@@ -188,7 +188,7 @@ class TopicView:
         return None if record is not None and view.end_offset < record.tail else view
 
     def _begun(self) -> bool:
-        """Whether a log is in the directory; one that published nothing yet has no segment."""
+        """Whether the directory has a log with a published position or a segment."""
         disk = self.store.disk
         if not disk.exists(self.directory):
             return False
@@ -199,13 +199,14 @@ class TopicView:
     # -- reading --------------------------------------------------------------------------------
 
     def reader(self, start: int, end: int | None = None) -> LogReader:
-        """Messages from `start` to `end`, or to the end of the view. It never waits for more.
+        """Returns a reader of the messages from `start` to `end`, or to the end of the view.
 
-        LostOffsets, whose `end` is where to go on, when it comes to a range that is lost.
+        It never waits for more. At a lost range it raises LostOffsets, whose `end` is where to
+        continue. Raises OffsetOutOfRange if `start` is not in the topic.
         """
         if not self.start_offset <= start <= self.end_offset:
             raise OffsetOutOfRange(
-                f"{self.topic}: offset {start} is not in the log: its oldest is "
+                f"{self.topic}: offset {start} is not in the topic: its oldest is "
                 f"{self.start_offset}, its next {self.end_offset}",
                 start=self.start_offset,
                 end=self.end_offset,
@@ -220,17 +221,17 @@ class TopicView:
         local = None if self._local is None else _LocalLog(self._local)
         if resources is not None and self.record is not None:
             return resources.tiered_log(self.topic, local or _NoLog(self._end))
-        assert local is not None, "a topic is in one of the tiers"
+        assert local is not None, "refresh raised UnknownTopic otherwise"
         return local
 
-    # -- what is where --------------------------------------------------------------------------
+    # -- segments, objects, owner ---------------------------------------------------------------
 
     def segments(self) -> list[Segment]:
-        """The local files, oldest first."""
+        """Returns the local files, oldest first."""
         return [] if self._local is None else self._local.segments()
 
     def objects(self, start: int = 0) -> list[ObjectDescriptor]:
-        """The committed objects from the one that holds `start` on, oldest first."""
+        """Returns the committed objects from the one that holds `start`, oldest first."""
         resources = self.store.resources()
         return (
             []
@@ -239,7 +240,7 @@ class TopicView:
         )
 
     def owner(self) -> Owner | None:
-        """Who holds the topic's lease."""
+        """Returns the owner of the topic, or None if no living process owns it."""
         resources = self.store.resources()
         return None if resources is None else resources.catalog.owner(self.topic)
 
@@ -261,7 +262,7 @@ class TopicView:
 
 
 class _Unwaited:
-    """A reader of a view has an end, and never waits."""
+    """For logs whose readers have an end and never wait."""
 
     def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
         raise NotImplementedError("a reader of a view never waits")
@@ -275,7 +276,7 @@ class _Unwaited:
 
 
 class _LocalLog(_Unwaited):
-    """A view of the local log that looks again when retention was faster than a reader."""
+    """A view of the local log. It refreshes when retention removed what a reader wants."""
 
     def __init__(self, view: LogView) -> None:
         self._view = view
@@ -299,14 +300,14 @@ class _LocalLog(_Unwaited):
 
 
 class _NoLog(_Unwaited):
-    """No local log: everything before `end` is in objects."""
+    """Stands for a missing local log: everything before `end` is in objects."""
 
     def __init__(self, end: int) -> None:
         self.start_offset = end
 
     def plan(self, reader: LogReader) -> Plan:
         raise OffsetOutOfRange(
-            f"offset {reader.wanted} is in no object yet", start=0, end=self.start_offset
+            f"offset {reader.wanted} is not in an object yet", start=0, end=self.start_offset
         )
 
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:

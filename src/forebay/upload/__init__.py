@@ -1,1 +1,1 @@
-"""From segments to objects: plan, transfer, commit; and what to do with what was left behind."""
+"""Uploads segments as objects (plan, transfer, commit), removes orphans, and restores topics."""

@@ -1,18 +1,17 @@
-"""The way of one object into the chain: intend, transfer, read back, sidecar, commit.
+"""The steps that upload one object: intend, transfer, read back, sidecar, commit.
 
-The steps are written once. The background thread of a topic runs them one after the other
-(`uploader`); for a Spark job the driver announces the objects and commits them, and executors run
-`upload` in between (`pipeline.jobs.offload`). A crash between two steps leaves a committed object
-or an orphan that a sweep removes:
+    intend      writes a row to the catalog, so that a sweep knows the name
+    transfer    streams raw frames into the object, in bounded memory, and builds its sparse index
+    read back   compares every frame with the descriptor
+    sidecar     writes a copy of the descriptor beside the object
+    commit      changes descriptor, tail and verified watermark in one transaction
 
-    intend      a row in the catalog: from here on a sweep knows the name
-    transfer    raw frames into the object, in bounded memory, with its sparse index on the way
-    read back   every frame is compared with the descriptor; a sidecar vouches for nothing less
-    sidecar     a copy of the descriptor beside the object
-    commit      descriptor, tail and verified watermark change in one transaction
+A topic's background thread runs all of them (`uploader`). In a Spark job the driver runs `intend`
+and `commit`, and executors run `upload` in between (`pipeline.jobs.offload`). A crash between two
+steps leaves either a committed object or an orphan that a sweep removes.
 
-What a caller gets wrong: a sweep takes back an intent that is older than its grace time, unless
-the topic's owner lives. A job that owns no topic renews its intents while it runs (`Renewal`).
+What a caller gets wrong: a sweep revokes an intent that is older than its grace time, unless the
+topic's owner is alive. A job that owns no topic must renew its intents while it runs (`Renewal`).
 """
 
 from __future__ import annotations
@@ -40,31 +39,31 @@ from forebay.upload.plan import PlannedObject, SegmentSource
 
 _log: Final = logging.getLogger("forebay.upload")
 _READ_BACK_TRIES: Final = 2
-"""A store that fails once while an object is read back must not cost a second transfer."""
+"""Two, so that one failed request of the store does not make the whole transfer start over."""
 _RENEW_SECONDS_MAX: Final = 300.0
 _RENEW_SECONDS_MIN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class UploadPorts:
-    """What the uploads of all topics share, in one process."""
+    """What the uploads of all topics in one process share."""
 
     store: CloudStore
     settings: UploaderSettings
     verify: Callable[[TopicName, ObjectDescriptor], None]
-    """Raises unless the object is what its descriptor says; how it looks is configured."""
+    """Raises if the object is not what its descriptor says. The settings choose how it checks."""
     clock: Clock
 
 
 @dataclass(frozen=True, slots=True)
 class UploadTask:
-    """An object that was announced, and is to be made."""
+    """An object whose intent is in the catalog, and that is to be written."""
 
     topic: TopicName
     intent: Intent
     planned: PlannedObject
     log_id: str | None = None
-    """Of the log whose segments were planned; None: the catalog knows none."""
+    """The log whose segments were planned; None if the catalog names none."""
 
     @property
     def size(self) -> int:
@@ -73,7 +72,7 @@ class UploadTask:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """An object that is in its place and was read back; it does not count until its commit."""
+    """An object that was written and read back. It does not count until it is committed."""
 
     descriptor: ObjectDescriptor
     seconds: float
@@ -100,8 +99,9 @@ def upload(
 ) -> Uploaded:
     """Transfers the object, reads it back and writes its sidecar.
 
-    It may be done again, and by two processes at the same time: a name says which bytes the
-    object has, so both write the same ones, and an object is invisible until it is whole.
+    It can be repeated, and two processes may do it at the same time: a name determines the bytes of
+    its object, so both write the same bytes, and an object is not visible until it is complete.
+    `progress` gets the number of bytes written so far, and may raise to stop the upload.
     """
     started = ports.clock.monotonic()
     planned, object_id = task.planned, task.intent.object_id
@@ -110,7 +110,7 @@ def upload(
     descriptor = describe(object_id, planned.start_offset, planned.next_offset, transferred, now_ms)
     if progress is not None:
         progress(planned.size)
-    vouch(ports, task.topic, descriptor)
+    read_back_and_put_sidecar(ports, task.topic, descriptor)
     return Uploaded(descriptor, ports.clock.monotonic() - started)
 
 
@@ -121,7 +121,7 @@ def _transfer(
     planned: PlannedObject,
     progress: Callable[[int], None] | None,
 ) -> Transferred:
-    """Writes the planned object; there is none if anything goes wrong."""
+    """Writes the planned object. After an error there is no object."""
     with open_writer(ports, key) as writer:
         builder = ObjectBuilder(writer, ObjectIndex())
         for frames in source.frames(planned.extents):
@@ -133,15 +133,17 @@ def _transfer(
     return Transferred(meta, builder.index.frozen())
 
 
-def vouch(ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor) -> None:
-    """Reads a whole object back, and then writes its sidecar."""
+def read_back_and_put_sidecar(
+    ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor
+) -> None:
+    """Reads the object back, then writes its sidecar, so that no sidecar is of unread bytes."""
     read_back(ports, topic, descriptor)
     if ports.settings.sidecars:
         put_sidecar(ports.store, topic, descriptor)
 
 
 def read_back(ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor) -> None:
-    """Raises unless the object is what its descriptor says."""
+    """Raises if the object is not what its descriptor says. Tries again if the store fails."""
     for attempt in range(1, _READ_BACK_TRIES + 1):
         try:
             ports.verify(topic, descriptor)
@@ -155,7 +157,10 @@ def read_back(ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor
 
 
 def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploaded) -> TopicRecord:
-    """Makes an object count that was read back, as verified where everything before it is."""
+    """Commits an object that was read back, and returns the topic's new record.
+
+    See `Catalog.put_object_descriptor` for the errors.
+    """
     descriptor = uploaded.descriptor
     record = catalog.put_object_descriptor(topic, intent, descriptor, verified=True)
     metrics.objects_created.add()
@@ -175,12 +180,12 @@ def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploade
     return record
 
 
-# -- what they are made of ----------------------------------------------------------------------
+# -- parts of the steps -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """An object that is whole and in its place, and was not read back."""
+    """An object that was written completely and not read back yet."""
 
     meta: ObjectMeta
     index: Index
@@ -188,7 +193,7 @@ class Transferred:
 
 @dataclass(slots=True)
 class ObjectBuilder:
-    """Feeds frames to a writer, and keeps count."""
+    """Writes frames to a writer, indexes them, and counts bytes and messages."""
 
     writer: ObjectWriter
     index: ObjectIndex
@@ -216,7 +221,7 @@ def open_writer(ports: UploadPorts, key: str) -> ObjectWriter:
 
 def require_size(store: CloudStore, meta: ObjectMeta, size: int) -> None:
     if meta.size != size:
-        raise CorruptLog(f"{store.name}: {meta.key} has {meta.size} bytes, and {size} were written")
+        raise CorruptLog(f"{store.name}: {meta.key} has {meta.size} bytes, but {size} were written")
 
 
 def describe(
@@ -234,19 +239,19 @@ def describe(
 
 
 def put_sidecar(store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor) -> None:
-    """A copy of the descriptor beside the object, for a restore from the bucket alone."""
+    """Writes a copy of the descriptor beside the object, so that a restore needs only the store."""
     key = object_key(topic, sidecar(descriptor.object_id))
     store.put_object(key, encode_descriptor(descriptor))
 
 
-# -- intents of a long wave ---------------------------------------------------------------------
+# -- keeping intents alive ----------------------------------------------------------------------
 
 
 class Renewal:
-    """Renews intents in a thread of its own, for as long as its `with` block runs.
+    """Renews intents in a thread while its `with` block runs.
 
-    A sweep removes what was announced and is older than its grace time, unless the topic's owner
-    lives. Here the process that announced it lives, and says so.
+    Without it a sweep revokes intents that are older than its grace time, unless the topic's owner
+    is alive. A renewal that fails is logged and tried again; a revoked intent shows at the commit.
     """
 
     def __init__(
@@ -280,14 +285,14 @@ class Renewal:
                     return
                 try:
                     self._catalog.renew(topic, intent)
-                except ForebayError as error:  # the next turn tries again; a commit finds out
+                except ForebayError as error:  # tried again the next time
                     failed.append(error)
             if failed:
                 first = failed[0]
                 event(
                     _log,
                     logging.WARNING,
-                    "intents were not renewed",
+                    "intents not renewed",
                     count=len(failed),
                     error=first,
                 )

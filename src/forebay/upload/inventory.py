@@ -1,13 +1,12 @@
-"""What a bucket holds of one topic, which of its objects make the chain, and what is in them.
+"""Lists the objects of a topic in the store, chooses a chain of them, and describes them.
 
 The listing is streamed in the order of names, so an object and its sidecar come together (`walk`).
-`take_stock` sorts a topic's objects by the ranges in their names, `choose_chain` is the pure
-decision which of them a restore adopts, and `describe` makes the descriptor of one.
+`take_stock` groups a topic's objects by the ranges in their names. `choose_chain`, which does no
+I/O, decides which of them a restore adopts. `describe` makes the descriptor of one.
 
-What a caller gets wrong: a sidecar is trusted only if it says of its object what the object's name
-and the listing say. Else the object is read in full, in chunks: every checksum, and consecutive
-offsets from the first to the last that its name gives. Which message encoding is in the frames
-does not matter.
+What a caller gets wrong: a sidecar is used only if it agrees with the object's name and the
+listing. Otherwise the whole object is read, in chunks: every checksum is checked, and the offsets
+must be consecutive from the first to the last one in the name. Payloads are not decoded.
 """
 
 from __future__ import annotations
@@ -46,23 +45,23 @@ Range: TypeAlias = tuple[int, int]
 
 class Chain(NamedTuple):
     ranges: tuple[Range, ...]
-    """Of the chosen objects, the ends included, ascending and without overlap."""
+    """The ranges of the chosen objects, ends included, ascending and without overlap."""
     gaps: tuple[Range, ...]
-    """Offsets, the ends not included, that no chosen object holds."""
+    """The ranges of offsets, ends not included, that no chosen object holds."""
 
 
 def choose_chain(
     ranges: Iterable[Range], start: int | None = None, until: int | None = None
 ) -> Chain:
-    """The chain with the fewest offsets missing, and then with the fewest objects.
+    """Returns the chain with the fewest missing offsets, and among those with the fewest objects.
 
-    More objects may be there than count: what a compaction replaced, or has not yet replaced;
-    orphans of uploads that were planned anew; the same range under two names. The bytes of an
-    offset are the same in all of them, so any chain without a gap is right, and the one with the
-    fewest objects is the compacted one.
+    The store may hold more objects than the chain needs: objects that a compaction replaced or is
+    about to replace, orphans of uploads that were planned again, and the same range under two
+    names. The bytes of an offset are the same in all of them, so every chain without a gap is
+    correct. The one with the fewest objects is the compacted one.
 
-    It runs from `start`, or else from the lowest offset there is, to the highest one, or to
-    `until` if that is beyond it. Ranges that begin before `start` are left out.
+    The chain begins at `start`, or at the lowest offset found. It ends at the highest offset found,
+    or at `until` if that is higher. Ranges that begin before `start` are ignored.
     """
     wanted = sorted({each for each in ranges if start is None or each[0] >= start})
     first = start if start is not None else (wanted[0][0] if wanted else 0)
@@ -70,7 +69,7 @@ def choose_chain(
     starts = sorted({first, *(begin for begin, _ in wanted)})
     places = [*starts, stop]
     best: list[tuple[int, int]] = [(0, 0)] * len(places)
-    """For each place: offsets missing and objects used from there to the end."""
+    """For each place, the offsets missing and the objects used from there to the end."""
     picks: list[int | None] = [None] * len(starts)
     ends: dict[int, list[int]] = {}
     for begin, end in wanted:
@@ -110,7 +109,7 @@ def _followed(places: list[int], picks: list[int | None]) -> Chain:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object as it is listed: itself, its sidecar, or both."""
+    """One object in the listing: the object, its sidecar, or both."""
 
     object_id: str
     object: ObjectMeta | None
@@ -118,7 +117,7 @@ class Stored:
 
 
 def is_object_name(name: str) -> bool:
-    """Whether it is the name of a finished or of a pending object."""
+    """Whether `name` is the name of a finished or a pending object."""
     finished = parse_object(name)
     if finished is not None:
         return finished.end < OFFSET_MAX
@@ -127,7 +126,10 @@ def is_object_name(name: str) -> bool:
 
 
 def walk(store: Backend, topic: TopicName) -> Iterator[Stored | ObjectMeta]:
-    """Everything below the topic's prefix, by name; a plain ObjectMeta is nobody's file."""
+    """Yields everything below the topic's prefix, ordered by name.
+
+    An ObjectMeta is a file that is neither an object nor a sidecar.
+    """
     prefix = objects_prefix(topic)
     waiting: ObjectMeta | None = None
     for meta in store.list(prefix):
@@ -152,7 +154,7 @@ def walk(store: Backend, topic: TopicName) -> Iterator[Stored | ObjectMeta]:
 
 
 def topics_in_store(store: Backend) -> Iterator[TopicName]:
-    """Every topic that has a key below its objects' prefix; one request or so for each."""
+    """Yields every topic that has objects in the store, with about two requests for each."""
     after: str | None = None
     while (meta := next(store.list(TOPICS_PREFIX, after=after), None)) is not None:
         parts = meta.key.removeprefix(TOPICS_PREFIX).split("/")
@@ -181,7 +183,7 @@ class Candidate:
     etag: str | None
     modified_ms: int
     sidecar: str | None
-    """The key of its sidecar, if there is one that could be read at all."""
+    """The key of its sidecar; None if there is none, or if it is empty or too large."""
     sidecar_bytes: int = 0
 
     @property
@@ -191,11 +193,14 @@ class Candidate:
 
 @dataclass(slots=True)
 class Inventory:
-    """The finished objects of a topic by the range that their names give, likely ones first."""
+    """The finished objects of a topic, grouped by the range in their names.
+
+    Within a range, objects with a sidecar come first, then those of the latest attempt.
+    """
 
     ranges: dict[Range, list[Candidate]] = field(default_factory=dict)
     end: int = 0
-    """One more than the highest offset that any name gives."""
+    """One more than the highest offset in any name."""
     pending: int = 0
     unknown: int = 0
     _all: list[Candidate] = field(default_factory=list)
@@ -217,7 +222,7 @@ class Inventory:
 
 @dataclass(slots=True)
 class Reading:
-    """What describing objects has cost."""
+    """How much was read to describe objects."""
 
     sidecars: int = 0
     whole: int = 0
@@ -230,16 +235,16 @@ class Reading:
 
 
 class Describe(Protocol):
-    """How a restore gets an object's descriptor; `describe` is the plain way."""
+    """The type of `describe`. A restore may be given another function with the same contract."""
 
     def __call__(
         self, store: Backend, candidate: Candidate, reading: Reading, *, whole: bool
     ) -> ObjectDescriptor:
-        """CorruptLog if the object is read and is not what its name says."""
+        """Raises CorruptLog if the object was read and is not what its name says."""
 
 
 def take_stock(store: Backend, topic: TopicName) -> Inventory:
-    """From the listing alone."""
+    """Lists the topic's objects. Reads no object."""
     stock = Inventory()
     for found in walk(store, topic):
         if isinstance(found, ObjectMeta):
@@ -271,9 +276,10 @@ def _candidate(name: ObjectName, found: Stored, meta: ObjectMeta) -> Candidate:
 def describe(
     store: Backend, candidate: Candidate, reading: Reading, *, whole: bool
 ) -> ObjectDescriptor:
-    """The object's descriptor: its sidecar's if that will do, unless the `whole` is to be read.
+    """Returns the descriptor in the object's sidecar, or makes one by reading the whole object.
 
-    CorruptLog if the object is read and is not what its name says.
+    The object is read if `whole` is set, or if the sidecar is missing or does not agree. Raises
+    CorruptLog if the object was read and is not what its name says.
     """
     if not whole:
         found = read_sidecar(store, candidate, reading)
@@ -284,7 +290,7 @@ def describe(
 
 
 def read_sidecar(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor | None:
-    """The sidecar's descriptor, or None if there is none that agrees with the name and listing."""
+    """Returns the sidecar's descriptor; None if it is missing or disagrees with name or listing."""
     if candidate.sidecar is None:
         return None
     try:
@@ -303,7 +309,10 @@ def read_sidecar(store: Backend, candidate: Candidate, reading: Reading) -> Obje
 
 
 def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor:
-    """Reads every frame, at most a chunk and a frame of it in memory at a time."""
+    """Makes a descriptor by reading every frame. Holds at most a chunk and a frame in memory.
+
+    Raises CorruptLog if the frames are damaged or not those in the name.
+    """
     name, key = candidate.name, candidate.key
     decoder = FrameDecoder(expected=name.start, consecutive=True)
     index = ObjectIndex()
@@ -313,7 +322,7 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
         try:
             data = store.get_range(key, start, end)
         except ObjectMissing as error:
-            raise CorruptLog(f"{store.name}: {key} went away while it was read") from error
+            raise CorruptLog(f"{store.name}: {key} was deleted while it was read") from error
         reading.bytes += end - start
         position = decoder.position
         frames = decoder.feed(data)
@@ -327,7 +336,7 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
         )
     if following != name.end + 1:
         raise CorruptLog(
-            f"{store.name}: {key} holds the offsets up to {following - 1}, its name says {name.end}"
+            f"{store.name}: {key} ends with offset {following - 1}, but its name says {name.end}"
         )
     reading.whole += 1
     return ObjectDescriptor(

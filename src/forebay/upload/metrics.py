@@ -1,4 +1,4 @@
-"""The uploader's metrics. Names: those of the design documents, behind `forebay_`."""
+"""The uploader's metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forebay.metrics import BYTES, MESSAGES, SECONDS, Counter, Histogram
 
 cycles: Final = Counter("forebay_uploader_cycles_total", "Upload cycles, by outcome.", ["outcome"])
 cycle_seconds: Final = Histogram(
-    "forebay_uploader_cycle_duration_seconds", "Length of an upload cycle.", SECONDS
+    "forebay_uploader_cycle_duration_seconds", "Duration of upload cycles.", SECONDS
 )
 objects_created: Final = Counter(
     "forebay_uploader_objects_created_total", "Objects written and committed."
@@ -23,7 +23,7 @@ msgs_per_object: Final = Histogram(
     "forebay_uploader_msgs_per_object", "Messages in committed objects.", MESSAGES
 )
 stream_chunk_bytes: Final = Histogram(
-    "forebay_uploader_stream_chunk_bytes", "Size of the pieces that objects are written in.", BYTES
+    "forebay_uploader_stream_chunk_bytes", "Size of the chunks that make up objects.", BYTES
 )
 failures: Final = Counter(
     "forebay_uploader_failures_total", "Cycles that ended with an error, by kind.", ["kind"]

@@ -1,13 +1,13 @@
-"""Which bytes of which segments make the next objects of a topic, and how to read those bytes.
+"""Plans which bytes of which segments make the next objects of a topic, and reads those bytes.
 
-`plan_object` is the pure decision: segments are taken whole as far as they fit, and the last one
-is cut at a frame where it does not. Nothing is planned until an object is full, unless it is
-overdue: quiet topics make no small objects, and no message waits for ever. `TopicPlanner` applies
-it to one topic, for its owner and for the Spark driver alike. `SegmentSource` reads the planned
-frames; it checks every CRC and the order of the offsets, and decodes nothing.
+`plan_object` is the decision, without I/O of its own: it takes whole segments as long as they fit,
+and cuts the last one at a frame boundary. It plans nothing until an object is full or overdue, so
+quiet topics make no small objects and no message waits forever. `TopicPlanner` applies it to one
+topic, for its owner and for the Spark driver. `SegmentSource` reads the planned frames. It checks
+every CRC and the order of the offsets, and decodes no payload.
 
-What a caller gets wrong: a plan is made of the segments of one log. Where a topic's log was
-replaced, positions and indexes of the old one mean nothing; take a new `SegmentSource`.
+What a caller gets wrong: a plan belongs to one log. After a topic's log was replaced, the old
+positions and indexes are meaningless; make a new `SegmentSource`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """One object to be: its extents follow each other without a gap."""
+    """An object to be written. Its extents follow each other without a gap."""
 
     extents: tuple[Extent, ...]
 
@@ -65,7 +65,7 @@ class PlannedObject:
 
     @property
     def end(self) -> LogPosition:
-        """Where the next object begins."""
+        """The log position at which the next object begins."""
         last = self.extents[-1]
         return LogPosition(last.seq, last.end, last.next_offset)
 
@@ -74,9 +74,9 @@ class PlannedObject:
         return ObjectName(self.start_offset, self.next_offset - 1)
 
     def holds(self, error: ForebayError) -> bool:
-        """Whether the error is a damaged frame in the bytes that the object is made of.
+        """Whether the error is a damaged frame in the segments that the object is made of.
 
-        A damaged frame of the object itself, found when it was read back, is none.
+        False for a damaged frame in the object itself, found when it was read back.
         """
         return isinstance(error, CorruptFrame) and any(
             each.path == Path(error.file) and each.start <= error.position <= each.end
@@ -84,7 +84,7 @@ class PlannedObject:
         )
 
     def before(self, damage: CorruptFrame) -> PlannedObject | None:
-        """What is left before a damaged frame that it holds; None if that is nothing."""
+        """Returns the part before a damaged frame (see `holds`), or None if it is empty."""
         kept: list[Extent] = []
         for extent in self.extents:
             if extent.path == Path(damage.file):
@@ -96,12 +96,15 @@ class PlannedObject:
 
 
 class Cut(Protocol):
-    """Finds the last frame boundary of a segment within bounds."""
+    """Finds the last frame boundary of a segment within limits; does I/O."""
 
     def __call__(
         self, segment: Segment, start: LogPosition, bytes_max: int, messages_max: int | None
     ) -> LogPosition:
-        """At most so many bytes and messages after `start`; `start` if not one frame fits."""
+        """Returns the last frame boundary within the limits; `start` if not even one frame fits.
+
+        `bytes_max` and `messages_max` count from `start`.
+        """
 
 
 def plan_object(
@@ -113,11 +116,11 @@ def plan_object(
     overdue: bool,
     whole_segments: bool = False,
 ) -> PlannedObject | None:
-    """The next object from `start` on, or None if it is too early for one.
+    """Returns the next object from `start` on, or None if there is not enough for one yet.
 
-    `overdue` takes what is there. An object is never over its bounds, but for a single frame that
-    is larger than all of them. `whole_segments` ends an object with a segment where it can, and
-    cuts only a segment that is larger than an object.
+    `overdue` plans whatever there is. An object exceeds its limits only if a single frame does.
+    With `whole_segments`, an object ends with a segment, and only a segment that is larger than an
+    object is cut.
     """
     extents: list[Extent] = []
     room = settings.max_object_bytes
@@ -159,7 +162,7 @@ def _extent(segment: Segment, start: LogPosition, stop: LogPosition) -> Extent:
 
 
 class TopicPlanner:
-    """Plans the objects of one topic from the log that `source` reads. It holds no position."""
+    """Plans the objects of one topic from the log that `source` reads. It keeps no state."""
 
     def __init__(
         self,
@@ -185,11 +188,12 @@ class TopicPlanner:
         force: bool,
         waiting_since: Callable[[Segment, LogPosition], Iterable[int]],
     ) -> Iterator[PlannedObject]:
-        """The objects that are due from the tail of the chain on, one after the other.
+        """Yields the objects that are due, from the tail of the chain on.
 
-        `force` takes everything, whatever the thresholds. `known` is where the tail may be in the
-        log. `waiting_since` returns times in milliseconds; the oldest message that is not
-        uploaded has not waited since before the latest of them.
+        `force` plans everything regardless of the thresholds. `known` is a guess of the tail's
+        position in the log; it is checked. `waiting_since` returns times in milliseconds, none
+        later than the moment when the oldest message that is not uploaded was written. The latest
+        of them counts as that moment.
         """
         left = self.segments_from(segments, tail)
         if not left:
@@ -209,20 +213,23 @@ class TopicPlanner:
                 return
             yield planned
             start = planned.end
-            overdue = force  # what is behind an object of this very moment has not waited
+            overdue = force  # only the first object holds the message that waited longest
 
     def segments_from(self, segments: Iterable[Segment], offset: int) -> list[Segment]:
-        """Those with messages from `offset` on; MissingData unless the first one holds it."""
+        """Returns the segments with messages from `offset` on.
+
+        Raises MissingData if the first of them begins after `offset`.
+        """
         left = [each for each in segments if each.end_offset > offset]
         if left and left[0].first_offset > offset:
             raise MissingData(
-                f"{self._topic}: the objects end at offset {offset}, and the segments begin at "
-                f"{left[0].first_offset}: what is between is nowhere"
+                f"{self._topic}: the objects end at offset {offset}, but the segments begin at "
+                f"{left[0].first_offset}: the messages in between are missing"
             )
         return left
 
     def locate(self, segment: Segment, offset: int, known: LogPosition | None) -> LogPosition:
-        """Where the frame of `offset` begins: `known` if that is right, else by the index."""
+        """Returns where the frame of `offset` begins: `known` if it is right, else by the index."""
         if (
             known is not None
             and (known.seq, known.offset) == (segment.seq, offset)
@@ -233,16 +240,15 @@ class TopicPlanner:
 
     def _overdue(self, since: Iterable[int]) -> bool:
         now = self._clock.now_ms()
-        # A time to come says nothing: somebody's clock was wrong, or was put back.
+        # Ignore times in the future: a clock was wrong, or was set back.
         latest = max((each for each in since if each <= now), default=0)
         return now - latest >= self._settings.max_open_seconds * 1000
 
 
 class SegmentSource:
-    """Raw frames out of the segments of one log. Thread-safe: it holds no position.
+    """Reads raw frames from the segments of one log. Thread-safe.
 
-    A frame that fails its check is CorruptFrame with its file and position; nothing behind it is
-    returned.
+    Raises CorruptFrame, with file and position, at a frame that fails its check.
     """
 
     def __init__(self, disk: Disk, names: SegmentNames) -> None:
@@ -252,7 +258,10 @@ class SegmentSource:
     def frames(
         self, extents: Iterable[Extent], chunk_bytes: int = READ_CHUNK_BYTES
     ) -> Iterator[Scan]:
-        """Whole frames, a chunk at a time; each is valid until the next is taken."""
+        """Yields whole frames, a chunk at a time. A chunk is valid until the next one is taken.
+
+        Raises MissingData if a segment does not exist.
+        """
         chunks = ChunkReader(chunk_bytes)
         for extent in extents:
             file = self._open(extent)
@@ -266,12 +275,12 @@ class SegmentSource:
             return self._disk.open_read(extent.path)
         except FileNotFoundError as error:
             raise MissingData(
-                f"{extent.path} is missing, and offsets {extent.first_offset} to "
-                f"{extent.next_offset - 1} of it were not uploaded"
+                f"{extent.path} is missing, and its offsets {extent.first_offset} to "
+                f"{extent.next_offset - 1} were not uploaded"
             ) from error
 
     def locate(self, segment: Segment, offset: int) -> LogPosition:
-        """Where the frame of `offset` begins, or the segment's end for the offset after it."""
+        """Returns where the frame of `offset` begins. `offset` may be the segment's end offset."""
         if offset == segment.end_offset:
             return LogPosition(segment.seq, segment.size, offset)
         first, position = self._indexes.seek(segment, offset)
@@ -279,7 +288,7 @@ class SegmentSource:
         return start if first == offset else self.cut(segment, start, segment.size, offset - first)
 
     def holds(self, segment: Segment, place: LogPosition) -> bool:
-        """Whether the frame of `place.offset` really begins at that position."""
+        """Whether the frame of `place.offset` begins at `place.position`, by reading it."""
         if place.position == segment.size:
             return place.offset == segment.end_offset
         if not 0 <= place.position < segment.size:
@@ -292,7 +301,7 @@ class SegmentSource:
         return len(found) > 0
 
     def publish_time(self, segment: Segment, place: LogPosition) -> int | None:
-        """When the message at `place` was published, in milliseconds; None if none is there."""
+        """Returns the publish time of the message at `place` in milliseconds; None if none is."""
         file = self._disk.open_read(segment.path)
         try:
             found = ChunkReader(1).read(file, place.position, segment.size, place.offset)
@@ -305,12 +314,12 @@ class SegmentSource:
     def cut(
         self, segment: Segment, start: LogPosition, bytes_max: int, messages_max: int | None
     ) -> LogPosition:
-        """The last frame boundary at most so far behind `start`; see `Cut`."""
+        """Returns the last frame boundary within the limits; see `Cut`."""
         at = start
         limit = min(start.position + bytes_max, segment.size)
         last = segment.end_offset if messages_max is None else start.offset + messages_max
         last = min(last, segment.end_offset)
-        # Jump as far as the index is sure to be within both bounds, then walk the frames.
+        # Jump to the last index entry within both limits, then walk the frames.
         offset, position = self._indexes.floor(segment, last, limit)
         if position > at.position:
             at = LogPosition(segment.seq, position, offset)
@@ -334,7 +343,7 @@ class SegmentSource:
 
 
 def _ending_before(found: Scan, limit: int) -> int:
-    """How many of the frames end at or before the position."""
+    """Returns how many of the frames end at or before `limit`."""
     return bisect_right(
         range(len(found)), limit, key=lambda at: found.positions[at] + found.lengths[at]
     )

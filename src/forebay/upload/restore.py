@@ -1,19 +1,18 @@
-"""`restore_topic`: rebuilds a topic's descriptors from the bucket alone.
+"""`restore_topic`: rebuilds a topic's descriptors from the object store alone.
 
-The listing gives the ranges, by the objects' names. A sidecar gives the rest of a descriptor if
-it agrees with the name and the listing; without one the object is read in full, frame by frame,
-and its index is built anew. The objects are added to the chain in bounded transactions, by the
-topic's owner, so that nothing else appends meanwhile. Interrupted, it goes on where it stopped.
+The names of the objects give their ranges of offsets. A sidecar gives the rest of the descriptor if
+it agrees with the name and the listing. Otherwise the object is read, frame by frame, and its index
+is built again. The restore owns the topic while it adds the objects to the chain, so nothing else
+appends. A restore that is interrupted continues where it stopped.
 
-The next offset (rule R4): with the catalog gone, nobody knows how many offsets the lost owner
-handed out after the last object. So a whole block of `offsets_reserved` stays reserved behind the
-tail, which is as much as an owner reserves at a time: the next owner, whose log is another one,
-begins behind it and records what is between as lost. `assume_nothing_lost` is for those who know
-better: the next offset is then the one after the last object.
+The next offset (rule R4): without the old catalog, it is unknown how many offsets the last owner
+assigned after the last object. So a block of `offsets_reserved`, which is what an owner reserves at
+a time, stays reserved after the tail. The next owner, if it has another log, begins after that
+block and records it as lost. `assume_nothing_lost` continues right after the last object instead.
 
-What a caller gets wrong: a chain with a gap is refused, because something is missing. With
-`allow_gaps` the gaps are recorded as lost, and readers report them. A damaged object that was left
-out is an orphan then: copy it away before a sweep removes it, if anything is to be saved from it.
+What a caller gets wrong: a chain with a gap is refused. With `allow_gaps` the gaps are recorded as
+lost, and readers report them. Damaged objects that were left out are then orphans: copy them
+elsewhere before a sweep removes them, if anything in them is worth saving.
 """
 
 from __future__ import annotations
@@ -55,37 +54,37 @@ _RANGES_SHOWN: Final = 20
 
 @dataclass(slots=True)
 class RestoreReport:
-    """What was found and done; after a dry run, what would be done."""
+    """What a restore found and did; after a dry run, what it would do."""
 
     topic: TopicName
     dry_run: bool
     objects_found: int = 0
     known: int = 0
-    """Objects that the catalog knew already."""
+    """Objects that were already in the catalog."""
     adopted: int = 0
     messages: int = 0
-    """In the adopted objects."""
+    """Messages in the adopted objects."""
     by_sidecar: int = 0
     read_whole: int = 0
     bytes_read: int = 0
     gaps: list[Range] = field(default_factory=list)
-    """Offsets, the ends not included, that no object holds."""
+    """Ranges of offsets, ends not included, that no object holds."""
     superseded: list[str] = field(default_factory=list)
-    """Objects that are not part of the chain, others holding what they hold."""
+    """Objects that the chain does not need, because others hold the same messages."""
     damaged: list[str] = field(default_factory=list)
     pending: int = 0
     unknown: int = 0
     start_offset: int = 0
     tail: int = 0
     next_offset: int = 0
-    """Where appending goes on, if the local log is gone."""
+    """The next offset to be assigned, if the local log is gone."""
     assumed_in_vain: bool = False
-    """That nothing was lost was assumed, and offsets stay reserved all the same: somebody has
-    reserved them before, such as an earlier restore."""
+    """`assume_nothing_lost` had no effect: offsets after the tail were already reserved, for
+    example by an earlier restore."""
 
     @property
     def lost(self) -> Range | None:
-        """What the next owner records as lost, its log being another one."""
+        """The range that the next owner records as lost, if it has another log; else None."""
         return (self.tail, self.next_offset) if self.next_offset > self.tail else None
 
 
@@ -103,16 +102,16 @@ def restore_topic(
     stock: Inventory | None = None,
     describe: Describe = describe,
 ) -> RestoreReport:
-    """Adopts the topic's objects; returns what it found and did, or with `dry_run` would do.
+    """Adopts the topic's objects and returns a report. With `dry_run` nothing is changed.
 
-    `verify` reads every object in full, which counts as verified; else the uploader's next cycle
-    does. `progress` gets how many objects of how many are done. `stock` is what the bucket holds,
-    if it has been listed just now; `describe` may know descriptors that others worked out.
+    `verify` reads every object completely and records them as verified; otherwise the uploader's
+    next cycle does. `progress` gets the number of objects done and of all objects. `stock` is the
+    listing, if the caller already has it. `describe` may return descriptors that were made before.
 
-    MissingData if there is no object, or a gap; CorruptLog for damage that no other object makes
-    good; CommitRefused if the catalog knows objects that are not in the store; TopicOwned while
-    a living process owns the topic. What was adopted before an error stays, and a second run goes
-    on behind it.
+    Raises MissingData if there are no objects or there is a gap, CorruptLog if an object is damaged
+    and no other holds its offsets, CommitRefused if the catalog names objects that are not in the
+    store, and TopicOwned while a living process owns the topic. Objects that were adopted before an
+    error stay adopted, and a second run continues after them.
     """
     run = _Restore(
         catalog, store, session, topic, verify, allow_gaps, assume_nothing_lost, describe
@@ -126,7 +125,7 @@ def restore_topic(
 def to_be_described(
     catalog: Catalog, topic: TopicName, stock: Inventory, *, verify: bool
 ) -> Iterator[Candidate]:
-    """What a restore of the topic would describe, in that order, unless it meets damage."""
+    """Yields the objects that a restore would describe, in its order, if none is damaged."""
     record = catalog.record(topic)
     if record is not None and verify:
         for descriptor in catalog.get_object_descriptors(topic, record.verified):
@@ -199,7 +198,7 @@ class _Restore:
     # -- what the catalog knows -----------------------------------------------------------------
 
     def _check_known(self, record: TopicRecord | None, stock: Inventory) -> None:
-        """Objects that count must be there as they were: they are the chain's beginning."""
+        """Raises CommitRefused if an object in the catalog is not in the store with its size."""
         if record is None:
             return
         for descriptor in self._catalog.get_object_descriptors(self._topic):
@@ -211,9 +210,9 @@ class _Restore:
             ]
             if not found:
                 raise CommitRefused(
-                    f"{self._topic}: {self._catalog.name} knows "
-                    f"{descriptor.object_id} with {descriptor.size} bytes, which is not in "
-                    f"{self._store.name}; a restore adds to the catalog, and changes nothing in it"
+                    f"{self._topic}: {descriptor.object_id} with {descriptor.size} bytes is in "
+                    f"{self._catalog.name}, but not in {self._store.name}; a restore only adds to "
+                    "the catalog; put the object back first, or run `forebay repair`"
                 )
             self._report.known += 1
             self._used.add(descriptor.object_id)
@@ -223,7 +222,7 @@ class _Restore:
     def _next_offset(self, record: TopicRecord | None, tail: int, stock: Inventory) -> int:
         wanted = min(max(tail, stock.end) + self._block, OFFSET_MAX)
         if record is None or record.log_id == restoring(None):
-            return wanted  # nobody but a restore has ever reserved anything
+            return wanted  # only a restore has reserved offsets so far
         if tail == record.tail and not is_restoring(record.log_id):
             return record.reserved  # nothing was added
         return max(record.reserved, wanted)
@@ -235,25 +234,26 @@ class _Restore:
         if chain.gaps and not self._allow_gaps:
             raise MissingData(
                 f"{self._topic}: no object in {self._store.name} holds the offsets "
-                f"{_shown(chain.gaps)}; look for them, or allow gaps to record them as lost"
+                f"{_shown(chain.gaps)}; find their objects, or allow gaps to record them as lost"
             )
 
     def _descriptors(
         self, chain: Chain, stock: Inventory, position: int
     ) -> Iterator[ObjectDescriptor]:
-        """The chain's descriptors, oldest first; around damage another chain is looked for."""
+        """Yields the chain's descriptors, oldest first. Chooses another chain around damage."""
         report = self._report
         at = 0
         while at < len(chain.ranges):
             range_ = chain.ranges[at]
             descriptor, damage = self._describe(stock.ranges[range_])
             if descriptor is None:
-                event(_log, logging.ERROR, "damaged", topic=self._topic, error=damage)
+                event(_log, logging.ERROR, "damaged object", topic=self._topic, error=damage)
                 del stock.ranges[range_]
                 other = choose_chain(stock.ranges, position, stock.end)
                 if any(gap not in report.gaps for gap in other.gaps) and not self._allow_gaps:
                     raise CorruptLog(
-                        f"{self._topic}: no sound object holds the offsets {_shown(other.gaps)}"
+                        f"{self._topic}: no undamaged object holds the offsets "
+                        f"{_shown(other.gaps)}; allow gaps to record them as lost"
                     ) from damage
                 past = [gap for gap in report.gaps if gap[1] <= position]
                 report.gaps = [*past, *other.gaps]
@@ -270,7 +270,7 @@ class _Restore:
     def _describe(
         self, candidates: list[Candidate]
     ) -> tuple[ObjectDescriptor | None, CorruptLog | None]:
-        """The descriptor of the first that is sound, or why the last one is not."""
+        """Returns the descriptor of the first undamaged candidate, or the last one's error."""
         damage: CorruptLog | None = None
         for candidate in candidates:
             try:
@@ -285,7 +285,7 @@ class _Restore:
     # -- writing --------------------------------------------------------------------------------
 
     def _write(self, before: TopicRecord | None, chain: Chain, stock: Inventory) -> None:
-        """As the topic's owner; offsets are reserved from the first transaction on."""
+        """Adopts the chain as the topic's owner. The first transaction reserves the offsets."""
         first = self._report.start_offset
         seen = before.tail if before is not None else first
 
@@ -293,7 +293,9 @@ class _Restore:
             if record is None:
                 record = TopicRecord(start_offset=first, tail=first, verified=first)
             elif before is None or record.tail != seen:
-                raise CommitRefused(f"{self._topic}: the topic changed meanwhile; restore again")
+                raise CommitRefused(
+                    f"{self._topic}: the topic changed during the restore; restore again"
+                )
             wanted = min(max(seen, stock.end) + self._block, OFFSET_MAX)
             log_id = restoring(record.log_id)
             return replace(record, log_id=log_id, reserved=max(record.reserved, wanted))
@@ -326,7 +328,7 @@ class _Restore:
         )
 
     def _give_up(self, ownership: Ownership) -> None:
-        """The topic is free for the next attempt; what is reserved stays reserved."""
+        """Releases the topic for the next attempt. What is reserved stays reserved."""
         with suppress(ServiceError, TopicFenced):
             record = self._catalog.record(self._topic)
             if record is not None:
@@ -343,7 +345,7 @@ class _Restore:
                     verified=record.tail if self._verify else record.verified,
                     reserved=self._next_offset(record, record.tail, stock),
                 ),
-                # What jobs noted may be older than what was added: they must look for themselves.
+                # What jobs stored about the topic may be out of date, so they must start anew.
                 (Put(self._catalog.keys.job_state(self._topic, ORIGIN_NAME), origin),),
             )
 
@@ -351,7 +353,7 @@ class _Restore:
 
 
 def _shown(ranges: tuple[Range, ...]) -> str:
-    """For people, the ends included."""
+    """Returns the ranges as text, ends included."""
     text = ", ".join(f"{start} to {end - 1}" for start, end in ranges[:_RANGES_SHOWN])
     more = len(ranges) - _RANGES_SHOWN
     return f"{text} and {more} more ranges" if more > 0 else text

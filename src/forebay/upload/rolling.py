@@ -1,13 +1,13 @@
-"""The rolling writer: one object per topic held open across cycles.
+"""The rolling writer: keeps one object per topic open across upload cycles.
 
-Every cycle adds what was synced since, until a bound is reached: bytes, messages, age, or time
-without anything new. The end is not known before, so the object is written under a pending name
-and copied on the server when it ends; the copy is read back, and committed as any other object.
-What is in progress is in the checkpoint for people to see; after a restart or an error it is
-abandoned and built again from the log.
+Every cycle adds what was synced since the last one, until a limit is reached: bytes, messages, age,
+or idle time. The last offset is not known in advance, so the object is written under a pending name
+and copied by the object store when it is complete. The copy is read back and committed like any
+other object. The checkpoint shows the progress, for information only: after a restart or an error
+the object is abandoned and built again from the log.
 
-What a caller gets wrong: an open object holds up to one part for each topic in memory for as long
-as it is open. The writer that plans ahead (`uploader.Uploader`) holds none.
+What a caller gets wrong: while an object is open, up to one part of it is in memory, for each
+topic. The uploader that plans ahead (`uploader.Uploader`) keeps nothing in memory between cycles.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from forebay.upload.engine import (
     UploadPorts,
     describe,
     open_writer,
+    read_back_and_put_sidecar,
     require_size,
-    vouch,
 )
 from forebay.upload.plan import PlannedObject, plan_object
 from forebay.upload.uploader import Uploader
@@ -53,12 +53,14 @@ class OpenObject:
     intent: Intent
     start_offset: int
     position: LogPosition
-    """Where in the log the next frame for it is."""
+    """Where the next frame for it is in the log."""
     opened_ms: int
     active_ms: int
 
 
 class RollingUploader(Uploader):
+    """An `Uploader` that keeps one object open across cycles; one cycle at a time."""
+
     def __init__(
         self, topic: TopicName, wal: Wal, epoch: int, catalog: Catalog, ports: UploadPorts
     ) -> None:
@@ -72,7 +74,7 @@ class RollingUploader(Uploader):
             event(
                 _log,
                 logging.INFO,
-                "an object in progress was abandoned, and is built again from the log",
+                "open object abandoned: it is built again from the log",
                 topic=self.topic,
                 start=memory.active_start_offset,
                 bytes=memory.active_bytes_written,
@@ -90,10 +92,10 @@ class RollingUploader(Uploader):
     def _upload_due(
         self, record: TopicRecord, done: list[ObjectDescriptor], *, force: bool
     ) -> TopicRecord:
-        """Adds what is new to the open object, and ends it when a bound is reached."""
+        """Adds new messages to the open object, and finishes it when a limit is reached."""
         try:
             if self._open is not None and self._open.start_offset != record.tail:
-                self._abandon()  # the chain went on without it
+                self._abandon()  # another process committed these offsets
             while (planned := self._next(record.tail)) is not None:
                 full = self._extend(planned)
                 if not (full or force):
@@ -108,7 +110,7 @@ class RollingUploader(Uploader):
         return record
 
     def _next(self, tail: int) -> PlannedObject | None:
-        """What is synced and not yet in the open object, as far as there is room in it."""
+        """Returns what is synced and not in the open object yet, as far as there is room for it."""
         opened = self._open
         offset = opened.position.offset if opened else tail
         segments = self.planner.segments_from(self.wal.segments(), offset)
@@ -124,7 +126,11 @@ class RollingUploader(Uploader):
         return plan_object(segments, start, settings, self.source.cut, overdue=True)
 
     def _extend(self, planned: PlannedObject) -> bool:
-        """Whether the open object is full now. A damaged frame ends it before that frame."""
+        """Adds frames to the open object; returns whether it is full now.
+
+        At a damaged frame, the object is finished with what comes before it, and CorruptFrame is
+        raised.
+        """
         ports = self.ports
         opened = self._open or self._begin(planned)
         now = ports.clock.now_ms()
@@ -167,13 +173,13 @@ class RollingUploader(Uploader):
     def _due(self, opened: OpenObject) -> bool:
         settings, now = self.ports.settings, self.ports.clock.now_ms()
         idle = settings.max_idle_seconds
-        # Opened later than now: the clock was put back.
+        # It was opened in the future if the clock was set back.
         return not 0 <= now - opened.opened_ms < settings.max_open_seconds * 1000 or (
             idle is not None and now - opened.active_ms >= idle * 1000
         )
 
     def _finish(self, done: list[ObjectDescriptor]) -> TopicRecord:
-        """Ends the open object: whole under its pending name, then copied, then as any other."""
+        """Completes the open object, copies it to its final name, and commits it."""
         ports, opened = self.ports, self._open
         assert opened is not None
         started = ports.clock.monotonic()
@@ -182,7 +188,7 @@ class RollingUploader(Uploader):
             uploaded, intent = self._copy(opened, started)
             record = self.commit(intent, uploaded, opened.position, done)
         except ForebayError:
-            # The next cycle begins another one, under another name: these would pile up.
+            # The next cycle uses another pending name, so failed ones would pile up.
             with suppress(ForebayError):
                 self._remove_pending(opened)
             raise
@@ -191,7 +197,7 @@ class RollingUploader(Uploader):
         return record
 
     def _copy(self, opened: OpenObject, started: float) -> tuple[Uploaded, Intent]:
-        """Copies the whole pending object to its final name, reads it back, writes its sidecar."""
+        """Copies the pending object to its final name, reads it back, and writes its sidecar."""
         ports = self.ports
         pending = object_key(self.topic, opened.intent.object_id)
         name = ObjectName(opened.start_offset, opened.position.offset - 1)
@@ -210,7 +216,7 @@ class RollingUploader(Uploader):
             Transferred(meta, opened.builder.index.frozen()),
             ports.clock.now_ms(),
         )
-        vouch(ports, self.topic, descriptor)
+        read_back_and_put_sidecar(ports, self.topic, descriptor)
         return Uploaded(descriptor, ports.clock.monotonic() - started), intent
 
     def _remove_pending(self, opened: OpenObject) -> None:
@@ -218,7 +224,7 @@ class RollingUploader(Uploader):
         self.catalog.withdraw(self.topic, opened.intent.object_id, opened.intent.token)
 
     def _abandon(self) -> None:
-        """Gives up the open object; what became visible of it is for the sweep."""
+        """Gives up the open object. If part of it is in the store, a sweep removes it."""
         opened, self._open = self._open, None
         if opened is not None:
             opened.builder.writer.abort()

@@ -1,17 +1,17 @@
-"""`sweep`: finds what no descriptor names, and removes it after a grace time.
+"""`sweep`: finds objects that no descriptor names, and removes them after a grace time.
 
-Two orders of names are merged as they are streamed: the rows of keys in the catalog, and the
-listing of the store. What counts is then held against the descriptors, so that a missing object
-is found as well; for that the names of one topic's committed objects are held in memory.
+It merges two sorted streams of names: the rows of keys in the catalog, and the listing of the
+store. It then compares the committed objects with the descriptors, which finds missing objects too.
+For this the names of one topic's committed objects are in memory.
 
-Nothing is deleted before its row was changed to `deleting` by comparing it. From then on its
-writer cannot commit it, a compaction that replaced it cannot be taken back, and a new owner
-chooses another name, however long the request to delete takes. Taking over another's unfinished
-deletion changes the row's token first, and ends with the mark `gone`, because the other's request
-may still be on its way.
+Nothing is deleted before a compare-and-set has changed its row to `deleting`. From then on its
+writer cannot commit it, the compaction that replaced it cannot be undone, and a new owner chooses
+another name, however long the delete request takes. A sweep that finishes another process's
+deletion first changes the row's token, and leaves the row as `gone`, because the other process's
+delete request may still arrive.
 
-What a caller gets wrong: a topic that the catalog does not know is not rubbish. Its objects are
-reported, and kept for `restore`.
+What a caller gets wrong: the objects of a topic that is not in the catalog are not garbage. They
+are reported, and kept for `restore`.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from forebay.upload.inventory import Stored, topics_in_store, walk
 
 # -- the decision -------------------------------------------------------------------------------
 #
-# What becomes of one name, by its row, its object and the topic's record:
+# The verdict on one name, by its row, its object and the topic's record:
 #
 # row            object       verdict
-# committed      any          counts; whether it is there is looked at by its descriptor
-# none           there        orphan, unless a descriptor names it
+# committed      any          counts; later compared with its descriptor
+# none           exists       orphan, unless a descriptor names it
 # none, gone     sidecar only stray sidecar
-# gone           there        orphan: a late writer's; the name is never used again
+# gone           exists       orphan of a late writer; the name is never used again
 # intended       any          orphan or pending; kept while its writer may still commit it
-# replaced       any          kept for readers with an old plan, and to take the swap back
-# deleting       any          the work of a sweep or of retention that died: to be finished
+# replaced       any          kept for readers with an old plan, and to undo the compaction
+# deleting       any          a sweep or a retention run died here; finish the deletion
 #
-# Whatever is to be removed must also be older than the grace time. The decision may be out of
-# date when it is carried out: the row is compared again before anything is deleted.
+# An object is removed only if it is also older than the grace time. The verdict may be out of date
+# when it is carried out, so the row is compared again before anything is deleted.
 
 
 _log: Final = logging.getLogger("forebay.upload")
@@ -71,7 +71,7 @@ class Kind(StrEnum):
     SIDECAR = "stray sidecar"
     UNKNOWN = "unknown file"
     MISSING = "missing object"
-    """A descriptor names it: messages are gone. Never put right by a sweep."""
+    """A descriptor names it, so messages are lost. A sweep never repairs this."""
     RESIZED = "object of another size than its descriptor says"
     UNNAMED = "committed object that no descriptor names"
     UNRESTORED = "objects of a topic unknown to the catalog"
@@ -79,25 +79,25 @@ class Kind(StrEnum):
 
 
 ALARMS: Final = frozenset({Kind.MISSING, Kind.RESIZED, Kind.UNNAMED, Kind.TOPIC})
-"""What needs somebody's attention, besides what failed."""
+"""The kinds that an operator must look at. Anything that failed is another."""
 
 NAMED_BY_NONE: Final = "no descriptor names it"
 TOO_YOUNG: Final = "it is younger than the grace time"
 
 
 class Chain(Protocol):
-    """The committed objects, asked only where a row does not tell."""
+    """The committed objects. It is asked only if the row alone does not decide."""
 
     def names(self, object_id: str) -> bool:
         """Whether a descriptor names this object."""
 
     def joins(self, name: ObjectName) -> bool:
-        """Whether the range is that of several neighbours: a compaction would make such a one."""
+        """Whether the range is that of several adjacent objects, as a compaction's would be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is the same for all names of a topic."""
+    """What is the same for all names of one topic."""
 
     record: TopicRecord
     owned: bool
@@ -114,7 +114,7 @@ class Verdict(NamedTuple):
 
 
 def judge(life: Life | None, stored: Stored, situation: Situation, chain: Chain) -> Verdict | None:
-    """None for what counts, and for a mark of what is gone."""
+    """Decides about one name; None for objects that count, and for rows that are `gone`."""
     state = life.state if life is not None else None
     if life is None or state is State.GONE:
         return _without_row(stored, situation, chain)
@@ -134,12 +134,12 @@ def _without_row(stored: Stored, situation: Situation, chain: Chain) -> Verdict 
         return None
     age_ms = situation.now_ms - meta.modified_ms
     if stored.object is None:
-        return _aged(Kind.SIDECAR, age_ms, situation, "its object is not there")
+        return _aged(Kind.SIDECAR, age_ms, situation, "its object does not exist")
     return _aged(_object_kind(stored), age_ms, situation, NAMED_BY_NONE)
 
 
 def _intended(life: Life, stored: Stored, situation: Situation, chain: Chain) -> Verdict:
-    """Old alone is not enough: a writer may stall for longer than any grace time."""
+    """Age alone does not decide: a writer may stall for longer than any grace time."""
     since_ms = life.updated_ms
     kind = Kind.INTENT
     if stored.object is not None:
@@ -172,10 +172,12 @@ REMOVED: Final = Counter(
     "forebay_sweep_removed_total", "Keys that sweeps removed, by kind.", ["kind"]
 )
 ERRORS: Final = Counter(
-    "forebay_sweep_errors_total", "What sweeps could not do, or found missing, by kind.", ["kind"]
+    "forebay_sweep_errors_total",
+    "Keys that sweeps failed to remove or found missing or inconsistent, by kind.",
+    ["kind"],
 )
 ITEMS_MAX: Final = 10_000
-"""That a report holds; the rest is counted, and passed to `progress`."""
+"""The limit of a report's items. The rest is only counted, and passed to `progress`."""
 
 _EXPECTED: Final = (ServiceError, FormatError, CommitRefused)
 
@@ -208,7 +210,7 @@ class SweepReport:
     counts: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
     bytes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
     errors: int = 0
-    """What failed, and what is missing or inconsistent."""
+    """The number of items that failed, or that are missing or inconsistent."""
 
     @property
     def items_left_out(self) -> int:
@@ -233,9 +235,10 @@ def sweep(
     clock: Clock = SYSTEM_CLOCK,
     progress: Callable[[SweepItem], None] | None = None,
 ) -> SweepReport:
-    """One pass over the topics, by default over all that the catalog or the store knows.
+    """Sweeps the topics once; by default all topics in the catalog or the store.
 
-    What goes wrong with one key, or with one topic, is in the report and stops nothing else.
+    Errors of one key or one topic are in the report, and the sweep goes on. `progress` gets every
+    item.
     """
     report = SweepReport(dry_run)
 
@@ -288,7 +291,7 @@ class _TopicSweep:
         self._dry_run = dry_run
         self._clock = clock
         self._counting: dict[str, int | None] = {}
-        """The committed objects, and the sizes of those that are listed."""
+        """The committed objects, with their listed sizes; None if an object is not listed."""
 
     def run(self, report: SweepReport, tell: Callable[[SweepItem], None]) -> None:
         record = self._catalog.record(self._topic)
@@ -304,7 +307,7 @@ class _TopicSweep:
         for life, found in self._names():
             if isinstance(found, ObjectMeta):
                 age_ms = situation.now_ms - found.modified_ms
-                reason = "it has no object's name"
+                reason = "its name is not an object's"
                 tell(self._item(Kind.UNKNOWN, found.key, found.size, age_ms, Action.KEPT, reason))
                 continue
             item = self._settle(life, found, situation)
@@ -320,7 +323,7 @@ class _TopicSweep:
         why = (
             "unknown to the catalog: restore first"
             if record is None
-            else "a restore is under way, or was interrupted: restore again first"
+            else "a restore is running or was interrupted: restore again first"
         )
         reason = f"{why} ({len(sizes)} keys)"
         key = objects_prefix(self._topic)
@@ -329,7 +332,7 @@ class _TopicSweep:
     # -- rows and listing, merged ---------------------------------------------------------------
 
     def _names(self) -> Iterator[tuple[Life | None, Stored | ObjectMeta]]:
-        """Every name that has a row, or is listed, with both."""
+        """Yields every name that has a row or is in the listing, with both."""
         rows = iter(self._catalog.lives(self._topic))
         row = next(rows, None)
         for found in walk(self._store, self._topic):
@@ -387,7 +390,7 @@ class _TopicSweep:
             self._catalog.bury(self._topic, object_id, token, certain=own)
         return Action.REMOVED, verdict.reason
 
-    # -- what verdicts ask of the chain ---------------------------------------------------------
+    # -- the protocol `Chain` -------------------------------------------------------------------
 
     def names(self, object_id: str) -> bool:
         name = parse_object(object_id)
@@ -412,7 +415,7 @@ class _TopicSweep:
     # -- descriptors without objects ------------------------------------------------------------
 
     def _compare_descriptors(self, report: SweepReport) -> Iterator[SweepItem]:
-        """An alarm is looked at again before it is given: the chain moves on meanwhile."""
+        """Checks each alarm a second time before reporting it: the chain may have changed."""
         for descriptor in self._catalog.get_object_descriptors(self._topic):
             size = self._counting.pop(descriptor.object_id, None)
             if size != descriptor.size:
@@ -437,13 +440,13 @@ class _TopicSweep:
         except ObjectMissing:
             if self._named(descriptor.start_offset, descriptor.object_id) is None:
                 return None
-            reason = f"offsets {descriptor.start_offset} to {descriptor.end_offset} are gone"
+            reason = f"offsets {descriptor.start_offset} to {descriptor.end_offset} are lost"
             return self._item(Kind.MISSING, key, descriptor.size, age_ms, Action.KEPT, reason)
         except ServiceError as error:
             return self._item(Kind.MISSING, key, 0, age_ms, Action.FAILED, str(error))
         if size == descriptor.size:
             return None
-        reason = f"it has {size} bytes, and its descriptor says {descriptor.size}"
+        reason = f"it has {size} bytes, but its descriptor says {descriptor.size}"
         return self._item(Kind.RESIZED, key, size, age_ms, Action.KEPT, reason)
 
     def _item(

@@ -1,13 +1,13 @@
-"""`Uploader`: uploads one topic from its owner's process, in the background or when asked.
+"""`Uploader`: uploads one topic in its owner's process.
 
-`run_once` plans and uploads objects until nothing is due (`engine` has the steps of one), then
-reads back what is committed and not verified: objects of a restore, or of an earlier release.
-The catalog's tail says where to go on; the checkpoint only remembers at which byte that was.
-Nothing is uploaded that is not synced, nothing twice that is committed, and nothing is stepped
-over: a damaged frame ends the cycle with an error, after everything before it was committed.
+`run_once` plans and uploads objects until none is due (`engine` has the steps of one). Then it
+reads back committed objects that are not verified: those of a restore or of an earlier release.
+Each cycle begins at the catalog's tail. The checkpoint only remembers that tail's byte position.
+Only synced messages are uploaded, and committed ones are never uploaded again. No message is
+skipped: a damaged frame ends the cycle with an error, after everything before it was committed.
 
-What a caller gets wrong: an error here loses nothing. The next cycle begins where the catalog
-says; what the last one left behind is removed by `sweep`.
+What a caller gets wrong: an error here loses no data. The next cycle begins at the catalog's tail
+again, and `sweep` removes what the failed one left behind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log: Final = logging.getLogger("forebay.upload")
 
 
 class Uploader:
-    """One cycle at a time, from any thread."""
+    """Uploads one topic. Thread-safe; one cycle runs at a time."""
 
     def __init__(
         self, topic: TopicName, wal: Wal, epoch: int, catalog: Catalog, ports: UploadPorts
@@ -69,7 +69,7 @@ class Uploader:
         disown_after_fork(self)
 
     def disown(self) -> None:
-        """In a forked child: the parent uploads, and would be in the way."""
+        """Stops this uploader in a forked child; the parent goes on uploading."""
         self._turn = threading.Lock()
         self._marks = threading.Lock()
         self._stopping = threading.Event()
@@ -87,14 +87,14 @@ class Uploader:
 
     @property
     def start_offset(self) -> int:
-        """The oldest offset of the topic, as the catalog has it."""
+        """The oldest offset of the topic, according to the catalog."""
         return self._start
 
     def follow(self, record: TopicRecord) -> None:
-        """Takes over what the catalog says about the topic's tail.
+        """Updates the watermarks from the topic's record.
 
-        Not from the record of a later owner: its tail may be behind a range that is lost, which
-        this log's newest messages are in.
+        A record of a later owner is ignored. Its tail may come after a lost range, and this log's
+        newest messages may be in that range.
         """
         if record.epoch != self.epoch:
             return
@@ -106,9 +106,9 @@ class Uploader:
     # -- a cycle --------------------------------------------------------------------------------
 
     def run_once(self, *, force: bool = False) -> list[ObjectDescriptor]:
-        """One cycle: uploads what is due, or with `force` everything synced.
+        """Runs one cycle and returns the new objects. `force` uploads everything that is synced.
 
-        Returns the new objects.
+        Raises ForebayError after logging it and setting `last_error`, and LogClosed after `stop`.
         """
         with self._turn:
             started = self.ports.clock.monotonic()
@@ -136,7 +136,7 @@ class Uploader:
         except (LogClosed, TopicFenced):
             raise
         except Exception:
-            # What is committed is verified all the same; the first error is the one to raise.
+            # Verify what was committed before the error. If that fails too, raise the first error.
             with suppress(ForebayError):
                 self._verify_committed(self.record())
             raise
@@ -145,7 +145,7 @@ class Uploader:
     def _upload_due(
         self, record: TopicRecord, done: list[ObjectDescriptor], *, force: bool
     ) -> TopicRecord:
-        """Every object in one go."""
+        """Uploads every object that is due, and adds it to `done`; returns the latest record."""
         while (planned := self._plan(record.tail, force=force)) is not None:
             try:
                 record = self._upload(planned, done)
@@ -153,17 +153,17 @@ class Uploader:
                 record = self.record()
                 if record.tail <= planned.start_offset:
                     raise
-                # The pipeline was faster: on from where it got to.
+                # The pipeline committed these offsets first: continue at its tail.
         return record
 
     def stop(self) -> None:
-        """No cycle begins any more, and one that is under way ends at its next step."""
+        """Lets no new cycle begin, and ends a running one at its next step. Does not wait."""
         self._stopping.set()
 
     def close(self, seconds: float = CLOSE_SECONDS_MAX) -> None:
-        """Ends the cycle that is under way, if one is; what it did not commit does not count.
+        """Ends a running cycle and waits for it, at most `seconds`.
 
-        A cycle that waits for a request for longer than so many seconds is not waited for.
+        What the cycle did not commit does not count.
         """
         self.stop()
         if self._turn.acquire(timeout=seconds):
@@ -173,17 +173,21 @@ class Uploader:
                 self._turn.release()
 
     def _abandon(self) -> None:
-        """Gives up what a cycle left open; here a cycle leaves nothing."""
+        """Gives up an object that a cycle left open. There is none here; see `RollingUploader`."""
 
     def _require_going(self, _written: int = 0) -> None:
         if self._stopping.is_set():
-            raise LogClosed(f"{self.topic}: the upload was ended")
+            raise LogClosed(f"{self.topic}: the uploader was stopped")
 
     def record(self) -> TopicRecord:
+        """Reads the topic's record and updates the watermarks.
+
+        Raises MissingData if the catalog has no record, and TopicFenced if it has a new epoch.
+        """
         record = self.catalog.record(self.topic)
         if record is None:
             raise MissingData(
-                f"{self.topic}: {self.catalog.name} has lost the topic; "
+                f"{self.topic}: the topic is no longer in {self.catalog.name}; "
                 "`forebay restore` rebuilds it from the objects"
             )
         if record.epoch != self.epoch:
@@ -194,7 +198,7 @@ class Uploader:
     # -- planning -------------------------------------------------------------------------------
 
     def _plan(self, tail: int, *, force: bool) -> PlannedObject | None:
-        """The next object that is due from the tail on."""
+        """Returns the next object that is due from the tail on, or None."""
         due = self.planner.due(
             self.wal.segments(),
             tail,
@@ -205,18 +209,18 @@ class Uploader:
         return next(due, None)
 
     def locate(self, segment: Segment, tail: int) -> LogPosition:
-        """Where the tail is in the log: by the checkpoint if that is right, else by the index."""
+        """Returns where the tail is in the log: by the checkpoint if right, else by the index."""
         return self.planner.locate(segment, tail, self._known_position(tail))
 
     def _known_position(self, tail: int) -> LogPosition | None:
-        """Where the tail is in the log by the checkpoint, which may be wrong."""
+        """Returns where the checkpoint says the tail is in the log; it may be wrong."""
         memory = self.checkpoints.get_uploader()
         if memory is None or memory.last_committed_offset != tail - 1:
             return None
         return LogPosition(memory.last_read_file_seq, memory.last_read_byte_position, tail)
 
     def _waiting_since(self, segment: Segment, _start: LogPosition) -> Iterator[int]:
-        """The oldest message is younger than its segment, and younger than the last commit."""
+        """The oldest message was written after its segment was created and the last commit."""
         yield segment.created_ms
         memory = self.checkpoints.get_uploader()
         if memory is not None:
@@ -243,7 +247,7 @@ class Uploader:
     def commit(
         self, intent: Intent, uploaded: Uploaded, end: LogPosition, done: list[ObjectDescriptor]
     ) -> TopicRecord:
-        """Makes the object count; `end` is where in the log it ends."""
+        """Commits the object, which ends at `end` in the log, and writes the checkpoint."""
         record = engine.commit(self.catalog, self.topic, intent, uploaded)
         self.follow(record)
         descriptor = uploaded.descriptor
@@ -260,14 +264,14 @@ class Uploader:
         return record
 
     def note(self, checkpoint: UploaderCheckpoint) -> None:
-        """Best effort: a full disk must not stop what would empty it."""
+        """Writes the checkpoint, or logs why not: a full disk must not stop the upload."""
         try:
             self.checkpoints.update_uploader(checkpoint)
         except OSError as error:
             event(
                 _log,
                 logging.WARNING,
-                "the upload checkpoint was not written; the place is looked for again",
+                "upload checkpoint not written: the next cycle searches for its position",
                 topic=self.topic,
                 error=error,
             )
@@ -275,7 +279,7 @@ class Uploader:
     # -- reading back ---------------------------------------------------------------------------
 
     def _verify_committed(self, record: TopicRecord) -> None:
-        """Reads back, in order, what was committed and is not verified."""
+        """Reads back committed objects that are not verified, oldest first."""
         if record.verified >= record.tail:
             return
         for descriptor in self.catalog.get_object_descriptors(self.topic, record.verified):

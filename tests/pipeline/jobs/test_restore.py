@@ -105,7 +105,9 @@ def test_verifying_reads_all_of_it_on_executors_and_finds_damage(
     assert not report.ok
     for name in (names[0], names[2], names[3]):
         assert (rows[f"/default/{name}"].read_whole, rows[f"/default/{name}"].error) == (3, None)
-    assert "no sound object holds the offsets 7 to 26" in str(rows[f"/default/{names[1]}"].error)
+    assert "no undamaged object holds the offsets 7 to 26" in str(
+        rows[f"/default/{names[1]}"].error
+    )
     assert "has no objects of /default/absent" in str(rows["/default/absent"].error)
     again = restore(folders.settings, [names[1]], verify=True, allow_gaps=True, spark=spark)
     [row] = again.rows
