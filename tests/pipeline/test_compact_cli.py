@@ -48,7 +48,7 @@ def test_undo(site: Site, tmp_path: Path) -> None:
     site.swept()
     name = site.chain()[0].object_id
     failed = facts("compact", "orders", "--undo", "--object", name, "--data", data, code=1)
-    assert "cannot be taken apart" in failed["rows"][0]["error"]
+    assert "cannot be undone" in failed["rows"][0]["error"]
     assert done("compact", "orders", "--undo", "--data", data) == "0 compactions undone, 0 errors\n"
 
 

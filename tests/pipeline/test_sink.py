@@ -98,7 +98,7 @@ def test_a_double_run_with_the_same_id_adds_nothing(spark: SparkSession, data: P
         write(numbers(spark, 100), data, topic=TOPIC, sinkId="daily")
     assert len(values(data)) == 100
     text = fails(lambda: write(numbers(spark, 99), data, topic=TOPIC, sinkId="daily"))
-    assert "complete with 100 rows, and this one has 99" in text
+    assert "complete with 100 rows, but this one has 99" in text
     write(numbers(spark, 99), data, topic=TOPIC, sinkId="daily", batchId="1")
     assert len(values(data)) == 199
     assert staged(data) == []
@@ -140,7 +140,7 @@ def test_a_topic_of_another_process_is_said_with_its_owner(data: Path) -> None:
         with door, pytest.raises(TopicOwned) as told:
             door.end(parse_topic(TOPIC))
         assert f"cannot append to {TOPIC}, which" in str(told.value)
-        assert "close the topic there, then run the write again" in str(told.value)
+        assert "close the topic there, and write again" in str(told.value)
     assert values(data) == ["mine"]
 
 
@@ -148,10 +148,10 @@ def test_what_cannot_be_written_is_said_when_the_write_is_planned(
     spark: SparkSession, data: Path
 ) -> None:
     frame = numbers(spark, 10)
-    assert "the option 'topic', or a column 'topic'" in fails(lambda: write(frame, data))
+    assert "the option 'topic' or a column 'topic'" in fails(lambda: write(frame, data))
     assert "no option 'topics'" in fails(lambda: write(frame, data, topics="a"))
     wide = frame.selectExpr("value", "1 as offset")
-    assert "no use for the columns 'offset'" in fails(lambda: write(wide, data, topic="a"))
+    assert "does not know the columns 'offset'" in fails(lambda: write(wide, data, topic="a"))
     plain = frame.write.format("forebay").options(path=str(data), topic="a")
     assert "ErrorIfExists" in fails(plain.save)  # Spark's own words: mode("append") is missing
     over = frame.write.format("forebay").mode("overwrite").options(path=str(data), topic="a")
