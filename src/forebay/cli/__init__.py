@@ -48,14 +48,14 @@ class _Commands(click.Group):
             sys.exit(error.exit_code)
         except click.ClickException as error:
             words = " ".join(error.format_message().split())
-            click.echo(f"forebay: {words}{_where_help_is(error)}", err=True)
+            click.echo(f"forebay: {words}{_help_hint(error)}", err=True)
             sys.exit(error.exit_code)
         except click.Abort:
             sys.exit(130)
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _where_help_is(error: click.ClickException) -> str:
+def _help_hint(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     return "" if context is None else f" (see {context.command_path} --help)"
 

@@ -164,10 +164,10 @@ class Sender:
     def _require_message(self, line: bytes) -> None:
         from forebay.client.http import wire_error
 
-        answer = json.loads(line)
-        answer = answer if isinstance(answer, dict) else {}
-        if "offset" not in answer:
-            error = answer.get("error")
+        reply = json.loads(line)
+        reply = reply if isinstance(reply, dict) else {}
+        if "offset" not in reply:
+            error = reply.get("error")
             words = {"message": "the server stopped before it confirmed that all lines are synced"}
             raise wire_error(error if isinstance(error, dict) else words)
 
@@ -261,7 +261,7 @@ class Sender:
     def _post_once(self, body: bytes, kind: str, durability: Durability, count: int) -> range:
         from http.client import HTTPException
 
-        answer = self._client.request(
+        reply = self._client.request(
             "POST",
             self._messages,
             query={"durability": durability},
@@ -269,7 +269,7 @@ class Sender:
             headers={"Content-Type": kind},
         )
         try:
-            stored = json.loads(answer.read())
+            stored = json.loads(reply.read())
             offsets = range(int(stored["first_offset"]), int(stored["next_offset"]))
         except (OSError, ValueError, TypeError, KeyError, HTTPException) as error:
             # The server had begun to respond, so the lines are probably stored.

@@ -42,7 +42,7 @@ _PIECES_MAX: Final = 10_000
 
 
 @contextmanager
-def _asking(server: ServerAddress) -> Iterator[ServerClient]:
+def _client_of(server: ServerAddress) -> Iterator[ServerClient]:
     """A client of the server; a refused token raises an error that says how to set one."""
     with connected(server) as client:
         try:
@@ -77,7 +77,7 @@ def topics(url: str | None, settings: StoreSettings, as_json: bool) -> None:
 
 def _served_topics(server: ServerAddress) -> list[str]:
     names: list[str] = []
-    with _asking(server) as client:
+    with _client_of(server) as client:
         query: dict[str, str | int] = {"limit": _PAGE}
         while True:
             page = client.json("GET", "/v1/topics", query=query)
@@ -166,7 +166,7 @@ def _facts(
 
         rest = () if offset is None else ("explain", str(offset))
         query: dict[str, str | int] = {} if limit is None else {"limit": limit}
-        with _asking(server) as client:
+        with _client_of(server) as client:
             path = topic_path(parse_topic(topic), *rest)
             found: Facts = client.json("GET", path, query=query)
             return found
@@ -208,7 +208,7 @@ def _plain_lines(facts: Facts, limit: int) -> Iterator[str]:
     for segment in _newest(facts["segments"], limit):
         yield (
             f"  {_offsets(segment)}, {segment['bytes']} bytes, {_stage(segment)}, "
-            f"{_fate(segment)}: {segment['file']}"
+            f"{_deletable(segment)}: {segment['file']}"
         )
     yield _headed(facts, "objects", limit)
     for each in _newest(facts["objects"], limit):
@@ -228,7 +228,7 @@ def _head(facts: Facts) -> Iterator[str]:
     synced = facts["synced"]
     yield f"  synced     {'unknown: its log is not on this machine' if synced is None else synced}"
     for stage in ("uploaded", "verified"):
-        yield f"  {stage}   {facts[stage]}{_but_for(facts, facts[stage])}"
+        yield f"  {stage}   {facts[stage]}{_except_lost(facts, facts[stage])}"
     if facts["epoch"] is not None:
         yield f"  reserved   {facts['reserved']}"
         yield f"  owner      {facts['owner'] or 'none'}, epoch {facts['epoch']}"
@@ -240,7 +240,7 @@ def _head(facts: Facts) -> Iterator[str]:
         yield f"  lost       {start} to {end - 1}"
 
 
-def _but_for(facts: Facts, stage: int) -> str:
+def _except_lost(facts: Facts, stage: int) -> str:
     """A remark about the lost offsets below `stage`, which a watermark counts as well."""
     lost = sum(min(end, stage) - start for start, end in facts["lost"] if start < stage)
     return f", except {lost} offsets that are lost" if lost else ""
@@ -264,7 +264,7 @@ def _stage(segment: Facts) -> str:
     return "verified" if segment["verified"] else "uploaded" if segment["uploaded"] else "local"
 
 
-def _fate(segment: Facts) -> str:
+def _deletable(segment: Facts) -> str:
     return "deletable" if segment["deletable"] else f"kept: {segment['kept_because']}"
 
 
@@ -297,7 +297,7 @@ def _print_tables(facts: Facts, limit: int) -> None:
         "segments",
         ("offsets", "bytes", "stage", "may be deleted", "file"),
         [
-            (_offsets(each), str(each["bytes"]), _stage(each), _fate(each), each["file"])
+            (_offsets(each), str(each["bytes"]), _stage(each), _deletable(each), each["file"])
             for each in _newest(facts["segments"], limit)
         ],
     )

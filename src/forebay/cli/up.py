@@ -92,17 +92,17 @@ def _serve(
 ) -> None:
     from forebay.service.service import Service
 
-    _log_as_a_server()
+    _configure_logging()
     service = Service(settings, spark=spark)
     try:
         background = beside(service)
     except BaseException:
         service.close()
         raise
-    service.run(*background, started=lambda: _say_where(service, as_json=as_json))
+    service.run(*background, started=lambda: _print_started(service, as_json=as_json))
 
 
-def _log_as_a_server() -> None:
+def _configure_logging() -> None:
     """Adds time and level to each log line, and logs from INFO on unless --log-level is given."""
     from forebay.logs import ServerFormatter
 
@@ -117,7 +117,7 @@ def _log_as_a_server() -> None:
             handler.setFormatter(ServerFormatter())
 
 
-def _say_where(service: Service, *, as_json: bool) -> None:
+def _print_started(service: Service, *, as_json: bool) -> None:
     where = service.info()
     if as_json:
         click.echo(json.dumps(asdict(where)))

@@ -187,7 +187,7 @@ class Driver:
             if order is None:
                 return 0
             before = metrics.counter_values()
-            outcome = self._carry_out(offload, order)
+            outcome = self._run_order(offload, order)
             self._events.tell("counted", counts=metrics.counter_growth(before))
             alive = outcome.state != "failed" or executor.alive()
             self._events.tell("ended", id=order.id, **_facts(outcome))
@@ -223,10 +223,10 @@ class Driver:
             with suppress(Exception):  # the JVM may be gone; the thread that runs the job notices
                 self._session.sparkContext.cancelAllJobs()
 
-    def _carry_out(self, offload: Offload, order: Order) -> Outcome:
+    def _run_order(self, offload: Offload, order: Order) -> Outcome:
         self._current, self._step = order.id, 0
         try:
-            self._go_on()
+            self._check_cancelled()
             outcome = self._job(offload, order)
         except Cancelled:
             outcome = Outcome("cancelled")
@@ -240,13 +240,13 @@ class Driver:
         self._cancelled.discard(order.id)
         return replace(outcome, state="cancelled") if stopped else outcome
 
-    def _go_on(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._ending or self._current in self._cancelled:
             raise Cancelled
 
     def _progress(self, done: int, total: int) -> None:
         """Called before each Spark job of an order, and as its tasks end. Raises Cancelled."""
-        self._go_on()
+        self._check_cancelled()
         if done == 0 and self._reported != (0, total):
             self._step += 1
         if self._reported != (done, total):

@@ -159,8 +159,8 @@ def _staging_store(given: Mapping[str, str]) -> CloudSettings:
 def _identified(address: ServerAddress) -> ServerAddress:
     """The address, with the ids of the server's run and of its store, which the server sends."""
     with ServerClient(replace(address, token=None), timeout_seconds=_HEALTH_SECONDS) as client:
-        answer = client.json("GET", "/healthz")
-    return replace(address, instance=answer.get("instance"), store=answer.get("store"))
+        health = client.json("GET", "/healthz")
+    return replace(address, instance=health.get("instance"), store=health.get("store"))
 
 
 def _below(prefix: str, given: Mapping[str, str]) -> dict[str, str]:

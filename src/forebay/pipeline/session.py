@@ -187,7 +187,7 @@ def spark_session(
         raise UsageError(f"Spark did not start on {master}: {error}") from error
     except Exception as error:  # py4j's errors have no common base class
         if type(error).__module__.startswith("py4j"):
-            raise UsageError(f"Spark did not start on {master}: {_java_says(error)}") from error
+            raise UsageError(f"Spark did not start on {master}: {_java_message(error)}") from error
         raise
     return session
 
@@ -284,6 +284,6 @@ def _prepare_environment(master: str) -> None:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def _java_says(error: Exception) -> str:
+def _java_message(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     return str(java if java is not None else error).splitlines()[0]

@@ -55,7 +55,7 @@ from forebay.settings import StoreSettings
 _log: Final = logging.getLogger("forebay.service")
 JOBS: Final = Counter(
     "forebay_jobs_total",
-    "Jobs and cycles that moved something, by how they ended.",
+    "Jobs, and cycles that uploaded something, by how they ended.",
     ["kind", "state"],
 )
 RESTARTS: Final = Counter("forebay_spark_restarts_total", "Spark drivers that ended by themselves.")

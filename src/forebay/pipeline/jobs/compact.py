@@ -76,11 +76,11 @@ _REPLANS_MAX: Final = 20
 
 OBJECTS: Final = Counter(
     "forebay_compact_objects_total",
-    "Objects that compactions wrote, by what became of them.",
+    "Objects that compactions wrote, by outcome.",
     ["outcome"],
 )
 REPLACED: Final = Counter(
-    "forebay_compact_replaced_total", "Objects that larger ones took the place of."
+    "forebay_compact_replaced_total", "Objects that compactions replaced by larger ones."
 )
 BYTES: Final = Counter("forebay_compact_bytes_total", "Bytes that compactions rewrote.")
 
@@ -114,7 +114,7 @@ def compact(
         names = _known_topics(resources.catalog, topics)
         run = _Compaction(resources, names, bounds, max_bytes)
         if dry_run:
-            return run.foreseen()
+            return run.dry_run_report()
         waves = Waves(
             executor or SparkExecutor(spark, settings.spark),
             partial(rewrite, settings),
@@ -379,7 +379,7 @@ class _Compaction:
     """Objects that this run does not try again."""
     _given_up: set[TopicName] = field(default_factory=set)
 
-    def foreseen(self) -> CompactReport:
+    def dry_run_report(self) -> CompactReport:
         """The report of a dry run: what the first round would do."""
         for group in self._round():
             self.rows.append(_row(group, str(group.name)))

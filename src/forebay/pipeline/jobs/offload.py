@@ -426,7 +426,7 @@ class _Run:
                     self._rows += [_planned_row(plan.topic, each) for each in plan.objects]
             else:
                 self._waves_run += 1
-                self._carry_out(wave)
+                self._run_wave(wave)
         return OffloadReport(self._dry_run, self._topics, self._waves_run, tuple(self._rows))
 
     # -- planning -------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ class _Run:
 
     # -- carrying out ---------------------------------------------------------------------------
 
-    def _carry_out(self, wave: Sequence[TopicPlan]) -> None:
+    def _run_wave(self, wave: Sequence[TopicPlan]) -> None:
         tasks: list[Task] = []
         for plan in wave:
             tasks += [ReadBackTask(plan.topic, each) for each in plan.unverified]
@@ -555,11 +555,11 @@ class _Run:
         try:
             engine.commit(catalog, task.topic, task.intent, uploaded)
         except TopicFenced:
-            engine.commit(catalog, task.topic, self._intended_anew(task), uploaded)
+            engine.commit(catalog, task.topic, self._intended_again(task), uploaded)
         self._offload.planner(task.topic).committed(task.planned)
         self._rows.append(_row(task.topic, uploaded))
 
-    def _intended_anew(self, task: UploadTask) -> Intent:
+    def _intended_again(self, task: UploadTask) -> Intent:
         """A new intent for the same object under the current epoch, if the log is the same.
 
         A sink becomes the owner of its topic for each batch. Without this, an upload that takes

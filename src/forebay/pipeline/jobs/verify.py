@@ -83,7 +83,7 @@ ROWS_MAX: Final = 10_000
 OBJECTS: Final = Counter("forebay_verify_objects_total", "Objects that were read back.", ["result"])
 BYTES: Final = Counter("forebay_verify_bytes_total", "Bytes of objects that were read back.")
 FINDINGS: Final = Counter(
-    "forebay_verify_findings_total", "What verifying found wrong, by kind.", ["kind", "severity"]
+    "forebay_verify_findings_total", "Findings of verify, by kind.", ["kind", "severity"]
 )
 
 

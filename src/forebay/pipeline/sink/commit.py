@@ -58,7 +58,7 @@ _SWEEP_BATCHES: Final = 100
 """A streaming query looks for abandoned staged files once in this many batches."""
 ROWS: Final = Counter(
     "forebay_sink_rows_total",
-    "Rows of batches that the sink committed: appended, or known, as they were there already.",
+    "Rows of committed batches: appended, or known if they had been appended before.",
     ["outcome"],
 )
 
@@ -373,10 +373,10 @@ class _Commit:
         discard(self._store, chosen)
         if first is not None:
             discard(self._store, parts)
-        self._tell(targets, appended, total - appended)
+        self._log_result(targets, appended, total - appended)
         return Committed(appended, total - appended)
 
-    # -- what is there --------------------------------------------------------------------------
+    # -- what was appended before ---------------------------------------------------------------
 
     def _targets(self, parts: Sequence[Part]) -> dict[str, _Target]:
         """The topics of the batch, all of which this process owns from here on."""
@@ -423,7 +423,7 @@ class _Commit:
         if decision.action is Action.RESUME and before is not None:
             self._require_same_shape(target, before, parts)
         if before is not None and before.batch < batch.number and not before.done:
-            self._say_left_behind(target.name, before)
+            self._warn_incomplete(target.name, before)
         if decision.look_from is None:
             return
         found = self._writer.last(target.name, batch.sink_id, decision.look_from)
@@ -434,7 +434,7 @@ class _Commit:
         if found is not None and found.batch == batch.number:
             target.last = found
 
-    def _say_left_behind(self, topic: TopicName, before: SinkState) -> None:
+    def _warn_incomplete(self, topic: TopicName, before: SinkState) -> None:
         event(
             _log,
             logging.WARNING,
@@ -548,13 +548,13 @@ class _Commit:
             )
         return sum(map(len, chosen.values()))
 
-    def _tell(self, targets: dict[str, _Target], appended: int, known: int) -> None:
+    def _log_result(self, targets: dict[str, _Target], appended: int, known: int) -> None:
         ROWS.add(appended, "appended")
         ROWS.add(known, "known")
         event(
             _log,
             logging.WARNING if known else logging.INFO,
-            "some rows of the batch were there already" if known else "batch appended",
+            "some rows of the batch had been appended before" if known else "batch appended",
             sink=self._batch.sink_id,
             batch=self._batch.number,
             topics=len(targets),

@@ -76,7 +76,7 @@ class StagedPart(WriterCommitMessage):
 def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Parses the options; UsageError for unknown ones, and for ones that do not fit the write."""
     given = {name.lower(): value for name, value in options.items()}
-    known = {name.lower() for name in (*_OPTIONS, *ADDRESS_NAMES)} | _SPARKS_OWN
+    known = {name.lower() for name in (*_OPTIONS, *ADDRESS_NAMES)} | _SPARK_OPTIONS
     unknown = sorted(
         name for name in given if name not in known and not is_address(name) and name != "token"
     )
@@ -109,7 +109,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     )
 
 
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "mode"})
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname", "mode"})
 """Options of Spark itself, which it passes to every format."""
 
 

@@ -156,7 +156,7 @@ _NAMES: Final = (
     "splitBytes",
 )
 _PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
-_KAFKA_ALONE: Final = {
+_KAFKA_ONLY: Final = {
     "assign": "name the partitions in subscribe, as in 'orders-part-0,orders-part-1'",
     "startingOffsetsByTimestamp": "use startingTimestamp, which applies to all topics",
     "endingOffsetsByTimestamp": "use endingTimestamp, which applies to all topics",
@@ -293,7 +293,7 @@ class _Given:
 
 def _refuse_unknown(options: Mapping[str, str]) -> None:
     known = {name.lower(): name for name in (*_NAMES, *ADDRESS_NAMES)}
-    kafka = {name.lower(): (name, instead) for name, instead in _KAFKA_ALONE.items()}
+    kafka = {name.lower(): (name, instead) for name, instead in _KAFKA_ONLY.items()}
     sink = {name.lower(): name for name in _SINK}
     for given in options:
         name = given.lower()

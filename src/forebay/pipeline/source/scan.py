@@ -144,10 +144,10 @@ def scan_pieces(
             first=done,
             next=first.next,
         )
-        yield from _once_more(resources, _anew(resources, first, done))
+        yield from _frames_of_second_plan(resources, _plan_again(resources, first, done))
 
 
-def _anew(resources: StoreResources, piece: Piece, start: int) -> list[Piece]:
+def _plan_again(resources: StoreResources, piece: Piece, start: int) -> list[Piece]:
     """Plans the rest of a piece whose segment is gone; MissingData if no object holds it."""
     gone = (
         f"{piece.topic}: {piece.path} is not on {gethostname()}, and no object holds offsets "
@@ -160,10 +160,10 @@ def _anew(resources: StoreResources, piece: Piece, start: int) -> list[Piece]:
         view = store.topic(str(piece.topic))
         if view.end_offset < piece.next:
             raise MissingData(gone)
-        anew = plan_topic(view, start, piece.next)
-    if any(each.path == piece.path for each in anew):
+        planned = plan_topic(view, start, piece.next)
+    if any(each.path == piece.path for each in planned):
         raise MissingData(gone)
-    return anew
+    return planned
 
 
 def first_frames(resources: StoreResources, piece: Piece) -> Scan:
@@ -174,7 +174,7 @@ def first_frames(resources: StoreResources, piece: Piece) -> Scan:
     return next(_object_frames(resources, [one], probe=True))
 
 
-def _once_more(resources: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
+def _frames_of_second_plan(resources: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
     """Yields the frames of a second plan; MissingData if a segment is gone again."""
     for neighbours in _neighbours(pieces):
         if neighbours[0].descriptor is not None:

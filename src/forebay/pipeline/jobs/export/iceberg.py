@@ -61,7 +61,7 @@ class IcebergExport:
         self._staging = Staging(location)
 
     @property
-    def _called(self) -> str:
+    def _full_name(self) -> str:
         return ".".join(self.identifier)
 
     @cached_property
@@ -82,7 +82,7 @@ class IcebergExport:
         require_topic(self.location, table.properties.get(_TOPIC), self.topic)
         if table.location() != file_uri(self.location):
             raise UsageError(
-                f"{self.location} is not the table {self._called}: the catalog has that at "
+                f"{self.location} is not the table {self._full_name}: the catalog has that at "
                 f"{table.location()}. Choose another name or catalog"
             )
         return table
@@ -99,7 +99,7 @@ class IcebergExport:
         with library_errors(self.location):
             table = self.table()
         text = None if table is None else table.properties.get(_COMMIT)
-        return None if text is None else decode_commit(text, self._called)
+        return None if text is None else decode_commit(text, self._full_name)
 
     def _schema(self, table: Table) -> str:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -160,7 +160,7 @@ class IcebergExport:
                 properties={_TOPIC: self.topic, _RETRIES: "0"},
             )
         except TableAlreadyExistsError as error:
-            raise CommitRefused(f"another exporter has created {self._called}") from error
+            raise CommitRefused(f"another exporter has created {self._full_name}") from error
 
     def close(self) -> None:
         catalog = self.__dict__.pop("_catalog", None)

@@ -71,7 +71,7 @@ _STUCK_MAX: Final = 3
 """The most refused commits in a row after which the table still ends where it did."""
 ROWS: Final = Counter("forebay_export_rows_total", "Records committed to tables.", ["format"])
 REJECTED: Final = Counter(
-    "forebay_export_rejected_total", "Records committed to tables of rejected ones.", ["format"]
+    "forebay_export_rejected_total", "Records committed to tables of rejected records.", ["format"]
 )
 COMMITS: Final = Counter("forebay_export_commits_total", "Batches committed.", ["format"])
 
@@ -189,7 +189,7 @@ def export(
         bounds = Bounds(max_batch_rows, max_batch_bytes)
         stager = SparkStager(settings, view, spark)
         run = ExportRun(view, stager, format, main, side, bounds, start, stop, allow_gaps)
-        rows = run.rehearse() if dry_run else run.perform(progress)
+        rows = run.planned_rows() if dry_run else run.run(progress)
         return run.report(rows, dry_run=dry_run)
 
 
@@ -365,7 +365,7 @@ class ExportRun:
             if segment.end_offset > at and segment.count:
                 yield SizedRange(segment.first_offset, segment.end_offset, segment.size)
 
-    def rehearse(self) -> Iterator[ExportRow]:
+    def planned_rows(self) -> Iterator[ExportRow]:
         """Yields the rows of a dry run: the batches as they would be committed now."""
         main, side = self.states()
         self._reached = main.next
@@ -379,9 +379,9 @@ class ExportRun:
         except ForebayError as error:
             yield self._failed(error)
 
-    # ---- performing
+    # ---- exporting
 
-    def perform(self, progress: Progress | None = None) -> Iterator[ExportRow]:
+    def run(self, progress: Progress | None = None) -> Iterator[ExportRow]:
         """Exports batch after batch, and yields a row for each when it is committed.
 
         An error of a batch is in the last row. UsageError is raised.
