@@ -127,7 +127,7 @@ def test_a_killed_task_that_is_tried_again_adds_nothing_twice(
 def test_a_job_that_fails_leaves_nothing_to_be_seen(spark: SparkSession, data: Path) -> None:
     frame = spark.range(0, 100, 1, 4).selectExpr("if(id = 99, null, cast(id as string)) as value")
     text = fails(lambda: write(frame, data, topic=TOPIC))
-    assert "row 24 of partition 3 has no value" in text
+    assert "row 24 of partition 3 has a null value" in text
     with forebay.open(data) as store:
         assert store.topics() == []
     assert staged(data) == []
@@ -163,7 +163,7 @@ def test_what_cannot_be_written_is_said_when_the_write_is_planned(
     [
         ({"topic": "a"}, True, "needs the option 'sinkId'"),
         ({"sinkId": "a", "batchId": "1"}, True, "no option 'batchId'"),
-        ({"batchId": "1"}, False, "'batchId' needs 'sinkId'"),
+        ({"batchId": "1"}, False, "'batchId' needs the option 'sinkId'"),
         ({"sinkId": "a", "batchId": "-1"}, False, "'batchId' is '-1'"),
         ({"sinkId": "a/b"}, False, "the sinkId 'a/b'"),
         ({"topic": "a.b"}, False, "not a topic name"),
