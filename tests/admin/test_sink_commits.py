@@ -247,11 +247,11 @@ def test_a_batch_whose_rows_are_gone_is_not_begun(setup: SinkSetup, server: Serv
         ({"batch": -1}, "batch"),
         ({"batch": True}, "batch"),
         ({"named": 1}, "named"),
-        ({"more": 1}, "no batch"),
+        ({"more": 1}, "not a batch"),
         ({"\ud800": 1}, "no JSON"),
         ({"parts": "x"}, "list of parts"),
-        ({"parts": [{"partition": 0}]}, "no batch"),
-        ({"parts": [7]}, "no batch"),
+        ({"parts": [{"partition": 0}]}, "not a batch"),
+        ({"parts": [7]}, "not a batch"),
     ],
 )
 def test_a_request_that_is_none_is_refused(
@@ -265,13 +265,16 @@ def test_a_request_that_is_none_is_refused(
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"key": "storage/topics/default/orders/objects/data-0-9.dnb1"}, "no key of staged rows"),
-        ({"key": 7}, "no key of staged rows"),
-        ({"key": None}, "staged somewhere"),
+        (
+            {"key": "storage/topics/default/orders/objects/data-0-9.dnb1"},
+            "not the key of a staged file",
+        ),
+        ({"key": 7}, "not the key of a staged file"),
+        ({"key": None}, "need a key"),
         ({"rows": -1}, "numbers"),
-        ({"rows": 11}, "those of its topics"),
+        ({"rows": 11}, "sum of its topics"),
         ({"topics": {"a.b": 10}}, "not a topic name"),
-        ({"topics": {TOPIC: "10"}}, "numbers of rows"),
+        ({"topics": {TOPIC: "10"}}, "row counts"),
         ({"topics": [TOPIC]}, "topics of a part"),
         ({"digest": "0"}, "digest"),
     ],

@@ -56,7 +56,7 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
     "consume": [
         (["absent"], "there is no topic /default/absent"),
         (["orders", "--start", "7x"], "it must be an offset, earliest or latest"),
-        (["orders", "--start", "700"], "its next 100"),
+        (["orders", "--start", "700"], "the next one is 100"),
         (["orders", "--start", "5", "--end", "4"], "--end 4 is before the start, offset 5"),
         (["orders", "--limit", "-1"], "Invalid value for '--limit'"),
     ],
@@ -71,8 +71,8 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
     "pipeline": [(["surplus"], "unexpected extra argument")],
     "compact": [
         (["orders", "--target", "big"], "it must be a size such as 256MiB"),
-        (["--undo"], "name the one topic"),
-        (["orders", "--object", "x"], "--object goes with --undo"),
+        (["--undo"], "--undo needs exactly one topic"),
+        (["orders", "--object", "x"], "--object needs --undo"),
     ],
     "sweep": [
         (["absent"], "knows /default/absent"),
@@ -80,8 +80,8 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
     ],
     "verify": [(["--budget", "much"], "it must be a size such as 50GiB"), (["absent"], "absent")],
     "restore": [
-        ([], "name the topics to restore, or give --all"),
-        (["orders", "--all"], "and not both"),
+        ([], "the topics to restore or --all"),
+        (["orders", "--all"], "not both"),
         (["a/b"], "a topic is /namespace/topic"),
     ],
     "export": [
@@ -100,7 +100,7 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
     ],
     "repair": [
         (["absent"], "there is no topic /default/absent"),
-        (["--accept-loss"], "--accept-loss goes with --apply"),
+        (["--accept-loss"], "--accept-loss needs --apply"),
         (["a/b"], "a topic is /namespace/topic"),
     ],
     "config": [(["shout"], "No such command 'shout'")],
@@ -291,7 +291,7 @@ def test_a_store_in_memory_is_not_called_synced(
     monkeypatch.setattr(options, "chosen_settings", _in_memory)
     done = run("produce", "t", stdin="x\n")
     assert done.stdout == (
-        "1 message in /default/t, in memory, and gone with this command; next offset 1\n"
+        "1 message in /default/t, in memory only, lost with this command; next offset 1\n"
     )
 
 
@@ -305,7 +305,7 @@ def test_a_lost_range_below_a_watermark_is_said_beside_it(data: Path) -> None:
     shutil.rmtree(data / "wal")
     run("produce", "orders", "--data", str(data), stdin="x\n")
     told = run("describe", "orders", "--data", str(data)).stdout
-    assert "  uploaded   100, but for 40 offsets that are lost\n" in told
+    assert "  uploaded   100, except 40 offsets that are lost\n" in told
 
 
 def test_repair_tells_what_it_finds_does_it_and_keeps_copies(data: Path) -> None:

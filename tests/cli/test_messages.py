@@ -76,7 +76,7 @@ def test_a_line_that_is_too_long_is_named_and_the_ones_before_it_are_stored(data
     )
     assert result.exit_code == 2
     assert "line 2 has" in result.stderr
-    assert "the 1 lines before it are stored" in result.stderr
+    assert "The 1 lines before it are stored" in result.stderr
     assert run("consume", "t", "--data", data).stdout == "ok\n"
 
 
@@ -138,7 +138,7 @@ def test_bad_input_is_one_line_and_exit_code_2(data: Path, tmp_path: Path) -> No
         assert "must be an offset" in refused(
             "consume", "numbers", "--data", data, f"--start={bad}"
         )
-    assert "its next 1" in refused("consume", "numbers", "--data", data, "--start", "7")
+    assert "the next one is 1" in refused("consume", "numbers", "--data", data, "--start", "7")
     assert "is not a data directory" in refused("topics", "--data", tmp_path / "absent")
     file = tmp_path / "file"
     file.write_text("")

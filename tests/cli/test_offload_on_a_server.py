@@ -108,7 +108,7 @@ def test_what_the_server_decides_is_refused(server: Served, tmp_path: Path) -> N
         ["compact", "orders", "--undo"],
         ["verify", "--report", str(tmp_path / "report.json")],
     ):
-        assert "does not go with --url" in refused(*command, "--url", server.url)
+        assert "cannot be used with --url" in refused(*command, "--url", server.url)
     assert "a topic is /namespace/topic" in refused("offload", "a/b", "--url", server.url)
     assert "there is no topic /default/absent" in refused("verify", "absent", "--url", server.url)
     server.context.jobs = None

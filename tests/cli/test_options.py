@@ -53,7 +53,7 @@ def test_a_configuration_with_variables_serves_every_command(
     assert done("consume", "t", *place) == "a\nb\n"
     assert "  uploaded   2\n" in done("describe", "t", *place)
     assert "  object storage/topics/" in done("explain", "t", "1", *place)
-    assert "1 objects that count" in done("sweep", *place)
+    assert "1 committed objects" in done("sweep", *place)
     assert "adopted 0 objects" in done("restore", "t", *place)
     shown = json.loads(done("config", "show", *place, "--json"))
     assert shown["storage"]["cloud"]["root"] == str(tmp_path / "elsewhere")

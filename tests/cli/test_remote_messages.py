@@ -179,10 +179,10 @@ def test_a_token_is_taken_from_the_configuration_or_the_environment(tmp_path: Pa
         for command in (("produce", "t"), ("consume", "t"), ("topics",), ("describe", "t")):
             bare = run(*command, "--url", server.url, stdin="x\n")
             assert bare.exit_code == 2
-            assert "wants a token: set admin.token in the configuration" in bare.stderr
+            assert "requires a token: set admin.token in the configuration" in bare.stderr
             assert bare.stderr.count("\n") == 1
             wrong = run(*command, "--url", server.url, env={"FOREBAY_TOKEN": "no"})
-            assert "does not take the token" in wrong.stderr or command == ("produce", "t")
+            assert "does not accept the token" in wrong.stderr or command == ("produce", "t")
         said = run("produce", "t", "--url", server.url, "--config", config, stdin="x\n")
         assert said.exit_code == 0, said.stderr
         read = run("consume", "t", "--url", server.url, env={"FOREBAY_TOKEN": "secret"})
@@ -232,7 +232,7 @@ def test_a_follower_goes_on_by_offset_when_the_server_restarts(tmp_path: Path) -
 def test_a_server_that_stays_away_is_given_up() -> None:
     address = ServerAddress(f"http://127.0.0.1:{free_port()}")
     wanted = Wanted("5", end=None, follow=True, limit=None, skip_lost=False)
-    with pytest.raises(ServiceUnavailable, match="go on with --start 5"):
+    with pytest.raises(ServiceUnavailable, match="--start 5"):
         list(received(address, parse_topic("t"), wanted, lambda: None, reconnect_seconds=0.5))
 
 

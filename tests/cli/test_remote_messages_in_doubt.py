@@ -24,7 +24,7 @@ from support.scripted_server import RUN, STORE, Lines, answering, appended, inte
 from support.served import Served, served
 
 TOPIC = parse_topic("t")
-UNKNOWN = "are stored is unknown: look at the end of the topic before sending them again"
+UNKNOWN = "are stored: look at the end of the topic"
 HTML = b"<html>504 Gateway Time-out</html>"
 
 
@@ -102,7 +102,7 @@ def test_what_is_no_refusal_leaves_doubt_and_is_not_sent_again(answer: bytes) ->
     with answering(script) as url:
         told = run("produce", "t", "--url", url, stdin="a\nb\nc\n")
     assert told.exit_code == 2
-    assert f"no line is confirmed; whether lines 1 to 3 {UNKNOWN}" in told.stderr
+    assert f"no line is confirmed; it is unknown whether lines 1 to 3 {UNKNOWN}" in told.stderr
     assert "refused:" not in told.stderr
     assert len(script.requests) == 1
 
@@ -128,7 +128,7 @@ def test_a_server_that_took_nothing_is_asked_again() -> None:
     assert len(script.requests) == 3
     with answering(lambda _request: busy) as url:
         told = run("produce", "t", "--url", url, stdin="line\n")
-    assert "lines 1 to 1 were not sent: the server was too busy 30 times" in told.stderr
+    assert "lines 1 to 1 were not sent: the server was busy 30 times" in told.stderr
     assert "unknown" not in told.stderr
 
 
@@ -154,7 +154,7 @@ def test_a_restart_leaves_doubt_about_lines_that_were_buffered(
     lines = Lines(b"a\nb\n", b"c\n")
     with (
         answering(Script(said(appended(0, 2)), second)) as url,
-        pytest.raises(ServiceUnavailable, match=f"started again .* whether lines 1 to 3 {UNKNOWN}"),
+        pytest.raises(ServiceUnavailable, match=f"restarted .* whether lines 1 to 3 {UNKNOWN}"),
     ):
         sent_through(url, monkeypatch, lines, "buffered")
     # What is synced is nobody's to lose.
@@ -167,10 +167,10 @@ def test_a_restart_leaves_doubt_about_lines_that_were_buffered(
 def test_a_restart_before_the_last_word_leaves_doubt_too(monkeypatch: pytest.MonkeyPatch) -> None:
     message = {"offset": 1, "payload": "of somebody else"}
     for last, why in (
-        (said(message, run="2" * 32), "started again"),
+        (said(message, run="2" * 32), "restarted"),
         (said(failure("OffsetOutOfRange", "not there", start=0, end=1), "416 No"), "not there"),
         (said(failure("LogStopped", "the disk", synced=0)), "the disk"),
-        (said(b""), "ended before it confirmed"),
+        (said(b""), "stopped before it confirmed"),
         (said(b"<html>"), "Expecting value"),
     ):
         with (
@@ -276,7 +276,10 @@ def test_an_interrupted_request_is_not_passed_over_in_silence(durability: str, b
         over.set()
     assert producer.returncode == 130
     assert out == b""
-    assert f"interrupted; no line is confirmed; whether lines 1 to 1 {UNKNOWN}" in err.decode()
+    assert (
+        f"interrupted; no line is confirmed; it is unknown whether lines 1 to 1 {UNKNOWN}"
+        in err.decode()
+    )
     assert err.count(b"\n") == 1
 
 

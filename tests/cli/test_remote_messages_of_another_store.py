@@ -83,7 +83,7 @@ def test_a_follower_never_prints_messages_of_another_store(
         messages = received(start, TOPIC, ALL, lambda: None, reconnect_seconds=1)
         assert [next(messages)["payload"] for _ in range(2)] == ["a0", "a1"]
         address.give_to(b.url)
-        with pytest.raises(ServiceUnavailable, match=r"another store.*go on with --start 2"):
+        with pytest.raises(ServiceUnavailable, match=r"another store.*use --start 2"):
             list(messages)
 
 

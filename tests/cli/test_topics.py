@@ -133,7 +133,7 @@ def test_describe_names_the_owner_and_what_is_lost(data: Path) -> None:
     make_tiered(data)
     lose_local_log(data)
     text = done("describe", "orders", "--data", data)
-    assert "  synced     unknown: its log is not here\n" in text
+    assert "  synced     unknown: its log is not on this machine\n" in text
     with Store(small_segments(data)) as store:
         store.topic("orders").append(b"100", durability="synced")
         found = facts("describe", "orders", "--data", data)

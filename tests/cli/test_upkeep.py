@@ -46,7 +46,7 @@ def test_sweep_removes_what_no_descriptor_names(data: Path, objects: Path) -> No
     assert orphan.exists()
     said = done("sweep", "orders", "--data", data, "--grace", "0")
     assert said.splitlines()[-1] == (
-        f"1 topics, 3 objects that count ({kept['committed_bytes']} bytes); 1 removed (100 bytes)"
+        f"1 topics, 3 committed objects ({kept['committed_bytes']} bytes); 1 removed (100 bytes)"
     )
     assert not orphan.exists()
     assert "nothing to remove" in done("sweep", "--data", data, "--grace", "0s")
@@ -100,9 +100,7 @@ def test_restore_rebuilds_the_catalog_from_the_objects(data: Path) -> None:
 def test_restore_says_which_offsets_may_be_lost(data: Path) -> None:
     lose_local_log(data)
     forget_catalog(data)
-    assert "unless their log comes back, they will be recorded as lost" in done(
-        "restore", "orders", "--data", data
-    )
+    assert "they will be recorded as lost" in done("restore", "orders", "--data", data)
 
 
 def test_what_was_reserved_stays_reserved_and_the_user_is_told(data: Path) -> None:
@@ -111,7 +109,7 @@ def test_what_was_reserved_stays_reserved_and_the_user_is_told(data: Path) -> No
     plain = facts("restore", "orders", "--data", data)
     assert (plain["tail"], plain["assumed_in_vain"]) == (60, False)
     text = done("restore", "orders", "--data", data, "--assume-nothing-lost")
-    assert "  --assume-nothing-lost had no effect: these offsets were reserved before" in text
+    assert "  --assume-nothing-lost had no effect" in text
     again = facts("restore", "orders", "--data", data, "--assume-nothing-lost")
     assert (again["next_offset"], again["assumed_in_vain"]) == (plain["next_offset"], True)
 
@@ -133,7 +131,7 @@ def test_a_gap_is_refused_unless_it_is_allowed(data: Path, objects: Path) -> Non
     assert "holds the offsets 20 to 39" in json.loads(result.stdout)["error"]
     assert "holds the offsets 20 to 39" in result.stderr
     text = done("restore", "orders", "--data", data, "--allow-gaps", "--assume-nothing-lost")
-    assert "  lost: offsets 20 to 39, which no object holds" in text
+    assert "  lost: no object holds offsets 20 to 39" in text
     assert "offsets 20 to 39 are lost" in refused_consume(data)
 
 
@@ -174,7 +172,7 @@ def test_a_topic_with_a_living_owner_is_not_restored(data: Path, objects: Path) 
 
 
 def test_restore_refuses_bad_input(data: Path, tmp_path: Path) -> None:
-    assert "name the topics to restore, or give --all" in refused("restore", "--data", data)
+    assert "the topics to restore or --all" in refused("restore", "--data", data)
     assert "not both" in refused("restore", "orders", "--all", "--data", data)
     assert "there are no objects" in refused("restore", "--all", "--data", tmp_path / "absent")
     assert not (tmp_path / "absent").exists()

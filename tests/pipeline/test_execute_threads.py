@@ -111,7 +111,7 @@ def test_a_server_decides_where_its_jobs_run(folders: Folders) -> None:
     arguments = ["verify", "--runner", "threads", "--url", "http://127.0.0.1:1", "--data"]
     done = CliRunner().invoke(main, [*arguments, str(folders.data)])
     assert done.exit_code == 2
-    assert "--runner does not go with --url" in done.output
+    assert "--runner cannot be used with --url" in done.output
 
 
 def test_the_help_says_when_to_choose_which() -> None:

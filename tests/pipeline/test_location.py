@@ -418,7 +418,7 @@ def test_a_sink_takes_the_token_of_a_configuration_file(server: Served, tmp_path
     [
         ({"token": "x"}, "FOREBAY_TOKEN"),
         ({"server": "nowhere"}, "not the address of a server"),
-        ({"server": "http://127.0.0.1:1", "store": "relative/folder"}, "leave out 'store'"),
+        ({"server": "http://127.0.0.1:1", "store": "relative/folder"}, "store is a directory"),
         ({"server": "http://127.0.0.1:1", "catalog": "etcd://a:1"}, "leave out catalog"),
         ({"topic": "a"}, "say where the store is"),
     ],

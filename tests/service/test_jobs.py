@@ -93,7 +93,7 @@ async def test_a_job_is_run_and_remembered(
         assert done.ended is not None
         assert setup.queue.driver().state == "ready"
     assert "hello a=b" in caplog.text, "what a driver logs is logged here"
-    assert "the Spark driver said what nobody knows" in caplog.text
+    assert "the Spark driver sent an unknown line" in caplog.text
     assert [each.id for each in read_jobs(tmp_path / JOBS_FILE)] == [job.id]
     for name in (JOBS_FILE, LOG_FILE):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
@@ -176,7 +176,7 @@ async def test_the_queue_is_bounded(tmp_path: Path) -> None:
         await setup.until(lambda: setup.now(first).state == "running")
         for _ in range(WAITING_MAX):
             setup.queue.submit("offload", ["/jobs/a"], {})
-        with pytest.raises(JobsFull, match="come back"):
+        with pytest.raises(JobsFull, match="32 jobs"):
             setup.queue.submit("offload", ["/jobs/a"], {})
 
 

@@ -110,7 +110,7 @@ def _has_wheel() -> bool:
 def test_up_over_objects_in_memory(tmp_path: Path) -> None:
     config = tmp_path / "forebay.yml"
     config.write_text("storage: {cloud: {backend: memory}}\n")
-    assert "objects in memory" in refused("up", "--config", config)
+    assert "objects are in memory" in refused("up", "--config", config)
 
 
 def test_a_configuration_that_is_wrong(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def export_by_hand(data: Path, table: Path, kind: str, rows: int) -> None:
         bounds = Bounds(rows, 1 << 40)
         stop = view.end_offset
         run = ExportRun(view, PlainStager(), kind, main, side, bounds, None, stop, allow_gaps=False)
-        report = run.report(run.perform(), dry_run=False)
+        report = run.report(run.run(), dry_run=False)
         assert report.ok, report.rows[-1].error
         assert report.next_offset == stop
 

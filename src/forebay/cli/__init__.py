@@ -1,8 +1,13 @@
-"""The command line. Errors that a user can act on are one line on stderr and exit code 2.
+"""The command line: `main` is the group of all commands.
 
-Commands that look for trouble (`describe`, `explain`, `inspect`, `repair`, `sweep`, `verify`,
-`restore`) end with exit code 1 when they find some. What a command needs is imported when it runs:
-`--help` is quick.
+Exit codes:
+
+    0    the command did what was asked
+    1    the command found a problem, or a part of its work failed; its output says which
+    2    the command could not run; one line on stderr says what to do
+    130  interrupted
+
+Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ __all__ = ["main"]
 
 
 class _Commands(click.Group):
-    """A group whose complaints about its input are one line each, as those of the commands are."""
+    """A group that prints a usage error as one line, like the errors of its commands."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         standalone = extra.pop("standalone_mode", True)
@@ -44,14 +49,14 @@ class _Commands(click.Group):
             sys.exit(error.exit_code)
         except click.ClickException as error:
             words = " ".join(error.format_message().split())
-            click.echo(f"forebay: {words}{_where_help_is(error)}", err=True)
+            click.echo(f"forebay: {words}{_help_hint(error)}", err=True)
             sys.exit(error.exit_code)
         except click.Abort:
             sys.exit(130)
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _where_help_is(error: click.ClickException) -> str:
+def _help_hint(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     return "" if context is None else f" (see {context.command_path} --help)"
 
@@ -63,19 +68,20 @@ def _where_help_is(error: click.ClickException) -> str:
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="warning",
     show_default=True,
-    help="Log lines from this level on go to standard error.",
+    help="Write log lines of this level and above to standard error.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="How they look.",
+    help="The format of log lines.",
 )
 def main(log_level: str, log_format: str) -> None:
     """Forebay, a tiered log store.
 
-    Exit code 2 for what cannot be done as asked, 1 where something was found to be wrong.
+    Exit code 1 means that a command found a problem, or that a part of its work failed. Exit code
+    2 means that it could not run.
 
     \b
     Examples:

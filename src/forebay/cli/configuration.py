@@ -1,4 +1,4 @@
-"""`forebay config` and `forebay completion`: what is configured, and how a shell completes."""
+"""`forebay config` and `forebay completion`: the configuration, and scripts for shells."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from forebay.settings import StoreSettings
 
 @click.group()
 def config() -> None:
-    """What is configured, and what can be."""
+    """Shows the configuration, and all keys that it can have."""
 
 
 @config.command()
 @store_options
 @json_option
 def show(settings: StoreSettings, as_json: bool) -> None:
-    """Prints the settings that count, defaults included and secrets hidden.
+    """Prints the settings in effect, with defaults filled in and secrets hidden.
 
-    What it prints without --json is a configuration file.
+    Without --json, the output is a valid configuration file.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def show(settings: StoreSettings, as_json: bool) -> None:
 
 @config.command()
 def reference() -> None:
-    """Prints the page that lists every key with its meaning and its default.
+    """Prints a Markdown page that lists every key with its meaning and default.
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def reference() -> None:
 @click.pass_context
 @plain_errors
 def completion(context: click.Context, shell: str) -> None:
-    """Prints the script that completes commands and options in SHELL.
+    """Prints a script that makes a shell complete commands and options.
 
     \b
     Examples:

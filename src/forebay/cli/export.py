@@ -1,7 +1,6 @@
 """`forebay export` and `forebay replay`: a topic into a table, or into another topic, on Spark.
 
-Both go on where an earlier run stopped: the table, or the messages in the other topic, say how far
-it has got.
+Both continue where an earlier run stopped: the table, or the target topic, records how far it got.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.pipeline.jobs.replay import ReplayReport
 
 _DIGITS_MAX: Final = 15
-"""Of milliseconds since 1970: enough for 30,000 years."""
+"""The most digits of a time in milliseconds since 1970: enough for 30,000 years."""
 
 
 @click.command()
@@ -35,20 +34,27 @@ _DIGITS_MAX: Final = 15
     type=click.Choice(["parquet", "delta", "iceberg"]),
     default="parquet",
     show_default=True,
-    help="What the table is.",
+    help="The format of the table.",
 )
 @click.option(
     "--catalog",
     metavar="URI",
-    help="Of Iceberg's tables, such as sqlite:////lake/catalog.db or http://host:8181.  "
+    help="The Iceberg catalog, such as sqlite:////lake/catalog.db or http://host:8181.  "
     "[default: iceberg.db beside the table]",
 )
-@click.option("--json-values", is_flag=True, help="The fields of JSON objects become columns.")
-@click.option("--start", type=int, metavar="OFFSET", help="Where a new table begins.")
-@click.option("--end", type=int, metavar="OFFSET", help="Export what is before this offset.")
-@click.option("--max-batch-rows", type=int, metavar="N", help="In one commit.  [default: 10000000]")
-@click.option("--max-batch-bytes", metavar="SIZE", help="In one commit.  [default: 1GiB]")
-@click.option("--allow-gaps", is_flag=True, help="Go on behind offsets that are gone.")
+@click.option("--json-values", is_flag=True, help="Make columns of the fields of JSON objects.")
+@click.option("--start", type=int, metavar="OFFSET", help="The first offset of a new table.")
+@click.option("--end", type=int, metavar="OFFSET", help="Stop before this offset.")
+@click.option(
+    "--max-batch-rows",
+    type=int,
+    metavar="N",
+    help="The most rows of a commit.  [default: 10000000]",
+)
+@click.option(
+    "--max-batch-bytes", metavar="SIZE", help="The most bytes of a commit.  [default: 1GiB]"
+)
+@click.option("--allow-gaps", is_flag=True, help="Skip offsets that were deleted or lost.")
 @job_options
 @store_options
 @json_option
@@ -65,11 +71,13 @@ def export(
     max_batch_bytes: str | None,
     **choices: Any,
 ) -> None:
-    """Brings TABLE, a directory, up to the end of TOPIC, each message exactly once.
+    """Appends the new messages of TOPIC to TABLE, each exactly once.
 
-    The table says itself how far it has got, so a run that was killed is simply started again.
-    With --json-values, records that are no JSON objects, or that do not fit the columns, go to
-    the table TABLE_rejected. Exit code 1 if offsets are gone that the table does not have yet.
+    TABLE is a directory; it is created if needed. The table records how far it got: run the command
+    again to add newer messages, or to continue after a run that was killed. With --json-values, a
+    message that is not a JSON object, or does not fit the columns, goes to the table
+    TABLE_rejected. Exit code 1 if the export stopped before the end, for example because the next
+    offsets were deleted or lost before they were exported.
 
     \b
     Examples:
@@ -125,7 +133,7 @@ def _export_lines(report: ExportReport) -> Iterator[str]:
 def _commit_line(row: ExportRow) -> str:
     if row.error is not None or row.start_offset is None or row.end_offset is None:
         return f"stopped: {row.error}"
-    skipped = f", after {row.skipped} that are gone" if row.skipped else ""
+    skipped = f", after {row.skipped} that were deleted or lost" if row.skipped else ""
     rejected = f", {row.rejected} rejected" if row.rejected else ""
     return (
         f"offsets {row.start_offset} to {row.end_offset - 1}{skipped}: {row.records} messages"
@@ -137,12 +145,18 @@ def _commit_line(row: ExportRow) -> str:
 @click.argument("topic")
 @click.argument("into")
 @click.option("--start", type=click.IntRange(0), help="The first offset.  [default: the oldest]")
-@click.option("--end", type=click.IntRange(0), help="The offset to stop before.  [default: latest]")
-@click.option("--since", metavar="TIME", help="Begin with the first message of this time or later.")
-@click.option("--until", metavar="TIME", help="Stop before the first message of this time.")
-@click.option("--sink-id", metavar="ID", help="Which replay this is.  [default: replay]")
+@click.option("--end", type=click.IntRange(0), help="Stop before this offset.  [default: latest]")
+@click.option("--since", metavar="TIME", help="Start at the first message of this time or later.")
+@click.option(
+    "--until", metavar="TIME", help="Stop before the first message of this time or later."
+)
+@click.option(
+    "--sink-id",
+    metavar="ID",
+    help="The id of this replay: a run with the same id and start continues it.  [default: replay]",
+)
 @click.option("--again", is_flag=True, help="Append everything again, as a new replay.")
-@click.option("--skip-lost", is_flag=True, help="Step over offsets that are recorded as lost.")
+@click.option("--skip-lost", is_flag=True, help="Skip offsets that are recorded as lost.")
 @job_options
 @store_options
 @json_option
@@ -163,9 +177,9 @@ def replay(
 ) -> None:
     """Appends a range of TOPIC to the topic INTO, in the same order.
 
-    Keys, values and attributes are kept. A second run from the same start adds only what lies
-    behind the end of the first one. Times are ISO 8601, in UTC unless they say otherwise, or
-    milliseconds since 1970. Exit code 1 if it did not come to its end: run it again.
+    Keys, values and attributes are kept. A second run from the same start appends only the messages
+    after the end of the first one. A TIME is ISO 8601, in UTC unless it has a time zone, or
+    milliseconds since 1970. Exit code 1 if the replay is incomplete: run it again.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`forebay inspect`: what is in one file."""
+"""`forebay inspect`: prints the contents of one file of a store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from forebay.cli.options import json_option, plain_errors
     default=20,
     show_default=True,
     type=click.IntRange(0),
-    help="Frames, index entries or topics to show.",
+    help="How many frames, index entries or topics to print.",
 )
 @json_option
 @plain_errors
 def inspect(path: Path, limit: int, as_json: bool) -> None:
-    """Says what is in a file of a store.
+    """Prints what is in one file of a store.
 
-    Segments and objects (frames), descriptors, checkpoints, published positions, segment indexes,
-    ids of logs, the note and the jobs of a server, the catalog; anything else is refused. Exit
-    code 1 if a frame is damaged.
+    PATH is a segment or an object (its frames are printed), a descriptor, a checkpoint, a published
+    position, a segment index, the id of a log, the address file or the job file of a server, or the
+    catalog. Any other file is an error. Exit code 1 if a frame is damaged.
 
     \b
     Examples:

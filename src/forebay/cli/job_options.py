@@ -1,8 +1,8 @@
-"""What the commands of jobs share: where Spark runs, a progress bar, and jobs of a server.
+"""What the commands that run jobs share: their options, a progress bar, and jobs on a server.
 
-A job runs in the command itself (`lazy_session`: no session is started for a job that turns out to
-need none), or on the Spark of a running server (`run_on_server`). The server goes on with a job
-if the command dies; an interrupt asks it to cancel the job.
+A job runs in the command's own process (`lazy_session`), or on the Spark of a running server
+(`run_on_server`). `lazy_session` starts no Spark: the job does, when it needs it. If the command
+dies, the server continues with the job. Ctrl-C asks the server to cancel it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ runner_option = click.option(
     type=click.Choice(["spark", "threads"]),
     default="spark",
     show_default=True,
-    help="Where the work is done. threads: in this process, without Java, and at once; for a store "
-    "that one machine reads in good time. spark: on the processes or the cluster of Spark.",
+    help="Where the work is done. threads: in this process, without Java, and with no start-up "
+    "time; good for a store that one machine reads quickly. spark: on Spark, local or a cluster.",
 )
 dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Change nothing; say what would be done."
+    "--dry-run", is_flag=True, help="Change nothing; print what would be done."
 )
 
 
@@ -56,14 +56,14 @@ def check_runner(runner: Runner, master: str | None) -> None:
     """UsageError for --master together with --runner threads."""
     if runner == "threads" and master is not None:
         raise UsageError(
-            "--master says where Spark runs, and --runner threads goes without Spark: choose one "
+            "--master says where Spark runs, and --runner threads does not use Spark: choose one "
             "of them"
         )
 
 
 @contextmanager
 def job_session(settings: StoreSettings, master: str | None) -> Iterator[SparkSession]:
-    """A Spark session for one command; one that was running before goes on."""
+    """A Spark session for one command; stopped at the end unless it was running before."""
     from forebay.pipeline.session import spark_session
 
     with lazy_session(settings, master) as chosen:
@@ -72,7 +72,10 @@ def job_session(settings: StoreSettings, master: str | None) -> Iterator[SparkSe
 
 @contextmanager
 def lazy_session(settings: StoreSettings, master: str | None) -> Iterator[StoreSettings]:
-    """Settings for a job that may need no Spark; ends the session that it made, if it made one."""
+    """The settings with `master` in them; at the end, stops a session that the job started.
+
+    A session that was running before stays.
+    """
     from forebay.pipeline.session import active_session
 
     before = active_session()
@@ -87,7 +90,7 @@ def lazy_session(settings: StoreSettings, master: str | None) -> Iterator[StoreS
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Progress | None]:
-    """A bar on standard error, if that is a terminal."""
+    """A progress bar on standard error; None if that is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -109,8 +112,7 @@ _OVER: Final = frozenset({"done", "failed", "cancelled", "lost"})
 job_url_option = click.option(
     "--url",
     metavar="URL",
-    help="Have the server that runs there do it, on its own Spark.  [default: Spark of this "
-    "command]",
+    help="Run the job on the Spark of the server at this URL.  [default: run it in this command]",
 )
 
 
@@ -124,13 +126,14 @@ def run_on_server(
     refused: Mapping[str, object],
     as_json: bool,
 ) -> None:
-    """Starts the job, shows its progress, and ends the command as the job ended.
+    """Starts the job on the server, shows its progress, and prints its result.
 
-    `refused` are options of the command that a server does not take: none may be given.
+    Exits with code 1 if the job did not succeed. `refused` maps options that a server does not
+    accept to their values: UsageError if one of them is given.
     """
     for name, value in refused.items():
         if value:
-            raise UsageError(f"{name} does not go with --url: the server decides that")
+            raise UsageError(f"{name} cannot be used with --url: the server decides that")
     server = chosen_server(settings, url)
     assert server is not None, "it was named"
     request = {"kind": kind, "topics": list(topics), **options}
@@ -144,7 +147,7 @@ def run_on_server(
 
 
 def _followed(client: ServerClient, job: Facts) -> Facts:
-    """The job when it has ended."""
+    """Waits until the job has ended, and returns it."""
     path = f"/v1/jobs/{job['id']}"
     try:
         with progress_bar(job["kind"]) as progress:
@@ -156,7 +159,7 @@ def _followed(client: ServerClient, job: Facts) -> Facts:
                     progress(seen["done"], seen["total"])
     except ServiceUnavailable as error:
         raise ServiceUnavailable(
-            f"{error}; the job {job['id']} may go on there: ask {path} of the server"
+            f"{error}; the job {job['id']} may still run there: GET {path} shows its state"
         ) from error
     except KeyboardInterrupt:
         with suppress(ForebayError):

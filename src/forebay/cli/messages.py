@@ -1,8 +1,8 @@
-"""`forebay produce` and `forebay consume`: lines into a topic, and out of it.
+"""`forebay produce` and `forebay consume`: lines into a topic, and messages out of it as lines.
 
-Through a server if one is named or runs on the data directory (`remote_messages`), else on the
-directory itself; what goes in and what comes out is the same. `produce` appends lines as they
-arrive, so a slow source is not held back; a line that is too long stops it after the lines before.
+Both use a server if --url names one or if one runs on the data directory (`remote_messages`).
+Otherwise they open the directory themselves. Input and output are the same either way. `produce`
+appends lines as they arrive. It stops at a line that is too long; the lines before it are stored.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 Facts = dict[str, Any]
-"""A message as JSON has it."""
+"""A message as a JSON object."""
 _READ_BYTES: Final = MIB
 _LINE_BYTES_MAX: Final = MESSAGE_BYTES_MAX - KIB
-"""Of a line: a message has a header, too."""
+"""The longest line: less than a message may have, as a message has a header too."""
 _POLL_SECONDS: Final = 0.1
 
 
@@ -53,8 +53,8 @@ _POLL_SECONDS: Final = 0.1
     type=click.Choice(["buffered", "synced", "uploaded"]),
     default="synced",
     show_default=True,
-    help="buffered: synced at the end alone. synced: as lines arrive. "
-    "uploaded: also in a committed object at the end.",
+    help="buffered: sync once, at the end. synced: sync lines as they arrive. "
+    "uploaded: like synced, and wait at the end until a committed object holds all lines.",
 )
 @url_option
 @store_options
@@ -64,9 +64,9 @@ def produce(
 ) -> None:
     """Appends every line of standard input to TOPIC.
 
-    Returns when all of them are synced to disk, or uploaded. Goes through the server that --url
-    names or that runs on the data directory; if there is none it opens the directory itself. If a
-    server breaks off, the lines that it had confirmed are named, and exit code is 2.
+    Returns when all lines are synced to disk, or uploaded. Uses the server that --url names, or the
+    one that runs on the data directory; if there is none, opens the directory itself. If the
+    connection to the server breaks, the command prints which lines are confirmed, with exit code 2.
 
     \b
     Examples:
@@ -113,7 +113,7 @@ def _produce_here(
             interrupted = True
         log.flush()
         end = log.watermarks().synced
-        stage = "synced" if settings.data is not None else "in memory, and gone with this command"
+        stage = "synced" if settings.data is not None else "in memory only, lost with this command"
         if durability == "uploaded" and end > first and not interrupted:
             log.wait(end - 1, durability="uploaded")
             stage = "uploaded"
@@ -144,11 +144,17 @@ def _append_lines(log: Topic, *, synced: bool) -> None:
 
 @click.command()
 @click.argument("topic")
-@click.option("--start", default="earliest", show_default=True, metavar="OFFSET|earliest|latest")
+@click.option(
+    "--start",
+    default="earliest",
+    show_default=True,
+    metavar="OFFSET|earliest|latest",
+    help="Start at this offset.",
+)
 @click.option("--end", type=click.IntRange(0), metavar="OFFSET", help="Stop before this offset.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for more at the end of the log.")
+@click.option("--follow", "-f", is_flag=True, help="At the end of the log, wait for new messages.")
 @click.option("--limit", type=click.IntRange(0), help="Stop after this many messages.")
-@click.option("--skip-lost", is_flag=True, help="Go on after offsets that are recorded as lost.")
+@click.option("--skip-lost", is_flag=True, help="Skip offsets that are recorded as lost.")
 @url_option
 @store_options
 @json_option
@@ -165,9 +171,9 @@ def consume(
 ) -> None:
     """Prints the synced messages of TOPIC, one per line.
 
-    Through the server that --url names or that runs on the data directory, and goes on by itself
-    when that restarts; if there is none, from objects and local files, without a lock. With
-    --json a payload that is not UTF-8 comes as payload_base64.
+    Uses the server that --url names, or the one that runs on the data directory, and reconnects
+    when the server restarts. If there is none, reads objects and local files directly, without a
+    lock. With --json, a payload that is not UTF-8 is printed as payload_base64.
 
     \b
     Examples:
@@ -221,7 +227,7 @@ def _through(
 
     name = parse_topic(topic)
     if wanted.follow and wanted.start == "latest":
-        # By number, so that a restart in between skips nothing.
+        # Ask for the number first: "latest" after a server restart would skip messages.
         with connected(server) as client:
             server = client.address
             try:
@@ -230,7 +236,8 @@ def _through(
                 raise refused_token(error, server) from error
         marks = [facts.get(stage) or 0 for stage in ("appended", "synced", "uploaded")]
         wanted = replace(wanted, start=str(max(marks)))
-    # The server's file says where it is now; a URL says it for ever.
+    # After a restart the server may have another address, which its file in the data directory
+    # has. A URL that the user gave stays as it is.
     yield from received(
         server, name, wanted, lambda: chosen_server(settings, None) if url is None else None
     )
@@ -268,7 +275,8 @@ def _start_offset(first: int, end: int, start: str) -> int:
         return first if start == "earliest" else end
     if not first <= int(start) <= end:
         raise UsageError(
-            f"--start {start} is not in the log: its oldest offset is {first}, its next {end}"
+            f"--start {start} is not in the log: its oldest offset is {first}, the next one "
+            f"is {end}"
         )
     return int(start)
 
@@ -277,7 +285,7 @@ def _start_offset(first: int, end: int, start: str) -> int:
 
 
 def arriving_lines() -> Iterator[list[bytes]]:
-    """The lines of standard input, as many at a time as have arrived."""
+    """Yields the lines of standard input without their line ends, as many as have arrived."""
     if sys.stdin is None or sys.stdin.closed:
         raise UsageError("standard input is closed: pipe lines into this command")
     rest = b""
@@ -292,19 +300,22 @@ def arriving_lines() -> Iterator[list[bytes]]:
 
 
 def sound_lines(lines: list[bytes], done: int) -> tuple[list[bytes], UsageError | None]:
-    """The lines before the first that is too long, and what is to be said about that one."""
+    """The lines before the first one that is too long, and the error for that line.
+
+    `done` is the number of lines before `lines`. The error is None if all lines are short enough.
+    """
     for at, line in enumerate(lines):
         if len(line) > _LINE_BYTES_MAX:
             number = done + at + 1
             return lines[:at], UsageError(
-                f"line {number} has {len(line)} bytes and a message at most {MESSAGE_BYTES_MAX}; "
-                f"the {number - 1} lines before it are stored"
+                f"line {number} has {len(line)} bytes; a message has at most {MESSAGE_BYTES_MAX}. "
+                f"The {number - 1} lines before it are stored"
             )
     return lines, None
 
 
 def payload_facts(payload: bytes) -> dict[str, str]:
-    """The payload as text where it is text, else in base64 under another name."""
+    """`{"payload": text}` if the payload is UTF-8, else `{"payload_base64": ...}`."""
     try:
         return {"payload": payload.decode()}
     except UnicodeDecodeError:

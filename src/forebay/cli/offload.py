@@ -1,7 +1,7 @@
-"""`forebay offload`, `pipeline` and `compact`: from segments to objects, and to larger objects.
+"""`forebay offload`, `pipeline` and `compact`: segments into objects, small objects into large.
 
-All three run on Spark, beside owners and readers of the topics. `offload` runs once, `pipeline`
-until it is stopped. `compact --undo` needs no Spark.
+All three run on Spark, while other processes own and read the topics. `offload` runs once,
+`pipeline` until it is stopped. `offload --runner threads` and `compact --undo` need no Spark.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--due", is_flag=True, help="Only what is due by the thresholds.")
+@click.option("--due", is_flag=True, help="Upload only what the configured thresholds make due.")
 @job_url_option
 @runner_option
 @job_options
@@ -55,8 +55,8 @@ def offload(
 ) -> None:
     """Uploads everything that is synced, whatever the thresholds.
 
-    Of all topics, or of those that are named. The topics may be in use meanwhile. Exit code 1 if
-    a topic could not be uploaded to its end; what was uploaded counts all the same.
+    Uploads the named topics, or all topics. They may be in use at the same time. Exit code 1 if a
+    topic could not be uploaded completely; the objects that were uploaded stay committed.
 
     \b
     Examples:
@@ -91,10 +91,10 @@ def offload(
 @store_options
 @json_option
 def pipeline(master: str | None, settings: StoreSettings, as_json: bool) -> None:
-    """Uploads what is due, again and again, until it is stopped.
+    """Uploads what is due, in cycles, until it is stopped.
 
-    The continuous driver: one cycle each `storage.uploader.interval_seconds`, by the thresholds
-    of the configuration. SIGINT and SIGTERM end it after the cycle that is under way.
+    Starts a cycle every `storage.uploader.interval_seconds`. The thresholds in the configuration
+    decide what is due. SIGINT or SIGTERM stops it after the current cycle.
 
     \b
     Examples:
@@ -149,7 +149,7 @@ def _lines(report: OffloadReport) -> list[str]:
 
 
 _LINES_MAX: Final = 100
-"""Rows that people are shown; --json has all."""
+"""Rows to print as text; --json has all."""
 
 
 @click.command()
@@ -157,19 +157,22 @@ _LINES_MAX: Final = 100
 @click.option(
     "--target",
     metavar="SIZE",
-    help="How large an object may become, such as 256MiB; those of half of it are left alone.  "
-    "[default: storage.uploader.max_object_bytes]",
+    help="The largest size of a new object, such as 256MiB. Objects of half of it or more are left "
+    "alone.  [default: storage.uploader.max_object_bytes]",
 )
 @click.option(
-    "--budget", metavar="SIZE", help="Rewrite at most so much in this run, such as 10GiB."
+    "--budget", metavar="SIZE", help="Rewrite at most this much in this run, such as 10GiB."
 )
 @click.option(
     "--undo",
     is_flag=True,
-    help="Put the small objects back into their place, while no sweep has deleted one of them.",
+    help="Put the small objects back; possible until a sweep has deleted one of them.",
 )
 @click.option(
-    "--object", "object_id", metavar="ID", help="With --undo: only the one that made this object."
+    "--object",
+    "object_id",
+    metavar="ID",
+    help="With --undo: undo only the compaction that made this object.",
 )
 @job_url_option
 @job_options
@@ -187,12 +190,12 @@ def compact(
     settings: StoreSettings,
     as_json: bool,
 ) -> None:
-    """Makes large objects of many small ones.
+    """Merges small objects into large ones.
 
-    Of all topics, or of those that are named. The topics may be in use meanwhile: readers, owners
-    and retention go on. Each new object is read back and compared before it counts. What it
-    replaced stays for storage.uploader.sweep_grace_minutes, and is then removed by `forebay
-    sweep`. Exit code 1 if something could not be compacted; nothing of it was changed.
+    Compacts the named topics, or all topics. They may be in use at the same time. Each new object
+    is read back and compared before it replaces the small ones. The small objects are kept for
+    storage.uploader.sweep_grace_minutes; after that, `forebay sweep` removes them. Exit code 1 if
+    some objects could not be compacted; these are unchanged.
 
     \b
     Examples:
@@ -219,10 +222,10 @@ def compact(
         return
     if undo:
         if target is not None or budget is not None:
-            raise UsageError("--target and --budget are of no use with --undo")
+            raise UsageError("--target and --budget cannot be used with --undo")
         report = _undone(topics, object_id, settings, dry_run=dry_run)
     elif object_id is not None:
-        raise UsageError("--object goes with --undo")
+        raise UsageError("--object needs --undo")
     else:
         report = _compacted(topics, target, budget, settings, master, dry_run=dry_run)
     lines = _compact_lines(report, undo)
@@ -235,7 +238,7 @@ def _undone(
     from forebay.pipeline.jobs.compact import undo_compaction
 
     if len(topics) != 1:
-        raise UsageError("name the one topic whose compaction is to be undone")
+        raise UsageError("--undo needs exactly one topic")
     return undo_compaction(settings, topics[0], object_id, dry_run=dry_run)
 
 
@@ -276,8 +279,8 @@ def _compact_lines(report: CompactReport, undo: bool) -> Iterator[str]:
     )
     if report.left_groups:
         yield (
-            f"over the budget: {report.left_groups} more objects to make, of "
-            f"{report.left_bytes} bytes"
+            f"over the budget: {report.left_groups} more objects to make "
+            f"({report.left_bytes} bytes)"
         )
 
 

@@ -1,9 +1,10 @@
-"""What the commands share: their options, which store and which server they mean, how they print.
+"""What all commands share: their options, the choice of store and server, and how they print.
 
-A command works on a data directory itself, or goes through the server that is named or that runs
-on that directory (`chosen_server`). Errors are one line on stderr and exit code 2
-(`plain_errors`, which `store_options` includes); a report that is not good is exit code 1
-(`print_report`). Imports are made where they are needed: `--help` is quick.
+A command opens a data directory itself, or sends its request to a server: the one that --url
+names, or the one that runs on the data directory (`chosen_server`). Errors are one line on stderr
+and exit code 2 (`plain_errors`, which `store_options` includes). A report with a problem in it is
+exit code 1 (`print_report`). Functions import what they need when they run, so that `--help` is
+fast.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Machine-read
 
 
 def plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Turns errors that say what to do into one line on stderr and exit code 2."""
+    """Decorates a command: ForebayError and OSError become one line on stderr and exit code 2."""
 
     @wraps(command)
     def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return command(*args, **kwargs)
         except BrokenPipeError:
-            # The reader of our output has had enough; that is not an error. What is still buffered
-            # goes nowhere, so that flushing it at exit is none either.
+            # The program that reads our output has stopped, as `head` does. That is not an error.
+            # Redirect stdout, so that flushing the rest at exit does not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
             sys.exit(0)
         except (ForebayError, OSError) as error:
@@ -60,7 +61,10 @@ def plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def store_options(command: Callable[..., _R]) -> Callable[..., _R]:
-    """Adds --config and --data; the command gets `settings`. Put it above `plain_errors`."""
+    """Adds --config and --data, and passes the settings that they choose as `settings`.
+
+    Includes `plain_errors`.
+    """
 
     @click.option(
         "--config",
@@ -83,9 +87,12 @@ def store_options(command: Callable[..., _R]) -> Callable[..., _R]:
 def chosen_settings(
     config: Path | None, data: Path | None, env: Mapping[str, str]
 ) -> StoreSettings:
-    """The settings of a command: by its options, else by the environment, else of `./data`."""
+    """The settings from the options, else from the environment, else the defaults for `./data`.
+
+    UsageError if both options are given, or if `data` is a file.
+    """
     if config is not None and data is not None:
-        raise UsageError("--config and --data are given: choose one of them")
+        raise UsageError("both --config and --data are given: choose one of them")
     if config is None and data is None:
         if env.get(CONFIG_VARIABLE):
             config = Path(env[CONFIG_VARIABLE])
@@ -97,12 +104,12 @@ def chosen_settings(
         return load_config(config)
     assert data is not None
     if data.exists() and not data.is_dir():
-        raise UsageError(f"{data} is not a directory; a configuration file goes with --config")
+        raise UsageError(f"{data} is not a directory; use --config for a configuration file")
     return StoreSettings(data=data)
 
 
 def open_view(settings: StoreSettings) -> StoreView:
-    """A view of the store, which must be there."""
+    """A view of the store; UsageError if there is no store. The caller closes it."""
     from forebay.topic.resources import catalog_file
     from forebay.topic.view import StoreView
 
@@ -117,7 +124,10 @@ def open_view(settings: StoreSettings) -> StoreView:
 
 
 def viewed_topic(store: StoreView, name: str) -> TopicView:
-    """The topic, which must be there; the error says what to do where only its objects are."""
+    """The topic; UnknownTopic if it does not exist.
+
+    If the catalog does not know the topic but its objects exist, the error says how to restore it.
+    """
     from forebay.errors import UnknownTopic
 
     try:
@@ -132,20 +142,20 @@ def viewed_topic(store: StoreView, name: str) -> TopicView:
         if not there:
             raise
         raise UnknownTopic(
-            f"the catalog does not know {topic}, and {objects.name} holds objects of it: "
+            f"{topic} is not in the catalog, but {objects.name} holds objects of it: "
             f"`forebay restore {topic}` rebuilds the catalog from them"
         ) from error
 
 
 def print_report(facts: Any, lines: Iterable[str], *, as_json: bool, ok: bool = True) -> None:
-    """Prints what a command found, and ends the command with exit code 1 if not all is well."""
+    """Prints `facts` as JSON, or `lines`; ends the command with exit code 1 if not `ok`."""
     click.echo(json.dumps(facts) if as_json else "\n".join(lines))
     if not ok:
         sys.exit(1)
 
 
 def size_of(option: str, text: str, example: str = "256MiB") -> int:
-    """The bytes that an option such as `--budget 10GiB` gives."""
+    """The bytes that an option such as `--budget 10GiB` means; UsageError if it is not a size."""
     from forebay.config.quantities import BYTES, parse_quantity
 
     size = parse_quantity(text, BYTES)
@@ -155,7 +165,7 @@ def size_of(option: str, text: str, example: str = "256MiB") -> int:
 
 
 def log_to_stderr(level: str, log_format: str) -> None:
-    """Sends the library's log lines to stderr until the command ends."""
+    """Writes the library's log lines to stderr until the command ends."""
     handler = logging.StreamHandler()
     if log_format == "json":
         from forebay.logs import JsonFormatter
@@ -181,16 +191,19 @@ def log_to_stderr(level: str, log_format: str) -> None:
 url_option = click.option(
     "--url",
     metavar="URL",
-    help="A running server, such as http://127.0.0.1:8650.  [default: the one that runs on the "
-    "data directory, if one does]",
+    help="A running server, such as http://127.0.0.1:8650.  [default: the server that runs on the "
+    "data directory, if there is one]",
 )
 
 
 def chosen_server(settings: StoreSettings, url: str | None) -> ServerAddress | None:
-    """The server to ask, or None if the command works on the data directory itself."""
+    """The server to use, or None if the command opens the data directory itself.
+
+    UsageError if `url` is not an http or https URL.
+    """
     if url is None:
         if settings.data is None or not (Path(settings.data) / SERVER_FILE).exists():
-            return None  # the client of a server takes a while to import
+            return None  # without importing the client, which is slow
         from forebay.client.address import find_server
 
         return find_server(settings)
@@ -207,7 +220,7 @@ def chosen_server(settings: StoreSettings, url: str | None) -> ServerAddress | N
 
 
 def connected(address: ServerAddress) -> ServerClient:
-    """A client that is pinned to the store that is there now."""
+    """A client that accepts only the store that the server at the address serves now."""
     from forebay.client.http import ServerClient
 
     client = ServerClient(address)
@@ -216,10 +229,10 @@ def connected(address: ServerAddress) -> ServerClient:
 
 
 def refused_token(error: ServiceRefused, address: ServerAddress) -> ServiceRefused:
-    """The same error, with what to do if the server refused the token or wants one."""
+    """The error to raise: for a 401, one that says how to set the token; else `error` itself."""
     if vars(error).get("status") != 401:
         return error
-    brought = "wants a token" if address.token is None else "does not take the token"
+    brought = "requires a token" if address.token is None else "does not accept the token"
     return ServiceRefused(
         f"the server at {address.url} {brought}: set admin.token in the configuration, or "
         "FOREBAY_TOKEN"

@@ -1,13 +1,13 @@
 """`forebay produce` and `forebay consume` through a running server, by HTTP.
 
-`Sender`: lines go as they arrive, in requests of bounded size, one after the other. A request that
-broke off is not sent again: nobody knows whether its lines were stored, and sending them again
-might store them twice. What is certain is said. Lines were refused only if the server says so, by a
-status or by `"taken": false`; after any other error nobody knows.
+`Sender` sends lines as they arrive, in requests of bounded size, one after the other. A request
+that failed is not repeated, because that could store its lines twice. Its lines are known to be
+refused only if the server says so, by a status or by `"taken": false`. After any other error it is
+unknown whether they are stored, and the error message says which lines are confirmed.
 
-`received`: where the server goes away for a moment, it is asked again from the next offset on, for
-a bounded time. So no message is printed twice, and none is left out. What is at the address then
-has to be a server of the same store: offsets mean nothing in another one.
+`received` reconnects if the server goes away, for a bounded time, and continues at the next offset.
+No message is printed twice or left out. The server at the address must then serve the same store:
+offsets of another store mean nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Durability = Literal["buffered", "synced", "uploaded"]
 _BATCH_BYTES: Final = 1 * MIB
 _BATCH_LINES: Final = 1000
 _IDLE_SECONDS: Final = 1.0
-"""A connection that was idle for longer is made anew: the server may be closing it."""
+"""A connection that was idle for longer is not used again: the server may be closing it."""
 _BUSY_TRIES: Final = 30
 _BUSY_SECONDS: Final = 1.0
 
@@ -62,7 +62,7 @@ class Sent:
     stage: str = "synced"
     interrupted: bool = False
     doubt: str | None = None
-    """What nobody knows, if an interrupt came while a request was under way."""
+    """What is unknown, if an interrupt came while a request was under way."""
 
 
 class Sender:
@@ -75,14 +75,20 @@ class Sender:
         self._durability = durability
         self._used = 0.0
         self._held: list[bytes] = []
-        """With `uploaded`, the last lines wait for their successors: only the end is waited for."""
+        """With `uploaded`, the newest lines, not sent yet: only the last request waits for uploads,
+        and whether a request is the last one is known when the next lines arrive."""
         self._under_way: tuple[int, int] | None = None
+        """The first and the last line of the request that is under way."""
         self._run: str | None = None
-        """The run of the server that answered last."""
+        """The run of the server that sent the last response."""
         self.sent = Sent(str(topic))
 
     def run(self) -> Sent:
-        """Sends everything that arrives; ends with the input, or when it is interrupted."""
+        """Sends all lines until the input ends or the user interrupts; returns what is confirmed.
+
+        UsageError for a line that is too long, ServiceUnavailable or ServiceRefused for a request
+        that failed. Their messages say which lines are stored.
+        """
         problem: UsageError | None = None
         try:
             problem = self._send_arriving()
@@ -102,7 +108,7 @@ class Sender:
         return self.sent
 
     def _send_arriving(self) -> UsageError | None:
-        """Sends all lines, or those before one that is too long; returns its error."""
+        """Sends all lines. Stops before one that is too long, and returns the error for it."""
         plain: Durability = "buffered" if self._durability == "buffered" else "synced"
         arrived = 0
         for lines in arriving_lines():
@@ -131,7 +137,7 @@ class Sender:
             self._create_topic()
 
     def _create_topic(self) -> None:
-        """Nothing was sent: creates the topic all the same, as `produce` does without a server."""
+        """Creates the topic although no line was sent, as `produce` does without a server."""
         path = _path(self._topic)
         self._request("PUT", path)
         end = self._request("GET", path, {"limit": 0}).get("appended") or 0
@@ -144,13 +150,13 @@ class Sender:
             raise refused_token(error, self._client.address) from error
 
     def _await_synced(self, last: int) -> None:
-        """Reads the last message once it is synced, which also makes the log sync it."""
+        """Reads the message at offset `last`, which makes the log sync everything up to it."""
         self._under_way = 1, self.sent.count
         query: dict[str, str | int] = {"start": last, "limit": 1, "follow": "true"}
         try:
             self._require_message(next(self._client.lines(self._messages, query), b"null"))
         except (ForebayError, ValueError) as error:
-            # Whatever it is, it says nothing about the lines, which were taken before.
+            # The lines were taken before, so this error says nothing about them.
             raise ServiceUnavailable(f"{error}; {self._doubt(*self._under_way)}") from error
         self._require_same_run()
         self._under_way = None
@@ -158,11 +164,11 @@ class Sender:
     def _require_message(self, line: bytes) -> None:
         from forebay.client.http import wire_error
 
-        answer = json.loads(line)
-        answer = answer if isinstance(answer, dict) else {}
-        if "offset" not in answer:
-            error = answer.get("error")
-            words = {"message": "the server ended before it confirmed that all is synced"}
+        reply = json.loads(line)
+        reply = reply if isinstance(reply, dict) else {}
+        if "offset" not in reply:
+            error = reply.get("error")
+            words = {"message": "the server stopped before it confirmed that all lines are synced"}
             raise wire_error(error if isinstance(error, dict) else words)
 
     def _send(self, lines: list[bytes], durability: Durability) -> None:
@@ -185,9 +191,10 @@ class Sender:
             self.sent.first = offsets.start
 
     def _require_same_run(self, offset: int | None = None) -> None:
-        """Lines that are only buffered are gone with the server that took them.
+        """Raises if the server restarted while lines were only buffered, as these may be lost.
 
-        `offset` is the first of the newest lines: one that others had before says the same.
+        A restart shows by another run of the server, or by an `offset`, the first of the newest
+        lines, that was given before.
         """
         before, self._run = self._run, self._client.instance
         if self._durability != "buffered" or self.sent.next is None or self._under_way is None:
@@ -195,12 +202,12 @@ class Sender:
         back = offset is not None and offset < self.sent.next
         if back or (before is not None and self._run != before):
             raise ServiceUnavailable(
-                "the server was started again while lines were only buffered; "
+                "the server restarted while lines were only buffered; "
                 f"{self._doubt(*self._under_way)}"
             )
 
     def _failed(self, error: ForebayError, first: int, last: int) -> ForebayError:
-        """The error to raise after a failed request: what is certain, and what nobody knows."""
+        """The error to raise after a failed request: which lines are stored, and which may be."""
         from forebay.client.http import took_nothing
 
         if isinstance(error, WaitTimeout) and "synced" in vars(error):
@@ -220,15 +227,15 @@ class Sender:
         if self._durability == "buffered":
             first = 1
         return (
-            f"{self._certain(first)}; whether {self._lines(first, last)} are stored is unknown: "
-            "look at the end of the topic before sending them again"
+            f"{self._certain(first)}; it is unknown whether {self._lines(first, last)} are stored: "
+            "look at the end of the topic before you send them again"
         )
 
     def _certain(self, first: int) -> str:
         if first == 1:
             return "no line is confirmed"
         if self._durability == "buffered":
-            return f"{self._lines(1, first - 1)} were taken, and are not confirmed as synced"
+            return f"{self._lines(1, first - 1)} were taken, but are not confirmed as synced"
         return f"{self._lines(1, first - 1)} are stored"
 
     @staticmethod
@@ -236,7 +243,7 @@ class Sender:
         return f"lines {first} to {last}"
 
     def _post(self, lines: list[bytes], durability: Durability) -> range:
-        """Returns the offsets. Retries only if the server says that it took nothing and is busy."""
+        """Returns the offsets. Retries only if the server says that it is busy and took nothing."""
         from forebay.client.http import is_busy, not_sent
 
         body, kind = _body(lines)
@@ -248,13 +255,13 @@ class Sender:
                     raise
                 time.sleep(_BUSY_SECONDS)
         raise not_sent(
-            UsageError(f"the server was too busy {_BUSY_TRIES} times in a row; try again later")
+            UsageError(f"the server was busy {_BUSY_TRIES} times in a row; try again later")
         )
 
     def _post_once(self, body: bytes, kind: str, durability: Durability, count: int) -> range:
         from http.client import HTTPException
 
-        answer = self._client.request(
+        reply = self._client.request(
             "POST",
             self._messages,
             query={"durability": durability},
@@ -262,14 +269,14 @@ class Sender:
             headers={"Content-Type": kind},
         )
         try:
-            stored = json.loads(answer.read())
+            stored = json.loads(reply.read())
             offsets = range(int(stored["first_offset"]), int(stored["next_offset"]))
         except (OSError, ValueError, TypeError, KeyError, HTTPException) as error:
-            # The answer broke off: it was on its way, so the lines may well be stored.
-            raise ServiceUnavailable(f"the server's answer broke off: {error!r}") from error
+            # The server had begun to respond, so the lines are probably stored.
+            raise ServiceUnavailable(f"the server's response is incomplete: {error!r}") from error
         if len(offsets) != count:
             raise ServiceUnavailable(
-                f"the server speaks of {len(offsets)} lines; {count} were sent"
+                f"the server confirmed {len(offsets)} lines, but {count} were sent"
             )
         return offsets
 
@@ -284,7 +291,7 @@ def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
     batch: list[bytes] = []
     size = 0
     for line in lines:
-        most = 2 * len(line)  # base64, quotes and escapes; control characters take more
+        most = 2 * len(line)  # enough for base64, quotes and escapes, except control characters
         if batch and (len(batch) >= _BATCH_LINES or size + most > _BATCH_BYTES):
             yield batch
             batch, size = [], 0
@@ -295,7 +302,10 @@ def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _body(lines: list[bytes]) -> tuple[bytes, str]:
-    """One line is sent as it is: in JSON a large one might be over the server's limit."""
+    """The body of a request and its content type.
+
+    A single line is sent as raw bytes: as JSON, a large one could exceed the server's limit.
+    """
     if len(lines) == 1:
         return lines[0], "application/octet-stream"
     encoded = (json.dumps(payload_facts(line), ensure_ascii=False) for line in lines)
@@ -308,14 +318,14 @@ def _body(lines: list[bytes]) -> tuple[bytes, str]:
 RECONNECT_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.25
 _STEADY_SECONDS: Final = 5.0
-"""A request that lasted so long was accepted; a shorter one may have been turned away."""
+"""A request that lasted longer was accepted; a shorter one may have been refused."""
 _AWAY: Final = (ServiceUnavailable, LogClosed, TopicFenced)
 """Errors of a server that is stopping or has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What `consume` is to print."""
+    """The options of `consume`."""
 
     start: str
     """An offset, `earliest` or `latest`."""
@@ -343,10 +353,9 @@ def received(
     find_again: Callable[[], ServerAddress | None],
     reconnect_seconds: float = RECONNECT_SECONDS,
 ) -> Generator[dict[str, Any], None, None]:
-    """The messages as JSON has them.
+    """Yields the messages as JSON objects; reconnects for `reconnect_seconds`, then raises.
 
-    `find_again` returns where the server is after it was away, or None if it can only be where it
-    was.
+    `find_again` returns the address of the server after a failure, or None to keep the old one.
     """
     seen = False
     away: float | None = None
@@ -354,7 +363,7 @@ def received(
         began = time.monotonic()
         try:
             with connected(address) as client:
-                address = client.address  # held to its store from the first time on
+                address = client.address  # has the id of the store, which must stay the same
                 for facts in _once(client, topic, wanted):
                     seen, away = True, None
                     if "offset" in facts:
@@ -370,10 +379,10 @@ def received(
                 raise
             now = time.monotonic()
             if away is None or now - began > _STEADY_SECONDS:
-                away = now  # it was there until now, whether or not anything came
+                away = now  # it was up until now, even if it sent nothing
             if now - away >= reconnect_seconds:
                 raise ServiceUnavailable(
-                    f"{error}; it was asked for {reconnect_seconds:.0f} seconds; go on with "
+                    f"{error}; tried for {reconnect_seconds:.0f} seconds; to continue later, use "
                     f"--start {wanted.start}"
                 ) from error
             seen = True
@@ -385,7 +394,7 @@ def received(
 def _once(
     client: ServerClient, topic: TopicName, wanted: Wanted
 ) -> Generator[dict[str, Any], None, None]:
-    """The lines that one request gets."""
+    """Yields the lines of one response; raises the error that a line or the server reports."""
     from forebay.client.http import topic_path, wire_error
 
     try:
@@ -401,7 +410,7 @@ def _once(
     except ValueError as error:
         if isinstance(error, ForebayError):
             raise
-        raise ServiceError(f"{client.address.url}: a line that is not JSON: {error}") from error
+        raise ServiceError(f"{client.address.url} sent a line that is not JSON: {error}") from error
 
 
 def _after(wanted: Wanted, offset: int, taken: int) -> Wanted:
@@ -410,7 +419,7 @@ def _after(wanted: Wanted, offset: int, taken: int) -> Wanted:
 
 
 def _is_all(wanted: Wanted) -> bool:
-    """Whether a stream that ended in order has ended for good."""
+    """Whether everything wanted has arrived, after a response that ended without an error."""
     if not wanted.follow or wanted.limit == 0:
         return True
     if wanted.end is None or not wanted.start.isdecimal():
@@ -423,7 +432,7 @@ def print_skipped(start: int, end: int) -> None:
 
 
 def with_advice(lost: LostOffsets) -> LostOffsets:
-    """The same error, with the options that lead past it."""
+    """The same error, with the options that skip the lost range."""
     return LostOffsets(
         f"{lost} (--start {lost.end}), or use --skip-lost", start=lost.start, end=lost.end
     )

@@ -1,7 +1,7 @@
-"""`forebay topics`, `describe` and `explain`: what there is, and where it is.
+"""`forebay topics`, `describe` and `explain`: which topics exist, and where their messages are.
 
-Asked of the server that is named or that runs on the data directory, which also knows what is in
-memory; else of the catalog and the files.
+They ask the server that --url names, or the one that runs on the data directory. Only a server
+knows what is in its memory. Without a server they read the catalog and the files.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 _PAGE: Final = 1000
 _PIECES_MAX: Final = 10_000
-"""Segments, and objects, that one answer of a server has."""
+"""The most segments, and the most objects, to request from a server."""
 
 
 @contextmanager
-def _asking(server: ServerAddress) -> Iterator[ServerClient]:
-    """A client whose error about the token says what to do."""
+def _client_of(server: ServerAddress) -> Iterator[ServerClient]:
+    """A client of the server; a refused token raises an error that says how to set one."""
     with connected(server) as client:
         try:
             yield client
@@ -58,7 +58,7 @@ def _asking(server: ServerAddress) -> Iterator[ServerClient]:
 def topics(url: str | None, settings: StoreSettings, as_json: bool) -> None:
     """Lists the topics of a store.
 
-    Those of the catalog and those in local directories; none is opened.
+    These are the topics in the catalog and those that have a local directory. No topic is opened.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def topics(url: str | None, settings: StoreSettings, as_json: bool) -> None:
 
 def _served_topics(server: ServerAddress) -> list[str]:
     names: list[str] = []
-    with _asking(server) as client:
+    with _client_of(server) as client:
         query: dict[str, str | int] = {"limit": _PAGE}
         while True:
             page = client.json("GET", "/v1/topics", query=query)
@@ -94,7 +94,7 @@ def _served_topics(server: ServerAddress) -> list[str]:
     default=20,
     show_default=True,
     type=click.IntRange(0),
-    help="The newest segments and objects to show; --json shows all.",
+    help="How many segments and objects to print, the newest ones; --json prints all.",
 )
 @url_option
 @store_options
@@ -102,11 +102,11 @@ def _served_topics(server: ServerAddress) -> list[str]:
 def describe(
     topic: str, limit: int, url: str | None, settings: StoreSettings, as_json: bool
 ) -> None:
-    """Says where everything of TOPIC is.
+    """Prints where the messages of TOPIC are.
 
-    Watermarks (the next offset of each stage), what is in memory, local files and whether they
-    may be deleted, objects, what is lost. What is in memory is known where a server runs on the
-    store. Exit code 1 if what is stored contradicts itself.
+    Prints the watermarks (the next offset of each stage), what is in memory, the local files and
+    whether they may be deleted, the objects, and lost ranges. What is in memory is known only if a
+    server runs on the store. Exit code 1 if the stored data contradicts itself.
 
     \b
     Examples:
@@ -135,11 +135,11 @@ def describe(
 def explain(
     topic: str, offset: str, url: str | None, settings: StoreSettings, as_json: bool
 ) -> None:
-    """Says where the message at OFFSET of TOPIC is.
+    """Prints where the message at OFFSET of TOPIC is.
 
-    Which file or object holds it, at which position, and what may become of it. What is in the
-    owner's memory alone is known where a server runs on the store. Exit code 1 if the message
-    should be somewhere and is not.
+    Prints which file or object holds it, at which position, and whether its segment may be deleted.
+    A message that is only in the owner's memory is found only if a server runs on the store. Exit
+    code 1 if the message is missing.
 
     \b
     Examples:
@@ -159,14 +159,14 @@ def _facts(
     offset: int | None,
     limit: int | None = None,
 ) -> Facts:
-    """What is known of a topic, or of one offset in it, by the server or by the store itself."""
+    """The facts about a topic, or about one offset in it, from the server or from the store."""
     if server is not None:
         from forebay.client.http import topic_path
         from forebay.format.names import parse_topic
 
         rest = () if offset is None else ("explain", str(offset))
         query: dict[str, str | int] = {} if limit is None else {"limit": limit}
-        with _asking(server) as client:
+        with _client_of(server) as client:
             path = topic_path(parse_topic(topic), *rest)
             found: Facts = client.json("GET", path, query=query)
             return found
@@ -208,7 +208,7 @@ def _plain_lines(facts: Facts, limit: int) -> Iterator[str]:
     for segment in _newest(facts["segments"], limit):
         yield (
             f"  {_offsets(segment)}, {segment['bytes']} bytes, {_stage(segment)}, "
-            f"{_fate(segment)}: {segment['file']}"
+            f"{_deletable(segment)}: {segment['file']}"
         )
     yield _headed(facts, "objects", limit)
     for each in _newest(facts["objects"], limit):
@@ -226,9 +226,9 @@ def _head(facts: Facts) -> Iterator[str]:
     if facts.get("appended") is not None:
         yield f"  appended   {facts['appended']}"
     synced = facts["synced"]
-    yield f"  synced     {'unknown: its log is not here' if synced is None else synced}"
+    yield f"  synced     {'unknown: its log is not on this machine' if synced is None else synced}"
     for stage in ("uploaded", "verified"):
-        yield f"  {stage}   {facts[stage]}{_but_for(facts, facts[stage])}"
+        yield f"  {stage}   {facts[stage]}{_except_lost(facts, facts[stage])}"
     if facts["epoch"] is not None:
         yield f"  reserved   {facts['reserved']}"
         yield f"  owner      {facts['owner'] or 'none'}, epoch {facts['epoch']}"
@@ -240,10 +240,10 @@ def _head(facts: Facts) -> Iterator[str]:
         yield f"  lost       {start} to {end - 1}"
 
 
-def _but_for(facts: Facts, stage: int) -> str:
-    """A stage counts lost offsets too: nobody should take those for stored."""
+def _except_lost(facts: Facts, stage: int) -> str:
+    """A remark about the lost offsets below `stage`, which a watermark counts as well."""
     lost = sum(min(end, stage) - start for start, end in facts["lost"] if start < stage)
-    return f", but for {lost} offsets that are lost" if lost else ""
+    return f", except {lost} offsets that are lost" if lost else ""
 
 
 def _headed(facts: Facts, what: str, limit: int) -> str:
@@ -264,7 +264,7 @@ def _stage(segment: Facts) -> str:
     return "verified" if segment["verified"] else "uploaded" if segment["uploaded"] else "local"
 
 
-def _fate(segment: Facts) -> str:
+def _deletable(segment: Facts) -> str:
     return "deletable" if segment["deletable"] else f"kept: {segment['kept_because']}"
 
 
@@ -297,7 +297,7 @@ def _print_tables(facts: Facts, limit: int) -> None:
         "segments",
         ("offsets", "bytes", "stage", "may be deleted", "file"),
         [
-            (_offsets(each), str(each["bytes"]), _stage(each), _fate(each), each["file"])
+            (_offsets(each), str(each["bytes"]), _stage(each), _deletable(each), each["file"])
             for each in _newest(facts["segments"], limit)
         ],
     )

@@ -1,4 +1,7 @@
-"""`forebay up`, `forebay serve` and `forebay demo`: the server."""
+"""`forebay up`, `forebay serve` and `forebay demo`: run the server.
+
+`up` also runs Spark, `serve` does not, and `demo` is `up` with a load on a directory of its own.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _DEMO_DATA: Final = Path("demo-data")
 listen_option = click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Where the HTTP server listens; port 0 takes a free one.  [default: admin.listen]",
+    help="The address of the HTTP server; port 0 chooses a free port.  [default: admin.listen]",
 )
 
 
@@ -42,9 +45,9 @@ def server_options(command: Callable[..., _R]) -> Callable[..., _R]:
 def up(listen: str | None, as_json: bool, master: str | None, settings: StoreSettings) -> None:
     """Runs everything on this machine: the store, its HTTP server and page, and Spark.
 
-    Messages are taken as soon as it listens; Spark starts behind it, uploads what is due each
-    storage.uploader.interval_seconds, and runs the jobs of /v1/jobs. Ctrl-C stops it, with
-    everything synced; a second one ends it at once.
+    The server accepts messages at once, while Spark is still starting. Spark uploads what is due
+    every storage.uploader.interval_seconds, and runs the jobs of /v1/jobs. Ctrl-C syncs everything
+    and stops the server; a second Ctrl-C kills it.
 
     \b
     Examples:
@@ -61,8 +64,8 @@ def up(listen: str | None, as_json: bool, master: str | None, settings: StoreSet
 def serve(listen: str | None, as_json: bool, settings: StoreSettings) -> None:
     """Runs the store and its HTTP server, without Spark.
 
-    Uploads are made as storage.uploader.runner says: by threads of this process, unless it is
-    `spark`. It takes no jobs; run `forebay offload` and the others beside it.
+    Threads of this process upload what is due, unless storage.uploader.runner is `spark`. The
+    server accepts no jobs: run `forebay offload` and the other commands beside it.
 
     \b
     Examples:
@@ -89,37 +92,37 @@ def _serve(
 ) -> None:
     from forebay.service.service import Service
 
-    _log_as_a_server()
+    _configure_logging()
     service = Service(settings, spark=spark)
     try:
         background = beside(service)
     except BaseException:
         service.close()
         raise
-    service.run(*background, started=lambda: _say_where(service, as_json=as_json))
+    service.run(*background, started=lambda: _print_started(service, as_json=as_json))
 
 
-def _log_as_a_server() -> None:
-    """Time and level in each line, and what happens at all, unless a level was asked for."""
+def _configure_logging() -> None:
+    """Adds time and level to each log line, and logs from INFO on unless --log-level is given."""
     from forebay.logs import ServerFormatter
 
     root = click.get_current_context().find_root()
     logger = logging.getLogger("forebay")
     if root.get_parameter_source("log_level") is ParameterSource.DEFAULT:
         logger.setLevel(logging.INFO)
-        # Each rotation of each topic is no news.
+        # At INFO, every rotation of every topic would be logged.
         logging.getLogger("forebay.wal").setLevel(logging.WARNING)
     if root.params.get("log_format") == "text":
         for handler in logger.handlers:
             handler.setFormatter(ServerFormatter())
 
 
-def _say_where(service: Service, *, as_json: bool) -> None:
+def _print_started(service: Service, *, as_json: bool) -> None:
     where = service.info()
     if as_json:
         click.echo(json.dumps(asdict(where)))
     else:
-        spark = "none; `forebay up` has it" if where.spark is None else f"{where.spark}, starting"
+        spark = "none; `forebay up` runs it" if where.spark is None else f"{where.spark}, starting"
         lines = {
             "page": where.url,
             "data": where.data,
@@ -140,7 +143,7 @@ def _say_where(service: Service, *, as_json: bool) -> None:
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A configuration file; rotation, uploads and retention are the demo's own.",
+    help="A configuration file; the demo overrides rotation, uploads and retention.",
 )
 @click.option(
     "--data",
@@ -151,11 +154,11 @@ def _say_where(service: Service, *, as_json: bool) -> None:
 def demo(
     listen: str | None, as_json: bool, master: str | None, config: Path | None, data: Path | None
 ) -> None:
-    """Runs everything, with a load to look at.
+    """Runs `forebay up` with a load, to show how messages move through the tiers.
 
-    Four topics below /demo/ are written and read all the time, and everything goes through all
-    tiers within a minute. What is old is deleted: less than 600 MiB are kept. For that reason
-    it takes an own directory, which no variable of the environment names, and refuses one that
+    Four topics below /demo/ are written and read all the time, and every message goes through all
+    tiers within a minute. Old messages are deleted, so that less than 600 MiB are stored. The demo
+    therefore uses a directory of its own: it ignores FOREBAY_DATA, and refuses a directory that
     holds other topics.
 
     \b

@@ -1,8 +1,11 @@
-"""`forebay sweep`, `verify`, `restore` and `repair`: log, objects and catalog held in step.
+"""`forebay sweep`, `verify`, `restore` and `repair`: log, objects and catalog kept consistent.
 
-`sweep` removes what no descriptor names, `verify` reads every object again, `restore` makes a
-catalog from the objects alone, `repair` writes what is damaged again from what is sound. Each ends
-with exit code 1 if something is wrong, or was left so.
+    sweep    removes objects that no descriptor names
+    verify   reads every object and compares it with its descriptor
+    restore  rebuilds the catalog from the objects
+    repair   rewrites damaged files from sound copies
+
+Each ends with exit code 1 if it found something wrong that it did not put right.
 """
 
 from __future__ import annotations
@@ -44,17 +47,17 @@ if TYPE_CHECKING:
 
 
 _FINDINGS_MAX: Final = 100
-"""Findings of `verify` that people are shown; --json and --report have more."""
+"""Findings of `verify` to print as text; --json and --report have more."""
 
 
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be removed.")
 @click.option(
     "--grace",
     metavar="DURATION",
-    help="How old something must be to be removed, such as 24h or 90m; a plain number is in "
-    "minutes.  [default: storage.uploader.sweep_grace_minutes]",
+    help="Keep what is younger than this, such as 24h or 90m; a plain number means minutes.  "
+    "[default: storage.uploader.sweep_grace_minutes]",
 )
 @store_options
 @json_option
@@ -67,9 +70,9 @@ def sweep(
 ) -> None:
     """Removes objects that no descriptor names.
 
-    It also finds objects that are missing. Of all topics that the catalog or the object store
-    knows, or of those that are named. Exit code 1 if something could not be removed, or an object
-    is missing.
+    Sweeps the named topics, or all topics that the catalog or the object store knows. Also reports
+    objects that a descriptor names but that are missing. Exit code 1 if an object is missing or
+    something could not be removed.
 
     \b
     Examples:
@@ -87,7 +90,7 @@ def sweep(
         raise UsageError("a store in memory has no objects")
     path = catalog_file(settings)
     if path is not None and not path.exists():
-        raise UsageError(f"there is no catalog at {path}: `forebay restore` makes one")
+        raise UsageError(f"there is no catalog at {path}: `forebay restore` creates one")
     with closing(StoreResources(settings, SYSTEM_CLOCK)) as resources:
         for topic in names:
             _require_known(resources, topic)
@@ -135,7 +138,7 @@ def _sweep_line(report: SweepReport) -> str:
     )
     errors = f"; {report.errors} errors" if report.errors else ""
     return (
-        f"{report.topics} topics, {report.committed} objects that count "
+        f"{report.topics} topics, {report.committed} committed objects "
         f"({report.committed_bytes} bytes); {counts or 'nothing to remove'}{errors}"
     )
 
@@ -143,19 +146,25 @@ def _sweep_line(report: SweepReport) -> str:
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option(
-    "--incremental", is_flag=True, help="Only what was committed or compacted since the last run."
+    "--incremental",
+    is_flag=True,
+    help="Read only what was committed or compacted since the last run.",
 )
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="Read at most so much, such as 50GiB: the new first, then on from where the last run "
-    "stopped.",
+    help="Read at most this much, such as 50GiB: new objects first, then on from where the last "
+    "run stopped.",
 )
-@click.option("--no-orphans", is_flag=True, help="Do not list the object store.")
+@click.option(
+    "--no-orphans",
+    is_flag=True,
+    help="Do not list the object store to find objects that no descriptor names.",
+)
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the report, as JSON, to this file.",
+    help="Also write the report to this file, as JSON.",
 )
 @job_url_option
 @store_options
@@ -175,11 +184,11 @@ def verify(
     master: str | None,
     dry_run: bool,
 ) -> None:
-    """Reads every byte of every object again.
+    """Reads every byte of every object, and checks it.
 
-    Checksums, consecutive offsets, index entries, sizes, sidecars, the chain of the objects, and
-    what no descriptor names. Of all topics that the catalog knows, or of those that are named.
-    Exit code 1 if anything is wrong.
+    Verifies the named topics, or all topics that the catalog knows. Checks checksums, consecutive
+    offsets, index entries, sizes, sidecars and the chain of the objects, and looks for objects that
+    no descriptor names. Exit code 1 if anything is wrong.
 
     \b
     Examples:
@@ -230,7 +239,7 @@ def _verify_lines(done: VerifyReport) -> Iterator[str]:
     more = len(findings) - _FINDINGS_MAX + done.rows_left_out
     if more > 0:
         yield f"and {more} more findings"
-    read = "would be read" if done.dry_run else "read and found right"
+    read = "would be read" if done.dry_run else "read and found correct"
     yield (
         f"{done.topics} topics: {done.objects} objects {read} ({done.bytes} bytes, "
         f"{done.messages} messages); {done.errors} errors, {done.warnings} warnings, "
@@ -247,15 +256,16 @@ def _verify_line(row: VerifyRow) -> str:
 
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--all", "everything", is_flag=True, help="Every topic that has objects.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
-@click.option("--verify", is_flag=True, help="Read every object in full.")
+@click.option("--all", "everything", is_flag=True, help="Restore every topic that has objects.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
+@click.option("--verify", is_flag=True, help="Read every object in full, and check it.")
 @click.option(
     "--assume-nothing-lost",
     is_flag=True,
-    help="No message was appended after the last upload: go on right behind the last object.",
+    help="Assume that no message was appended after the last upload: the next offset follows the "
+    "last object.",
 )
-@click.option("--allow-gaps", is_flag=True, help="Record as lost what no object holds.")
+@click.option("--allow-gaps", is_flag=True, help="Record gaps between objects as lost ranges.")
 @store_options
 @json_option
 @runner_option
@@ -269,12 +279,13 @@ def restore(
     master: str | None,
     **choices: bool,
 ) -> None:
-    """Rebuilds the catalog from the objects alone.
+    """Rebuilds the catalog from the objects.
 
-    Offsets that the lost owner may have handed out after its last upload are not used again: they
-    are recorded as lost, unless --assume-nothing-lost says otherwise. Objects without a usable
-    sidecar are read in full, by Spark, or by threads, if it is much. A restore that was interrupted
-    goes on where it stopped. Exit code 1 if a topic could not be restored, or an object is damaged.
+    Restores the named topics, or with --all every topic that has objects. Offsets that the previous
+    owner may have handed out after its last upload are not used again: they are recorded as lost,
+    unless --assume-nothing-lost is given. Objects without a usable sidecar are read in full, on
+    Spark if there are many. A restore that was interrupted continues when it is run again. Exit
+    code 1 if a topic could not be restored or an object is damaged.
 
     \b
     Examples:
@@ -286,7 +297,7 @@ def restore(
 
     check_runner(runner, master)
     if bool(topics) == everything:
-        raise UsageError("name the topics to restore, or give --all, and not both")
+        raise UsageError("give either the topics to restore or --all, not both")
     bad = False
     with (
         lazy_session(settings, master) as chosen,
@@ -324,17 +335,17 @@ def _restore_lines(report: RestoreReport) -> Iterator[str]:
     if report.read_whole:
         yield f"  {report.read_whole} objects read in full, {report.bytes_read} bytes"
     for start, end in report.gaps:
-        yield f"  lost: offsets {start} to {end - 1}, which no object holds"
+        yield f"  lost: no object holds offsets {start} to {end - 1}"
     if report.lost is not None:
         start, end = report.lost
         yield (
-            f"  offsets {start} to {end - 1} may have been handed out: unless their log comes "
+            f"  offsets {start} to {end - 1} may have been handed out: if their log does not come "
             "back, they will be recorded as lost"
         )
     if report.assumed_in_vain:
         yield (
-            "  --assume-nothing-lost had no effect: these offsets were reserved before, by an "
-            "earlier restore or by an owner, and nobody can tell that they were not handed out"
+            "  --assume-nothing-lost had no effect: an earlier restore or an owner reserved these "
+            "offsets before, so they may have been handed out"
         )
     for object_id in report.damaged:
         yield f"  damaged: {object_id}"
@@ -344,11 +355,11 @@ def _restore_lines(report: RestoreReport) -> Iterator[str]:
 
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--apply", is_flag=True, help="Do it. Without this nothing is changed.")
+@click.option("--apply", is_flag=True, help="Repair. Without this option nothing is changed.")
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="With --apply: messages that are damaged and nowhere else become a lost range.",
+    help="With --apply: record damaged messages that have no sound copy as lost.",
 )
 @store_options
 @json_option
@@ -359,15 +370,18 @@ def repair(
     settings: StoreSettings,
     as_json: bool,
 ) -> None:
-    """Says what is damaged, and with --apply puts right what can be.
+    """Prints what is damaged, and with --apply repairs what can be repaired.
 
-    Damaged segments are written again from objects, damaged objects from segments; checkpoints,
-    positions, indexes and sidecars from what they are made of; the id of a log from its copy, and
-    never from the catalog. Of all topics, or of those that are named; nobody else may have them
-    open. Copies of all that is changed are kept in the directory `repair` of the store. What no
-    descriptor names is left to `forebay sweep`, a lost catalog to `forebay restore`; objects that
-    no local segment could mend are not read: that is `forebay verify`. Exit code 1 if something is
-    wrong, or left.
+    Checks the named topics, or all topics. No other process may have them open.
+
+    Damaged segments are rewritten from objects, and damaged objects from segments. Checkpoints,
+    positions, indexes and sidecars are rewritten from the data that they describe. The id of a log
+    is rewritten from its copy, never from the catalog. Copies of all changed files are kept in the
+    directory `repair` of the store.
+
+    Other commands do the rest: `forebay sweep` removes objects that no descriptor names, `forebay
+    restore` rebuilds a lost catalog, and `forebay verify` reads the objects of which no local
+    segment has a copy. Exit code 1 if anything is damaged and was not repaired.
 
     \b
     Examples:
@@ -378,7 +392,7 @@ def repair(
     from forebay.repair.repair import repair as run
 
     if accept_loss and not apply:
-        raise UsageError("--accept-loss goes with --apply")
+        raise UsageError("--accept-loss needs --apply")
     open_view(settings).close()
     report = run(settings, topics, apply=apply, accept_loss=accept_loss)
     facts = {**asdict(report), "left": len(report.left)}

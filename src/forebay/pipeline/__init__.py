@@ -1,10 +1,18 @@
-"""Everything that moves data in bulk, on Apache Spark.
+"""Everything that runs on Apache Spark: the jobs, the source and the sink.
 
     from forebay.pipeline import offload, spark_session
     offload("data/", spark=spark_session())
 
-Importing this package imports no Spark. `register(spark)` makes the format `forebay` known to a
-session that does not find it by its name.
+    jobs/       offload, compact, verify, restore, export, replay
+    source/     spark.read and spark.readStream
+    sink/       df.write and df.writeStream
+    session     SparkSession with our options
+    execute     runs a function over many items, on Spark or on threads
+    location    the settings of a store, from Spark's options
+    driver      the process in which a server runs Spark
+
+Importing this package does not import Spark. Spark finds the format `forebay` by its name. If a
+session does not, `register(spark)` adds it.
 """
 
 from importlib import import_module
@@ -39,7 +47,7 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'forebay.pipeline' has no attribute {name!r}")
-    if name == "register":  # of which the module itself is made of Spark's classes
+    if name == "register":  # its module imports Spark at the top: check that it is installed
         from forebay.pipeline.session import require_packages
 
         require_packages()

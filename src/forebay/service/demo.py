@@ -1,13 +1,13 @@
-"""The load of `forebay demo`: a few topics with different workloads, written and read all the time.
+"""The load of `forebay demo`: topics with different workloads, written and read all the time.
 
-    /demo/orders     steady: small messages, some each tenth of a second
-    /demo/clicks     in bursts: thousands at once, then nothing for seconds
-    /demo/photos     slow and large: a message of some hundred kilobytes now and then
-    /demo/heartbeat  hardly anything
+    /demo/orders     steady: 20 small messages every tenth of a second
+    /demo/clicks     in bursts: 5,000 messages at once, then none for 8 seconds
+    /demo/photos     slow and large: a message of 300 KiB every two seconds
+    /demo/heartbeat  one small message a second
 
-Each has a reader at its end, and one that reads everything from the beginning, over and over, so
-that all tiers are read. All rates are limited, and retention limits what is stored: `demo_settings`
-says how much.
+Each topic has a reader that follows its end, and one that reads everything from the beginning again
+and again, so that all tiers are read. All rates are limited. Retention limits what is stored
+(`demo_settings`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from forebay.upload.sweep import sweep
 _log: Final = logging.getLogger("forebay.demo")
 NAMESPACE: Final = "/demo/"
 OBJECTS_MIB: Final = 96
-"""Of each topic; what is older than half an hour is deleted."""
+"""Objects of each topic to keep; those older than half an hour are deleted too."""
 LOCAL_MIB: Final = 48
-"""Of each topic; its producer waits for uploads when there is more."""
+"""Segments of each topic; with more, its producer waits for uploads."""
 _READ_PER_SECOND: Final = 4000
-"""Messages, of a reader that reads everything."""
+"""Messages that a reader from the beginning reads."""
 _LARGE_READ_PER_SECOND: Final = 4
 _PAUSE_SECONDS: Final = 2.0
 _GRACE_MINUTES: Final = 2.0
-"""How long objects that a compaction replaced are kept; the demo itself sweeps them."""
+"""How long to keep objects that a compaction replaced; the demo itself sweeps them."""
 _SWEEP_SECONDS: Final = 30.0
 
 
@@ -56,10 +56,11 @@ class Workload:
 
     name: str
     seconds: float
-    """Between two batches."""
+    """Time between two batches."""
     messages: int
+    """Messages of a batch."""
     size: int
-    """Of a payload, about."""
+    """Approximate bytes of a payload."""
     read_per_second: int = _READ_PER_SECOND
 
 
@@ -72,9 +73,9 @@ WORKLOADS: Final = (
 
 
 def demo_settings(settings: StoreSettings) -> StoreSettings:
-    """The settings of a demo: everything moves within seconds, and less than 600 MiB are kept.
+    """The settings of a demo: data moves on within seconds, and less than 600 MiB are kept.
 
-    Objects that a compaction replaced come on top, for a few minutes.
+    Objects that a compaction replaced take more space for a few minutes.
     """
     small = UploaderSettings(
         interval_seconds=3,
@@ -101,18 +102,18 @@ class Demo:
     """A background task of a service (`forebay.service.service.BackgroundTask`)."""
 
     def __init__(self, store: Store) -> None:
-        """UsageError for a store with other topics: the demo's retention would delete from them."""
+        """UsageError if the store has other topics: the demo's retention would delete messages."""
         others = [name for name in store.topics() if not name.startswith(NAMESPACE)]
         if others:
             raise UsageError(
-                f"{store.settings.data} holds topics that are not the demo's, such as {others[0]}, "
-                "and the demo deletes old messages: choose an empty directory with --data"
+                f"{store.settings.data} holds topics that are not the demo's, such as {others[0]}. "
+                "The demo deletes old messages: choose an empty directory with --data"
             )
         self._store = store
         self._stopped = threading.Event()
 
     async def run(self) -> None:
-        """Until it is cancelled; its threads have ended when it returns."""
+        """Runs until it is cancelled. Its threads have ended when it returns."""
         threads = [
             threading.Thread(target=self._repeat, args=[work, each], daemon=True, name="demo")
             for each in WORKLOADS
@@ -129,7 +130,10 @@ class Demo:
                 await asyncio.to_thread(thread.join)
 
     def _repeat(self, work: Callable[[Topic, Workload], None], workload: Workload) -> None:
-        """Again and again: a full disk, or an object that retention deleted, ends nothing."""
+        """Repeats the work until the demo stops.
+
+        An error, such as a full disk or an object that retention deleted, is logged.
+        """
         while not self._stopped.is_set():
             try:
                 work(self._store.topic(NAMESPACE + workload.name), workload)
@@ -140,7 +144,7 @@ class Demo:
             self._stopped.wait(_PAUSE_SECONDS)
 
     def _sweep(self) -> None:
-        """Removes what compactions replaced soon: a user may start compactions all day."""
+        """Sweeps often, because users of a demo may start compactions again and again."""
         while not self._stopped.wait(_SWEEP_SECONDS):
             try:
                 with self._store.view() as view:
@@ -161,12 +165,12 @@ class Demo:
         number = topic.watermarks().appended
         while not self._stopped.wait(workload.seconds):
             if sum(segment.size for segment in topic.segments()) > LOCAL_MIB * MIB:
-                raise ServiceUnavailable("uploads are behind: nothing is written meanwhile")
+                raise ServiceUnavailable("uploads are behind: the producer waits")
             batch = [_payload(workload, number + each) for each in range(workload.messages)]
             number = topic.append_many(batch, durability="synced").stop
 
     def _follow(self, topic: Topic, _workload: Workload) -> None:
-        """Reads what is new, as a consumer that is up to date."""
+        """Reads new messages as they arrive."""
         at = topic.watermarks().synced
         while not self._stopped.wait(0.25):
             with topic.read(at) as reader:
@@ -174,7 +178,7 @@ class Demo:
                     at = message.offset + 1
 
     def _read_all(self, topic: Topic, workload: Workload) -> None:
-        """Reads from the oldest message to the present end."""
+        """Reads from the oldest message to the current end, at a limited rate."""
         began, taken = time.monotonic(), 0
         with topic.read("earliest") as reader:
             for _message in reader:

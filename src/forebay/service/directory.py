@@ -1,9 +1,9 @@
-"""`DataDirectory`: the data directory of one server: locked, with an id, and the server's address.
+"""`DataDirectory`: the data directory of one server: its lock, its id, and the server's address.
 
-The lock is the kernel's, on an open file, so that it ends with the process however that ends. The
-note with the address (`forebay.client`) is how others find the server, and proves nothing. The id
-is created by the first server of the directory, and stays: by it a client tells this store from
-another one whose server took over the address.
+The lock is a kernel lock on an open file, so it ends with the process, however that ends. Other
+processes find the server by the address file (`forebay.client`); the file does not prove that the
+server runs. The first server of a directory creates the id, which never changes. A client compares
+it to notice when a server of another store has taken over the address.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from forebay.errors import DiskError, FormatError, LogLocked, remedy
 from forebay.format.names import SERVER_LOCK_FILE, STORE_ID_FILE
 
 _MODE: Final = 0o600
-"""The note is for its owner only: reading it proves access to the directory."""
+"""Only the owner may read the address file: reading it proves access to the directory."""
 _ID_MODE: Final = 0o644
-"""The id is no secret: `/healthz` returns it to everybody."""
+"""The id is not secret: `/healthz` returns it to everybody."""
 _ID_BYTES_MAX: Final = 64
 
 
 class DataDirectory:
-    """Locked when it is made.
+    """A data directory, created if needed and locked until `close`.
 
-    LogLocked if another server has it, DiskError if it cannot be used, FormatError if its id is
-    damaged: it is unknown then which store it is.
+    The constructor raises LogLocked if another server has the lock, DiskError if the directory
+    cannot be used, and FormatError if the id file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,16 +60,16 @@ class DataDirectory:
             raise
 
     def _holder(self) -> str:
-        """The id of the process that has the lock, as written in the lock file."""
+        """The process id that the lock file names."""
         return os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
 
     def announce(self, note: ServerInfo) -> None:
-        """Writes the note; one that is there belongs to a server that is gone."""
+        """Writes the address file, in place of one that an earlier server left."""
         path = server_file(self.path)
         draft = path.with_name(path.name + ".tmp")
         try:
             draft.unlink(missing_ok=True)
-            with open(  # with an opener, so that the mode is right from the start
+            with open(  # with an opener, so that the file has its mode from the start
                 draft, "xb", opener=lambda name, flags: os.open(name, flags, _MODE)
             ) as file:
                 file.write(note.encode())
@@ -79,7 +79,7 @@ class DataDirectory:
         self._note = note
 
     def close(self) -> None:
-        """Removes the note, if it is still ours, and releases the lock. Idempotent."""
+        """Removes the address file if it is still this server's, and unlocks. Idempotent."""
         note, self._note = self._note, None
         if note is not None and read_server_info(self.path) == note:
             server_file(self.path).unlink(missing_ok=True)
@@ -89,10 +89,9 @@ class DataDirectory:
 
 
 def store_id(path: Path) -> str:
-    """The id of the store in the directory, created if there is none.
+    """Returns the id of the store in the directory; creates and syncs it if there is none.
 
-    For one caller at a time. The id is synced before it is returned: a client that knows it finds
-    it again after a crash.
+    Only one process may call it at a time. FormatError if the file is not an id.
     """
     file = path / STORE_ID_FILE
     try:
@@ -103,8 +102,8 @@ def store_id(path: Path) -> str:
         raise _unusable(path, error) from error
     if not is_id(found):
         raise FormatError(
-            f"{file} is not 32 hexadecimal digits: put back the file of this store, or remove it, "
-            "which gives the store a new id; clients that run now then take it for another one"
+            f"{file} is not 32 hexadecimal digits: put back the file of this store, or remove it. "
+            "The store then gets a new id, and running clients take it for another store"
         )
     return found
 

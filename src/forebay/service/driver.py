@@ -1,9 +1,11 @@
-"""`DriverProcess`: the Spark driver of a server, seen from the server.
+"""`DriverProcess`: the server's side of the Spark driver.
 
-It is a process of its own, because a JVM that dies, or is killed for its memory, must not take the
-server with it. It sends heartbeats; when they stop, the driver hangs, and is killed with all its
-children. The lines that it sends are documented in `forebay.pipeline.driver`; Spark's own output is
-in `<data>/spark.log`, which is bounded, and new with each server.
+The driver is a process of its own, so that the server survives when the JVM dies or is killed for
+its memory. The driver sends heartbeats. When they stop, the server kills the driver with all its
+children. The lines that it sends are documented in `forebay.pipeline.driver`. Spark's own output
+goes to `<data>/spark.log`, which is bounded; each start of a server begins a new one.
+
+What a caller gets wrong: `start` returns before Spark runs. Await `ready` before `run_order`.
 """
 
 from __future__ import annotations
@@ -31,16 +33,17 @@ LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 _START_SECONDS_MAX: Final = 600
 _END_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 60.0
-"""After which a driver counts as hanging: thirty heartbeats."""
+"""A driver that sends nothing for so long is killed: thirty heartbeats."""
 _SILENCE_CHECKS: Final = 30
-"""In a row without a line, each after the event loop could read one, before a driver hangs."""
+"""Checks in a row that find no new line before a driver is killed. Between two of them the event
+loop had time to read one."""
 
 OnProgress = Callable[[int, int, int], None]
-"""Gets the tasks that are done, all tasks, and the number of the Spark job within the order."""
+"""Called with the tasks that are done, all tasks, and the number of the Spark job in the order."""
 
 
 class DriverEnded(Exception):
-    """The driver's process ended, or never became ready."""
+    """The driver's process ended, or did not become ready in time."""
 
 
 def driver_command() -> list[str]:
@@ -48,7 +51,7 @@ def driver_command() -> list[str]:
 
 
 class DriverProcess:
-    """One driver, from its start to its end. On the event loop's thread."""
+    """One driver process, from its start to its end. Use it on the event loop's thread only."""
 
     def __init__(
         self,
@@ -72,14 +75,14 @@ class DriverProcess:
         self._on_progress: OnProgress = lambda _done, _total, _step: None
         self._refused: str | None = None
         self.ended: asyncio.Future[str] = loop.create_future()
-        """Why the process ended, once it has."""
+        """Done when the process has ended; its result is the reason."""
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Starts the process; wait for `ready` before anything else."""
+        """Starts the process, and returns before Spark runs: await `ready` next."""
         level = logging.getLogger("forebay").getEffectiveLevel()
         orders = await asyncio.to_thread(Orders(self._settings, level).encode)
         with _open_log(Path(self._settings.data or "") / LOG_FILE) as log:
@@ -89,7 +92,7 @@ class DriverProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 limit=LINE_BYTES_MAX,
-                # A Ctrl-C on the terminal is not for the driver: it ends when its input ends.
+                # Ctrl-C on the terminal must not reach the driver, which ends with its input.
                 start_new_session=True,
             )
         self._reader = asyncio.create_task(self._read(self._process))
@@ -97,7 +100,7 @@ class DriverProcess:
         self._write(orders)
 
     async def ready(self) -> str:
-        """Waits for Spark, and returns its master; DriverEnded if it does not start."""
+        """Waits until Spark runs, and returns its master; DriverEnded if it does not start."""
         try:
             async with asyncio.timeout(_START_SECONDS_MAX):
                 return await asyncio.shield(self._ready)
@@ -105,7 +108,10 @@ class DriverProcess:
             raise DriverEnded(f"Spark did not start in {_START_SECONDS_MAX} seconds") from None
 
     async def run_order(self, order: Order, on_progress: OnProgress) -> Outcome:
-        """One order at a time; DriverEnded if the driver ended before it did."""
+        """Runs one order and returns its outcome; DriverEnded if the driver ends before.
+
+        Only one order may run at a time.
+        """
         assert self._order is None, "one order at a time"
         self._outcome = asyncio.get_running_loop().create_future()
         self._order, self._on_progress = order, on_progress
@@ -127,7 +133,7 @@ class DriverProcess:
         self._send(do="cancel", id=job)
 
     async def stop(self) -> None:
-        """Ends its input, and so the process; kills what does not end. Idempotent."""
+        """Closes the driver's input, which ends it, and kills it if it does not end. Idempotent."""
         process = self._process
         if process is None:
             return
@@ -149,7 +155,7 @@ class DriverProcess:
         self._write(json.dumps(fields).encode() + b"\n")
 
     def _write(self, data: bytes) -> None:
-        """Without waiting: orders are small and few. If the process is gone, `ended` says so."""
+        """Writes without waiting, as orders are small. If the process died, `ended` says so."""
         assert self._process is not None
         assert self._process.stdin is not None
         with suppress(OSError, RuntimeError):
@@ -161,7 +167,7 @@ class DriverProcess:
             while line := await process.stdout.readline():
                 self._received = True
                 self._on_line(line)
-        except ValueError:  # longer than a line may be: no driver of ours
+        except ValueError:  # a line over the limit, which our driver does not send
             _kill(process)
         code = await process.wait()
         reason = self._refused or _reason(code)
@@ -173,8 +179,8 @@ class DriverProcess:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kills the process when it is silent for too long.
 
-        Checks are counted, not seconds: the time while this process itself is suspended is no
-        silence of the driver.
+        Counts checks, not seconds: while this process is suspended, it cannot read what the driver
+        sends.
         """
         silent = 0
         while silent < _SILENCE_CHECKS:
@@ -182,7 +188,7 @@ class DriverProcess:
             silent = 0 if self._received else silent + 1
             self._received = False
         self._refused = (
-            f"the Spark driver hung: it said nothing for {self._silence_seconds:.0f} seconds, and "
+            f"the Spark driver hung: it sent nothing for {self._silence_seconds:.0f} seconds, and "
             "was killed"
         )
         _kill(process)
@@ -191,7 +197,7 @@ class DriverProcess:
         try:
             self._on_event(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
-            event(_log, logging.WARNING, "the Spark driver said what nobody knows", error=error)
+            event(_log, logging.WARNING, "the Spark driver sent an unknown line", error=error)
 
     def _on_event(self, fields: dict[str, Any]) -> None:
         kind = fields["event"]
@@ -219,29 +225,29 @@ class DriverProcess:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """With all its children."""
+    """Kills the process with all its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _retrieve(future: asyncio.Future[str]) -> None:
-    """Marks an error as retrieved: asyncio would log it if nobody waits for the future."""
+    """Marks the error as retrieved: asyncio logs errors that nobody awaits."""
     if not future.cancelled():
         future.exception()
 
 
 def _reason(code: int) -> str:
     if code < 0:
-        return f"the Spark driver was ended by {signal.Signals(-code).name}"
+        return f"the Spark driver was killed by {signal.Signals(-code).name}"
     if code == REFUSED:
         return "Spark did not start"
-    return f"the Spark driver ended with code {code}; {LOG_FILE} in the data directory says more"
+    return f"the Spark driver ended with code {code}; see {LOG_FILE} in the data directory"
 
 
 def _open_log(path: Path) -> Any:
-    """For one process to write to; truncated if the one before left it too large.
+    """Opens the log for a driver to append to; truncates it first if it is too large.
 
-    Readable by its owner only: Spark logs its configuration.
+    Only its owner can read the file: Spark logs its configuration.
     """
     bound_log(path)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
@@ -250,13 +256,13 @@ def _open_log(path: Path) -> Any:
 
 
 def bound_log(path: Path) -> None:
-    """Truncates the log if it is over its bound; a process that appends to it goes on."""
+    """Truncates the log if it is too large; a process may go on appending to it."""
     with suppress(FileNotFoundError):
         if path.stat().st_size > LOG_BYTES_MAX:
             os.truncate(path, 0)
 
 
 def rotate_log(path: Path) -> None:
-    """At the start of a server: keeps the log of the last one, and no older one."""
+    """Renames the log of the previous server to `<name>.1`, and so drops an older one."""
     with suppress(FileNotFoundError):
         path.replace(path.with_name(path.name + ".1"))

@@ -1,13 +1,13 @@
 """`JobQueue`: the jobs of a server and the pipeline's cycles, one at a time on its Spark driver.
 
-A driver that ends or hangs is restarted, with a backoff until one does something. The job that was
-running is lost: what it committed counts, and the next one does nothing twice, because the engine
-compares before it commits. A cycle that was running is simply due again. A cycle that moved nothing
-is not recorded; cycles in a row that failed are recorded as one.
+A driver that ends or hangs is restarted, with a backoff until one makes progress. The job that was
+running ends as `lost`. What it committed stays committed, and the next job does not repeat it. A
+cycle that was running is due again. A cycle that uploaded nothing is not recorded, and failed
+cycles in a row are recorded as one.
 
-`<data>/jobs.ndjson` keeps the last jobs, one line of JSON each, the oldest first. It is for people:
-nothing is decided by it. The file is replaced as a whole, so that a crash leaves the old or the new
-one; a line that cannot be read is left out, with a warning.
+`<data>/jobs.ndjson` keeps the last jobs, one line of JSON each, the oldest first. It is for people
+only: no decision depends on it. The file is replaced as a whole, so that a crash leaves the old or
+the new one. A line that cannot be read is left out, with a warning.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from forebay.settings import StoreSettings
 _log: Final = logging.getLogger("forebay.service")
 JOBS: Final = Counter(
     "forebay_jobs_total",
-    "Jobs and cycles that moved something, by how they ended.",
+    "Jobs, and cycles that uploaded something, by how they ended.",
     ["kind", "state"],
 )
 RESTARTS: Final = Counter("forebay_spark_restarts_total", "Spark drivers that ended by themselves.")
 WAITING_MAX: Final = 32
-"""Jobs in the queue."""
+"""The most jobs in the queue."""
 _CYCLE: Final = "interval"
 _REQUEST: Final = "request"
 JOBS_KEPT: Final = 200
@@ -72,13 +72,13 @@ _NAMES: Final = {field.name for field in fields(JobRecord)}
 
 @dataclass(frozen=True, slots=True)
 class RestartBackoff:
-    """How long to wait before a driver is restarted, while none of them does anything."""
+    """How long to wait before a driver is restarted, while none makes progress."""
 
     first_seconds: float = 0.5
     most_seconds: float = 60.0
 
     def delay_seconds(self, ends: int) -> float:
-        """After so many ends in a row."""
+        """The delay after `ends` drivers in a row that ended without progress."""
         return float(min(self.first_seconds * 2 ** min(ends - 1, 20), self.most_seconds))
 
 
@@ -86,7 +86,10 @@ _BACKOFF: Final = RestartBackoff()
 
 
 class JobQueue:
-    """Implements `forebay.admin.jobs.Jobs`. `run` does the work."""
+    """Implements `forebay.admin.jobs.Jobs`. Jobs wait until `run` runs.
+
+    `list`, `get` and `driver` may be called from any thread; the rest on the event loop's thread.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class JobQueue:
         backoff: RestartBackoff = _BACKOFF,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
-        """`command` is run in the place of the driver."""
+        """`command` replaces the command that starts a driver."""
         self._silence_seconds = silence_seconds
         self._settings = settings
         self._command = driver_command() if command is None else list(command)
@@ -111,7 +114,7 @@ class JobQueue:
         self._driver: DriverProcess | None = None
         self._status = DriverStatus("starting", settings.spark.master, time.time())
         self._ends = 0
-        """Of drivers in a row that did nothing."""
+        """Drivers in a row that ended without progress."""
         self._next_cycle = 0.0
         self._turn_of_jobs = False
         self._changed = asyncio.Event()
@@ -123,7 +126,7 @@ class JobQueue:
         self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
     ) -> JobRecord:
         if len(self._waiting) >= WAITING_MAX:
-            raise JobsFull(f"{WAITING_MAX} jobs wait already: come back when some are done")
+            raise JobsFull(f"{WAITING_MAX} jobs are waiting already: try again when some are done")
         job = _new(kind, tuple(topics), dict(options), _REQUEST, QUEUED)
         self._put(job)
         self._waiting.append(job.id)
@@ -145,7 +148,7 @@ class JobQueue:
         if job.state == QUEUED:
             with suppress(ValueError):
                 self._waiting.remove(job_id)
-            return self._end(job, CANCELLED, "it was cancelled before it began")
+            return self._end(job, CANCELLED, "cancelled before it started")
         if self._driver is not None:
             self._driver.cancel(job_id)
         return job
@@ -156,7 +159,7 @@ class JobQueue:
     # -- running --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until it is cancelled; then ends the driver, and cancels what is not over."""
+        """Runs until it is cancelled; then stops the driver, and cancels unfinished jobs."""
         path = self._data / JOBS_FILE
         past = await asyncio.to_thread(read_jobs, path)
         with self._guard:
@@ -177,7 +180,7 @@ class JobQueue:
             await asyncio.to_thread(self._write, path)
 
     async def _one_driver(self) -> None:
-        """From the start of a driver to its end, and the wait after it."""
+        """Runs one driver until it ends, and waits before the next one."""
         driver = self._driver = DriverProcess(
             self._settings, self._command, silence_seconds=self._silence_seconds
         )
@@ -201,7 +204,7 @@ class JobQueue:
         event(
             _log,
             logging.WARNING,
-            "the Spark driver ended; it is started again" if ready else "Spark did not start",
+            "the Spark driver ended; it will be restarted" if ready else "Spark did not start",
             error=reason,
             again_in_seconds=delay,
         )
@@ -210,7 +213,7 @@ class JobQueue:
         await asyncio.sleep(delay)
 
     async def _run_jobs(self, driver: DriverProcess) -> None:
-        """Runs jobs and cycles until the driver ends: DriverEnded."""
+        """Runs jobs and cycles until the driver ends; then raises DriverEnded."""
         while True:
             if driver.ended.done():
                 raise DriverEnded(driver.ended.result())
@@ -227,7 +230,7 @@ class JobQueue:
             self._set_status("ready")
 
     def _next(self) -> JobRecord | None:
-        """Jobs and cycles that are due take turns."""
+        """The next job or cycle to run, or None. Jobs and cycles that are due take turns."""
         due = self._settings.uploader.enabled and time.monotonic() >= self._next_cycle
         if self._waiting and (self._turn_of_jobs or not due):
             self._turn_of_jobs = False
@@ -238,7 +241,7 @@ class JobQueue:
         return _new("offload", (), {"due": True}, _CYCLE, RUNNING) if due else None
 
     async def _idle(self, driver: DriverProcess) -> None:
-        """Until there is something to do, or the driver has ended."""
+        """Waits until there is something to do, or the driver has ended."""
         self._changed.clear()
         if self._waiting:
             return
@@ -282,7 +285,7 @@ class JobQueue:
     def _lose(self, job: JobRecord, reason: str) -> None:
         found = self.get(job.id)
         if found is not None:
-            self._end(found, LOST, f"{reason}; what was committed counts")
+            self._end(found, LOST, f"{reason}; what was committed stays committed")
         self._next_cycle = 0.0
 
     def _end_cycle(self, job: JobRecord, outcome: Outcome) -> None:
@@ -296,12 +299,12 @@ class JobQueue:
             event(
                 _log,
                 logging.WARNING,
-                "a cycle of the pipeline failed; it is tried again",
+                "a cycle of the pipeline failed; it will be retried",
                 error=outcome.error,
                 attempts=job.attempts,
             )
         elif not outcome.summary.get("objects") and outcome.state != CANCELLED:
-            self._forget(job.id)  # at most, objects were verified that nobody had read back
+            self._forget(job.id)  # it uploaded nothing; at most it read objects back
             return
         self._end(found or job, outcome.state, outcome.error, outcome)
 
@@ -325,7 +328,7 @@ class JobQueue:
         with self._guard:
             self._records[job.id] = job
             past = [each for each in self._records.values() if each.over]
-            # Requested jobs outlast the cycles, which come every few seconds.
+            # Cycles are dropped before requested jobs, as they come every few seconds.
             past.sort(key=lambda each: each.trigger == _REQUEST)
             over = (each.id for each in past)
             while len(self._records) > JOBS_KEPT and (oldest := next(over, None)) is not None:
@@ -344,7 +347,7 @@ class JobQueue:
         self._status = status
 
     async def _write_changes(self, path: Path) -> None:
-        """Writes changes a second after they happen: progress is not worth a sync each."""
+        """Writes changes a second after they happen, so that not every progress costs a sync."""
         while True:
             await self._unwritten.wait()
             await asyncio.sleep(1)
@@ -356,7 +359,7 @@ class JobQueue:
             with self._writing:
                 write_jobs(path, self.list()[::-1])
         except OSError as error:
-            event(_log, logging.WARNING, "past jobs cannot be kept", file=path, error=error)
+            event(_log, logging.WARNING, "past jobs cannot be written", file=path, error=error)
 
 
 def _new(
@@ -371,7 +374,10 @@ def _new(
 
 
 def read_jobs(path: Path) -> list[JobRecord]:
-    """The jobs in the file; one that was not over when its server ended is lost."""
+    """The jobs in the file. A job that was unfinished when its server ended is `lost`.
+
+    An unreadable file or line is logged, not raised.
+    """
     try:
         with path.open("rb") as file:
             lines = file.read(_FILE_BYTES_MAX).splitlines()
@@ -406,15 +412,15 @@ def _record(line: bytes) -> JobRecord | None:
         return None
     if record.over:
         return record
-    return replace(record, state=LOST, error="the server ended while the job was not over")
+    return replace(record, state=LOST, error="the server ended before the job did")
 
 
 def write_jobs(path: Path, jobs: Iterable[JobRecord]) -> None:
-    """OSError if it cannot be written; the file is unchanged then."""
+    """Replaces the file, and syncs it. After an OSError the old file is unchanged."""
     lines = [json.dumps(asdict(job)).encode() + b"\n" for job in jobs]
     draft = path.with_name(path.name + ".tmp")
     draft.unlink(missing_ok=True)
-    with open(  # with an opener, so that the mode is right from the start
+    with open(  # with an opener, so that the file has its mode from the start
         draft, "xb", opener=lambda name, flags: os.open(name, flags, _MODE)
     ) as file:
         file.write(b"".join(lines[-JOBS_KEPT:]))

@@ -1,13 +1,14 @@
-"""`Service`: the process of `forebay up` and `forebay serve`, from first check to last sync.
+"""`Service`: the process of `forebay up` and `forebay serve`.
 
-It refuses what it can before it starts anything: a directory that another server uses, an address
-that is taken, a missing Java. Then it opens the store and starts its servers; behind them, in the
-background, topics are opened and Spark is started.
+The constructor checks what it can before anything starts: that no other server uses the directory,
+that the address is free, and that Java is installed. It opens the store and binds the servers.
+`run` serves, and opens topics and starts Spark in the background.
 
-    signal or `stop`  ->  streams end, nothing new is taken, the driver ends, the store is synced
+After a signal or `stop`, streams end, new requests are refused, the Spark driver ends, and the
+store is synced and closed.
 
-`Service._listeners` are its servers. The HTTP server is one; another kind (a gRPC broker) takes its
-place beside it by implementing `Listener`.
+To add a server of another kind, such as a gRPC broker, implement `Listener` and add it to
+`Service._listeners`.
 
 What a caller gets wrong: `run` takes over the main thread and its signals.
 """
@@ -44,9 +45,9 @@ from forebay.topic.store import Store
 
 _log: Final = logging.getLogger("forebay.service")
 _THREADS: Final = 32
-"""Shared by all requests, for calls that wait for a disk or a network."""
+"""Shared by all requests, for calls that wait for a disk or for the network."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""One that is ignored when the process starts (as with nohup) stays ignored."""
+"""Signals that stop the server. One that is ignored at the start, as with nohup, stays ignored."""
 _START_POLL_SECONDS: Final = 0.01
 _OPENING_AT_ONCE: Final = 4
 _RETRY_SECONDS: Final = 10.0
@@ -57,7 +58,7 @@ class Listener(Protocol):
     """A server of a service: bound before anything starts, serving until it is stopped."""
 
     def bind(self) -> str:
-        """Listens, and returns the URL; UsageError if it cannot."""
+        """Starts to listen, and returns the URL; UsageError if it cannot."""
 
     async def serve(self) -> None: ...
 
@@ -89,15 +90,15 @@ class HttpListener:
 
 
 class BackgroundTask(Protocol):
-    """What runs beside the servers, for as long as they do."""
+    """A task that runs as long as the servers do."""
 
     async def run(self) -> None:
-        """Until it is cancelled; an exception ends the service."""
+        """Runs until it is cancelled, or until its work is done. An exception ends the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceInfo:
-    """Where everything is, for people and for programs."""
+    """The addresses and places of a running service, to be printed."""
 
     url: str
     data: str
@@ -112,18 +113,18 @@ class Service:
     """One server process over one data directory."""
 
     def __init__(self, settings: StoreSettings, *, spark: bool) -> None:
-        """UsageError, LogLocked or DiskError if it cannot run as it is configured."""
+        """Raises UsageError, LogLocked or DiskError if it cannot run as it is configured."""
         if settings.data is None:
             raise UsageError("a server needs a data directory: name one with --data or --config")
         if spark:
             settings = _for_spark(settings)
-        raise_descriptors()  # before the HTTP server computes its limit of connections
+        raise_descriptors()  # first, as the HTTP server computes its connection limit from it
         self.settings = replace(settings, data=Path(settings.data or "").absolute())
         self._spark = spark
         self._stack = ExitStack()
         self._stop = asyncio.Event()
         self._listeners: list[Listener] = [HttpListener(self)]
-        """The HTTP server first: its URL is the service's."""
+        """The HTTP server comes first: its URL is the service's."""
         self.context: ServerContext
         self._jobs: JobQueue | None = None
         try:
@@ -142,7 +143,7 @@ class Service:
             urls.append(listener.bind())
         store = Store(self.settings)
         self._stack.callback(store.close)
-        store.topics()  # raises now if the catalog does not respond, instead of in every request
+        store.topics()  # raises now if the catalog does not respond, not later in every request
         self.context = ServerContext(
             store,
             url=urls[0],
@@ -160,8 +161,8 @@ class Service:
             event(
                 _log,
                 logging.WARNING,
-                "storage.uploader.runner is spark, and this server runs no Spark: nothing is "
-                "uploaded until `forebay pipeline` or `forebay offload` does it",
+                "storage.uploader.runner is spark, but this server runs no Spark: nothing is "
+                "uploaded unless you run `forebay pipeline` or `forebay offload`",
             )
 
     def info(self) -> ServiceInfo:
@@ -180,15 +181,16 @@ class Service:
         )
 
     def stop(self) -> None:
-        """Ends `run`. From the event loop's thread, or a signal's handler."""
+        """Makes `run` end. Call it on the event loop's thread, or in a signal handler."""
         self._stop.set()
 
     def run(
         self, *background: BackgroundTask, started: Callable[[], None] = lambda: None
     ) -> signal.Signals | None:
-        """Runs until `stop` or a signal, which is returned; a second signal exits at once.
+        """Runs until `stop`, and returns None, or until a signal, and returns it.
 
-        `started` is called when the servers respond.
+        A second signal exits the process at once. `started` is called when the servers respond.
+        ServiceUnavailable if a server ended by itself.
         """
         received: list[signal.Signals] = []
         handled = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
@@ -203,7 +205,7 @@ class Service:
         return received[0] if received else None
 
     def close(self) -> None:
-        """For a service that was never run."""
+        """Closes a service that was never run; `run` closes it itself."""
         self._stack.close()
 
     def _on_signal(self, number: signal.Signals, received: list[signal.Signals]) -> None:
@@ -228,13 +230,13 @@ class Service:
         pending: set[asyncio.Task[Any]] = {stopped, *serving, *behind}
         while True:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            # A background task may end by itself, as when all topics are open.
+            # A background task may end by itself, as the opener does when all topics are open.
             if any(task not in behind or task.exception() is not None for task in done):
                 break
         stop_requested = self._stop.is_set()
         await self._end(serving, [stopped, *behind])
         if not stop_requested:
-            raise ServiceUnavailable("a server ended by itself; its log says why")
+            raise ServiceUnavailable("a server stopped unexpectedly; see its log")
 
     def _background(self, tasks: Sequence[BackgroundTask]) -> list[Coroutine[Any, Any, None]]:
         opener = TopicOpener(self.context.store, self._set_unready)
@@ -248,7 +250,7 @@ class Service:
     async def _end(
         self, serving: list[asyncio.Task[None]], behind: list[asyncio.Task[Any]]
     ) -> None:
-        """Ends servers and background tasks side by side; then raises the first error."""
+        """Stops all servers and background tasks, waits for them, and raises the first error."""
         self.context.unready = "the server is stopping"
         self.context.stopping.set()
         for listener in self._listeners:
@@ -261,7 +263,7 @@ class Service:
                 raise result
 
     def _close(self, handled: Sequence[signal.Signals]) -> None:
-        """Closes the store; a second signal exits at once meanwhile, too."""
+        """Closes the store. A signal during that time exits the process at once."""
 
         def exit_at_once(number: int, _frame: FrameType | None) -> None:
             os._exit(128 + number)
@@ -281,7 +283,7 @@ def _any_done(tasks: Sequence[asyncio.Task[None]]) -> bool:
 
 
 def _for_spark(settings: StoreSettings) -> StoreSettings:
-    """Refuses what cannot work, before anything is started."""
+    """The settings for a server with Spark; UsageError if Spark cannot run here."""
     from forebay.pipeline.location import job_settings
     from forebay.pipeline.session import find_java, require_packages
 
@@ -293,9 +295,9 @@ def _for_spark(settings: StoreSettings) -> StoreSettings:
 
 
 def raise_descriptors() -> int:
-    """Raises the soft limit of open files to the hard one, and returns it; warns if it is low.
+    """Raises the soft limit of open files to the hard one, and returns it. Warns if it is low.
 
-    A log has three files open, and the usual soft limit of 1,024 is for programs that use select().
+    A log has three files open. The usual soft limit of 1,024 is for programs that use select().
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -303,24 +305,26 @@ def raise_descriptors() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
         except (OSError, ValueError) as error:  # more than the kernel allows
-            event(_log, logging.WARNING, "the limit of open files stays as it is", error=str(error))
+            event(
+                _log, logging.WARNING, "the limit of open files cannot be raised", error=str(error)
+            )
     if soft != resource.RLIM_INFINITY and soft < _FEW_DESCRIPTORS:
         event(
             _log,
             logging.WARNING,
-            "few files may be open: a topic needs three, and a connection one; raise the hard "
-            "limit (ulimit -Hn, LimitNOFILE=)",
+            "the limit of open files is low: a topic needs three files, a connection one; raise "
+            "the hard limit (ulimit -Hn, LimitNOFILE=)",
             limit=soft,
         )
     return soft
 
 
 class TopicOpener:
-    """Opens every topic that has a local log, behind a server that already listens.
+    """Opens every topic that has a local log, while the server already listens.
 
-    So what was synced and not uploaded is uploaded, and what a crash left is recovered, before
-    anybody asks for the topic. A topic that cannot be opened is logged and tried again; it does not
-    hold up the others or the server.
+    Opening recovers the log after a crash, and lets synced messages be uploaded, although no
+    request has named the topic. A topic that cannot be opened is logged and retried. It delays
+    neither the other topics nor the server.
     """
 
     def __init__(
@@ -330,7 +334,7 @@ class TopicOpener:
         *,
         retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
-        """`on_progress` gets the progress in words, and None when every topic was tried once."""
+        """`on_progress` is called with a text, and with None when every topic was tried once."""
         self._store = store
         self._on_progress = on_progress
         self._retry_seconds = retry_seconds
@@ -338,7 +342,7 @@ class TopicOpener:
         """The last error of each topic that cannot be opened."""
 
     async def run(self) -> None:
-        """Until all topics are open."""
+        """Returns when all topics are open."""
         left = await asyncio.to_thread(self._with_local_log)
         left = await self._open_all(left, self._on_progress)
         self._on_progress(None)
@@ -353,7 +357,7 @@ class TopicOpener:
     async def _open_all(
         self, names: list[str], on_progress: Callable[[str | None], None]
     ) -> list[str]:
-        """Opens them, a few at a time; returns those that could not be opened."""
+        """Opens the topics, a few at a time; returns those that could not be opened."""
         failed: list[str] = []
         done = 0
 
@@ -372,15 +376,15 @@ class TopicOpener:
     def _open(self, name: str) -> bool:
         try:
             self._store.topic(name)
-        except LogClosed:  # the server stops
+        except LogClosed:  # the server is stopping
             return True
         except (ForebayError, OSError) as error:
-            if self._logged.get(name) != str(error):  # once, not with each attempt
+            if self._logged.get(name) != str(error):  # log an error once, not at every retry
                 self._logged[name] = str(error)
                 event(
                     _log,
                     logging.ERROR,
-                    "a topic cannot be opened; it is tried again",
+                    "a topic cannot be opened; it will be retried",
                     topic=name,
                     error=error,
                 )

@@ -239,7 +239,7 @@ def test_a_new_object_that_was_not_read_back_alike_is_not_committed(setup: Setup
 
     [row] = setup.compacted(run=careless).rows
     assert row.error is not None
-    assert "was not read back" in row.error
+    assert "differs from the objects" in row.error
     assert len(setup.chain()) == 2
 
 
@@ -262,7 +262,7 @@ def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(
 
     backend.hook("complete", overwrite, when="after")
     monkeypatch.setattr(executor_resources(setup.settings), "_store", CloudStore(backend))
-    with pytest.raises(CorruptLog, match="does not hold what it was made of"):
+    with pytest.raises(CorruptLog, match="was read back as"):
         rewrite(setup.settings, job)
     assert sidecar(job.intent.object_id) not in setup.names()
 
@@ -271,10 +271,8 @@ def test_a_topic_whose_restore_is_unfinished_is_left_alone(setup: Setup) -> None
     setup.lay([0, 10, 20])
     setup.create(**{**_fields(setup.record()), "log_id": restoring("log")})
     [row] = setup.compacted().rows
-    assert (row.object_id, row.error) == (
-        None,
-        "/default/orders: a restore is under way, or was interrupted",
-    )
+    assert row.object_id is None
+    assert "/default/orders: a restore is running or was interrupted" in str(row.error)
 
 
 def test_doing_a_task_twice_gives_the_same(setup: Setup) -> None:

@@ -33,7 +33,7 @@ def test_a_target_and_a_budget_are_sizes(setup: Setup, tmp_path: Path) -> None:
     assert (left["rows"], left["left_groups"], left["ok"]) == ([], 1, True)
     size = sum(each.size for each in setup.chain())
     said = done("compact", "--data", data, "--dry-run", "--budget", "1")
-    assert f"over the budget: 1 more objects to make, of {size} bytes" in said
+    assert f"over the budget: 1 more objects to make ({size} bytes)" in said
 
 
 def test_undo(setup: Setup, tmp_path: Path) -> None:
@@ -48,16 +48,16 @@ def test_undo(setup: Setup, tmp_path: Path) -> None:
     setup.swept()
     name = setup.chain()[0].object_id
     failed = facts("compact", "orders", "--undo", "--object", name, "--data", data, code=1)
-    assert "cannot be taken apart" in failed["rows"][0]["error"]
+    assert "cannot be undone" in failed["rows"][0]["error"]
     assert done("compact", "orders", "--undo", "--data", data) == "0 compactions undone, 0 errors\n"
 
 
 def test_what_cannot_be_meant_is_refused_in_one_line(setup: Setup, tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert setup.chain()
-    assert "name the one topic" in refused("compact", "--undo", "--data", data)
-    assert "--object goes with --undo" in refused("compact", "--object", "a", "--data", data)
-    assert "of no use" in refused("compact", "orders", "--undo", "--target", "1", "--data", data)
+    assert "--undo needs exactly one topic" in refused("compact", "--undo", "--data", data)
+    assert "--object needs --undo" in refused("compact", "--object", "a", "--data", data)
+    assert "--undo" in refused("compact", "orders", "--undo", "--target", "1", "--data", data)
     for option in ("--target", "--budget"):
         assert f"{option} is 'much'" in refused("compact", option, "much", "--data", data)
     assert "does not know the topic" in refused("compact", "other", "--data", data)

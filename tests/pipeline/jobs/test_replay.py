@@ -152,7 +152,7 @@ def test_a_killed_replay_goes_on_where_it_was(settings: StoreSettings) -> None:
     assert subprocess.run(command, check=False).returncode == -9
     there = len(numbers(settings))
     assert 0 < there < 5000
-    with pytest.raises(UsageError, match="let it end at 5000 or later"):
+    with pytest.raises(UsageError, match="choose 5000 or later"):
         replay(settings, SOURCE, TARGET, end=4000, executor=ThisProcess())
     report = replay(settings, SOURCE, TARGET, executor=ThisProcess())
     assert (report.appended, report.known) == (6000 - there, there)
@@ -173,7 +173,7 @@ def test_what_a_restored_target_has_of_a_replay_is_not_guessed(settings: StoreSe
         topic = parse_topic(name)
         restore_topic(resources.catalog, resources.store, resources.session, topic, dry_run=False)
     resources.close()
-    with pytest.raises(UsageError, match="nobody remembers how far it got"):
+    with pytest.raises(UsageError, match="unknown how far that replay got"):
         replay(settings, SOURCE, TARGET, end=2000, executor=ThisProcess())
     rest = replay(settings, SOURCE, TARGET, start=1000, end=2000, executor=ThisProcess())
     assert (rest.ok, rest.appended) == (True, 1000)
@@ -198,9 +198,9 @@ def test_times_are_those_of_publishing(settings: StoreSettings) -> None:
         ({"start": 1, "start_time": 1}, "the start is given as an offset and as a time"),
         ({"end": 1, "end_time": 1}, "the end is given as an offset and as a time"),
         ({"start": -1}, "must not be negative"),
-        ({"start": 10, "end": 5}, "ends at 5, before it starts at 10"),
+        ({"start": 10, "end": 5}, "the end, 5, is before the start, 10"),
         ({"sink_id": "a b"}, "sinkId"),
-        ({"sink_id": "a", "again": True}, "leave it out to replay again"),
+        ({"sink_id": "a", "again": True}, "either a sink id or `again`"),
         ({"topic": "nothing"}, "there is no topic /default/nothing"),
     ],
 )

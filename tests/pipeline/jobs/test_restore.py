@@ -152,7 +152,7 @@ def test_a_restore_that_reads_little_starts_no_spark(folders: Folders) -> None:
 
 
 def test_bad_calls_are_refused(folders: Folders) -> None:
-    with pytest.raises(UsageError, match="and not both"):
+    with pytest.raises(UsageError, match="not both"):
         restore(folders.settings)
     with pytest.raises(UsageError, match="there are no objects"):
         restore(folders.settings, everything=True)

@@ -368,7 +368,7 @@ def test_the_command_tells_people_and_programs(
     folders.fill(["orders"])
     would = facts("verify", "--data", folders.data, "--dry-run")
     assert (would["dry_run"], would["objects"], would["ok"]) == (True, 3, True)
-    assert "1 topics: 3 objects read and found right" in done("verify", "--data", folders.data)
+    assert "1 topics: 3 objects read and found correct" in done("verify", "--data", folders.data)
     folders.flip("orders", SECOND)
     before = FINDINGS.value("corrupt", "error")
     caplog.set_level(logging.ERROR)

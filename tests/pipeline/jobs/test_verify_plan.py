@@ -143,7 +143,7 @@ def test_the_memory_survives_its_encoding() -> None:
     ],
 )
 def test_what_is_no_memory_is_refused(data: bytes) -> None:
-    with pytest.raises(DescriptorError, match="it is no memory"):
+    with pytest.raises(DescriptorError, match="it is not a state"):
         decode_state(data, "it")
 
 
@@ -183,5 +183,5 @@ def test_what_was_committed_after_the_record_was_read_is_no_flaw() -> None:
 
 def test_a_flaw_says_what_is_missing() -> None:
     [flaw] = chain_flaws(TopicRecord(tail=20), [link(0, 15)])
-    detail = "offsets 15 to 19 are in no object, and not recorded as lost"
+    detail = "no object holds offsets 15 to 19, which are not recorded as lost"
     assert flaw == Flaw("gap", 15, 5, detail)

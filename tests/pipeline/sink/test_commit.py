@@ -225,7 +225,7 @@ def test_an_aborted_write_keeps_the_files_of_a_batch_that_was_begun(setup: SinkS
 
 def test_other_rows_under_a_complete_batch_are_refused(setup: SinkSetup) -> None:
     setup.write(RUN, numbered(0, 20))
-    with pytest.raises(UsageError, match="complete with 20 rows, and this one has 21"):
+    with pytest.raises(UsageError, match="complete with 20 rows, but this one has 21"):
         setup.write(RUN, numbered(0, 21))
     assert setup.write(SinkBatch("daily", 1, named=True), numbered(20, 1)) == Committed(1, 0)
 
@@ -303,7 +303,7 @@ def test_the_note_says_what_is_complete(setup: SinkSetup) -> None:
         b'"shape":"s","write":"w"}'
     )
     for bad in (b"", b"{}", data.replace(b'"batch":7', b'"batch":-7')):
-        with pytest.raises(ForebayError, match="it is no note"):
+        with pytest.raises(ForebayError, match="it is not the state"):
             decode_state(bad, "it")
 
 
@@ -326,7 +326,7 @@ def test_a_topic_of_another_process_is_named_with_its_owner(setup: SinkSetup) ->
         with pytest.raises(TopicOwned) as caught:
             setup.commit(RUN, parts)
         assert owner in str(caught.value)
-        assert "close the topic there, then run the write again" in str(caught.value)
+        assert "close the topic there, and write again" in str(caught.value)
         other.communicate("")
     assert setup.commit(RUN, parts) == Committed(5, 0)
     assert setup.values() == ["mine", *(f"{at:06d}" for at in range(5))]

@@ -165,7 +165,7 @@ def test_a_flipped_byte_anywhere_is_found(store: CloudStore, at: int) -> None:
     damaged[at] ^= 1
     store.delete_object(part.key)
     store.put_object(part.key, bytes(damaged))
-    with pytest.raises(FormatError, match="is no staged file"):
+    with pytest.raises(FormatError, match="is not a sound staged file"):
         rows(store, part)
 
 
@@ -198,7 +198,7 @@ def test_a_length_that_no_frame_can_have_is_damage_and_is_not_waited_for(
         return backend(key, start, end)
 
     store.get_range = counted  # type: ignore[method-assign]
-    with pytest.raises(FormatError, match="is no staged file"):
+    with pytest.raises(FormatError, match="is not a sound staged file"):
         rows(store, Part(0, key, before + 1, len(body), {"/default/orders": before + 1}))
     assert len(reads) <= before + 1
 
@@ -238,7 +238,7 @@ def test_only_old_files_are_swept(store: CloudStore) -> None:
 def test_a_row_without_a_value_is_named() -> None:
     good = batch(value=pa.array([b"x"] * 5))
     text = refused(good, batch(value=pa.array([b"x", b"y", None])))
-    assert text.startswith("row 7 of partition 3 has no value")
+    assert text.startswith("row 7 of partition 3 has a null value")
 
 
 def test_a_key_that_is_not_text_is_named() -> None:
@@ -250,11 +250,11 @@ def test_a_key_that_is_not_text_is_named() -> None:
     ("headers", "why"),
     [
         ([("a", b"\xff")], "header 'a' that is not UTF-8"),
-        ([("a", b"1"), ("b", b"1"), ("a", b"2")], "two headers of one name"),
+        ([("a", b"1"), ("b", b"1"), ("a", b"2")], "two headers with the same name"),
         ([("a", None)], "header without a key or a value"),
         ([(None, b"1")], "header without a key or a value"),
         ([None], "header without a key or a value"),
-        ([(str(at), b"") for at in range(ATTRIBUTES_MAX)], "headers; at most 1023"),
+        ([(str(at), b"") for at in range(ATTRIBUTES_MAX)], "headers; the limit is 1023"),
     ],
 )
 def test_headers_that_are_no_attributes_are_named(headers: list[Any], why: str) -> None:
@@ -275,7 +275,7 @@ def test_topics_are_names_as_everywhere(store: CloudStore) -> None:
     assert "row 1 of partition 3 has no topic" in refused(
         batch(value=values, topic=pa.array(["a", None, "b"])), topic=None
     )
-    assert "row 2 of partition 3 has no good topic: 'a.b'" in refused(
+    assert "row 2 of partition 3 has an invalid topic: 'a.b'" in refused(
         batch(value=values, topic=pa.array(["a", "b", "a.b"])), topic=None
     )
     option = staged(store, batch(value=values, topic=topics), topic="/x/y")
@@ -305,13 +305,13 @@ def test_the_columns_of_the_source_are_taken() -> None:
     ("columns", "why"),
     [
         ({"key": BinaryType()}, "needs a column 'value'"),
-        ({"value": LongType()}, "'value' is bigint; the sink takes binary or string"),
+        ({"value": LongType()}, "'value' is bigint; the sink accepts binary or string"),
         ({"value": BinaryType(), "key": LongType()}, "'key' is bigint"),
-        ({"value": BinaryType(), "offset": LongType()}, "no use for the columns 'offset'"),
+        ({"value": BinaryType(), "offset": LongType()}, "does not know the columns 'offset'"),
         ({"value": BinaryType(), "partition": IntegerType()}, "'orders-part-2'"),
         ({"value": BinaryType(), "headers": StringType()}, "array<struct<key:string,value"),
         ({"value": BinaryType(), "topic": BinaryType()}, "'topic' is binary"),
-        ({"value": BinaryType()}, "the option 'topic', or a column 'topic'"),
+        ({"value": BinaryType()}, "the option 'topic' or a column 'topic'"),
     ],
 )
 def test_columns_that_cannot_be_messages_are_refused(columns: dict[str, Any], why: str) -> None:

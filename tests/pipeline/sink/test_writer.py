@@ -98,7 +98,7 @@ def test_a_double_run_with_the_same_id_adds_nothing(spark: SparkSession, data: P
         write(numbers(spark, 100), data, topic=TOPIC, sinkId="daily")
     assert len(values(data)) == 100
     text = fails(lambda: write(numbers(spark, 99), data, topic=TOPIC, sinkId="daily"))
-    assert "complete with 100 rows, and this one has 99" in text
+    assert "complete with 100 rows, but this one has 99" in text
     write(numbers(spark, 99), data, topic=TOPIC, sinkId="daily", batchId="1")
     assert len(values(data)) == 199
     assert staged(data) == []
@@ -127,7 +127,7 @@ def test_a_killed_task_that_is_tried_again_adds_nothing_twice(
 def test_a_job_that_fails_leaves_nothing_to_be_seen(spark: SparkSession, data: Path) -> None:
     frame = spark.range(0, 100, 1, 4).selectExpr("if(id = 99, null, cast(id as string)) as value")
     text = fails(lambda: write(frame, data, topic=TOPIC))
-    assert "row 24 of partition 3 has no value" in text
+    assert "row 24 of partition 3 has a null value" in text
     with forebay.open(data) as store:
         assert store.topics() == []
     assert staged(data) == []
@@ -140,7 +140,7 @@ def test_a_topic_of_another_process_is_said_with_its_owner(data: Path) -> None:
         with door, pytest.raises(TopicOwned) as told:
             door.end(parse_topic(TOPIC))
         assert f"cannot append to {TOPIC}, which" in str(told.value)
-        assert "close the topic there, then run the write again" in str(told.value)
+        assert "close the topic there, and write again" in str(told.value)
     assert values(data) == ["mine"]
 
 
@@ -148,10 +148,10 @@ def test_what_cannot_be_written_is_said_when_the_write_is_planned(
     spark: SparkSession, data: Path
 ) -> None:
     frame = numbers(spark, 10)
-    assert "the option 'topic', or a column 'topic'" in fails(lambda: write(frame, data))
+    assert "the option 'topic' or a column 'topic'" in fails(lambda: write(frame, data))
     assert "no option 'topics'" in fails(lambda: write(frame, data, topics="a"))
     wide = frame.selectExpr("value", "1 as offset")
-    assert "no use for the columns 'offset'" in fails(lambda: write(wide, data, topic="a"))
+    assert "does not know the columns 'offset'" in fails(lambda: write(wide, data, topic="a"))
     plain = frame.write.format("forebay").options(path=str(data), topic="a")
     assert "ErrorIfExists" in fails(plain.save)  # Spark's own words: mode("append") is missing
     over = frame.write.format("forebay").mode("overwrite").options(path=str(data), topic="a")
@@ -163,7 +163,7 @@ def test_what_cannot_be_written_is_said_when_the_write_is_planned(
     [
         ({"topic": "a"}, True, "needs the option 'sinkId'"),
         ({"sinkId": "a", "batchId": "1"}, True, "no option 'batchId'"),
-        ({"batchId": "1"}, False, "'batchId' needs 'sinkId'"),
+        ({"batchId": "1"}, False, "'batchId' needs the option 'sinkId'"),
         ({"sinkId": "a", "batchId": "-1"}, False, "'batchId' is '-1'"),
         ({"sinkId": "a/b"}, False, "the sinkId 'a/b'"),
         ({"topic": "a.b"}, False, "not a topic name"),

@@ -177,7 +177,7 @@ def test_damage_is_an_error_that_says_where(spark: SparkSession, tmp_path: Path)
     [
         ({}, "give exactly one of subscribe"),
         ({"subscribe": "nowhere"}, "there is no topic /default/nowhere"),
-        ({"subscribe": "orders", "assign": "{}"}, "assign is an option of Kafka's source alone"),
+        ({"subscribe": "orders", "assign": "{}"}, "assign is an option of Spark's Kafka source"),
         ({"subscribe": "orders", "startingOffset": "1"}, "the nearest is 'startingOffsets'"),
     ],
 )
@@ -189,7 +189,7 @@ def test_wrong_options_say_what_to_write(
 
 def test_another_schema_is_refused(spark: SparkSession, data: Path) -> None:
     reader = spark.read.format("forebay").options(subscribe="orders").schema("value string")
-    assert "is not the one of the source" in failure(reader.load(str(data)))
+    assert "is not that of the source" in failure(reader.load(str(data)))
 
 
 def test_the_module_that_spark_looks_up_imports_little() -> None:

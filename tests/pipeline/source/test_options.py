@@ -91,15 +91,15 @@ def test_offsets_are_words_or_json() -> None:
     ("given", "said"),
     [
         ({"subscribePattern": "a"}, "exactly one of subscribe"),
-        ({"subscribe": "a,,b"}, "a list with commas, none empty"),
+        ({"subscribe": "a,,b"}, "a comma-separated list"),
         ({"startingOffsets": "latest"}, "reads nothing: use earliest"),
         ({"startingOffsets": '{"orders": {"0": -1}}'}, "reads nothing: use earliest"),
         ({"endingOffsets": "earliest"}, "reads nothing: use latest"),
-        ({"endingOffsets": "[1]"}, "no object with topics"),
+        ({"endingOffsets": "[1]"}, "not a JSON object with topics"),
         ({"endingOffsets": '{"orders": 3}'}, "orders has no partitions"),
-        ({"endingOffsets": '{"orders": {"x": 3}}'}, "'x' is no number of a partition"),
-        ({"endingOffsets": '{"orders": {"0": -3}}'}, "-3 is no offset"),
-        ({"endingOffsets": '{"orders": {"0": true}}'}, "True is no offset"),
+        ({"endingOffsets": '{"orders": {"x": 3}}'}, "'x' is not a partition number"),
+        ({"endingOffsets": '{"orders": {"0": -3}}'}, "-3 is not an offset"),
+        ({"endingOffsets": '{"orders": {"0": true}}'}, "True is not an offset"),
         ({"endingOffsets": '{"a b": {"0": 1}}'}, "'a b' is not a topic name"),
         ({"endingOffsets": "soon"}, "must be earliest, latest, or JSON"),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "not both"),
@@ -110,9 +110,9 @@ def test_offsets_are_words_or_json() -> None:
         ({"splitBytes": "1KiB"}, "a size such as '64MiB'"),
         ({"splitBytes": "much"}, "a size such as '64MiB'"),
         ({"columns": "value,colour"}, "no column 'colour'"),
-        ({"columns": "value,VALUE"}, "each can be there once"),
-        ({"columns": "value", "includeHeaders": "true"}, "leaves headers out"),
-        ({"kafka.bootstrap.servers": "x"}, "say where the store is with path"),
+        ({"columns": "value,VALUE"}, "name each column only once"),
+        ({"columns": "value", "includeHeaders": "true"}, "does not name headers"),
+        ({"kafka.bootstrap.servers": "x"}, "use path, or catalog and store"),
         ({"assign": "{}"}, "name the partitions in subscribe"),
         ({"startingOffsetsByTimestamp": "{}"}, "use startingTimestamp"),
         ({"minOffsetsPerTrigger": "1"}, "trigger interval"),
@@ -134,7 +134,7 @@ def test_what_cannot_be_is_refused(given: dict[str, str], said: str) -> None:
 def test_topics_have_names() -> None:
     with pytest.raises(InvalidTopicName):
         options(subscribe="a/b")
-    with pytest.raises(UsageError, match="no regular expression"):
+    with pytest.raises(UsageError, match="not a regular expression"):
         scan_options({"path": "/d", "subscribePattern": "("})
 
 

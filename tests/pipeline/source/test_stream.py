@@ -126,7 +126,8 @@ def test_lost_messages_stop_a_query_that_must_not_lose_any(
     lose_the_start(data)
     with (
         pytest.raises(
-            StreamingQueryException, match=r"/default/orders: offsets 10 to \d+ are gone"
+            StreamingQueryException,
+            match=r"/default/orders: retention has deleted offsets 10 to \d+",
         ),
         started(spark, data, folder, subscribe="orders"),
     ):

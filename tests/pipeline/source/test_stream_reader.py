@@ -301,7 +301,9 @@ def test_messages_that_retention_took_are_an_error_or_a_warning(
         end = run.reader.latestOffset(checkpoint, ReadAllAvailable())
     lose_the_start(tmp_path)
     with StreamRun(tmp_path, checkpoint, subscribe="orders") as run:
-        with pytest.raises(OffsetOutOfRange, match=r"/default/orders: offsets 0 to \d+ are gone"):
+        with pytest.raises(
+            OffsetOutOfRange, match=r"/default/orders: retention has deleted offsets 0 to \d+"
+        ):
             run.batch()
         with pytest.raises(OffsetOutOfRange, match="failOnDataLoss=false"):
             run.read(checkpoint, end)

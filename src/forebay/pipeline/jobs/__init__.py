@@ -1,5 +1,7 @@
 """The jobs: offload, compact, verify, restore, export, replay.
 
-`waves` is what they share between plan and commit, `report` their rows as a DataFrame; `continuous`
-runs offloads for ever, and `verify_plan` holds the pure decisions of `verify`.
+waves        runs the items of a job in waves, between its plan and its commits
+report       the rows of a job as a DataFrame
+continuous   runs offloads in cycles until it is stopped
+verify_plan  the pure decisions of `verify`
 """

@@ -1,15 +1,18 @@
-"""`compact`: many small objects of a topic become large ones. `undo_compaction` takes it back.
+"""`compact`: merges small objects of a topic into large ones. `undo_compaction` reverts it.
 
-The driver plans and commits, executors read and write. Before the first byte of an object is
-written its key is intended. The task reads the new object back, and when it holds exactly what the
-old ones held, one transaction puts it into their place. The old ones stay for
-`sweep_grace_minutes`: readers with an old plan finish, and the swap can be taken back. Where
-somebody else was faster (an owner, retention, another compaction) nothing is changed, and it is
-planned anew. A kill at any moment loses at most one wave, as objects that no descriptor names,
-which the next run writes again under the same names, or a sweep removes.
+The driver plans and commits, and tasks read and write:
 
-What a caller gets wrong: nothing gets smaller at once. Both copies are stored until a sweep after
-the grace time.
+1. The driver records an intent for the key of the new object.
+2. A task writes the object, reads it back, and compares it with the small ones.
+3. One transaction replaces the small objects by the new one (the swap).
+
+The small objects are kept for `sweep_grace_minutes`, so that readers with an old plan can finish,
+and the swap can be undone. If an owner, retention or another compaction has changed the objects in
+the meantime, nothing is swapped, and the group is planned again. A kill loses at most one wave: its
+objects have no descriptor, and the next run writes them again or a sweep removes them.
+
+What a caller gets wrong: no space is freed at once. Both copies exist until a sweep after the grace
+time.
 """
 
 from __future__ import annotations
@@ -66,18 +69,18 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("forebay.pipeline")
 _GROUPS_PER_ROUND: Final = 512
-"""Planned at a time: their descriptors are in the driver's memory."""
+"""The most groups to plan at a time: their descriptors are in the driver's memory."""
 _GROUPS_PER_WAVE: Final = 128
 _REPLANS_MAX: Final = 20
-"""Of one topic in one run: somebody else was faster so often."""
+"""How often a run plans a topic again because somebody else has changed its objects."""
 
 OBJECTS: Final = Counter(
     "forebay_compact_objects_total",
-    "Objects that compactions wrote, by what became of them.",
+    "Objects that compactions wrote, by outcome.",
     ["outcome"],
 )
 REPLACED: Final = Counter(
-    "forebay_compact_replaced_total", "Objects that larger ones took the place of."
+    "forebay_compact_replaced_total", "Objects that compactions replaced by larger ones."
 )
 BYTES: Final = Counter("forebay_compact_bytes_total", "Bytes that compactions rewrote.")
 
@@ -93,11 +96,13 @@ def compact(
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> CompactReport:
-    """Compacts the topics, by default all, until no small objects are beside each other.
+    """Compacts the topics, by default all, until no two small objects are neighbours.
 
-    `target_bytes`: how large an object may become, by default `uploader.max_object_bytes`.
-    `max_bytes`: how much this run may rewrite; the rest is for the next one. A dry run plans one
-    round. Nothing to do starts no Spark. `executor` runs the tasks in the place of Spark.
+    `target_bytes` is the largest size of a new object, by default `uploader.max_object_bytes`.
+    `max_bytes` limits how much this run rewrites. A dry run plans one round only. `executor` runs
+    the tasks in place of Spark. Spark is not started if there is nothing to do.
+
+    UsageError for a topic that the catalog does not know. Other errors are in the report.
     """
     settings = job_settings(source)
     uploader = settings.uploader
@@ -109,7 +114,7 @@ def compact(
         names = _known_topics(resources.catalog, topics)
         run = _Compaction(resources, names, bounds, max_bytes)
         if dry_run:
-            return run.foreseen()
+            return run.dry_run_report()
         waves = Waves(
             executor or SparkExecutor(spark, settings.spark),
             partial(rewrite, settings),
@@ -127,11 +132,10 @@ def undo_compaction(
     *,
     dry_run: bool = False,
 ) -> CompactReport:
-    """Takes back the compaction that made `object_id`, or all of the topic's, newest first.
+    """Undoes the compaction that made `object_id`, or all of the topic's, the newest first.
 
-    Possible as long as no sweep has begun to delete one of the small objects. One that cannot be
-    taken back any more is an error in the report: nothing of it is changed. No data is moved, so
-    no Spark is needed.
+    This is possible until a sweep begins to delete one of the small objects. After that it is an
+    error in the report, and nothing changes. No data is moved, so no Spark is needed.
     """
     with closing(open_existing(job_settings(source))) as resources:
         catalog = resources.catalog
@@ -165,37 +169,38 @@ def _known_topics(catalog: Catalog, topics: Sequence[str] | None) -> list[TopicN
 
 @dataclass(frozen=True, slots=True)
 class CompactRow:
-    """One object that took the place of several, or should have; of an undo, the other way."""
+    """One swap, or why it was not made. For an undo, one swap that was undone."""
 
     topic: str
     object_id: str | None
-    """The large object; None where the topic could not be compacted at all."""
+    """The large object; None if the topic could not be compacted at all."""
     replaced: int
-    """How many small ones there are."""
+    """The number of small objects."""
     start_offset: int
     end_offset: int
-    """Of the last message."""
+    """The offset of the last message."""
     messages: int
     bytes: int
     sha256_before: str | None
-    """Of all frames as they were read from the small objects; None if nothing was read."""
+    """The hash of all frames as read from the small objects; None if nothing was read."""
     sha256_after: str | None
-    """Of all frames as they were read back from the large one."""
+    """The hash of all frames as read back from the large object."""
     error: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
     rows: tuple[CompactRow, ...]
-    """One for each swap, in the order of the commits; objects of one round are replaced in the
-    next."""
+    """One for each swap, in the order of the commits. A later round may replace the objects of an
+    earlier one."""
     dry_run: bool
     rounds: int = 0
     refused: int = 0
-    """Swaps for which somebody else was faster: what they were to do was planned anew."""
+    """Swaps that were planned again because somebody else had changed the objects."""
     left_groups: int = 0
-    """For which the budget was not enough."""
+    """Groups for which the budget was too small."""
     left_bytes: int = 0
+    """The bytes of these groups."""
 
     @property
     def ok(self) -> bool:
@@ -207,7 +212,7 @@ class CompactReport:
 
     @property
     def objects(self) -> int:
-        """Swaps that were made, or would be."""
+        """Swaps that were made, or in a dry run would be made."""
         return len(self.rows) - self.errors
 
     @property
@@ -222,7 +227,7 @@ class CompactReport:
         return to_dataframe(spark, CompactRow, self.rows)
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report for JSON."""
         return {
             "dry_run": self.dry_run,
             "ok": self.ok,
@@ -242,27 +247,27 @@ class CompactReport:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How large an object may become."""
+    """The limits of a new object."""
 
     target_bytes: int
     messages_max: int | None = None
     objects_max: int = OBJECTS_PER_SWAP_MAX
-    """Of one group."""
+    """The most objects of one group."""
     kept_bytes_max: int = SWAP_BYTES_MAX
-    """Of the descriptors that the swap of one group keeps."""
+    """The most bytes of the descriptors that the swap of one group keeps."""
 
     def __post_init__(self) -> None:
         if self.target_bytes < 1:
-            raise UsageError(f"the target is {self.target_bytes} bytes; an object has at least one")
+            raise UsageError(f"the target is {self.target_bytes} bytes; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Objects that become one."""
+    """Neighbouring objects that become one."""
 
     topic: TopicName
     epoch: int
-    """Of the topic when it was planned."""
+    """The epoch of the topic when the group was planned."""
     objects: tuple[ObjectDescriptor, ...]
 
     @property
@@ -279,7 +284,7 @@ class Group:
 
 
 class _Neighbours:
-    """Neighbours that may become a group."""
+    """Collects neighbours for a group, within the bounds."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -313,13 +318,13 @@ def plan_groups(
     bounds: Bounds,
     leave: Collection[str] = (),
 ) -> Iterator[Group]:
-    """The groups of one round, oldest first; `leave`: names of objects to leave alone.
+    """Yields the groups of one round, the oldest first, without the objects named in `leave`.
 
-    A group is a run of neighbours, small ones only, that together are not over the target. It has
-    at most as many objects as one transaction can swap, so thousands of objects take several
-    rounds: the objects that one round makes are the small ones of the next. Left alone are objects
-    that were not read back yet, those of at least half the target, and any whose name does not say
-    its range. No group reaches over a lost range.
+    A group is a run of small neighbours that together do not exceed the target. It has at most as
+    many objects as one transaction can swap, so thousands of objects take several rounds, each of
+    which merges the objects of the one before. Objects that were not read back yet, that have half
+    the target or more, or whose names do not give their range are left alone. No group includes a
+    lost range.
     """
     run = _Neighbours(bounds)
     for each in descriptors:
@@ -348,7 +353,7 @@ def _is_small(each: ObjectDescriptor, record: TopicRecord, bounds: Bounds) -> bo
 
 
 def _kept_bytes(each: ObjectDescriptor) -> int:
-    """The name of the object that takes its place is about as long as its own, twice at most."""
+    """An upper bound: the name of the new object is at most twice as long as this one's."""
     return len(encode_kept(Kept(2 * each.object_id, each)))
 
 
@@ -366,22 +371,25 @@ class _Compaction:
     rows: list[CompactRow] = field(default_factory=list)
     rounds: int = 0
     left_groups: int = 0
-    """For which the budget was not enough, as of the last round."""
+    """Groups for which the budget was too small in the last round."""
     left_bytes: int = 0
     refused: Tally[TopicName] = field(default_factory=Tally)
-    """Groups that changed before they were committed."""
+    """Groups that somebody else changed before they were committed."""
     _failed: dict[TopicName, set[str]] = field(default_factory=dict)
-    """Objects that this run leaves alone from now on."""
+    """Objects that this run does not try again."""
     _given_up: set[TopicName] = field(default_factory=set)
 
-    def foreseen(self) -> CompactReport:
-        """What the first round would do."""
+    def dry_run_report(self) -> CompactReport:
+        """The report of a dry run: what the first round would do."""
         for group in self._round():
             self.rows.append(_row(group, str(group.name)))
         return self._report(dry_run=True)
 
     def until_done(self, waves: Waves[Rewrite, Rewritten]) -> CompactReport:
-        """Round after round: each leaves fewer objects, fewer to try, or fewer tries."""
+        """Runs rounds until there is nothing to do.
+
+        It ends because each round leaves fewer objects, fewer groups to try, or fewer retries.
+        """
         while groups := self._round():
             self.rounds += 1
             for wave in waves.cut(self._intended(groups), weight_max=_GROUPS_PER_WAVE):
@@ -404,7 +412,7 @@ class _Compaction:
     # -- planning -------------------------------------------------------------------------------
 
     def _round(self) -> list[Group]:
-        """What to do next, as far as the budget goes."""
+        """The next groups, within the budget."""
         self.left_groups = self.left_bytes = 0
         found: list[Group] = []
         for topic in self.topics:
@@ -434,9 +442,12 @@ class _Compaction:
     def _groups(self, topic: TopicName) -> Iterator[Group]:
         record = self.resources.catalog.record(topic)
         if record is None:
-            raise CommitRefused(f"{topic}: {self.resources.catalog.name} has lost the topic")
+            raise CommitRefused(f"{topic}: {self.resources.catalog.name} no longer has the topic")
         if is_restoring(record.log_id):
-            raise CommitRefused(f"{topic}: a restore is under way, or was interrupted")
+            raise CommitRefused(
+                f"{topic}: a restore is running or was interrupted: run `forebay restore {topic}` "
+                "to its end first"
+            )
         descriptors = self.resources.catalog.get_object_descriptors(topic)
         leave = self._failed.get(topic, set())
         return plan_groups(topic, record, descriptors, self.bounds, leave)
@@ -444,7 +455,7 @@ class _Compaction:
     # -- one wave -------------------------------------------------------------------------------
 
     def _intended(self, groups: Iterable[Group]) -> Iterator[Rewrite]:
-        """What is to be written, its name intended."""
+        """Records an intent for each group, and yields what the tasks are to write."""
         for group in groups:
             try:
                 intent = self.resources.catalog.intend(group.topic, group.epoch, group.name)
@@ -493,32 +504,41 @@ class _Compaction:
         )
 
     def _require_same(self, group: Group) -> None:
-        """What could not be read may have been given up meanwhile: then nothing is wrong."""
+        """CommitRefused if the catalog no longer has the objects of the group.
+
+        An object that was deleted meanwhile cannot be read, and nothing is wrong.
+        """
         name = group.name
         chain = self.resources.catalog.get_object_descriptors_range(
             group.topic, name.start, name.end + 1
         )
         if chain != list(group.objects):
-            raise CommitRefused(f"{group.topic}: the objects of {name} changed meanwhile")
+            raise CommitRefused(f"{group.topic}: somebody else has changed the objects of {name}")
 
     def _require_proof(self, group: Group, made: Rewritten) -> None:
-        """What the executor compared, once more: the commit relies on nothing else."""
+        """CorruptLog if the new object is not the same as the small ones.
+
+        The task has compared them too. The commit does not rely on that.
+        """
         said = (group.name.start, group.name.end + 1, group.messages, group.size)
         proof = made.after
         read = (proof.start_offset, proof.next_offset, proof.messages, proof.size)
         if made.before != made.after or read != said:
-            raise CorruptLog(f"{group.topic}: {made.descriptor.object_id} was not read back alike")
+            raise CorruptLog(
+                f"{group.topic}: {made.descriptor.object_id} was read back, and differs from the "
+                "objects that it should replace; they are unchanged"
+            )
 
     def _refuse(
         self, group: Group, object_id: str | None, error: ForebayError, made: Rewritten | None
     ) -> None:
-        """Somebody else was faster: the next round plans anew."""
+        """Counts a group that somebody else has changed; the next round plans it again."""
         self.refused[group.topic] += 1
         if self.refused[group.topic] > _REPLANS_MAX:
             self._fail(group, object_id, error, made)
             return
         OBJECTS.add(1, "refused")
-        event(_log, logging.INFO, "a compaction is planned anew", topic=group.topic, error=error)
+        event(_log, logging.INFO, "a compaction is planned again", topic=group.topic, error=error)
 
     def _fail(
         self, group: Group, object_id: str | None, error: ForebayError, made: Rewritten | None
@@ -559,7 +579,7 @@ def _named(catalog: Catalog, topic: TopicName, object_id: str) -> ObjectDescript
 
 
 def _compacted(catalog: Catalog, topic: TopicName) -> Iterator[ObjectDescriptor]:
-    """The objects of the chain that replaced others of which something is left."""
+    """Yields the objects that replaced others, as long as some of these still exist."""
     by = {kept.by for kept in replaced_descriptors(catalog, topic, 0, OFFSET_MAX)}
     if by:
         yield from (each for each in catalog.get_object_descriptors(topic) if each.object_id in by)
@@ -579,8 +599,8 @@ def _undo(
         for each in kept:
             looks_same(resources.store, topic, each)
         if sum(each.count for each in kept) != compacted.count:
-            left = "the objects that it replaced are deleted" if kept else "it replaced no others"
-            raise CommitRefused(f"{topic}: {compacted.object_id} cannot be taken apart: {left}")
+            left = "some objects that it replaced are deleted" if kept else "it replaced no others"
+            raise CommitRefused(f"{topic}: {compacted.object_id} cannot be undone: {left}")
         if not dry_run:
             swap_back(resources.catalog, topic, compacted.object_id, clock=resources.clock)
             OBJECTS.add(1, "undone")
@@ -613,7 +633,7 @@ def _undo(
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One object to write: what it is made of, and the right to write it."""
+    """One object to write: the objects to merge, and the intent that allows to write it."""
 
     group: Group
     intent: Intent
@@ -621,19 +641,19 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was read of some objects."""
+    """A summary of what was read from some objects."""
 
     start_offset: int
     next_offset: int
     messages: int
     size: int
     sha256: str
-    """Of all frames, headers too, in the order of their offsets."""
+    """The hash of all frames with their headers, in the order of offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """An object that is whole and in its place, and not yet committed."""
+    """A complete object under its final key that is not committed yet."""
 
     descriptor: ObjectDescriptor
     before: Proof
@@ -641,15 +661,16 @@ class Rewritten:
 
 
 def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
-    """Writes the object, and reads it back; CorruptLog where anything differs.
+    """Runs in a task: writes the object and reads it back. CorruptLog if anything differs.
 
-    Raw frames are streamed, never decoded: every checksum is checked, that offsets are
-    consecutive, and that each object begins, ends and is as long as its descriptor says. All bytes
-    are hashed on the way. Then the new object is read back in the same manner, and must give the
-    same: count, first and last offset, size, index and hash. Nothing is committed here; doing it
-    twice writes the same bytes under the same name.
+    Raw frames are streamed, not decoded. Checks every checksum, that offsets are consecutive, and
+    that each object begins, ends and is as long as its descriptor says. All bytes are hashed. The
+    new object is read back in the same way, and must have the same count, first and last offset,
+    size, index and hash. Nothing is committed here. A repeated task writes the same bytes under the
+    same name.
 
-    The object is as old as the newest one in it: remote retention by age is not put off.
+    The new object gets the creation time of the newest one in it, so that remote retention by age
+    does not keep it longer.
     """
     resources = executor_resources(settings)
     for each in job.group.objects:
@@ -675,8 +696,8 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
     after, index_again = _read(resources, job.group.topic, (descriptor,), None)
     if (after, index_again) != (before, index):
         raise CorruptLog(
-            f"{resources.store.name}: {meta.key} does not hold what it was made of: {after}, and "
-            f"{before} was written"
+            f"{resources.store.name}: {meta.key} was read back as {after}, but {before} was "
+            "written; nothing was committed"
         )
     if settings.uploader.sidecars:
         put_sidecar(resources.store, job.group.topic, descriptor)
@@ -684,7 +705,7 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
 
 
 class _Chain:
-    """A source of these descriptors alone."""
+    """A source of descriptors that has only the given ones."""
 
     def __init__(self, topic: TopicName, objects: tuple[ObjectDescriptor, ...]) -> None:
         self._topic = topic
@@ -708,7 +729,7 @@ def _read(
     objects: tuple[ObjectDescriptor, ...],
     write: Callable[[memoryview], None] | None,
 ) -> tuple[Proof, Index]:
-    """Every frame of the objects; at most what a stream fetches ahead is in memory."""
+    """Reads all frames of the objects, and passes them to `write`. Memory is bounded."""
     reading = replace(resources.settings.cloud_reader, lenient=False)
     start, end = objects[0].start_offset, objects[-1].next_offset
     digest, index = sha256(), ObjectIndex()
@@ -726,13 +747,13 @@ def _read(
                 write(raw)
             size += len(raw)
             messages += len(frames)
-            del frames, raw  # else their chunk stays while the next one is fetched
+            del frames, raw  # frees their chunk before the next one is fetched
         following = stream.offset
     said = (end, end - start, sum(each.size for each in objects))
     if (following, messages, size) != said:
         raise CorruptLog(
             f"{topic}: the objects from {objects[0].object_id} to {objects[-1].object_id} hold "
-            f"{messages} messages in {size} bytes up to offset {following}, and their descriptors "
+            f"{messages} messages in {size} bytes up to offset {following}, but their descriptors "
             f"say {said[1]} in {said[2]} up to {end}"
         )
     return Proof(start, following, messages, size, digest.hexdigest()), index.frozen()

@@ -1,8 +1,8 @@
-"""`Pipeline`: the continuous offload driver, one cycle after the other.
+"""`Pipeline`: runs offloads in cycles until it is stopped.
 
-A cycle that fails is logged, counted and tried again at the next turn: nothing is lost by it, and
-what it committed stays. The pipeline ends when it is stopped, after the cycle that is under way,
-or when Spark itself is gone, which takes a new process.
+A cycle that fails is logged and counted, and the next one retries. No data is lost, and what the
+cycle committed stays committed. The pipeline ends after `stop`, when the current cycle is over. It
+raises if Spark itself has ended, because only a new process can start it again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAILURES: Final = Counter(
 
 
 class Pipeline:
-    """One cycle each `uploader.interval_seconds`, the first at once."""
+    """Waits `uploader.interval_seconds` after each cycle; the first one starts at once."""
 
     def __init__(self, settings: StoreSettings, executor: Executor) -> None:
         self._interval = settings.uploader.interval_seconds
@@ -35,11 +35,14 @@ class Pipeline:
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Ends `run` after the cycle that is under way. From any thread, or a signal's handler."""
+        """Makes `run` return after the current cycle. Call it in any thread or signal handler."""
         self._stopping.set()
 
     def run(self, on_report: Callable[[OffloadReport], None] | None = None) -> None:
-        """Runs until `stop`; calls `on_report` after each cycle that did not fail."""
+        """Runs until `stop`; calls `on_report` after each cycle that did not fail.
+
+        ServiceUnavailable if Spark has ended. Closes the pipeline, so run it only once.
+        """
         try:
             while not self._stopping.is_set():
                 report = self._cycle()
@@ -52,7 +55,7 @@ class Pipeline:
     def _cycle(self) -> OffloadReport | None:
         try:
             return self._offload.once(force=False)
-        except Exception as error:  # logged, and tried again: it must not end
+        except Exception as error:  # a failed cycle must not end the pipeline
             expected = isinstance(error, ForebayError)
             FAILURES.add(1, type(error).__name__)
             event(

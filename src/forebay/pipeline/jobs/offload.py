@@ -1,14 +1,15 @@
-"""`offload`: everything that is synced, or everything that is due, into objects, on Spark.
+"""`offload`: uploads everything that is synced, or everything that is due, as objects.
 
-The driver plans all topics and announces the objects, executors upload them (`upload.engine`), and
-the driver commits: for each topic in the order of its offsets, and no further than everything
-before it was uploaded. It goes in waves of bounded size, and each is committed before the next is
-planned, so that an interrupted run has lost little. It owns no topic: a commit compares the epoch
-and the tail that the plan was made with, and one that is refused is planned again. While a wave
-runs its intents are renewed, so that no sweep takes them for abandoned.
+The driver plans all topics and records intents for the objects. Tasks upload them
+(`upload.engine`), on Spark or on threads. The driver commits the objects of each topic in the order
+of offsets, and stops at the first one that failed. All this happens in waves of bounded size; each
+wave is committed before the next one is planned, so that an interrupted run loses little.
 
-What a caller gets wrong: with nothing to do no Spark job is started, and no session either, unless
-one was given.
+The driver does not own the topics. A commit compares the epoch and the tail of the plan with the
+catalog, and is planned again if they have changed. Intents are renewed while a wave runs, so that
+no sweep takes them for abandoned.
+
+What a caller gets wrong: Spark starts only when there is something to upload.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("forebay.pipeline")
 _REFUSALS_MAX: Final = 5
-"""Of one topic in one run, each because somebody else moved its chain."""
+"""How often a run plans a topic again because somebody else has changed its chain."""
 _MOVED: Final = (CommitRefused, TopicFenced, MissingData)
-"""What is raised when somebody else uploaded the same: to be planned again."""
+"""Errors that occur when somebody else has uploaded the same: the topic is planned again."""
 
 
 def offload(
@@ -73,11 +74,12 @@ def offload(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> OffloadReport:
-    """Uploads what is synced, of all topics or of those named; what goes wrong is in the report.
+    """Uploads what is synced, of the named topics or of all.
 
-    `force` takes everything, whatever the thresholds; without it only what is due by the
-    configuration. A dry run writes nothing and starts no Spark. `runner="threads"` uploads with
-    threads of this process, without Spark.
+    `force` uploads everything; without it, only what the configured thresholds make due. A dry run
+    writes nothing and starts no Spark. `runner="threads"` uses threads of this process in place of
+    Spark. UsageError for a named topic that does not exist; other errors of a topic are in the
+    report.
     """
     settings = job_settings(source)
     executor = executor_for(runner, spark, settings.spark)
@@ -87,7 +89,7 @@ def offload(
 
 @dataclass(frozen=True, slots=True)
 class OffloadRow:
-    """One object that was committed, or would be, or why a topic went no further."""
+    """One object that was committed, or would be, or the error that stopped a topic."""
 
     topic: str
     object_id: str | None
@@ -103,9 +105,9 @@ class OffloadRow:
 class OffloadReport:
     dry_run: bool
     topics: int
-    """That were looked at."""
+    """The number of topics that were planned."""
     waves: int
-    """Spark jobs that it took."""
+    """The number of waves that were run."""
     rows: tuple[OffloadRow, ...]
 
     @property
@@ -134,7 +136,7 @@ class OffloadReport:
 
 @dataclass(frozen=True, slots=True)
 class ReadBackTask:
-    """A committed object that was not read back yet: of a restore, or of an earlier release."""
+    """A committed object that was not read back yet, from a restore or an earlier release."""
 
     topic: TopicName
     descriptor: ObjectDescriptor
@@ -148,7 +150,7 @@ Task: TypeAlias = UploadTask | ReadBackTask
 
 
 def run_task(settings: StoreSettings, task: Task) -> Uploaded:
-    """What an executor does: uploads an object, or reads one back. It commits nothing."""
+    """Runs in a task: uploads an object, or reads one back. Commits nothing."""
     resources = executor_resources(settings)
     ports = resources.upload_ports
     if isinstance(task, ReadBackTask):
@@ -170,17 +172,18 @@ def run_task(settings: StoreSettings, task: Task) -> Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """The next objects of a topic, in their order; `epoch` is what their commits compare."""
+    """The next objects of a topic, in order."""
 
     topic: TopicName
     epoch: int
+    """The epoch of the topic, which the commits compare."""
     log_id: str | None
-    """Which log the objects are made of; an owner that goes on with it changes nothing in it."""
+    """The log that the objects are made from. A new owner of the same log does not change it."""
     objects: tuple[PlannedObject, ...]
     unverified: tuple[ObjectDescriptor, ...]
     """Committed objects that were not read back."""
     complete: bool
-    """Whether this is all that is due now."""
+    """Whether the plan has everything that is due now."""
 
     @property
     def size(self) -> int:
@@ -189,10 +192,10 @@ class TopicPlan:
 
 
 class ViewPlanner:
-    """Plans one topic that other processes own, again and again.
+    """Plans the uploads of one topic that another process may own. Used for many plans.
 
-    It sees the segments up to the position that the owner published. Several objects are planned
-    at once, each ending with a segment where it can, so that executors upload them side by side.
+    It sees the segments up to the position that the owner published. It plans several objects at
+    once, which end at segment ends where possible, so that tasks can upload them in parallel.
     """
 
     def __init__(self, view: TopicView, settings: UploaderSettings, clock: Clock) -> None:
@@ -219,15 +222,17 @@ class ViewPlanner:
         read_back: bool = True,
         damage: CorruptFrame | None = None,
     ) -> TopicPlan | None:
-        """The objects that are due, up to about so many bytes; None if none is.
+        """The objects that are due, up to about `bytes_max`; None if nothing is due.
 
-        `force` takes everything that is synced, whatever the thresholds; `read_back` adds what is
-        committed and not verified. `damage` is a frame that cannot be read: what is before it is
-        planned, and nothing behind it.
+        `force` plans everything that is synced, whatever the thresholds. `read_back` adds committed
+        objects that are not verified. `damage` is a frame that cannot be read: only what is before
+        it is planned.
+
+        UsageError if the catalog does not know the topic, CommitRefused during a restore.
         """
         self.view.refresh()
         record = self._record()
-        if record.log_id != self._log_id:  # positions and indexes of another log mean nothing
+        if record.log_id != self._log_id:  # positions and indexes are those of another log
             self._source, self._planner = self._of_one_log()
             self._log_id, self._tail = record.log_id, None
         room = sys.maxsize if bytes_max is None else bytes_max
@@ -258,7 +263,7 @@ class ViewPlanner:
         )
 
     def committed(self, planned: PlannedObject) -> None:
-        """Remembers where the chain ends now, which saves looking for it."""
+        """Records where the chain ends now, so that the next plan need not search for it."""
         self._tail = planned.end
 
     def _record(self) -> TopicRecord:
@@ -268,7 +273,10 @@ class ViewPlanner:
                 f"{self.topic}: the catalog does not know the topic; open it once with its store"
             )
         if is_restoring(record.log_id):
-            raise CommitRefused(f"{self.topic}: a restore is under way, or was interrupted")
+            raise CommitRefused(
+                f"{self.topic}: a restore is running or was interrupted: run `forebay restore "
+                f"{self.topic}` to its end first"
+            )
         return record
 
     def _due(self, record: TopicRecord, *, force: bool) -> Iterator[PlannedObject]:
@@ -281,7 +289,7 @@ class ViewPlanner:
         )
 
     def _waiting_since(self, segment: Segment, start: LogPosition) -> Iterator[int]:
-        """When the oldest message was published, and when the last object was made without it."""
+        """Yields when the oldest message was published, and when the last object was created."""
         yield self._source.publish_time(segment, start) or 0
         resources, record = self.view.store.resources(), self.view.record
         if resources is not None and record is not None and record.tail > 0:
@@ -302,7 +310,7 @@ class ViewPlanner:
 
 
 class Offload:
-    """The driver: one run after the other, over the same store."""
+    """The driver: runs offloads, one after the other, on the same store. Not thread-safe."""
 
     def __init__(
         self,
@@ -330,7 +338,7 @@ class Offload:
     def once(
         self, topics: Sequence[str] | None = None, *, force: bool, dry_run: bool = False
     ) -> OffloadReport:
-        """One run. What goes wrong with one topic is in the report, and raises nothing."""
+        """Runs one offload; see `offload`. Raises if Spark does not start."""
         started = self._clock.monotonic()
         names = [parse_topic(name) for name in (topics or self.store.topics())]
         if topics:
@@ -369,7 +377,7 @@ class Offload:
 
 
 class _NoExecutor(Exception):
-    """Spark does not start: no topic's error, and the end of the run."""
+    """Spark does not start. This ends the run, and is not the error of a topic."""
 
     def __init__(self, reason: ForebayError) -> None:
         super().__init__(str(reason))
@@ -400,41 +408,41 @@ class _Run:
         self._moved = False
         self._refusals: dict[TopicName, int] = {}
         self._damage: dict[TopicName, CorruptFrame] = {}
-        """Frames that stop a topic; what is before them is uploaded first."""
+        """For each topic, the damaged frame at which it stops; what is before is uploaded first."""
         self._unsound: set[TopicName] = set()
-        """Topics with a committed object that is not right; their uploads go on all the same."""
+        """Topics with a committed object that failed its read-back; their uploads continue."""
 
     def __call__(self) -> OffloadReport:
         while self._todo:
-            if self._moved:  # by somebody who uploads the same: not both again at the same moment
+            if self._moved:  # somebody else uploads the same: a random delay ends the race
                 self._moved = False
                 tries = max(self._refusals.values())
                 time.sleep(random.uniform(0, 0.2 * tries))  # noqa: S311  # no secret
             wave = self._plan_wave()
             if not wave:
-                continue  # what is left was put off, a bounded number of times
+                continue  # the rest is to be planned again, a bounded number of times
             if self._dry_run:
                 for plan in wave:
                     self._rows += [_planned_row(plan.topic, each) for each in plan.objects]
             else:
                 self._waves_run += 1
-                self._carry_out(wave)
+                self._run_wave(wave)
         return OffloadReport(self._dry_run, self._topics, self._waves_run, tuple(self._rows))
 
     # -- planning -------------------------------------------------------------------------------
 
     def _plan_wave(self) -> list[TopicPlan]:
-        """What is due now, of as many topics as make a wave; each topic once in a dry run."""
+        """The plans of as many topics as make a wave. In a dry run, each topic is planned once."""
         wave: list[TopicPlan] = []
         taken = 0
         for topic in list(self._todo):
             try:
                 plan = self._plan(topic, taken)
-            except FileNotFoundError as error:  # retention was faster: uploaded, and trimmed
+            except FileNotFoundError as error:  # a segment was uploaded, and retention deleted it
                 self._finish(topic)
                 self._stopped(topic, MissingData(f"{topic}: {error}"))
                 continue
-            except MissingData as error:  # the record was read before an upload, the log behind it
+            except MissingData as error:  # uploaded and deleted after the record was read
                 self._finish(topic)
                 self._stopped(topic, error)
                 continue
@@ -447,7 +455,7 @@ class _Run:
             if plan is None or plan.complete or self._dry_run:
                 self._finish(topic)
             if plan is None:
-                if topic in self._damage:  # the very next frame: there is nothing before it
+                if topic in self._damage:  # nothing is left before the damaged frame
                     self._fail(topic, self._damage.pop(topic))
                 continue
             wave.append(plan)
@@ -466,17 +474,17 @@ class _Run:
         if self._dry_run:
             return plan(None)
         if self._wave_bytes is None:
-            # How much makes a wave only Spark knows, which is not begun for nothing.
+            # The size of a wave depends on Spark. Do not start it unless something is due.
             if plan(1) is None:
                 return None
             try:
                 self._wave_bytes = self._waves.bytes_max()
-            except ForebayError as error:  # of Spark, and of no topic
+            except ForebayError as error:  # an error of Spark, not of the topic
                 raise _NoExecutor(error) from error
         return plan(self._wave_bytes - taken)
 
     def _finish(self, topic: TopicName) -> None:
-        """Nothing more is due of the topic in this run."""
+        """Removes the topic from this run."""
         self._todo.pop(topic, None)
 
     def _fail(self, topic: TopicName, error: ForebayError) -> None:
@@ -490,7 +498,7 @@ class _Run:
 
     # -- carrying out ---------------------------------------------------------------------------
 
-    def _carry_out(self, wave: Sequence[TopicPlan]) -> None:
+    def _run_wave(self, wave: Sequence[TopicPlan]) -> None:
         tasks: list[Task] = []
         for plan in wave:
             tasks += [ReadBackTask(plan.topic, each) for each in plan.unverified]
@@ -505,7 +513,7 @@ class _Run:
                 self._settle(topic, results)
 
     def _intended(self, plan: TopicPlan) -> list[UploadTask]:
-        """Announces the objects; what cannot be announced is not made."""
+        """Records intents for the objects, up to the first one that is refused."""
         tasks: list[UploadTask] = []
         catalog = self._offload.catalog()
         try:
@@ -517,7 +525,7 @@ class _Run:
         return tasks
 
     def _settle(self, topic: TopicName, results: list[tuple[Task, Done[Uploaded]]]) -> None:
-        """Commits what was uploaded, in order, as far as nothing before it failed."""
+        """Commits the uploaded objects in order, up to the first one that failed."""
         for task, done in results:
             if isinstance(task, ReadBackTask):
                 self._settle_read_back(task, done)
@@ -547,15 +555,16 @@ class _Run:
         try:
             engine.commit(catalog, task.topic, task.intent, uploaded)
         except TopicFenced:
-            engine.commit(catalog, task.topic, self._intended_anew(task), uploaded)
+            engine.commit(catalog, task.topic, self._intended_again(task), uploaded)
         self._offload.planner(task.topic).committed(task.planned)
         self._rows.append(_row(task.topic, uploaded))
 
-    def _intended_anew(self, task: UploadTask) -> Intent:
-        """The same object for the next owner, if that one goes on with the same log.
+    def _intended_again(self, task: UploadTask) -> Intent:
+        """A new intent for the same object under the current epoch, if the log is the same.
 
-        A sink owns its topic for a moment with each batch: without this nothing that takes longer
-        than a batch could ever be committed. TopicFenced if anything else is otherwise.
+        A sink becomes the owner of its topic for each batch. Without this, an upload that takes
+        longer than the time between two batches could never be committed. TopicFenced if the log,
+        the tail or the name of the object has changed.
         """
         topic, catalog = task.topic, self._offload.catalog()
         record = catalog.record(topic)
@@ -574,7 +583,7 @@ class _Run:
     def _stopped(
         self, topic: TopicName, error: ForebayError, planned: PlannedObject | None = None
     ) -> None:
-        """One object was not made or not committed: plan again, or give the topic up."""
+        """Handles an object that was not uploaded or not committed: plans again, or fails."""
         damaged = planned is not None and planned.holds(error)
         if isinstance(error, CorruptFrame) and damaged and topic not in self._damage:
             metrics.corrupt_frames.add()

@@ -1,16 +1,16 @@
-"""`replay`: a range of one topic into another, in the same order, once.
+"""`replay`: appends a range of one topic to another, in the same order, each message once.
 
-Tasks read pieces of the source and stage them, as the sink's tasks do; the driver appends what
-they staged. No payload passes through Spark. Keys, values and attributes are kept; offsets and
-times of publishing are the target's own.
+Tasks read pieces of the source and stage them, as the sink's tasks do. The driver appends the
+staged rows. No payload passes through Spark. Keys, values and attributes are kept. Offsets and
+publish times are new.
 
-The range goes in batches of bounded size, each numbered by the offset where it ends, so that the
-sink's state in the target says how far the replay has got. Interrupted, it goes on there. It is
-known by the source and the start as they were given: a second run from the same start adds what
-lies behind the end of the first one, and nothing else.
+The range is replayed in batches of bounded size. The number of a batch is the offset where it ends,
+so the sink's state in the target records how far the replay got, and an interrupted replay
+continues there. A replay is identified by the source and the start as given. A second run from the
+same start appends only what is after the end of the first one.
 
-What a caller gets wrong: another start is another replay, and appends again what both have in
-common.
+What a caller gets wrong: a run with another start is another replay. It appends messages again
+that both ranges contain.
 """
 
 from __future__ import annotations
@@ -66,21 +66,22 @@ _Commit: TypeAlias = Callable[[SinkBatch, Sequence[Part]], Committed]
 _PIECE_BYTES: Final = 32 * MIB
 _COLUMNS: Final = ("key", "value", "headers")
 _PLAIN: Final = "replay"
-"""The id of a replay that was given none."""
+"""The default id of a replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """A range of the source, the end not included, and what became of it."""
+    """A range of the source and its result."""
 
     start_offset: int
     end_offset: int
+    """The offset after the last one."""
     appended: int
-    """Messages; of a dry run, those that would be."""
+    """Messages that were appended; in a dry run, that would be appended."""
     known: int
-    """Messages that were there from an earlier run."""
+    """Messages that an earlier run had appended."""
     bytes: int
-    """About how many were read."""
+    """About how many bytes were read."""
     error: str | None
 
 
@@ -90,7 +91,7 @@ class ReplayReport:
     topic: str
     into: str
     sink_id: str
-    """Which replay of this range it is: given again, a run goes on with this one."""
+    """The id of the replay. A run with the same id, source and start continues it."""
     start_offset: int
     end_offset: int
     rows: tuple[ReplayRow, ...]
@@ -114,7 +115,7 @@ class ReplayReport:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """What one task stages, of one batch; its number is its place there."""
+    """The pieces that one task stages; `number` is the task's place in its batch."""
 
     batch: str
     number: int
@@ -142,15 +143,15 @@ def replay(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ReplayReport:
-    """Appends `start..end` of `topic`, the end not included, to `into`, which is made if needed.
+    """Appends `start..end` of `topic`, without `end`, to `into`, which is created if needed.
 
-    Times are milliseconds since 1970, and count instead of offsets: from the first message of
-    `start_time` or later to the first of `end_time` or later. Without an end it is what is synced
-    now. `again` makes it another replay, which adds everything again; so does another `sink_id`.
-    `skip_lost` steps over ranges that are recorded as lost, which are an error else.
+    Times are milliseconds since 1970, and replace offsets: from the first message of `start_time`
+    or later to the first of `end_time` or later. Without an end, everything that is synced now is
+    replayed. `again`, or another `sink_id`, makes it a new replay, which appends everything again.
+    `skip_lost` skips ranges that are recorded as lost, which otherwise raise LostOffsets.
 
-    UsageError for a call that cannot be right. What goes wrong with a batch is in the report, and
-    a second run goes on there.
+    UsageError for arguments that contradict each other or the topic. The error of a batch is in the
+    report, and ends the run; a second run continues there.
     """
     settings = job_settings(source)
     name, target = parse_topic(topic), parse_topic(into)
@@ -194,14 +195,14 @@ def _check_call(
     if sink_id is not None:
         check_sink_id(sink_id)
         if again:
-            raise UsageError("a sink id says which replay it is: leave it out to replay again")
+            raise UsageError("give either a sink id or `again`: `again` makes a new id")
 
 
 def _sink(topic: TopicName, start: int | None, start_time: int | None, sink_id: str) -> str:
-    """The same for every run from the same start, as it was given, whatever its end.
+    """The id of the sink: the same for every run with the same source, start and `sink_id`.
 
-    What the target remembers of it are offsets of the source, counted from that start: for another
-    source or start they mean nothing, so these are a part of the name.
+    The state in the target has offsets of the source, from that start on. For another source or
+    start they mean nothing, so both are a part of the id.
     """
     text = json.dumps([str(topic), start, start_time, sink_id])
     return f"replay-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
@@ -223,7 +224,7 @@ def _range(
         last = offset_at_time(resources, view, end_time)
     found = resolve_range(view, first, last, fail_on_data_loss=not skip_lost)
     if last not in (LATEST, found.end) and not skip_lost:
-        raise UsageError(f"{view.topic}: the range ends at {last}, before it starts at {first}")
+        raise UsageError(f"{view.topic}: the end, {last}, is before the start, {first}")
     return found
 
 
@@ -246,7 +247,7 @@ class _Replay:
         self._skip_lost = skip_lost
 
     def plan(self, wanted: OffsetRange, state: SinkState | None) -> tuple[ReplayRow, ...]:
-        """What would be done: one row for what is there, one for what is to come."""
+        """The rows of a dry run: one for what was replayed before, one for the rest."""
         self._require_all_of_the_begun(wanted, state)
         known, rest = _left(wanted, state)
         rows = [_row(known, known=known.end - known.start)] if known.start < known.end else []
@@ -266,7 +267,7 @@ class _Replay:
         executor: Executor,
         progress: Progress | None,
     ) -> Iterator[ReplayRow]:
-        """One row for each batch; the first that fails is the last."""
+        """Yields one row for each batch; stops after the first batch that fails."""
         self._require_all_of_the_begun(wanted, state)
         known, rest = _left(wanted, state)
         if known.start < known.end:
@@ -292,7 +293,10 @@ class _Replay:
 
     @contextmanager
     def _owner(self, state: SinkState | None) -> Iterator[_Commit]:
-        """Who appends: the server that owns the target, or this process for the time being."""
+        """A function that commits a batch: through the server that owns the target, or here.
+
+        Without a server, this process owns the target until the block ends.
+        """
         server = serving(self._settings)
         if server is not None:
             self._require_remembered(None, state)
@@ -303,40 +307,40 @@ class _Replay:
             yield partial(commit_batch, writer, self._resources.catalog, self._resources.store)
 
     def _require_all_of_the_begun(self, wanted: OffsetRange, state: SinkState | None) -> None:
-        """A batch that was begun goes to its end, or nobody knows what of it is there."""
+        """UsageError if the range ends inside a batch that an earlier run began."""
         if state is not None and not state.done and state.batch > wanted.end:
             raise UsageError(
-                f"a replay of {wanted.topic} to offset {state.batch} was begun and did not end; "
-                f"this one ends before, at {wanted.end}: let it end at {state.batch} or later"
+                f"an earlier replay of {wanted.topic} to offset {state.batch} did not finish, and "
+                f"this one ends before, at {wanted.end}: choose {state.batch} or later as the end"
             )
 
     def _require_remembered(self, writer: TopicWriter | None, state: SinkState | None) -> None:
-        """The state says how far the replay has got, unless the target was restored since."""
+        """UsageError if the state may be outdated, because the target was restored since."""
         catalog = self._resources.catalog
         if writer is not None:
             writer.end(self._into)
         elif catalog.record(self._into) is None:
-            return  # nothing can be there
+            return  # the target does not exist yet
         came_from = origin(catalog, self._into)
         if came_from == ORIGIN_HERE or (state is not None and state.origin == came_from):
             return
         if writer is None:
             raise UsageError(
-                f"{self._into} was rebuilt, and its messages have to be looked through before a "
-                "replay adds to them: stop the server, and run the replay without it"
+                f"{self._into} was restored, and its messages must be searched before a replay "
+                "can append to it: stop the server, and run the replay without it"
             )
         last = writer.last(self._into, self._sink, 0 if state is None else state.offset)
         if last is not None and (state is None or state.done or last.batch != state.batch):
             raise UsageError(
-                f"{self._into} was rebuilt since a replay of {self._view.topic} appended to it, "
-                "and nobody remembers how far it got: compare the two, then replay the rest from "
-                "the offset that follows, or everything once more with another sink id"
+                f"{self._into} was restored after a replay of {self._view.topic} appended to it, "
+                "and it is unknown how far that replay got: compare the two topics, then replay "
+                "the rest with another start, or everything again with another sink id"
             )
 
     def _batches(
         self, rest: OffsetRange, begun: int | None, bytes_max: int
     ) -> Iterator[tuple[OffsetRange, list[Piece]]]:
-        """The range in batches; the first one ends where the one that was begun did."""
+        """Yields the range in batches. If a batch was begun, the first one ends where that ends."""
         if begun is not None and rest.start < begun <= rest.end:
             first = OffsetRange(rest.topic, rest.start, begun)
             yield first, self._pieces(first)
@@ -381,14 +385,14 @@ class _Replay:
 
 
 def _left(wanted: OffsetRange, state: SinkState | None) -> tuple[OffsetRange, OffsetRange]:
-    """What of the range was replayed before, and what is left."""
+    """The part of the range that was replayed before, and the rest."""
     reached = None if state is None else state.batch if state.done else state.previous
     at = min(max(wanted.start, reached or 0), wanted.end)
     return OffsetRange(wanted.topic, wanted.start, at), OffsetRange(wanted.topic, at, wanted.end)
 
 
 def _tasks(pieces: Sequence[Piece], slots: int) -> list[ReplayTask]:
-    """Neighbours together, in the order of their offsets."""
+    """Groups neighbours into tasks, in the order of their offsets."""
     total = sum(piece.size for piece in pieces)
     target = min(TASK_BYTES, max(-(-total // slots), 1))
     groups: list[list[Piece]] = []
@@ -404,9 +408,9 @@ def _tasks(pieces: Sequence[Piece], slots: int) -> list[ReplayTask]:
 
 
 def stage_task(settings: StoreSettings, into: str, task: ReplayTask) -> Part:
-    """In a task: the messages of its pieces, staged for the driver.
+    """Runs in a task: stages the messages of its pieces.
 
-    Each attempt has a file of its own; those of attempts that were lost are swept by age.
+    Each attempt has a file of its own. Files of failed attempts are swept by age.
     """
     from forebay.pipeline.sink.columns import checked_rows
 

@@ -1,7 +1,6 @@
-"""What a job did, row by row: for people, as JSON, and as a DataFrame.
+"""The rows of a job's report as a Spark DataFrame.
 
-The rows of a job are frozen dataclasses whose fields are plain values; their names and types are
-the columns.
+The rows are dataclasses. Their fields become the columns: names and types are taken from the class.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _Row = TypeVar("_Row")
 
 
 def schema_of(row: type[Any]) -> StructType:
-    """The columns of a row's class: `int`, `str`, `bool`, `float`, each also optional."""
+    """The schema for a dataclass whose fields are `int`, `str`, `bool` or `float`, or optional."""
     from pyspark.sql.types import (
         BooleanType,
         DataType,
@@ -55,6 +54,6 @@ def schema_of(row: type[Any]) -> StructType:
 
 
 def to_dataframe(spark: SparkSession, row: type[_Row], rows: Sequence[_Row]) -> DataFrame:
-    """The rows of a job's report as a DataFrame, which may be empty."""
+    """The rows as a DataFrame with the columns of `row`, even if there are no rows."""
     values = [tuple(asdict(each).values()) for each in rows]  # type: ignore[call-overload]
     return spark.createDataFrame(values, schema_of(row))

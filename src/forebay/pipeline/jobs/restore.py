@@ -1,10 +1,9 @@
-"""`restore`: rebuilds the catalog of many topics from the bucket alone.
+"""`restore`: rebuilds the catalog of many topics from their objects.
 
-Each topic is restored by `forebay.upload.restore`, in this process, which alone writes to the
-catalog. What takes time is reading objects in full: those without a usable sidecar, and all of
-them where they are to be verified. Executors do that, for many objects of many topics at once,
-before the restores ask for them. As long as sidecars say everything, or there is little to read,
-no Spark is started.
+This process restores one topic after the other (`forebay.upload.restore`), and only it writes to
+the catalog. The slow part is reading objects in full: those without a usable sidecar, or all of
+them with `verify`. Tasks do that ahead of time, for many objects of many topics at once. Spark is
+not started if the sidecars are complete, or if there is little to read.
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 INLINE_BYTES: Final = 64 * MIB
-"""Less is read by this process sooner than Spark would start."""
+"""This process reads less than that faster than Spark could start."""
 _AHEAD_OBJECTS_MAX: Final = 2000
-"""Descriptors that are held before a restore asks for them."""
+"""The most descriptors to hold before a restore asks for them."""
 _WAVE_OBJECTS: Final = 20_000
 _WAVE_TOPICS_MAX: Final = 256
-"""Topics whose listings are held at a time."""
+"""The most topics whose listings are held at a time."""
 _EXPECTED: Final = (CorruptLog, CommitRefused, FormatError, ServiceError, TopicFenced, TopicOwned)
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreChoices:
-    """What restores do; see `restore_topic`."""
+    """The options of `restore_topic`."""
 
     dry_run: bool = False
     verify: bool = False
@@ -76,7 +75,7 @@ class RestoreChoices:
 
 @dataclass(frozen=True, slots=True)
 class RestoredTopic:
-    """What became of one topic: a report, or why there is none."""
+    """The report of one topic, or the error why there is none."""
 
     topic: TopicName
     report: RestoreReport | None
@@ -140,11 +139,12 @@ def restore(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RestoreJobReport:
-    """Restores the topics, or with `everything` all that have objects.
+    """Restores the topics, or with `everything` all topics that have objects.
 
-    What goes wrong with one topic is in its row and stops no other. `progress` gets how many
-    topics of how many are done. Without `spark` a session is made when one is needed;
-    `runner="threads"` reads with threads of this process instead.
+    The error of a topic is in its row, and does not stop the others. `progress` is called with the
+    number of topics that are done, and of all. Without `spark`, a session is started if needed.
+    `runner="threads"` uses threads of this process in place of Spark. The other options are those
+    of `restore_topic`.
     """
     choices = RestoreChoices(dry_run, verify, allow_gaps, assume_nothing_lost)
     rows: list[RestoreRow] = []
@@ -168,7 +168,7 @@ def open_restore(
     spark: SparkSession | None = None,
     runner: Runner = "spark",
 ) -> Iterator[RestoreRun]:
-    """A restore whose topics come one by one."""
+    """Opens a restore, which restores topics one by one as `RestoreRun.topics` is iterated."""
     settings = job_settings(source)
     waves = Waves(
         executor_for(runner, spark, settings.spark),
@@ -181,7 +181,7 @@ def open_restore(
         waves, whole=choices.verify, inline_bytes=INLINE_BYTES if starts_spark else 0
     )
     if bool(topics) == everything:
-        raise UsageError("name the topics to restore, or ask for everything, and not both")
+        raise UsageError("give either the topics to restore or everything=True, not both")
     names = [parse_topic(name) for name in topics or ()]
     _require_objects(settings)
     with _opened(settings, dry_run=choices.dry_run) as resources:
@@ -191,7 +191,7 @@ def open_restore(
 
 
 def _require_objects(settings: StoreSettings) -> None:
-    """UsageError for a wrong directory; none is made."""
+    """UsageError if the directory of the objects does not exist. Creates nothing."""
     if settings.cloud.backend == "fs":
         root = Path(settings.cloud.root or Path(settings.data or "") / "objects")
         if not root.is_dir():
@@ -200,7 +200,7 @@ def _require_objects(settings: StoreSettings) -> None:
 
 @contextmanager
 def _opened(settings: StoreSettings, *, dry_run: bool) -> Iterator[StoreResources]:
-    """The catalog and the objects. For a dry run a catalog that is not there is an empty one."""
+    """The catalog and the objects. A dry run uses an empty catalog if there is none."""
     path = catalog_file(settings)
     absent = dry_run and path is not None and not path.exists()
     with (
@@ -227,7 +227,10 @@ class RestoreRun:
         self,
         shown: Callable[[TopicName], AbstractContextManager[Progress | None]] | None = None,
     ) -> Iterator[RestoredTopic]:
-        """Restores them one by one; `shown` makes a progress for each, in objects."""
+        """Restores the topics one by one, and yields their results, which may be errors.
+
+        `shown` returns a context manager for a topic, with a `Progress` that counts objects.
+        """
         names = iter(self.names)
         while wave := self._wave(names):
             self._prefetch.expect(self._candidates(wave))
@@ -240,7 +243,7 @@ class RestoreRun:
                 yield done
 
     def _wave(self, names: Iterator[TopicName]) -> list[tuple[TopicName, Inventory | ForebayError]]:
-        """The next topics, and what the bucket holds of them."""
+        """The next topics, each with the objects that the store has, or with an error."""
         wave: list[tuple[TopicName, Inventory | ForebayError]] = []
         count = 0
         for topic in islice(names, _WAVE_TOPICS_MAX):
@@ -282,7 +285,7 @@ class RestoreRun:
         try:
             try:
                 report = run(stock=stock)
-            except CommitRefused:  # the listing is some time old: perhaps it is only that
+            except CommitRefused:  # perhaps only because the listing is old: list again
                 report = run()
         except _EXPECTED as error:
             return RestoredTopic(topic, None, error)
@@ -315,7 +318,7 @@ def _row(done: RestoredTopic) -> RestoreRow:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What is known of an object before it is asked for."""
+    """The descriptor of an object that was read ahead, or the error why there is none."""
 
     descriptor: ObjectDescriptor | None
     error: ForebayError | None = None
@@ -325,8 +328,8 @@ class _Described:
 class _Prefetch:
     """A `Describe` that reads ahead. Not thread-safe.
 
-    A restore asks for one descriptor after the other. When one of them takes reading its object,
-    the objects that will be asked for next are read with it, many at a time.
+    A restore asks for one descriptor after the other. When it asks for one whose object must be
+    read in full, the next such objects are read as well, in parallel.
     """
 
     def __init__(
@@ -336,7 +339,7 @@ class _Prefetch:
         whole: bool,
         inline_bytes: int,
     ) -> None:
-        """`inline_bytes`: less than that is read by this process; 0 once the executor runs."""
+        """Less than `inline_bytes` is read by this process; 0 means always by the executor."""
         self._waves = waves
         self._whole = whole
         self._inline_bytes = inline_bytes
@@ -345,7 +348,7 @@ class _Prefetch:
         self._known: dict[str, _Described] = {}
 
     def expect(self, candidates: Iterator[Candidate]) -> None:
-        """What will be asked for from now on, in this order; the rest is forgotten."""
+        """Sets the objects that will be asked for next, in this order; drops what was read."""
         self._plan = list(candidates)
         self._places = {each.key: place for place, each in enumerate(self._plan)}
         self._known = {}
@@ -369,7 +372,7 @@ class _Prefetch:
         return found.descriptor
 
     def _read(self, store: Backend, candidate: Candidate) -> None:
-        """Reads the object in full, and with it what is due next."""
+        """Reads the object in full, and the next ones with it."""
         due = chain([candidate], self._due_after(store, candidate))
         if self._inline_bytes:
             batch: list[Candidate] = []
@@ -386,9 +389,9 @@ class _Prefetch:
         self._keep(self._waves.run(next(self._waves.cut(due))))
 
     def _due_after(self, store: Backend, candidate: Candidate) -> Iterator[Candidate]:
-        """The next ones that must be read in full; of others the sidecars are kept."""
+        """Yields the next objects that must be read in full; keeps the sidecars of others."""
         place = self._places.get(candidate.key)
-        if place is None:  # another attempt at a range that is damaged: it was not expected
+        if place is None:  # an object that was not expected: another copy of a damaged range
             return
         for one in islice(self._plan, place + 1, place + _AHEAD_OBJECTS_MAX):
             if one.key in self._known:

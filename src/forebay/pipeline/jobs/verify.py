@@ -1,15 +1,15 @@
-"""`verify`: reads every byte of every committed object again, on Spark or on threads.
+"""`verify`: reads every byte of every committed object, on Spark or on threads.
 
-The driver asks the catalog what there is, looks at the chains (I4) and at what no descriptor
-names; tasks read the objects and compare them with their descriptors and sidecars. Nothing is
-changed but two things in the catalog: the watermark of what was read back, where the next object
-was found right, and a job state for each topic of what was read (`verify_plan`).
+The driver reads the descriptors, checks the chains (I4), and looks for objects that no descriptor
+names. Tasks read the objects and compare them with their descriptors and sidecars. A run changes
+two things, both in the catalog: the watermark `verified`, if the next object was found correct, and
+a job state for each topic that records what was read (`verify_plan`).
 
-An object may be replaced or retired while a run with an older plan goes on. That is no damage:
-what the catalog names in its place is read instead.
+An object may be replaced or deleted after a run was planned. That is not damage: the run reads the
+object that the catalog names in its place.
 
-What a caller gets wrong: a run that is killed has remembered what its finished waves read, and
-nothing else. Reading twice is harmless.
+What a caller gets wrong: a run that is killed keeps only the progress of its finished waves. The
+next run reads the rest again, which is harmless.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("forebay.pipeline")
 _WAVE_INDEX_ENTRIES_MAX: Final = 300_000
-"""Of the descriptors of one wave: about 40 MB on the driver."""
+"""The most index entries in the descriptors of one wave: about 40 MB on the driver."""
 _INDEX_ENTRIES_LEAST: Final = 73
-"""As which a descriptor counts that has fewer, so that a wave has at most about 4,100 objects."""
+"""A descriptor with fewer entries counts as this many: a wave has at most about 4,100 objects."""
 _REPLANS_MAX: Final = 3
 _LOOKS_MAX: Final = 3
-"""At a chain that is not whole, before it is called so: it may be changing."""
+"""How often a chain is read before a flaw is reported: it may just be changing."""
 ROWS_MAX: Final = 10_000
-"""Findings that a report holds; the rest is counted, and logged."""
+"""The most findings in a report. The rest is counted and logged."""
 
 OBJECTS: Final = Counter("forebay_verify_objects_total", "Objects that were read back.", ["result"])
 BYTES: Final = Counter("forebay_verify_bytes_total", "Bytes of objects that were read back.")
 FINDINGS: Final = Counter(
-    "forebay_verify_findings_total", "What verifying found wrong, by kind.", ["kind", "severity"]
+    "forebay_verify_findings_total", "Findings of verify, by kind.", ["kind", "severity"]
 )
 
 
@@ -99,12 +99,14 @@ def verify(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Reads the objects of the topics, by default of all that the catalog knows.
+    """Reads and checks the objects of the topics, by default of all that the catalog knows.
 
-    `incremental` reads what was committed or compacted since the last run; `budget_bytes` reads at
-    most so much, the new first and then on from where the last run stopped. `orphans` also lists
-    the store, for what no descriptor names. Nothing to read starts no Spark; `runner="threads"`
-    reads with threads of this process instead.
+    `incremental` reads only what was committed or compacted since the last run. `budget_bytes`
+    limits how much is read: new objects first, then on from where the last run stopped. `orphans`
+    also lists the object store, to find objects that no descriptor names. `runner="threads"` uses
+    threads of this process in place of Spark. Spark is not started if there is nothing to read.
+
+    UsageError for a topic that neither the catalog nor the store knows. Damage is in the report.
     """
     settings = job_settings(source)
     if budget_bytes is not None and budget_bytes <= 0:
@@ -155,9 +157,9 @@ def _topics(resources: StoreResources, topics: Sequence[str] | None) -> list[Top
 #
 #     severity   kinds
 #     good       ok, planned
-#     note       etag, and what a sweep keeps or removes in the normal course of things
-#     warning    sidecar, orphan, pending, stray, unrestored: nothing is lost, but not as it should
-#                be
+#     note       etag, and what a sweep keeps or removes in normal operation
+#     warning    sidecar, orphan, pending, stray, unrestored: not as it should be, but no data is
+#                lost
 #     error      missing, resized, corrupt, index, gap, overlap, record, descriptor, unnamed,
 #                unreadable
 
@@ -180,7 +182,7 @@ _SWEPT: Final = {
     Kind.UNRESTORED: ("unrestored", WARNING),
     Kind.TOPIC: ("unreadable", ERROR),
 }
-"""What a sweep would remove, or reports as wrong; what it keeps is a note."""
+"""The kind and severity of what a sweep finds. What it would keep becomes a note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ class VerifyRow:
     kind: str
     severity: str
     position: int | None
-    """In the object."""
+    """The position in the object."""
     offset: int | None
     detail: str
     objects: int
@@ -200,9 +202,9 @@ class VerifyRow:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Of one run; after a dry run `objects` and `bytes` are what would be read.
+    """The result of one run. In a dry run, `objects`, `bytes` and `messages` would be read.
 
-    It holds a bounded number of findings and counts the rest. Notes do not make it bad.
+    `rows` has at most ROWS_MAX findings; the counts include the rest. Notes do not affect `ok`.
     """
 
     dry_run: bool
@@ -225,7 +227,7 @@ class VerifyReport:
         return tuple(row for row in self.rows if row.severity != GOOD)
 
     def facts(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The report for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
     def dataframe(self, spark: SparkSession) -> DataFrame:
@@ -233,7 +235,7 @@ class VerifyReport:
 
 
 class Findings:
-    """Collects findings as they come; logs and counts each at once."""
+    """Collects findings, and logs and counts each of them at once."""
 
     def __init__(self) -> None:
         self._rows: list[VerifyRow] = []
@@ -249,7 +251,7 @@ class Findings:
             total[at] += amount
 
     def add_topic(self, topic: TopicName) -> None:
-        """So that one without objects has a row too."""
+        """Gives the topic a row in the report, even if it has no objects."""
         self._good.setdefault(str(topic), [0, 0, 0])
 
     def add(
@@ -294,7 +296,7 @@ class Findings:
         )
 
     def add_swept(self, item: SweepItem) -> None:
-        """What a dry sweep found; what reading has found already is not added again."""
+        """Adds a finding of a dry sweep, unless reading has found the same."""
         kind, severity = _SWEPT[item.kind]
         name = item.key.rpartition("/")[2]
         if kind in ("missing", "resized") and (str(item.topic), name) in self._damaged:
@@ -320,7 +322,7 @@ class Findings:
         for (topic, kind, reason), (count, size) in self._kept.items():
             self._append(VerifyRow(topic, None, kind, NOTE, None, None, reason, count, size, 0))
         kind = "planned" if dry_run else "ok"
-        said = "would be read" if dry_run else "read and found right"
+        said = "would be read" if dry_run else "read and found correct"
         totals = tuple(
             VerifyRow(topic, None, kind, GOOD, None, None, f"{count} objects {said}", *total)
             for topic, total in sorted(self._good.items())
@@ -353,11 +355,11 @@ def _by_weight(row: VerifyRow) -> tuple[int, str, int, str]:
     return weight, row.topic, -1 if row.offset is None else row.offset, row.object_id or ""
 
 
-# ---- a topic's chain as the catalog has it, looked at until it stands still -------------------
+# ---- a topic's chain in the catalog; read again while it has flaws, as it may be changing -------
 
 
 def _survey(catalog: Catalog, topic: TopicName) -> tuple[Survey, JobState | None] | None:
-    """The chain, its flaws, and what was remembered of it; None if the catalog has no record."""
+    """The chain, its flaws, and the recorded state; None if the catalog has no record."""
     record = catalog.record(topic)
     if record is None:
         return None
@@ -374,23 +376,23 @@ def _survey(catalog: Catalog, topic: TopicName) -> tuple[Survey, JobState | None
 
 
 def _still_named(catalog: Catalog, topic: TopicName, link: Link) -> ObjectDescriptor | None:
-    """The descriptor of the object, if the catalog names it still."""
+    """The descriptor of the object, or None if the catalog no longer names it."""
     entry = catalog.kv.get(catalog.keys.descriptor(topic, link.start))
     if entry is None:
         return None
     try:
         found = decode_descriptor(entry.value)
-    except DescriptorError:  # a flaw, which the next survey finds
+    except DescriptorError:  # the next survey reports it as a flaw
         return None
     return found if found.object_id == link.object_id else None
 
 
 def _named_instead(catalog: Catalog, topic: TopicName, gone: Collection[Link]) -> list[Link]:
-    """What the catalog names by now for the offsets of objects that it named before."""
+    """The objects that the catalog names now for the offsets of objects that are gone."""
     before = sorted(gone)
     found = []
     for link in _links(catalog, topic, []):
-        at = bisect_left(before, (link.next_offset,))  # those that begin before its end
+        at = bisect_left(before, (link.next_offset,))  # of `before`, how many begin before its end
         if at and before[at - 1].next_offset > link.start:
             found.append(link)
     return found
@@ -407,7 +409,7 @@ def _link_of(descriptor: ObjectDescriptor, revision: int = 0) -> Link:
 
 
 def _look(catalog: Catalog, topic: TopicName, record: TopicRecord) -> Survey:
-    # Before the descriptors: what is written meanwhile counts as new the next time.
+    # Read the revision first: a descriptor that is written after it counts as new the next time.
     revision = catalog.kv.revision()
     flaws: list[Flaw] = []
     links = tuple(_links(catalog, topic, flaws))
@@ -416,7 +418,7 @@ def _look(catalog: Catalog, topic: TopicName, record: TopicRecord) -> Survey:
 
 
 def _links(catalog: Catalog, topic: TopicName, flaws: list[Flaw]) -> Iterator[Link]:
-    """Every descriptor, a page at a time; overlaps too, which readers never see."""
+    """Yields all descriptors, even overlapping ones, which readers skip; damaged go to `flaws`."""
     keys = catalog.keys
     at, end = keys.descriptor(topic, 0), keys.descriptor(topic, OFFSET_MAX)
     while page := catalog.kv.range(at, end, limit=CATALOG_PAGE):
@@ -437,9 +439,9 @@ def _links(catalog: Catalog, topic: TopicName, flaws: list[Flaw]) -> Iterator[Li
 
 def _decoded(topic: TopicName, job_state: JobState) -> ScrubState:
     try:
-        return decode_state(job_state.value, f"{topic}: the note {STATE_NAME!r}")
+        return decode_state(job_state.value, f"{topic}: the job state {STATE_NAME!r}")
     except DescriptorError as error:
-        event(_log, logging.WARNING, "memory forgotten", topic=topic, error=error)
+        event(_log, logging.WARNING, "verify starts over with the topic", topic=topic, error=error)
         return ScrubState()
 
 
@@ -467,7 +469,7 @@ class _Verification:
         self.findings = Findings()
 
     def survey(self, topic: TopicName) -> Survey | None:
-        """None for a topic that only the store knows."""
+        """Reads the chain of the topic and adds its flaws; None if the catalog has no record."""
         found = _survey(self._catalog, topic)
         if found is None:
             return None
@@ -498,7 +500,7 @@ class _Verification:
         self._remember(self._topics)
 
     def _described(self, reads: Iterable[Read], stale: list[Read]) -> Iterator[CommittedObject]:
-        """The objects with their descriptors as they are now; those that have none are stale."""
+        """Yields the objects with their current descriptors; adds those without one to `stale`."""
         for read in reads:
             descriptor = _still_named(self._catalog, *read)
             if descriptor is None:
@@ -507,7 +509,7 @@ class _Verification:
                 yield CommittedObject(read.topic, descriptor)
 
     def _settle(self, item: CommittedObject, done: Done[Checked], stale: list[Read]) -> bool:
-        """Adds what became of the object; returns whether all its bytes are right."""
+        """Adds the findings for the object; returns whether all its bytes are correct."""
         topic, descriptor = item.topic, item.descriptor
         state = self._topics[topic]
         if done.result is None:
@@ -542,7 +544,7 @@ class _Verification:
             self.findings.add, topic, object_id=descriptor.object_id, size=descriptor.size
         )
         if not examined.same_etag:
-            detail = "it has another etag than its descriptor says, and its bytes are right"
+            detail = "its etag is not the one in its descriptor, but its bytes are correct"
             about("etag", NOTE, detail)
         if done.result.sidecar is not None:
             severity, detail = done.result.sidecar
@@ -562,7 +564,7 @@ class _Verification:
         )
 
     def _replanned(self, stale: list[Read]) -> list[Read]:
-        """What to read in place of objects that are named no more."""
+        """The objects to read in place of those that the catalog no longer names."""
         gone: dict[TopicName, list[Link]] = {}
         for topic, link in stale:
             gone.setdefault(topic, []).append(link)
@@ -576,7 +578,7 @@ class _Verification:
     # -- what is kept ---------------------------------------------------------------------------
 
     def _mark(self, item: CommittedObject) -> None:
-        """Moves the watermark of what was read back, if this object is the next one."""
+        """Moves the watermark `verified`, if this object is the next one."""
         state = self._topics[item.topic]
         at = skip_lost(state.record, state.record.verified)
         if item.descriptor.start_offset <= at < item.descriptor.next_offset:
@@ -593,8 +595,8 @@ class _Verification:
                 state.job_state = write_job_state(
                     self._catalog, topic, STATE_NAME, value, expected=state.job_state
                 )
-            except CommitRefused as error:  # another run: what it remembers is true as well
-                event(_log, logging.INFO, "not remembered", topic=topic, error=error)
+            except CommitRefused as error:  # another run has recorded its progress, which is fine
+                event(_log, logging.INFO, "progress not recorded", topic=topic, error=error)
 
 
 # ---- what a task does -------------------------------------------------------------------------
@@ -614,11 +616,11 @@ def _index_entries(item: CommittedObject) -> int:
 class Checked:
     examined: Examined
     sidecar: tuple[str, str] | None
-    """Severity and words, if something is wrong with the sidecar."""
+    """Severity and detail, if something is wrong with the sidecar."""
 
 
 def check_object(settings: StoreSettings, item: CommittedObject) -> Checked:
-    """Reads all of one object, and its sidecar; ServiceError if the store is unavailable."""
+    """Runs in a task: reads an object and its sidecar. ServiceError if the store is unavailable."""
     resources = executor_resources(settings)
     examined = examine_object(
         resources.store, resources.pool, settings.cloud_reader, item.topic, item.descriptor
@@ -634,9 +636,9 @@ def _check_sidecar(store: CloudStore, item: CommittedObject) -> tuple[str, str] 
     try:
         found = decode_descriptor(bytes(store.get_object(key, DESCRIPTOR_BYTES_MAX)))
     except ObjectMissing:
-        return WARNING, "it has no sidecar: a restore from the bucket alone would read it in full"
+        return WARNING, "it has no sidecar: a restore from the bucket would read it in full"
     except DescriptorError as error:
-        return WARNING, f"its sidecar is no descriptor: {error}"
+        return WARNING, f"its sidecar is not a descriptor: {error}"
     except (ServiceUnavailable, ServiceRefused):
         raise
     except ServiceError as error:
@@ -645,5 +647,5 @@ def _check_sidecar(store: CloudStore, item: CommittedObject) -> tuple[str, str] 
     if found == said:
         return None
     if replace(found, etag=said.etag, created_at=said.created_at) == said:
-        return NOTE, "its sidecar has another etag or time than its descriptor"
-    return WARNING, "its sidecar says something else than its descriptor"
+        return NOTE, "its sidecar and its descriptor differ in the etag or the time"
+    return WARNING, "its sidecar and its descriptor differ"

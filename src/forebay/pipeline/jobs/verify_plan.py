@@ -1,17 +1,17 @@
-"""What a scrub reads, what it remembers, and what a chain says of itself: pure decisions.
+"""The pure decisions of `verify`: which objects to read, what to record, and flaws of a chain.
 
-Everything, or what is new since the last run, or as much as a budget allows: the new first, then
-on from where the last run stopped, round and round, so that runs of bounded cost cover all. Which
-objects are new the catalog's revisions tell, and no clock: a descriptor that was written after
-the revision that the last run remembers.
+A run reads everything, or what is new since the last run, or as much as a budget allows. With a
+budget it reads new objects first, then continues where the last run stopped, in rounds, so that
+runs of bounded cost cover all objects in the end. An object is new if its descriptor was written
+after the catalog revision that the last run recorded. Clocks do not matter.
 
-The state of a scrub is one note for each topic, JSON:
+The state of each topic is a job state in the catalog, as JSON:
 
     {"revision": 812, "cursor": 40000, "finished_ms": 1790000000000, "suspects": []}
 
-Every object with a revision up to `revision` has been read. The present round goes on at the
-offset `cursor`, and the one before ended at `finished_ms`. `suspects` were damaged when they were
-read last: they are read again in every run, so that damage is told until it is mended.
+Every object with a revision up to `revision` has been read. The current round continues at the
+offset `cursor`, and the round before ended at `finished_ms`. `suspects` are objects that were
+damaged. Every run reads them again, so that damage is reported until it is repaired.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from forebay.format.names import TopicName
 
 STATE_NAME: Final = "verify"
 SUSPECTS_MAX: Final = 500
-"""That a note remembers, within its 64 KiB."""
+"""The most suspects in a state, which must fit into 64 KiB."""
 
 
 class Link(NamedTuple):
-    """A descriptor, as far as planning needs it."""
+    """The part of a descriptor that planning needs."""
 
     start: int
     next_offset: int
@@ -41,7 +41,7 @@ class Link(NamedTuple):
 
 
 class Flaw(NamedTuple):
-    """What is wrong with a chain, by the catalog alone."""
+    """Something wrong with a chain, found in the catalog without reading objects."""
 
     kind: str
     offset: int
@@ -51,7 +51,7 @@ class Flaw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScrubState:
-    """What is known of a topic from earlier runs."""
+    """What earlier runs recorded about a topic; see the module."""
 
     revision: int = 0
     cursor: int = 0
@@ -87,17 +87,17 @@ def encode_state(state: ScrubState) -> bytes:
 
 
 def decode_state(data: bytes, what: str) -> ScrubState:
-    """DescriptorError, saying `what`, for anything but a state."""
+    """The inverse of `encode_state`; DescriptorError, which names `what`, for anything else."""
     try:
         body = json.loads(data)
         suspects = tuple(body["suspects"])
         numbers = [body[name] for name in ("revision", "cursor", "finished_ms")]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DescriptorError(f"{what} is no memory of a scrub: {error}") from error
+        raise DescriptorError(f"{what} is not a state of verify: {error}") from error
     if not all(type(each) is int and each >= 0 for each in numbers) or not all(
         isinstance(each, str) for each in suspects
     ):
-        raise DescriptorError(f"{what} is no memory of a scrub")
+        raise DescriptorError(f"{what} is not a state of verify: a field has a wrong value")
     revision, cursor, finished_ms = numbers
     return ScrubState(revision, cursor, finished_ms, suspects)
 
@@ -105,7 +105,7 @@ def decode_state(data: bytes, what: str) -> ScrubState:
 def state_after(
     survey: Survey, done: Collection[str], damaged: Collection[str], now_ms: int
 ) -> ScrubState:
-    """What to remember after these objects were read, the damaged ones among them."""
+    """The new state after the objects `done` were read, of which some were `damaged`."""
     state = survey.state
     if not done:
         return state
@@ -125,7 +125,7 @@ def state_after(
 
 
 def _moved_on(survey: Survey, done: Collection[str], now_ms: int) -> ScrubState:
-    """The cursor, behind everything that was read in one piece from where it was."""
+    """The state with its cursor moved past the objects that were read without a gap."""
     state = survey.state
     if all(link.object_id in done for link in survey.links):
         return replace(state, cursor=0, finished_ms=now_ms)
@@ -143,7 +143,7 @@ def _moved_on(survey: Survey, done: Collection[str], now_ms: int) -> ScrubState:
 
 
 def _rotated(survey: Survey) -> tuple[list[Link], list[Link]]:
-    """The rest of the present round, and what the next one begins with."""
+    """The rest of the current round, and the beginning of the next one."""
     cursor = survey.state.cursor
     ahead = [link for link in survey.links if link.next_offset > cursor]
     return ahead, [link for link in survey.links if link.next_offset <= cursor]
@@ -155,10 +155,9 @@ def _rotated(survey: Survey) -> tuple[list[Link], list[Link]]:
 def choose_reads(
     surveys: Sequence[Survey], *, incremental: bool, budget_bytes: int | None
 ) -> list[Read]:
-    """The objects to read, each once; with a budget in the order in which it is spent.
+    """The objects to read, each once; with a budget, the most urgent first.
 
-    An object that is larger than the whole budget is read all the same, alone: it would never be
-    else.
+    An object that is larger than the whole budget is read alone. Otherwise it would never be read.
     """
     if budget_bytes is None:
         return [
@@ -182,7 +181,10 @@ def choose_reads(
 
 
 def _by_urgency(surveys: Sequence[Survey]) -> Iterator[Read]:
-    """The new by age, then rounds that have begun, then topics by when they were last done."""
+    """New objects by age, then rounds that have begun, then topics by when their last round ended.
+
+    An object may come twice.
+    """
     new = [Read(each.topic, link) for each in surveys for link in each.links if each.is_new(link)]
     yield from sorted(new, key=lambda read: (read.link.revision, read.topic, read.link.start))
     waiting = sorted(
@@ -198,9 +200,10 @@ def _by_urgency(surveys: Sequence[Survey]) -> Iterator[Read]:
 
 
 def chain_flaws(record: TopicRecord, links: Sequence[Link]) -> list[Flaw]:
-    """Gaps and overlaps, but for ranges that are recorded as lost, and a record that disagrees.
+    """Gaps and overlaps of the chain, and contradictions with the record.
 
-    The record must be older than the links: those that begin at its tail are not looked at.
+    A range that is recorded as lost is not a gap. Read the record before the links: links that
+    begin at its tail or later are ignored.
     """
     found: list[Flaw] = []
     if not record.start_offset <= record.verified <= record.tail:
@@ -213,23 +216,25 @@ def chain_flaws(record: TopicRecord, links: Sequence[Link]) -> list[Flaw]:
             break
         if link.start < expected and not first:
             shared = min(expected, link.next_offset) - link.start
-            detail = f"{link.object_id} begins at {link.start}, the chain was at {expected}"
+            detail = f"{link.object_id} begins at {link.start}; it should begin at {expected}"
             found.append(Flaw("overlap", link.start, shared, detail))
         found += _gaps(record, expected, link.start)
         expected = max(expected, link.next_offset)
         first = False
     found += _gaps(record, expected, record.tail)
     if expected > record.tail:
-        detail = f"an object holds offsets up to {expected - 1}, the tail is {record.tail}"
+        detail = f"an object holds offsets up to {expected - 1}, but the tail is {record.tail}"
         found.append(Flaw("record", record.tail, expected - record.tail, detail))
     return found
 
 
 def _gaps(record: TopicRecord, start: int, end: int) -> Iterator[Flaw]:
-    """What of `start..end` is not recorded as lost."""
+    """Yields a flaw for each part of `start..end` that is not recorded as lost."""
     for lost_start, lost_end in (*record.lost, (max(start, end), max(start, end))):
         stop = min(lost_start, end)
         if start < stop:
-            detail = f"offsets {start} to {stop - 1} are in no object, and not recorded as lost"
+            detail = (
+                f"no object holds offsets {start} to {stop - 1}, which are not recorded as lost"
+            )
             yield Flaw("gap", start, stop - start, detail)
         start = max(start, lost_end)

@@ -1,13 +1,12 @@
-"""`Waves`: what every job does between its plan and its commits.
+"""`Waves`: runs the items of a job in waves of bounded size, between its plan and its commits.
 
-A job has items (objects to read, to rewrite, to upload), each with a size. They are taken from
-its plan in waves of bounded size. The items of a wave are packed into tasks, the tasks run on an
-`Executor`, and the results come back item by item, an error as the result of its item alone. The
-job commits them before it takes the next wave, so that a kill loses one wave at most, and plans
-are made against what is there by then.
+The items of a job are objects to read, to rewrite or to upload, each with a size. The items of a
+wave are packed into tasks, and the tasks run on an `Executor`. Each item has its own result or
+error. The job commits the results of a wave before it takes the next one, so that a kill loses one
+wave at most.
 
-What a caller gets wrong: cutting and running use the executor, which may have to start Spark, and
-an empty plan does neither.
+What a caller gets wrong: `bytes_max`, `cut` and `run` use the executor, which may start Spark. With
+an empty plan, `cut` and `run` do not.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _Result = TypeVar("_Result")
 
 
 class Waves(Generic[_Item, _Result]):
-    """The waves of one job. `progress` counts the tasks of all of them."""
+    """The waves of one job. `progress` counts the tasks of all waves."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Waves(Generic[_Item, _Result]):
         self._tasks_done = 0
 
     def bytes_max(self) -> int:
-        """How much makes a wave: enough to keep every slot of the executor busy for a while."""
+        """The size of a wave: enough to keep every slot of the executor busy for a while."""
         return self._executor.slots() * WAVE_TASKS_PER_SLOT * TASK_BYTES
 
     def cut(
@@ -52,10 +51,10 @@ class Waves(Generic[_Item, _Result]):
         weight: Callable[[_Item], int] = lambda _item: 1,
         weight_max: int = sys.maxsize,
     ) -> Iterator[list[_Item]]:
-        """The items in waves, each taken only when the one before was dealt with.
+        """Yields the items in waves, and takes items only as they are needed.
 
-        `weight` is what an item costs the driver while its wave runs, by default 1; a wave ends
-        when it has reached `weight_max`.
+        A wave ends when its size reaches `bytes_max()`, or its weight `weight_max`. `weight` is
+        what an item costs the driver while its wave runs.
         """
         wave: list[_Item] = []
         size = weighed = 0
@@ -73,7 +72,7 @@ class Waves(Generic[_Item, _Result]):
             yield wave
 
     def run(self, wave: Sequence[_Item]) -> list[tuple[_Item, Done[_Result]]]:
-        """Runs the items, and returns what became of each, in the order of `wave`."""
+        """Runs the items, and returns each with its result, in the order of `wave`."""
         if not wave:
             return []
         tasks = pack(

@@ -1,15 +1,15 @@
-"""Which columns the sink takes, and how rows become messages.
+"""Which columns the sink accepts, and how rows become messages.
 
 | column    | type                                  | becomes           |
 |-----------|---------------------------------------|-------------------|
 | `value`   | binary or string                      | the payload       |
 | `key`     | binary or string, UTF-8               | the routing key   |
 | `headers` | array of struct(key string, value binary or string), UTF-8 | attributes |
-| `topic`   | string                                | where it goes     |
+| `topic`   | string                                | the topic         |
 
-Every row is checked here, in the task, with what the log will check when it is appended: a commit
-must not stop in the middle of a batch because of one row. This module needs Arrow; what it returns
-does not.
+Every row is checked here, in the task, for everything that the log checks when it is appended: a
+commit must not stop in the middle of a batch because of one row. This module needs Arrow; the
+`Rows` that it returns do not.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = ("value", "key", "headers", "topic")
 _REST_BYTES: Final = 4 * KIB
-"""For what a message has besides value, key and headers: its topic's name, numbers, the mark."""
+"""Room for the rest of a message: the name of its topic, numbers, and the sink's mark."""
 _HEADER_BYTES: Final = 16
-"""The two lengths of an attribute."""
+"""Room for the two lengths of an attribute."""
 _HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """UsageError, before any task runs, for columns that cannot become messages."""
+    """UsageError if the columns cannot become messages. Called before any task runs."""
     from pyspark.sql.types import StringType
 
     types = {field.name: field.dataType for field in schema.fields}
@@ -51,30 +51,28 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             else ""
         )
         raise UsageError(
-            f"the sink has no use for the columns {', '.join(map(repr, unknown))}: select "
+            f"the sink does not know the columns {', '.join(map(repr, unknown))}: select "
             f"{', '.join(map(repr, _COLUMNS))}, of which only 'value' is required{hint}"
         )
     if "value" not in types:
-        raise UsageError("the sink needs a column 'value', binary or string: the payloads")
+        raise UsageError("the sink needs a column 'value' with the payloads, binary or string")
     for name in ("value", "key"):
         if name in types and not _is_text_or_bytes(types[name]):
             raise UsageError(
-                f"the column {name!r} is {types[name].simpleString()}; the sink takes binary or "
-                "string: cast it, or make JSON of it with to_json"
+                f"the column {name!r} is {types[name].simpleString()}; the sink accepts binary or "
+                "string: cast it, or convert it to JSON with to_json"
             )
     if "headers" in types and not _is_headers(types["headers"]):
         raise UsageError(
-            f"the column 'headers' is {types['headers'].simpleString()}; the sink takes "
+            f"the column 'headers' is {types['headers'].simpleString()}; the sink accepts "
             f"{_HEADERS_TYPE}"
         )
     if "topic" in types and not isinstance(types["topic"], StringType):
         raise UsageError(
-            f"the column 'topic' is {types['topic'].simpleString()}; the sink takes string"
+            f"the column 'topic' is {types['topic'].simpleString()}; the sink accepts string"
         )
     if topic is None and "topic" not in types:
-        raise UsageError(
-            "the sink needs to know the topic: the option 'topic', or a column 'topic'"
-        )
+        raise UsageError("the sink needs a topic: give the option 'topic' or a column 'topic'")
 
 
 def _is_text_or_bytes(kind: DataType) -> bool:
@@ -99,10 +97,10 @@ def _is_headers(kind: DataType) -> bool:
 def checked_rows(
     batches: Iterator[pa.RecordBatch], partition: int, topic: str | None
 ) -> Iterator[Rows]:
-    """The rows of Arrow batches with the columns above, each of them fit to be appended.
+    """Yields the rows of Arrow batches with the columns above, checked.
 
-    `topic` counts before the column, as in Spark's Kafka sink. UsageError, naming the first row
-    at fault, for one that is not fit. Payloads may be views of the batch that they came from.
+    `topic` overrides the column, as in Spark's Kafka sink. UsageError names the first row that
+    cannot be appended. Payloads may be views into their Arrow batch.
     """
     known: dict[str, str] = {}
     first = 0
@@ -113,7 +111,7 @@ def checked_rows(
 
 
 class _BatchCheck:
-    """One Arrow batch on its way to `Rows`."""
+    """Checks one Arrow batch and converts it to `Rows`."""
 
     def __init__(
         self, batch: pa.RecordBatch, partition: int, first: int, known: dict[str, str]
@@ -122,11 +120,11 @@ class _BatchCheck:
         self._partition = partition
         self._first = first
         self._known = known
-        """Topics by their names as they were given."""
+        """Topic names as given, with their full names."""
 
     def rows(self, topic: str | None) -> Rows:
         value = self._column("value")
-        self._refuse(pc.is_null(value), "has no value: a message must have one, if empty")
+        self._refuse(pc.is_null(value), "has a null value: a value may be empty, but not null")
         value = value.cast(pa.binary())
         size = pc.cast(pc.binary_length(value), pa.int64())
         key = self._column("key")
@@ -145,7 +143,7 @@ class _BatchCheck:
         return Rows(self._topics(topic), _payloads(value), attributes, keys)
 
     def _column(self, name: str) -> Any:
-        """The column; None where there is none, or nothing in it."""
+        """The column; None if it does not exist or has only nulls."""
         at = self._batch.schema.get_field_index(name)
         column = None if at < 0 else self._batch.column(at)
         empty = column is None or (name != "value" and column.null_count == len(column))
@@ -162,11 +160,11 @@ class _BatchCheck:
                 try:
                     self._known[name] = str(parse_topic(name))
                 except InvalidTopicName as error:
-                    self._refuse(pc.equal(column, name), f"has no good topic: {error}")
+                    self._refuse(pc.equal(column, name), f"has an invalid topic: {error}")
         return [self._known[name] for name in names]
 
     def _text(self, column: Any, what: str) -> Any:
-        """Bytes that must be UTF-8, as text."""
+        """The column as text; UsageError if a row is not UTF-8."""
         try:
             return column.cast(pa.string())
         except pa.ArrowInvalid:
@@ -199,13 +197,13 @@ class _BatchCheck:
                     ) from None
             found[name] = value
         if len(found) < len(headers):
-            raise self._refusal(at, "has two headers of one name: attributes are a map")
+            raise self._refusal(at, "has two headers with the same name")
         if len(found) >= ATTRIBUTES_MAX:
-            raise self._refusal(at, f"has {len(found)} headers; at most {ATTRIBUTES_MAX - 1}")
+            raise self._refusal(at, f"has {len(found)} headers; the limit is {ATTRIBUTES_MAX - 1}")
         return found
 
     def _refuse(self, mask: Any, why: str, kind: type[UsageError] = UsageError) -> None:
-        """Raises if any row is in the mask, naming the first."""
+        """Raises an error that names the first row for which the mask is true, if there is one."""
         at = pc.index(mask, True).as_py()
         if at >= 0:
             raise self._refusal(at, why, kind)
@@ -215,7 +213,7 @@ class _BatchCheck:
 
 
 def _payloads(values: pa.Array) -> list[bytes] | list[memoryview]:
-    """The values, which are of the type binary and not null; large ones are not copied."""
+    """The values of a binary array without nulls; large ones are not copied."""
     if values.nbytes <= len(values) * COPIED_BYTES_MAX:
         return cast("list[bytes]", values.to_pylist())
     _, offsets, data = values.buffers()

@@ -4,23 +4,23 @@ Every message that a sink appends carries the attribute `forebay.sink`:
 
     <sink id>/<batch>/<partition>/<row>
 
-Rows are appended in the order of (batch, partition, row), so the last message of a sink says what
-is there. To find it without reading the whole topic, the catalog keeps a `SinkState` for each sink
-and topic, as a job state. The log is the truth and the state a memory of it: one that
-may be older than the log (after a restore) only says from where on to look.
+Rows are appended in the order of (batch, partition, row), so the last message of a sink shows what
+was appended. To find it without reading the whole topic, the catalog keeps a `SinkState` for each
+sink and topic, as a job state. The log decides. A state that may be older than the log (after a
+restore) only says from which offset on to search it.
 
-The order of things, and what a crash after each of them leaves:
+The steps, and what a crash leaves after each of them:
 
-1. The topics are taken, and their states read. Nothing has changed.
-2. The manifest names the staged files, which are all there; a state in each topic says that the
-   batch has begun, and where the topic ended.
-3. Rows are appended. A crash leaves a prefix of the batch in the topics, which readers see; the
-   next run of the same batch goes on behind it, from the files that the manifest names, whatever
-   rows that run has staged itself.
-4. Everything is synced, and the states say that the batch is complete.
-5. The staged files go.
+1. The topics are opened, and their states read. Nothing has changed.
+2. A manifest names the staged files. A state for each topic records that the batch has begun, and
+   where the topic ended.
+3. Rows are appended. A crash leaves a prefix of the batch in the topics, which readers see. The
+   next run of the same batch continues after it, with the files that the manifest names, even if
+   that run has staged other files.
+4. Everything is synced, and the states record that the batch is complete.
+5. The staged files are deleted.
 
-What a caller gets wrong: two commits of one sink at the same time; see `TopicWriter`.
+What a caller gets wrong: two commits of one sink must not run at the same time; see `TopicWriter`.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from forebay.pipeline.sink.staging import (
 
 _log: Final = logging.getLogger("forebay.pipeline")
 _SWEEP_BATCHES: Final = 100
-"""A streaming query looks for forgotten files once in so many batches."""
+"""A streaming query looks for abandoned staged files once in this many batches."""
 ROWS: Final = Counter(
     "forebay_sink_rows_total",
-    "Rows of batches that the sink committed: appended, or known, as they were there already.",
+    "Rows of committed batches: appended, or known if they had been appended before.",
     ["outcome"],
 )
 
@@ -71,12 +71,12 @@ _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class Position(NamedTuple):
-    """Which row a message is; positions of a sink in a topic only grow."""
+    """The row that a message came from. In a topic, positions of a sink only increase."""
 
     batch: int
     partition: int
     row: int
-    """The number of the row in its partition, whatever topic the others go to."""
+    """The number of the row in its partition, counted over all topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SinkBatch:
     sink_id: str
     number: int
     named: bool
-    """False: the id is random, so nothing of it can be there, and nobody will ask again."""
+    """False if the id is random. Then no row can be there already, and the batch never repeats."""
     streaming: bool = False
 
     def __str__(self) -> str:
@@ -95,33 +95,33 @@ class SinkBatch:
 
 @dataclass(frozen=True, slots=True)
 class SinkState:
-    """What the catalog remembers of a sink in a topic."""
+    """What the catalog records about the last batch of a sink in a topic."""
 
     batch: int
     done: bool
     offset: int
-    """Messages of the batch are at or after it; once it is done, those of the next one are."""
+    """Messages of this batch are at or after it; if it is done, those of the next batch are."""
     rows: int
-    """Of the batch, in this topic."""
+    """Rows of the batch for this topic."""
     shape: str
-    """Tells whether the same rows are in the same partitions, by their numbers."""
+    """A hash of the number of rows in each partition (`shape_of`)."""
     write: str
-    """Whose staged files the batch is appended from."""
+    """The id of the write whose staged files are appended."""
     origin: str | None
-    """Of the topic when this state was written."""
+    """The origin of the topic when this state was written; it changes with a restore."""
     previous: int | None = None
-    """The batch that was complete before this one."""
+    """The last batch that was complete before this one."""
     digest: int | None = None
-    """The sum of the checksums of the batch's values, in all topics."""
+    """The sum of the checksums of the batch's values, over all topics."""
 
 
 class Action(Enum):
     APPEND = "append"
-    """Nothing of the batch is there, unless a look into the log finds it."""
+    """Nothing of the batch was appended, unless a search of the log finds some of it."""
     RESUME = "resume"
-    """A run of the batch began to append and did not end."""
+    """An earlier run of the batch began to append and did not finish."""
     KNOWN = "known"
-    """All of the batch is there."""
+    """All rows of the batch were appended before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +130,25 @@ class Decision:
 
     action: Action
     look_from: int | None = None
-    """Where to look in the log for messages of the sink; None: there is no need to."""
+    """The offset from which to search the log for messages of the sink; None for no search."""
 
 
 def check_sink_id(sink_id: str) -> str:
     if _SINK_ID.fullmatch(sink_id) is None:
         raise UsageError(
-            f"the sinkId {sink_id!r} must be 1 to 128 letters, digits, '.', '_', ':' and '-', and "
-            "begin with a letter or digit"
+            f"the sinkId {sink_id!r} is not valid: it must have 1 to 128 letters, digits, '.', "
+            "'_', ':' and '-', and begin with a letter or digit"
         )
     return sink_id
 
 
 def mark_prefix(sink_id: str, batch: int, partition: int) -> str:
-    """What the marks of one partition's rows start with; the number of the row follows."""
+    """The beginning of the marks of a partition's rows; the number of the row follows."""
     return f"{sink_id}/{batch}/{partition}/"
 
 
 def parse_mark(text: str | None, sink_id: str) -> Position | None:
-    """The position that the attribute gives, if it is this sink's."""
+    """The position in a mark; None if the mark is not one of this sink."""
     if text is None or not text.startswith(sink_id):
         return None
     parts = text.removeprefix(sink_id).split("/")
@@ -158,7 +158,7 @@ def parse_mark(text: str | None, sink_id: str) -> Position | None:
 
 
 def shape_of(parts: Sequence[Part], topic: TopicName) -> str:
-    """Equal for two writes whose partitions have equally many rows for the topic."""
+    """A hash that is equal for two writes whose partitions have equally many rows for the topic."""
     rows = [(part.partition, part.topics.get(str(topic), 0)) for part in parts]
     text = json.dumps([each for each in sorted(rows) if each[1]])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -172,7 +172,10 @@ def decide(
     rows: int,
     digest: int,
 ) -> Decision:
-    """What becomes of `rows` rows of the batch in the topic; UsageError if that would lose some."""
+    """What to do with the batch, of which `rows` rows go to the topic.
+
+    UsageError if it would be skipped as known although its rows are different ones.
+    """
     if not batch.named:
         return Decision(Action.APPEND)
     trusted = state is not None and state.origin == origin
@@ -189,32 +192,32 @@ def decide(
 def _require_same(
     topic: TopicName, batch: SinkBatch, state: SinkState, rows: int, digest: int
 ) -> None:
-    """Rows that are not those of the batch that is there must not be dropped as known."""
+    """UsageError if the rows are not those of the batch that the state describes."""
     if state.batch > batch.number:
         raise below(topic, batch, state.batch)
     other = "they are not the same rows. Give the new rows another sinkId or batchId"
     if state.rows != rows and not (batch.streaming and batch.number > 0):
         raise UsageError(
-            f"{topic}: {batch} is complete with {state.rows} rows, and this one has {rows}: {other}"
+            f"{topic}: {batch} is complete with {state.rows} rows, but this one has {rows}: {other}"
         )
-    # What a query computes anew may differ from what it computed before its restart; a query
-    # that begins, and a batch that is written again, must have the same rows.
+    # After a restart, a query may compute other rows for the batch that it repeats. The first batch
+    # of a query, and a batch that is not part of a query, must have the same rows.
     repeated = batch.streaming and batch.number > 0
     if state.digest not in (None, digest) and not repeated:
         raise UsageError(f"{topic}: {batch} is complete with {rows} other rows: {other}")
 
 
 def below(topic: TopicName, batch: SinkBatch, reached: int) -> UsageError:
-    """Of a write whose number is lower than one that the sink has: was it there, or is it late?"""
+    """The error for a batch whose number is lower than that of the sink's last one."""
     there = f"{topic}: the sink {batch.sink_id!r} is at batch {reached}"
     if batch.streaming:
         return UsageError(
-            f"{there}, and this query is at batch {batch.number}: it has a new checkpoint, or an "
-            "old copy of one. Go on with the newest checkpoint, or give another sinkId"
+            f"{there}, but this query is at batch {batch.number}: it has a new checkpoint, or an "
+            "old copy of one. Continue with the newest checkpoint, or use another sinkId"
         )
     return UsageError(
-        f"{there}, and this is batch {batch.number}: batches of one sink must ascend. "
-        "If these rows were never appended, give another sinkId"
+        f"{there}, but this is batch {batch.number}: batches of one sink must ascend. "
+        "If these rows were never appended, use another sinkId"
     )
 
 
@@ -226,9 +229,9 @@ def decode_state(data: bytes, what: str) -> SinkState:
     try:
         state = SinkState(**json.loads(data))
     except (ValueError, TypeError) as error:
-        raise DescriptorError(f"{what} is no note of a sink: {error}") from error
+        raise DescriptorError(f"{what} is not the state of a sink: {error}") from error
     if not all(_is_offset(each) for each in (state.batch, state.offset, state.rows)):
-        raise DescriptorError(f"{what} is no note of a sink: a number is out of range")
+        raise DescriptorError(f"{what} is not the state of a sink: a number is out of range")
     return state
 
 
@@ -240,20 +243,20 @@ def _is_offset(value: object) -> bool:
 
 
 class TopicWriter(Protocol):
-    """An owner of topics, through which a batch is appended. Not thread-safe."""
+    """Appends to topics that this process owns. Not thread-safe."""
 
     def end(self, topic: TopicName) -> int:
-        """The topic's next offset; everything before it is synced. The topic is made if needed.
+        """The topic's next offset; everything before it is synced. Creates the topic if needed.
 
-        From then on nobody but this writer's process appends to the topic, until it is closed, and
-        nobody but this writer appends messages of the sink.
+        After the first call, and until the writer is closed, no other process appends to the topic,
+        and nobody but this writer appends messages of the sink.
         """
 
     def start(self, topic: TopicName) -> int:
         """The oldest offset that can be read."""
 
     def last(self, topic: TopicName, sink_id: str, start: int) -> Position | None:
-        """Of the sink's messages at or after `start`, the last one's position."""
+        """The position of the sink's last message at or after the offset `start`, if any."""
 
     def append(
         self,
@@ -262,7 +265,7 @@ class TopicWriter(Protocol):
         attributes: Sequence[dict[str, str]],
         keys: Sequence[str | None],
     ) -> None:
-        """Appends in this order; they count after `flush`."""
+        """Appends the messages in this order; `flush` makes them durable."""
 
     def flush(self) -> None:
         """Returns when everything appended through this writer is synced."""
@@ -279,10 +282,12 @@ class TopicWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of a batch's rows."""
+    """The result of a commit."""
 
     appended: int
+    """Rows that were appended."""
     known: int
+    """Rows that were there already."""
 
 
 @dataclass(slots=True)
@@ -296,7 +301,7 @@ class _Target:
     origin: str | None
     decision: Decision
     last: Position | None = None
-    """The last row of the batch that is there."""
+    """The last row of the batch that was appended before."""
 
 
 def commit_batch(
@@ -306,21 +311,21 @@ def commit_batch(
     batch: SinkBatch,
     parts: Sequence[Part],
 ) -> Committed:
-    """Appends what is not there yet; returns how many rows that were, and how many were there.
+    """Appends the rows that are not in the topics yet, and syncs them.
 
-    UsageError if rows would be dropped that were never appended. After any other error the same
-    batch can be committed again.
+    UsageError if rows would be skipped that were never appended. After any other error, commit the
+    same batch again.
     """
     return _Commit(writer, catalog, store, batch)(parts)
 
 
 def sweep_if_due(store: CloudStore, batch: SinkBatch) -> None:
-    """Removes forgotten staged files, now and then: a listing is a request."""
+    """Deletes abandoned staged files; in a streaming query only once in some batches."""
     if batch.streaming and batch.number % _SWEEP_BATCHES:
         return
     swept = sweep_staging(store)
     if swept:
-        event(_log, logging.WARNING, "forgotten staged files removed", files=swept)
+        event(_log, logging.WARNING, "abandoned staged files deleted", files=swept)
 
 
 def state_name(sink_id: str) -> str:
@@ -328,7 +333,7 @@ def state_name(sink_id: str) -> str:
 
 
 def read_sink_state(catalog: Catalog, topic: TopicName, sink_id: str) -> SinkState | None:
-    """What the catalog remembers of the sink in the topic."""
+    """The state of the sink in the topic, if the catalog has one; DescriptorError if damaged."""
     job_state = find_job_state(catalog, topic, state_name(sink_id))
     return (
         None if job_state is None else decode_state(job_state.value, f"{topic}: {job_state.name}")
@@ -368,13 +373,13 @@ class _Commit:
         discard(self._store, chosen)
         if first is not None:
             discard(self._store, parts)
-        self._tell(targets, appended, total - appended)
+        self._log_result(targets, appended, total - appended)
         return Committed(appended, total - appended)
 
-    # -- what is there --------------------------------------------------------------------------
+    # -- what was appended before ---------------------------------------------------------------
 
     def _targets(self, parts: Sequence[Part]) -> dict[str, _Target]:
-        """The topics of the batch, each of them owned from here on."""
+        """The topics of the batch, all of which this process owns from here on."""
         rows: dict[str, int] = {}
         for part in parts:
             for name, count in part.topics.items():
@@ -382,7 +387,7 @@ class _Commit:
         return {name: self._target(parse_topic(name), count, parts) for name, count in rows.items()}
 
     def _target(self, topic: TopicName, rows: int, parts: Sequence[Part]) -> _Target:
-        self._writer.end(topic)  # from here on nobody else changes the topic or its job states
+        self._writer.end(topic)  # owns it: nobody else changes the topic or its state from now on
         job_state, before, came_from = None, None, None
         if self._batch.named:
             name = state_name(self._batch.sink_id)
@@ -398,10 +403,10 @@ class _Commit:
     def _first_attempt(
         self, targets: dict[str, _Target], parts: Sequence[Part]
     ) -> list[Part] | None:
-        """The files from which an earlier run began to append this batch, if they are there.
+        """The files with which an earlier run began this batch, if they still exist.
 
-        A query that runs again may cut its rows into other partitions, or find other rows. What
-        was begun must go on with what it began with.
+        A query that runs again may partition its rows differently, or compute other rows. A batch
+        must be finished with the files with which it was begun.
         """
         own = {write_of_staged(part.key) for part in parts if part.key is not None}
         for target in targets.values():
@@ -413,12 +418,12 @@ class _Commit:
         return None
 
     def _look(self, target: _Target, parts: Sequence[Part]) -> None:
-        """Looks into the log where the state does not say enough."""
+        """Searches the log where the state does not say enough."""
         decision, before, batch = target.decision, target.before, self._batch
         if decision.action is Action.RESUME and before is not None:
             self._require_same_shape(target, before, parts)
         if before is not None and before.batch < batch.number and not before.done:
-            self._say_left_behind(target.name, before)
+            self._warn_incomplete(target.name, before)
         if decision.look_from is None:
             return
         found = self._writer.last(target.name, batch.sink_id, decision.look_from)
@@ -429,11 +434,11 @@ class _Commit:
         if found is not None and found.batch == batch.number:
             target.last = found
 
-    def _say_left_behind(self, topic: TopicName, before: SinkState) -> None:
+    def _warn_incomplete(self, topic: TopicName, before: SinkState) -> None:
         event(
             _log,
             logging.WARNING,
-            "an earlier batch of the sink was never completed: a part of it is in the topic",
+            "an earlier batch of the sink was never completed; a part of it is in the topic",
             topic=topic,
             sink=self._batch.sink_id,
             batch=before.batch,
@@ -442,13 +447,13 @@ class _Commit:
         )
 
     def _require_kept(self, topic: TopicName, begun: int) -> None:
-        """Nothing of a batch that was begun is found, so nothing was there: if all is there yet."""
+        """UsageError if retention may have deleted rows of the batch that was begun."""
         start = self._writer.start(topic)
         if begun < start:
             raise UsageError(
-                f"{topic}: retention has removed the offsets {begun} to {start - 1}, where the "
-                f"sink {self._batch.sink_id!r} began to append batch {self._batch.number}: nobody "
-                "knows what of it was there. Give another sinkId to append all of it"
+                f"{topic}: retention has deleted the offsets {begun} to {start - 1}, where the "
+                f"sink {self._batch.sink_id!r} began to append batch {self._batch.number}: it is "
+                "unknown which rows were appended. To append all of them, use another sinkId"
             )
 
     def _require_same_shape(
@@ -456,10 +461,10 @@ class _Commit:
     ) -> None:
         if before.shape != shape_of(parts, target.name):
             raise UsageError(
-                f"{target.name}: batch {before.batch} of the sink {self._batch.sink_id!r} is half "
-                f"appended, from {before.rows} rows whose staged files are gone, and this run has "
-                f"other partitions: nobody can tell which of its {target.rows} rows are there. "
-                f"They are at offset {before.offset} and behind; give another sinkId"
+                f"{target.name}: batch {before.batch} of the sink {self._batch.sink_id!r} was "
+                f"begun with {before.rows} rows, whose staged files are gone, and this run has "
+                f"other partitions: it is unknown which of its {target.rows} rows were appended. "
+                f"Look at offset {before.offset} and after it, and use another sinkId for the rest"
             )
 
     # -- appending ------------------------------------------------------------------------------
@@ -485,7 +490,7 @@ class _Commit:
             resumed = target.before if target.decision.action is Action.RESUME else None
             if resumed is not None:
                 offset = resumed.offset
-            elif target.last is not None:  # known from the log alone
+            elif target.last is not None:  # only the log has it, no state
                 offset = target.decision.look_from or 0
             else:
                 offset = self._writer.end(target.name)
@@ -518,7 +523,7 @@ class _Commit:
         target.before = state
 
     def _append(self, targets: dict[str, _Target], partition: int, first: int, rows: Rows) -> int:
-        """Appends the rows that are not there yet, topic by topic, each in its order."""
+        """Appends the rows that are not there yet, topic by topic, in order; returns how many."""
         begin = {
             name: max(_first_row(target.last, partition) - first, 0)
             for name, target in targets.items()
@@ -535,7 +540,7 @@ class _Commit:
             self._writer.append(
                 targets[name].name,
                 [rows.payloads[at] for at in places],
-                # The sink's own mark counts before one that the rows bring from another topic.
+                # The sink's mark replaces one that rows have from another topic.
                 [{MARK: f"{prefix}{first + at}"} for at in places]
                 if attributes is None
                 else [{**(attributes[at] or {}), MARK: f"{prefix}{first + at}"} for at in places],
@@ -543,13 +548,13 @@ class _Commit:
             )
         return sum(map(len, chosen.values()))
 
-    def _tell(self, targets: dict[str, _Target], appended: int, known: int) -> None:
+    def _log_result(self, targets: dict[str, _Target], appended: int, known: int) -> None:
         ROWS.add(appended, "appended")
         ROWS.add(known, "known")
         event(
             _log,
             logging.WARNING if known else logging.INFO,
-            "some rows of the batch were there already" if known else "batch appended",
+            "some rows of the batch had been appended before" if known else "batch appended",
             sink=self._batch.sink_id,
             batch=self._batch.number,
             topics=len(targets),
@@ -559,7 +564,7 @@ class _Commit:
 
 
 def _require_staged(store: CloudStore, parts: Sequence[Part]) -> None:
-    """Before a batch is begun: what is begun without its files could never go on."""
+    """Raises if a staged file is missing: a batch that is begun without it could not continue."""
     for part in parts:
         if part.key is None:
             continue
@@ -569,14 +574,14 @@ def _require_staged(store: CloudStore, parts: Sequence[Part]) -> None:
 
 
 def _first_row(last: Position | None, partition: int) -> int:
-    """The first row of the partition that is not there, if `last` is the last that is."""
+    """The first row of the partition to append, if `last` is the last row that was appended."""
     if last is None or partition > last.partition:
         return 0
     return OFFSET_MAX if partition < last.partition else last.row + 1
 
 
 def digest_of(parts: Sequence[Part]) -> int:
-    """Of all rows of a write, however they are cut into partitions."""
+    """The digest of all rows of a write, which does not depend on how they are partitioned."""
     return sum(part.digest for part in parts)
 
 

@@ -1,18 +1,18 @@
-"""The way to the owner of the topics, who alone can append the rows of a batch.
+"""Commits a batch through the owner of the topics, as only the owner can append.
 
-A server owns them where one runs: `commit_through` sends it one request, which says where the rows
-are staged, and the server appends them with `commit_in`. Where none runs, the process that commits
-owns them for as long as that takes: `LocalTopicWriter` opens the store, and closes it again.
+If a server runs, it owns the topics: `commit_through` sends it a request that says where the rows
+are staged, and the server appends them with `commit_in`. If none runs, the committing process owns
+the topics during the commit: `LocalTopicWriter` opens the store and closes it again.
 
     POST /v1/sink/commit
     {"sink_id": "orders", "batch": 7, "named": true, "streaming": false, "parts": [...]}
 
-The server returns lines of JSON: `{"working": true}` now and then, and a last one with what became
-of the rows, or with the error. Other producers append to the same topics meanwhile: the rows of a
-batch stay in their order, with messages of others between them.
+The response is lines of JSON: `{"working": true}` every few seconds, and at the end the result or
+an error. Other producers may append to the same topics at the same time. The rows of a batch keep
+their order, with other messages between them.
 
-What a caller gets wrong: two commits of one sink at the same time. `LocalTopicWriter` rules them
-out, as it owns the topics alone; with `StoreTopicWriter` its user has to.
+What a caller gets wrong: two commits of one sink must not run at the same time. `LocalTopicWriter`
+prevents it, because it owns the topics alone. Users of `StoreTopicWriter` must prevent it.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from forebay.topic.view import StoreView
 COMMIT_PATH: Final = "/v1/sink/commit"
 FORGET_PATH: Final = "/v1/sink/forget"
 REQUEST_BYTES_MAX: Final = 8 * MIB
-"""It says where rows are: 10,000 parts of two topics each take 2 MiB."""
+"""A request has no rows, only where they are: 10,000 parts of two topics each take 2 MiB."""
 _PARTS_MAX: Final = 100_000
 _SILENCE_SECONDS_MAX: Final = 60.0
-"""A server that works says so every few seconds."""
+"""A server that is working sends a line every few seconds."""
 _LINE_BYTES_MAX: Final = 1 * MIB
 _TOPICS_MAX: Final = 10_000
-"""Of one batch: each is an open log while the batch is appended."""
+"""The most topics of one batch: each has an open log while the batch is appended."""
 OWNED_SECONDS_MAX: Final = 30.0
-"""How long a topic that another process owns is waited for."""
+"""How long to wait for a topic that another process owns."""
 _LOOK_SECONDS: Final = 0.1
 
 
@@ -73,15 +73,15 @@ _LOOK_SECONDS: Final = 0.1
 
 
 def serving(settings: StoreSettings) -> ServerAddress | None:
-    """The server that owns the topics now: the one that runs here, else the one that was named."""
+    """The server that owns the topics: the one on the data directory, else `settings.server`."""
     return find_server(settings) or settings.server
 
 
 def commit_through(address: ServerAddress, batch: SinkBatch, parts: Sequence[Part]) -> Committed:
-    """Has the server append the rows.
+    """Makes the server append the rows.
 
-    ServiceUnavailable if it goes away meanwhile: what of the rows was appended shows when the
-    same batch of a named sink is committed again, which adds the rest.
+    ServiceUnavailable if the connection breaks. It is unknown then how many rows were appended; if
+    the sink is named, committing the same batch again appends the rest.
     """
     body = json.dumps(encode_request(batch, parts), separators=(",", ":")).encode()
     with ServerClient(address, timeout_seconds=_SILENCE_SECONDS_MAX) as client:
@@ -95,14 +95,14 @@ def commit_through(address: ServerAddress, batch: SinkBatch, parts: Sequence[Par
 
 
 def _broke_off(address: ServerAddress, batch: SinkBatch) -> str:
-    """What to do: a sink without a name is another one the next time, and knows of no rows."""
+    """The error text. Only a named sink can find the rows that it appended before."""
     then = (
-        "write the batch again: rows that are there are not doubled"
+        "write the batch again: rows that were appended are not appended twice"
         if batch.named
-        else "some of the rows may be there; to write them again without doubles, look at the end "
-        "of the topics first, and name the sink (sinkId) the next time"
+        else "some rows may have been appended. Look at the end of the topics before you write "
+        "them again, and set a sinkId the next time"
     )
-    return f"the server at {address.url} broke off in the middle of a commit: {then}"
+    return f"the connection to {address.url} broke during a commit: {then}"
 
 
 def _lines(client: ServerClient, batch: SinkBatch, body: bytes) -> Iterator[bytes]:
@@ -117,7 +117,7 @@ def _lines(client: ServerClient, batch: SinkBatch, body: bytes) -> Iterator[byte
 
 
 def forget_through(address: ServerAddress, batch: SinkBatch, parts: Sequence[Part]) -> None:
-    """Has the server remove staged files, unless the batch is under way there, or was begun."""
+    """Makes the server delete staged files, unless their batch is being committed or was begun."""
     request = encode_request(batch, parts)
     with ServerClient(address, timeout_seconds=_SILENCE_SECONDS_MAX) as client:
         client.json("POST", FORGET_PATH, value=request)
@@ -137,11 +137,11 @@ def encode_request(batch: SinkBatch, parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def decode_request(value: Any) -> tuple[SinkBatch, list[Part]]:
-    """UsageError for anything that no sink would send."""
+    """The inverse of `encode_request`; UsageError for anything else."""
     if not isinstance(value, dict) or not isinstance(value.get("parts"), list):
         raise UsageError("the body must be a JSON object with a list of parts")
     if len(value["parts"]) > _PARTS_MAX:
-        raise UsageError(f"a batch of more than {_PARTS_MAX} parts")
+        raise UsageError(f"the batch has {len(value['parts'])} parts; at most {_PARTS_MAX}")
     _require_fields(value, {"sink_id", "batch", "named", "parts"}, {"streaming"}, "batch")
     batch = SinkBatch(
         value["sink_id"], value["batch"], value["named"], value.get("streaming", False)
@@ -157,35 +157,35 @@ def decode_request(value: Any) -> tuple[SinkBatch, list[Part]]:
 
 def _require_fields(value: Any, needed: set[str], optional: set[str], what: str) -> None:
     if not isinstance(value, dict):
-        raise UsageError(f"the body is no batch of a sink: a {what} must be a JSON object")
+        raise UsageError(f"the body is not a batch of a sink: a {what} must be a JSON object")
     missing, unknown = needed - value.keys(), value.keys() - needed - optional
     if missing or unknown:
-        wrong = f"lacks {sorted(missing)}" if missing else f"has no {sorted(unknown)[:5]}"
-        raise UsageError(f"the body is no batch of a sink: a {what} {wrong}")
+        wrong = f"lacks {sorted(missing)}" if missing else f"cannot have {sorted(unknown)[:5]}"
+        raise UsageError(f"the body is not a batch of a sink: a {what} {wrong}")
 
 
 def _check_batch(batch: Any) -> None:
     if not isinstance(batch.sink_id, str):
         raise UsageError("sink_id must be text")
     check_sink_id(batch.sink_id)
-    _require(_is_count(batch.number), "batch must be a number from 0 on")
+    _require(_is_count(batch.number), "batch must be a whole number of at least 0")
     kinds = isinstance(batch.named, bool) and isinstance(batch.streaming, bool)
     _require(kinds, "named and streaming must be true or false")
 
 
 def _check_part(part: Any) -> None:
     counts = (part.partition, part.rows, part.bytes)
-    _require(all(map(_is_count, counts)), "partition, rows and bytes of a part are numbers")
-    _require(type(part.digest) is int and part.digest >= 0, "digest of a part is a number")
+    _require(all(map(_is_count, counts)), "partition, rows and bytes of a part must be numbers")
+    _require(type(part.digest) is int and part.digest >= 0, "digest of a part must be a number")
     key = part.key
     staged = key is None or (isinstance(key, str) and is_staged_file(key))
-    _require(staged, f"{key!r} is no key of staged rows")
-    _require(isinstance(part.topics, Mapping), "topics of a part are names with numbers")
-    _require(all(map(_is_count, part.topics.values())), "topics of a part have numbers of rows")
+    _require(staged, f"{key!r} is not the key of a staged file")
+    _require(isinstance(part.topics, Mapping), "topics of a part must be an object with numbers")
+    _require(all(map(_is_count, part.topics.values())), "topics of a part must have row counts")
     for name in part.topics:
         parse_topic(name)
     whole = sum(part.topics.values()) == part.rows and (part.key is not None or not part.rows)
-    _require(whole, "the rows of a part are those of its topics, and are staged somewhere")
+    _require(whole, "rows of a part must be the sum of its topics, and need a key")
 
 
 def _require(right: bool, otherwise: str) -> None:
@@ -201,9 +201,9 @@ def _is_count(value: object) -> bool:
 
 
 def commit_in(store: Store, batch: SinkBatch, parts: Sequence[Part]) -> Committed:
-    """Appends the rows through a store that is open.
+    """Appends the rows through an open store.
 
-    No two of the same sink at the same time: that is for the caller to see to.
+    The caller must not commit two batches of the same sink at the same time.
     """
     resources = _resources(store)
     sweep_if_due(resources.store, batch)
@@ -231,10 +231,10 @@ def _resources(store: Store) -> StoreResources:
 
 
 class StoreTopicWriter:
-    """Appends through a store that is open, and stays so. Not thread-safe.
+    """Appends through an open store, which stays open. Not thread-safe.
 
-    A topic is held from its first use on: if its log stops in between, everything after that
-    fails, and nothing is appended behind a hole.
+    The writer keeps the `Topic` object of its first use. If its log stops in between, everything
+    after that fails, so that no row is missing between appended ones.
     """
 
     def __init__(self, store: Store, *, wait_seconds: float = OWNED_SECONDS_MAX) -> None:
@@ -279,19 +279,24 @@ class StoreTopicWriter:
             topic.flush()
 
     def close(self) -> None:
-        """Lets go of the topics, which stay open. Idempotent."""
+        """Drops the topics, which stay open in the store. Idempotent."""
         self._topics.clear()
 
     def _topic(self, name: TopicName) -> Topic:
         found = self._topics.get(name)
         if found is None:
             if len(self._topics) >= _TOPICS_MAX:
-                raise UsageError(f"a batch for more than {_TOPICS_MAX} topics: write it in parts")
+                raise UsageError(
+                    f"the batch has more than {_TOPICS_MAX} topics: write it in several batches"
+                )
             found = self._topics[name] = self._opened(name)
         return found
 
     def _opened(self, name: TopicName) -> Topic:
-        """Another sink owns a topic for one batch alone: it is waited for."""
+        """Opens the topic; waits if another process owns it, as a sink does for one batch.
+
+        TopicOwned after `wait_seconds`.
+        """
         deadline = time.monotonic() + self._wait_seconds
         while True:
             try:
@@ -307,8 +312,8 @@ class StoreTopicWriter:
             owner = None if resources is None else resources.catalog.owner(name)
         who = "another process" if owner is None else owner.name
         return (
-            f"the sink cannot append to {name}, which {who} owns: close the topic there, then run "
-            f"the write again. The rows were not appended ({error})"
+            f"the sink cannot append to {name}, which {who} owns. No row was appended: close the "
+            f"topic there, and write again ({error})"
         )
 
     def __enter__(self) -> Self:
@@ -324,14 +329,14 @@ class StoreTopicWriter:
 
 
 class LocalTopicWriter(StoreTopicWriter):
-    """Owns the topics itself, in this process, from their first use to its close."""
+    """Opens the store itself, and owns each topic from its first use until `close`."""
 
     def __init__(self, settings: StoreSettings, *, wait_seconds: float = OWNED_SECONDS_MAX) -> None:
-        # Uploading is left to an owner that stays for longer, and to the pipeline.
+        # This owner is short-lived: uploads are left to the next owner, and to the pipeline.
         quiet = replace(settings, uploader=replace(settings.uploader, enabled=False))
         super().__init__(Store(quiet), wait_seconds=wait_seconds)
 
     def close(self) -> None:
-        """Gives the topics up. Idempotent."""
+        """Closes the store, and gives up the topics. Idempotent."""
         super().close()
         self._store.close()

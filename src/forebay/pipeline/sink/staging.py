@@ -1,16 +1,15 @@
-"""Where rows wait between the tasks that write them and the process that appends them.
+"""Staged rows: files in the object store, from the tasks to the process that appends the rows.
 
     staging/<write>/<partition>-<attempt>.frames   the rows of one partition: `Part`
     staging/<write>/manifest.json                  which of those files make one batch
 
 A staged file is a sequence of frames, one message for each row, numbered from 0
-(`docs/formats/staged-rows.md`), so the process that commits them needs neither Spark nor Arrow. A
-task never appends. It writes its rows as one object, which is there whole or not at all, so a task
-that is killed or tried again leaves files and nothing else. What nobody names any more is removed
-by age.
+(`docs/formats/staged-rows.md`). The process that commits them needs neither Spark nor Arrow. A task
+never appends. It writes its rows as one object, which exists whole or not at all, so a task that is
+killed or retried leaves only files. Abandoned files are deleted by age (`sweep_staging`).
 
-What a caller gets wrong: everything that could make an append fail has to be checked before a row
-is staged (`columns.py`), so that a batch does not stop in the middle because of one of its rows.
+What a caller gets wrong: check everything that could make an append fail before a row is staged
+(`columns.py`), so that a commit does not stop in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from forebay.limits import KIB, MIB
 from forebay.objects.store import CloudStore, CloudWriter
 
 AGE_HOURS: Final = 7 * 24
-"""Files that are older belong to no job that can still use them."""
+"""Older files are abandoned: no job uses them any more."""
 
 _WRITE_BYTES: Final = 1 * MIB
 _READ_BYTES: Final = 4 * MIB
-"""Of a staged file: what the committing process holds of it at a time, but for a longer row."""
+"""Bytes of a staged file that the committing process holds at a time, unless a row is longer."""
 COPIED_BYTES_MAX: Final = 4 * KIB
-"""Payloads of up to this size, on the average, are copied: faster than to make a view of each."""
+"""Payloads of up to this average size are copied, which is faster than making views."""
 _CONCURRENT_PARTS: Final = 2
 _MANIFEST_BYTES_MAX: Final = 64 * MIB
 _VERSION: Final = 1
@@ -55,7 +54,7 @@ _MIDDLE: Final = encode_middle("", None)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows that are fit to be appended, in their order, as columns of one length."""
+    """Checked rows in order, as columns of equal length."""
 
     topics: Sequence[str]
     payloads: Sequence[bytes | memoryview]
@@ -69,13 +68,13 @@ class Part:
 
     partition: int
     key: str | None
-    """None: the partition has no rows."""
+    """The object; None if the partition has no rows."""
     rows: int
     bytes: int
     topics: Mapping[str, int] = field(default_factory=dict)
     """How many of the rows go to each topic."""
     digest: int = 0
-    """The sum of the payloads' checksums: the same for the same rows, in whatever order."""
+    """The sum of the payloads' checksums, which does not depend on the order of rows."""
 
 
 # ---- one partition's rows
@@ -84,7 +83,7 @@ class Part:
 def stage(
     store: CloudStore, key: str, partition: int, batches: Iterable[Rows], *, chunk_bytes: int
 ) -> Part:
-    """Writes the rows as one object; nothing if there are none."""
+    """Writes the rows as one object; writes nothing if there are none."""
     count = digest = 0
     topics: Counter[str] = Counter()
     writer: CloudWriter | None = None
@@ -109,7 +108,7 @@ def stage(
 
 
 def _encoded(rows: Rows, first: int) -> Iterator[bytes]:
-    """The frames of the rows, of which the first has the number `first`, some at a time."""
+    """Yields the encoded rows in pieces of about _WRITE_BYTES; the first row has number `first`."""
     waiting: list[bytes] = []
     heads: dict[str, bytes] = {}
     size = begin = 0
@@ -138,9 +137,9 @@ def _encoded(rows: Rows, first: int) -> Iterator[bytes]:
 
 
 def staged_rows(store: CloudStore, part: Part) -> Iterator[Rows]:
-    """The rows of a part in their order, some at a time.
+    """Yields the rows of a part in order, some at a time.
 
-    FormatError for a file that does not hold exactly the rows of the part.
+    FormatError if the file does not hold exactly the rows of the part.
     """
     if part.key is None:
         return
@@ -150,7 +149,7 @@ def staged_rows(store: CloudStore, part: Part) -> Iterator[Rows]:
         chunk = store.get_range(part.key, begin, min(begin + _READ_BYTES, part.bytes))
         torn = b"".join((torn, chunk))
         if len(torn) < (frame_bytes(torn, 0) or 0) <= FRAME_BYTES_MAX:
-            continue  # a long row; one that cannot be so long is damage
+            continue  # the row is longer than a read; a length over the maximum is damage
         frames = scan(torn, expected=count, consecutive=True)
         position += frames.safe_length
         if frames.end.corrupt:
@@ -191,23 +190,23 @@ def _decoded(frames: Scan) -> Rows:
 
 
 def _no_staged_file(store: CloudStore, key: str, why: str) -> FormatError:
-    return FormatError(f"{store.name}: {key} is no staged file: {why}")
+    return FormatError(f"{store.name}: {key} is not a sound staged file: {why}")
 
 
 # ---- the files of one batch
 
 
 def write_manifest(store: CloudStore, write: str, parts: Sequence[Part]) -> None:
-    """Names the files of a batch, before the first of their rows is appended."""
+    """Writes the manifest of a batch. Call it before the first row is appended."""
     body = {"version": _VERSION, "parts": [asdict(part) for part in parts]}
     store.put_object(staging_manifest(write), json.dumps(body, separators=(",", ":")).encode())
 
 
 def read_manifest(store: CloudStore, write: str) -> list[Part] | None:
-    """The parts of a batch whose files are all there still; None if any of them is gone.
+    """The parts of a batch, or None if the manifest or one of their files is gone.
 
-    UsageError for files that an earlier release staged, in another format: rows of another run
-    cannot take their place, as they may be cut or ordered otherwise.
+    UsageError if another release staged the files, in another format. Rows of this run cannot
+    replace them, as they may be partitioned or ordered differently.
     """
     key = staging_manifest(write)
     try:
@@ -221,7 +220,7 @@ def read_manifest(store: CloudStore, write: str) -> list[Part] | None:
     foreign = [part.key for part in parts if part.key is not None and not is_staged_file(part.key)]
     if foreign:
         raise UsageError(
-            f"a batch was begun with rows that another release staged, such as {foreign[0]} in "
+            f"another release has begun this batch, with staged files such as {foreign[0]} in "
             f"{store.name}: let that release finish it, or write with another sinkId"
         )
     return parts
@@ -239,16 +238,18 @@ def _decode_manifest(data: bytes, key: str) -> list[Part]:
     try:
         body = json.loads(data)
         if body["version"] != _VERSION:
-            raise FormatError(f"{key}: version {body['version']}; this program knows {_VERSION}")
+            raise FormatError(
+                f"{key} has version {body['version']}; this release reads version {_VERSION}"
+            )
         return [Part(**part) for part in body["parts"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{key} is no manifest of staged files: {error}") from error
+        raise FormatError(f"{key} is not a manifest of staged files: {error}") from error
 
 
 def discard(store: CloudStore, parts: Sequence[Part], *, manifests: bool = True) -> None:
-    """Deletes the files of the parts, and with `manifests` what names them. Idempotent."""
+    """Deletes the files of the parts, and with `manifests` their manifests. Idempotent."""
     if manifests:
-        # First: files that a manifest names must be there.
+        # Manifests first: the files that a manifest names must exist.
         for write in {write_of_staged(part.key) for part in parts if part.key is not None}:
             store.delete_object(staging_manifest(write))
     for part in parts:
@@ -257,7 +258,7 @@ def discard(store: CloudStore, parts: Sequence[Part], *, manifests: bool = True)
 
 
 def forget_parts(store: CloudStore, parts: Sequence[Part]) -> None:
-    """After a failure: deletes the staged files, unless a batch that was begun needs them."""
+    """Deletes staged files after a failure, except those of a batch that was begun."""
     written = [(write_of_staged(part.key), part) for part in parts if part.key is not None]
     begun = {write for write in {write for write, _ in written} if has_manifest(store, write)}
     discard(store, [part for write, part in written if write not in begun], manifests=False)
@@ -266,7 +267,7 @@ def forget_parts(store: CloudStore, parts: Sequence[Part]) -> None:
 def sweep_staging(
     store: CloudStore, *, age_hours: float = AGE_HOURS, clock: Clock = SYSTEM_CLOCK
 ) -> int:
-    """Deletes the staged files that are older; returns how many those were."""
+    """Deletes staged files that are older than `age_hours`; returns how many."""
     oldest_ms = clock.now_ms() - int(age_hours * 3_600_000)
     found = [meta.key for meta in store.list(STAGING_PREFIX) if meta.modified_ms < oldest_ms]
     for key in sorted(found, key=lambda key: not key.endswith("manifest.json")):

@@ -1,12 +1,12 @@
 """The sink: `df.write.format("forebay")` and `df.writeStream.format("forebay")`.
 
-Tasks stage their rows in the object store; the driver appends them through the owner of the
-topics, in the order of partitions, and each row once for each (sink id, batch, partition, row).
-The owner is the server where one runs, and for the time of a batch the driver itself where none
-does. Spark makes these objects anew in every process that needs one, so they hold options alone.
+Tasks stage their rows in the object store. The driver then appends them through the owner of the
+topics, in the order of partitions, once for each (sink id, batch, partition, row). The owner is a
+server if one runs, else the driver itself during the commit. Spark creates these objects again in
+every process, so they hold only options.
 
-What a caller gets wrong: a streaming query is known by its `sinkId`, which must stay the same when
-it is started again, and must be another one when it gets a new checkpoint.
+What a caller gets wrong: a streaming query is identified by its `sinkId`. Keep it when the query is
+restarted, and choose another one when the query gets a new checkpoint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _OPTIONS: Final = (SERVER, "topic", "sinkId", "batchId")
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The options of a write, checked."""
+    """The options of a write, parsed and checked."""
 
     settings: StoreSettings
     topic: str | None
@@ -68,15 +68,15 @@ class SinkOptions:
 
 @dataclass
 class StagedPart(WriterCommitMessage):
-    """What a task tells the driver: where its rows are."""
+    """The message of a task to the driver: where its rows are staged."""
 
     part: Part
 
 
 def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """UsageError for options that no sink has, or that contradict the kind of write."""
+    """Parses the options; UsageError for unknown ones, and for ones that do not fit the write."""
     given = {name.lower(): value for name, value in options.items()}
-    known = {name.lower() for name in (*_OPTIONS, *ADDRESS_NAMES)} | _SPARKS_OWN
+    known = {name.lower() for name in (*_OPTIONS, *ADDRESS_NAMES)} | _SPARK_OPTIONS
     unknown = sorted(
         name for name in given if name not in known and not is_address(name) and name != "token"
     )
@@ -88,20 +88,19 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     settings = sink_settings(options)
     if settings.data == NO_DATA and settings.server is None:
         raise UsageError(
-            "the sink appends through the owner of the topics, whose log is in a data directory: "
-            "give the option 'path', a data directory or a configuration file, or 'server', the "
-            "address of the server that owns them"
+            "the sink appends through the owner of the topics: give the option 'path', a data "
+            "directory or a configuration file, or 'server', the URL of the server that owns them"
         )
     topic, sink_id, batch = given.get("topic"), given.get("sinkid"), given.get("batchid")
     if streaming and sink_id is None:
         raise UsageError(
-            "a streaming query needs the option 'sinkId', a name of its own that stays the same "
-            "when it is started again: Spark may repeat a batch, and the sink knows it by that"
+            "a streaming query needs the option 'sinkId', a unique name that stays the same when "
+            "the query is restarted: the sink recognises repeated batches by it"
         )
     if streaming and batch is not None:
         raise UsageError("a streaming query has no option 'batchId': Spark numbers its batches")
     if batch is not None and sink_id is None:
-        raise UsageError("the option 'batchId' needs 'sinkId': whose batch it is")
+        raise UsageError("the option 'batchId' needs the option 'sinkId'")
     return SinkOptions(
         settings=settings,
         topic=None if topic is None else str(parse_topic(topic)),
@@ -110,18 +109,18 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     )
 
 
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "mode"})
-"""Options of Spark's that reach every source."""
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname", "mode"})
+"""Options of Spark itself, which it passes to every format."""
 
 
 def _batch(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) > OFFSET_MAX:
-        raise UsageError(f"the option 'batchId' is {text!r}; it must be a number from 0 on")
+        raise UsageError(f"the option 'batchId' is {text!r}; it must be a whole number")
     return int(text)
 
 
 class _Sink:
-    """What both kinds of writers share."""
+    """What the batch writer and the stream writer share."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class _Sink:
         self._write_id = secrets.token_hex(8)
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> StagedPart:
-        """In a task: its rows as one object."""
+        """Runs in a task: stages its rows as one object."""
         task = TaskContext.get()
         partition = 0 if task is None else task.partitionId()
         attempt = 0 if task is None else task.taskAttemptId()
@@ -157,7 +156,7 @@ class _Sink:
         return StagedPart(part)
 
     def append(self, messages: Sequence[WriterCommitMessage | None], batch: SinkBatch) -> Committed:
-        """On the driver: the rows of all tasks, through the owner."""
+        """Runs on the driver: appends the rows of all tasks through the owner."""
         settings, parts = self.options.settings, parts_of(messages)
         server = serving(settings)
         if server is not None:
@@ -168,7 +167,7 @@ class _Sink:
             return commit_batch(writer, resources.catalog, resources.store, batch, parts)
 
     def forget(self, messages: Sequence[WriterCommitMessage | None], batch: SinkBatch) -> None:
-        """After a failure: the staged files go, unless a batch that was begun needs them."""
+        """Runs after a failure: deletes the staged files, unless a begun batch needs them."""
         settings, parts = self.options.settings, parts_of(messages)
         server = serving(settings)
         if server is None:
@@ -176,12 +175,12 @@ class _Sink:
             return
         try:
             forget_through(server, batch, parts)
-        except ForebayError as error:  # why the write failed was raised already; a sweep takes them
+        except ForebayError as error:  # the cause is raised already; a sweep deletes the files
             event(_log, logging.WARNING, "staged files are left behind", error=error)
 
 
 def parts_of(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
-    """What the tasks staged; one that failed reports nothing."""
+    """The parts that tasks staged. A task that failed has no message."""
     return [message.part for message in messages if isinstance(message, StagedPart)]
 
 
@@ -208,7 +207,7 @@ class ForebayWriter(DataSourceArrowWriter):
 
 
 class ForebayStreamWriter(DataSourceStreamArrowWriter):
-    """The batches of a streaming query; Spark makes it anew for each."""
+    """One batch of a streaming query: Spark creates a new writer for each."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._sink = _Sink(options, schema, overwrite, streaming=True)

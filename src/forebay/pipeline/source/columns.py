@@ -1,20 +1,20 @@
-"""From scanned frames to Arrow: one record batch for each chunk, no Python object for any row.
+"""From scanned frames to Arrow record batches, without creating a Python object for each row.
 
 | column          | Spark     | Arrow                | what it is                              |
 |-----------------|-----------|----------------------|-----------------------------------------|
-| `key`           | binary    | binary               | the routing key; null without one       |
+| `key`           | binary    | binary               | the routing key, or null                |
 | `value`         | binary    | binary               | the payload                             |
 | `topic`         | string    | string               | `/namespace/topic`, without a partition |
-| `partition`     | int       | int32                | the number behind `-part-`, else 0      |
-| `offset`        | bigint    | int64                |                                         |
+| `partition`     | int       | int32                | the number after `-part-`, else 0       |
+| `offset`        | bigint    | int64                | the offset                              |
 | `timestamp`     | timestamp | timestamp[us, UTC]   | when it was published                   |
 | `timestampType` | int       | int32                | 0: the producer's time                  |
-| `headers`       | array     | list of (key, value) | attributes; null without any            |
+| `headers`       | array     | list of (key, value) | the attributes; null if there are none  |
 
-The names and types are those of Spark's Kafka source; `headers` is there when asked for.
+The names and types are those of Spark's Kafka source. `headers` is optional.
 
-What a caller gets wrong: values and keys are copied out of the frames, so the batch outlives their
-buffer; but it is made from the buffer as it is now, so it has to be made before the next read.
+What a caller gets wrong: make the batch before the next chunk is read, because the reader reuses
+the buffer. The batch itself copies the values and keys, so it stays valid afterwards.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ TYPES: Final[dict[str, pa.DataType]] = {
     "timestampType": pa.int32(),
     "headers": pa.list_(pa.field("element", _HEADER)),
 }
-"""Every column, in the order of the schema; all may be null, as in Spark's Kafka source."""
+"""All columns, in the order of the schema. All are nullable, as in Spark's Kafka source."""
 
 _MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999, after which Spark has no timestamps."""
+"""The end of the year 9999, the last time that a Spark timestamp can hold."""
 
 
 class BatchMaker:
-    """Record batches of one selection of columns. Keeps what repeats from batch to batch."""
+    """Makes record batches of the given columns, and reuses constant columns. Not thread-safe."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.schema = pa.schema([pa.field(name, TYPES[name]) for name in columns])
@@ -59,15 +59,15 @@ class BatchMaker:
         self._constants: dict[tuple[object, pa.DataType], pa.Array] = {}
 
     def batch(self, topic: TopicName, frames: Scan) -> pa.RecordBatch:
-        """The rows of the frames; CorruptLog for a frame that holds no message."""
+        """The rows of the frames; CorruptLog if a frame does not hold a message."""
         rows = _Rows(self, topic, frames, _located(topic, frames) if self._located else None)
         return pa.RecordBatch.from_arrays([make(rows) for make in self._makers], schema=self.schema)
 
     def constant(self, value: str | int | None, kind: pa.DataType, count: int) -> pa.Array:
-        """`count` times the same."""
+        """An array that has `value` `count` times."""
         known = self._constants.get((value, kind))
         if known is None or len(known) < count:
-            # A topic that is left behind is left behind for good.
+            # The constants of a topic are not needed again once the next topic has begun.
             if len(self._constants) >= _CONSTANTS_MAX:
                 self._constants.clear()
             known = pa.repeat(pa.scalar(value, kind), max(count, _CONSTANT_ROWS))
@@ -80,7 +80,7 @@ _CONSTANTS_MAX: Final = 16
 
 
 class _Rows:
-    """What the makers of columns are given."""
+    """The frames of a batch, as the functions below get them."""
 
     __slots__ = ("_found", "frames", "maker", "topic")
 
@@ -137,7 +137,7 @@ def _partition(rows: _Rows) -> pa.Array:
 
 
 def _offset(rows: _Rows) -> pa.Array:
-    offsets = rows.frames.offsets  # u64 of which the highest bit is never set
+    offsets = rows.frames.offsets  # u64, but the highest bit is never set, so i64 is the same
     return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
 
 
@@ -199,4 +199,4 @@ _MAKERS: Final[dict[str, Callable[[_Rows], pa.Array]]] = {
     "headers": _headers,
 }
 _LOCATED: Final = frozenset({"key", "value", "timestamp", "headers"})
-"""The columns that are inside the messages."""
+"""The columns whose values are inside the messages, so that these must be parsed."""

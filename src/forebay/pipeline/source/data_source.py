@@ -1,11 +1,12 @@
 """`spark.read.format("forebay")`: both tiers of any number of topics as one DataFrame.
 
-Spark makes the source in several processes and pickles the reader into every task, so nothing is
-held here but the options; what a task needs of the plan is in its partition. The plan is made once
-for each `load()`: a DataFrame is a snapshot, and `load()` again sees what came since.
+Spark creates the source in several processes, and pickles the reader into every task. These objects
+therefore hold only the options; each partition carries what its task needs of the plan.
 
-`pushFilters` is left out on purpose: in Spark 4.3 a filter that is pushed into a Python source
-changes what the next query of the same DataFrame sees. Ranges are options instead.
+`pushFilters` is left out on purpose: in Spark 4.3, a filter that is pushed into a Python source
+also affects the next query of the same DataFrame. Offset and time ranges are options instead.
+
+What a caller gets wrong: a DataFrame is a snapshot. Call `load()` again to see newer messages.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ SPARK_TYPES: dict[str, DataType] = {
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the format `forebay` known to the session; Spark also finds it by its name alone."""
+    """Registers the format `forebay` in the session. Needed only if Spark does not find it by name.
+
+    Spark finds it where the module `pyspark_forebay` can be imported.
+    """
     spark.dataSource.register(ForebayDataSource)
 
 
@@ -119,7 +123,7 @@ class ForebayReader(DataSourceReader):
         return [InputPartition(split) for split in plan_scan(self._options)]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Spark asks for a partition of None where there is none at all."""
+        """Yields the rows of a partition. Spark passes None if the plan has no partitions."""
         split: Split | None = None if partition is None else partition.value
         if split is None:
             return
@@ -129,11 +133,11 @@ class ForebayReader(DataSourceReader):
 
 
 def _require_schema(schema: StructType, options: ScanOptions) -> None:
-    """UsageError for a schema of the user's own that is not the one that comes."""
+    """UsageError if the user gave a schema that differs from the source's."""
     ours = scan_schema(options)
     if schema.simpleString() != ours.simpleString():
         raise UsageError(
-            f"the schema {schema.simpleString()} is not the one of the source, "
-            f"{ours.simpleString()}: leave .schema(...) out, and choose columns by the option "
+            f"the schema {schema.simpleString()} is not that of the source, "
+            f"{ours.simpleString()}: leave out .schema(...), and choose columns with the option "
             "'columns'"
         )

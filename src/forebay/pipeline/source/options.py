@@ -1,11 +1,11 @@
-"""The options of `spark.read.format("forebay")` and of `readStream`, checked when they are given.
+"""The options of `spark.read.format("forebay")` and of `readStream`, parsed and checked.
 
-Names and meanings are those of Spark's Kafka source wherever it has the same thing, so that a
-query moves from one to the other by its format and its address. What the Kafka source has and this
-one has not is refused by name, with what to use instead; so is a name that nobody knows. Nothing
-that was asked for is left out in silence.
+Names and meanings are those of Spark's Kafka source where both have the option, so that a query
+moves from one to the other by changing its format and its address. An option that only the Kafka
+source has raises UsageError, which says what to use instead. So does an unknown option: none is
+ignored silently.
 
-What a caller gets wrong: option names are case-insensitive, and arrive from Spark in lower case.
+What a caller gets wrong: option names are case-insensitive, and Spark passes them in lower case.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """One bound for every topic, or one for each partition that is named."""
+    """One bound for all topics, or one for each named partition."""
 
     every: int | None = None
-    """For all topics: EARLIEST or LATEST; None where partitions are named."""
+    """EARLIEST or LATEST, for all topics; None if partitions are named."""
     named: tuple[tuple[str, int, int], ...] = ()
-    """Topic, partition, offset."""
+    """(topic, partition, offset)"""
 
     def of(self, topic: TopicName) -> int | None:
-        """None if the topic is not named, and has to be."""
+        """The bound of the topic; None if partitions are named and this one is not."""
         if self.every is not None:
             return self.every
         for base, partition, offset in self.named:
@@ -54,11 +54,14 @@ class Offsets:
         return None
 
     def has(self, bound: int) -> bool:
-        """Whether any of them is EARLIEST, or LATEST."""
+        """Whether any bound is `bound`, which is EARLIEST or LATEST."""
         return self.every == bound or any(offset == bound for _, _, offset in self.named)
 
     def require_named(self, name: str, topics: list[TopicName]) -> None:
-        """UsageError unless exactly these topics are named, each once, as in Kafka."""
+        """UsageError unless exactly these topics are named, each once, as Kafka requires.
+
+        `name` is the option, for the message.
+        """
         if self.every is not None:
             return
         there = [(topic.base, topic.partition) for topic in topics]
@@ -76,16 +79,16 @@ class Offsets:
             said = [f"it leaves out {', '.join(missing)}"] if missing else []
             said += [f"it names {', '.join(unknown)}, which is not subscribed"] if unknown else []
             raise UsageError(
-                f"{name} has to name every partition that is read, and no other: {'; '.join(said)}"
+                f"{name} must name every partition that is read, and no other: {'; '.join(said)}"
             )
 
 
 def parse_offsets(name: str, text: str) -> Offsets:
-    """The words `earliest` and `latest`, or Kafka's JSON: `{"orders": {"0": 23, "1": -2}}`.
+    """Parses `earliest`, `latest`, or Kafka's JSON: `{"orders": {"0": 23, "1": -2}}`.
 
-    In the JSON -2 is the earliest offset and -1 the latest, and a partition is the number behind
-    `-part-`; a topic without partitions has the number 0. Ends are not included. UsageError, with
-    the name of the option, for anything else.
+    In the JSON, -2 is the earliest offset and -1 the latest. A partition is the number after
+    `-part-`; a topic without partitions has the number 0. An ending offset is not included.
+    UsageError, with the name of the option, for anything else.
     """
     word = _WORDS.get(text.strip().lower())
     if word is not None:
@@ -95,7 +98,7 @@ def parse_offsets(name: str, text: str) -> Offsets:
     except (ValueError, RecursionError) as error:
         raise _wrong(name, text, str(error)) from error
     if not isinstance(body, dict) or not body:
-        raise _wrong(name, text, "it is no object with topics in it")
+        raise _wrong(name, text, "it is not a JSON object with topics in it")
     named: dict[tuple[str, int], int] = {}
     for topic, partitions in body.items():
         try:
@@ -106,7 +109,7 @@ def parse_offsets(name: str, text: str) -> Offsets:
             raise _wrong(name, text, f"{topic} has no partitions in it")
         for digits, offset in partitions.items():
             number = _partition(name, text, digits)
-            # The whole name of a partition, as the checkpoint of a stream has it, is one too.
+            # Also accept the full name of a partition, as it is in the checkpoint of a stream.
             whole = base.base != str(base) and number == base.partition
             named[base.base if whole else str(base), number] = _offset(name, text, offset)
     return Offsets(None, tuple((base, number, offset) for (base, number), offset in named.items()))
@@ -114,13 +117,13 @@ def parse_offsets(name: str, text: str) -> Offsets:
 
 def _partition(name: str, text: str, number: str) -> int:
     if not (number.isascii() and number.isdigit() and len(number) <= 9):
-        raise _wrong(name, text, f"{number!r} is no number of a partition")
+        raise _wrong(name, text, f"{number!r} is not a partition number")
     return int(number)
 
 
 def _offset(name: str, text: str, offset: Any) -> int:
     if type(offset) is not int or not EARLIEST <= offset <= OFFSET_MAX:
-        raise _wrong(name, text, f"{offset!r} is no offset, and neither -2 nor -1")
+        raise _wrong(name, text, f"{offset!r} is not an offset, -2 or -1")
     return offset
 
 
@@ -153,35 +156,36 @@ _NAMES: Final = (
     "splitBytes",
 )
 _PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
-_KAFKA_ALONE: Final = {
+_KAFKA_ONLY: Final = {
     "assign": "name the partitions in subscribe, as in 'orders-part-0,orders-part-1'",
-    "startingOffsetsByTimestamp": "use startingTimestamp, which counts for all topics",
-    "endingOffsetsByTimestamp": "use endingTimestamp, which counts for all topics",
-    "startingOffsetsByTimestampStrategy": "a time after the last message means the end",
+    "startingOffsetsByTimestamp": "use startingTimestamp, which applies to all topics",
+    "endingOffsetsByTimestamp": "use endingTimestamp, which applies to all topics",
+    "startingOffsetsByTimestampStrategy": "a time after the last message always means the end",
     "minOffsetsPerTrigger": "use the query's trigger interval",
     "maxTriggerDelay": "use the query's trigger interval",
     "maxRecordsPerPartition": "use splitBytes, which bounds a task by its bytes",
     "groupIdPrefix": "there are no consumer groups: the position is in the query's checkpoint",
-    "kafkaConsumer.pollTimeoutMs": "nothing is polled here",
-    "fetchOffset.numRetries": "Spark's own retries of a task serve",
-    "fetchOffset.retryIntervalMs": "Spark's own retries of a task serve",
+    "kafkaConsumer.pollTimeoutMs": "this source does not poll: leave it out",
+    "fetchOffset.numRetries": "Spark retries tasks itself: leave it out",
+    "fetchOffset.retryIntervalMs": "Spark retries tasks itself: leave it out",
 }
 _SINK: Final = ("topic", "sinkId", "batchId")
 
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """What a scan is asked for, in plain values. It can be pickled."""
+    """The options of a scan, parsed. Can be pickled."""
 
     settings: StoreSettings = field(repr=False)
-    """Where the store is; every path in it is absolute."""
+    """The settings of the store; every path in them is absolute."""
     topics: tuple[TopicName, ...] = ()
-    """Subscribed by name."""
+    """The topics that are subscribed by name."""
     pattern: str | None = None
+    """The regular expression of the topics, if they are not subscribed by name."""
     starting: Offsets = field(default_factory=lambda: Offsets(EARLIEST))
     ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
     starting_time: int | None = None
-    """Milliseconds; counts instead of `starting`."""
+    """Milliseconds since 1970; replaces `starting`."""
     ending_time: int | None = None
     fail_on_data_loss: bool = True
     offsets_per_trigger: int | None = None
@@ -191,9 +195,9 @@ class ScanOptions:
     split_bytes: int = SPLIT_BYTES
 
     def chosen(self, names: list[str]) -> list[TopicName]:
-        """The topics among `names` that are asked for, partitions included, sorted.
+        """The subscribed topics among `names`, with their partitions, sorted.
 
-        UsageError for one that is asked for by its name and not there. A pattern may find none.
+        UsageError if a topic that is subscribed by name is missing. A pattern may match none.
         """
         there = [parse_topic(name) for name in sorted(names)]
         if self.pattern is not None:
@@ -208,7 +212,7 @@ class ScanOptions:
 
 
 def scan_options(options: Mapping[str, str], *, streaming: bool = False) -> ScanOptions:
-    """UsageError, or InvalidTopicName, saying what to write instead."""
+    """Parses the options; UsageError or InvalidTopicName, which say what to write instead."""
     given = _Given(options)
     _refuse_unknown(options)
     topics, pattern = _subscription(given)
@@ -241,7 +245,7 @@ def scan_options(options: Mapping[str, str], *, streaming: bool = False) -> Scan
 
 
 class _Given:
-    """The options by their names, whatever their case."""
+    """The options by name, case-insensitive. Its methods raise UsageError for a bad value."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
@@ -283,13 +287,13 @@ class _Given:
             return None
         parts = [part.strip() for part in text.split(",")]
         if not all(parts):
-            raise UsageError(f"{name} is {text!r}; it must be a list with commas, none empty")
+            raise UsageError(f"{name} is {text!r}; it must be a comma-separated list of names")
         return parts
 
 
 def _refuse_unknown(options: Mapping[str, str]) -> None:
     known = {name.lower(): name for name in (*_NAMES, *ADDRESS_NAMES)}
-    kafka = {name.lower(): (name, instead) for name, instead in _KAFKA_ALONE.items()}
+    kafka = {name.lower(): (name, instead) for name, instead in _KAFKA_ONLY.items()}
     sink = {name.lower(): name for name in _SINK}
     for given in options:
         name = given.lower()
@@ -297,15 +301,15 @@ def _refuse_unknown(options: Mapping[str, str]) -> None:
             continue
         if name in kafka:
             raise UsageError(
-                f"{kafka[name][0]} is an option of Kafka's source alone: {kafka[name][1]}"
+                f"{kafka[name][0]} is an option of Spark's Kafka source only: {kafka[name][1]}"
             )
         if name.startswith("kafka."):
             raise UsageError(
-                f"{given} is a setting of Kafka's clients: say where the store is with path, or "
-                "with catalog and store"
+                f"{given} is a setting of Kafka clients: use path, or catalog and store, to say "
+                "where the store is"
             )
         if name in sink:
-            raise UsageError(f"{sink[name]} is an option of the sink; reading takes subscribe")
+            raise UsageError(f"{sink[name]} is an option of the sink; to read, use subscribe")
         near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
         raise UsageError(f"there is no option {given!r}; the nearest is {known[near]!r}")
 
@@ -317,7 +321,7 @@ def _subscription(given: _Given) -> tuple[tuple[TopicName, ...], str | None]:
     names, pattern = given.listed("subscribe"), given.text("subscribePattern")
     if (names is None) == (pattern is None):
         raise UsageError(
-            "give exactly one of subscribe (topics, with commas between them) and "
+            "give exactly one of subscribe (a comma-separated list of topics) and "
             "subscribePattern (a regular expression)"
         )
     if pattern is not None:
@@ -325,13 +329,13 @@ def _subscription(given: _Given) -> tuple[tuple[TopicName, ...], str | None]:
             re.compile(pattern)
         except re.error as error:
             raise UsageError(
-                f"subscribePattern is {pattern!r}; it is no regular expression: {error}"
+                f"subscribePattern is {pattern!r}, which is not a regular expression: {error}"
             ) from error
     return tuple(parse_topic(name) for name in names or ()), pattern
 
 
 def _matches(pattern: str, topic: TopicName) -> bool:
-    """On the whole name; for the default namespace the short one serves as well."""
+    """Whether the pattern matches the whole name, or the name without `/default/`."""
     spelled = {str(topic), topic.base}
     spelled |= {name.removeprefix("/default/") for name in spelled}
     return any(re.fullmatch(pattern, name) for name in spelled)
@@ -357,7 +361,7 @@ def _end(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
     if streaming and (text is not None or time is not None):
         name = "endingTimestamp" if text is None else "endingOffsets"
         raise UsageError(
-            f"{name} is for batch queries; a stream ends with trigger(availableNow=True), or never"
+            f"{name} is for batch queries only; to end a stream, use trigger(availableNow=True)"
         )
     if text is not None and time is not None:
         raise UsageError("give endingOffsets or endingTimestamp, not both")
@@ -373,7 +377,7 @@ def _end(given: _Given, *, streaming: bool) -> tuple[Offsets, int | None]:
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that the options choose, in their order; for a writer's options the usual."""
+    """The columns that the options choose, in order; the default ones for the options of a sink."""
     return _columns(_Given(options))
 
 
@@ -391,7 +395,7 @@ def _columns(given: _Given) -> tuple[str, ...]:
             )
         chosen.append(known[name.lower()])
     if len(set(chosen)) < len(chosen):
-        raise UsageError(f"columns is {given.text('columns')!r}; each can be there once")
+        raise UsageError(f"columns is {given.text('columns')!r}; name each column only once")
     if headers and HEADERS not in chosen:
-        raise UsageError("includeHeaders is true, and columns leaves headers out: add it there")
+        raise UsageError("includeHeaders is true, but columns does not name headers: add it")
     return tuple(chosen)

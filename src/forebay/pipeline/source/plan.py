@@ -1,18 +1,16 @@
-"""From offsets of a topic to the pieces that hold them: objects first, then segments.
+"""Plans a scan: which objects and segments hold a range of offsets, cut into pieces and splits.
 
-Everything that is in a committed object is read from there, wherever the tasks run; only what was
-not uploaded yet is read from the segments, up to the synced end of the view and no further. The
-chain is checked on the way: a range that no tier holds is an error, and one that the catalog
-knows to be lost is an error unless the caller says that losses are to be stepped over.
+Messages in committed objects are read from the objects. Only the rest is read from segments, up to
+the synced end of the view. A range that neither holds raises MissingData. A range that the catalog
+records as lost raises LostOffsets, or is skipped if the caller says so.
 
-A piece is a range of offsets together with where its bytes were when the scan was planned: in one
-object, or in one segment. A split is what one task reads: some pieces. Both are small and can be
-pickled: descriptors are taken a page at a time, and of an object's index a piece carries the
-entries for its own two ends, so that a plan over 100,000 objects stays small.
+A `Piece` is a range of offsets, with the object or the segment that held it when it was planned. A
+`Split` is the pieces of one task. Both can be pickled and are small: a piece carries only the index
+entries for its two ends, so that a plan over 100,000 objects fits in memory.
 
-What a caller gets wrong: a plan holds offsets first and places second. When a place is gone by
-the time it is read, the offsets are planned anew; their bytes never change. And the first frame at
-`begin` is the one of `at`, which may be before `first`: cuts are made where an index has an entry.
+What a caller gets wrong: a place in a plan may be gone when a task reads it. The offsets are then
+planned again (`scan`). And the frame at `begin` has the offset `at`, which may be before `first`:
+pieces begin where an index has an entry.
 """
 
 from __future__ import annotations
@@ -41,35 +39,36 @@ _log: Final = logging.getLogger("forebay.pipeline")
 
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""As in Kafka's JSON: the topic's oldest offset, and the one after its newest."""
+"""The topic's oldest offset, and the one after its newest, numbered as in Kafka's JSON."""
 SPLIT_BYTES: Final = 128 * MIB
-"""Of one task. Its fixed cost of some 20 ms is then a small part of it."""
+"""Bytes of one task; the fixed cost of a task, some 20 ms, is then a small part."""
 _ENTRIES_A_CUT: Final = 4
-"""Index entries that are looked at for each cut: one of them is near enough."""
+"""Index entries to decode for each cut: enough that one is near it."""
 _PLACES_MAX: Final = 64
-"""Remembered for each segment, and segments remembered: some kilobytes."""
+"""The most places to remember of a segment, and the most segments: some kilobytes."""
 
 
 class Piece(NamedTuple):
-    """The offsets `first..next` of a topic, the latter not included, in one object or segment.
+    """The offsets `first..next` of a topic, without `next`, in one object or segment.
 
-    A tuple, because a plan may have hundreds of thousands of them.
+    A tuple, because a plan may have hundreds of thousands of pieces.
     """
 
     topic: TopicName
     first: int
     next: int
     at: int
-    """The offset of the frame at `begin`: `first`, or one before it."""
+    """The offset of the frame at `begin`: `first`, or an offset before it."""
     begin: int
+    """The position at which to start reading."""
     end: int
-    """No frame of the piece ends beyond this position."""
+    """No frame of the piece ends after this position."""
     size: int
     """About how many bytes are read for it."""
     descriptor: ObjectDescriptor | None = None
-    """Of the object that holds it, with the index entries that the piece needs."""
+    """The object that holds it, with only the index entries that the piece needs."""
     path: Path | None = None
-    """Of the segment that holds it."""
+    """The segment that holds it, if there is no descriptor."""
 
     @property
     def messages(self) -> int:
@@ -77,13 +76,13 @@ class Piece(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The object or the file, for people."""
+        """The name of the object or the file, for messages."""
         return str(self.path) if self.descriptor is None else self.descriptor.object_id
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What one task reads, in this order."""
+    """The pieces that one task reads, in this order."""
 
     pieces: tuple[Piece, ...]
 
@@ -102,7 +101,7 @@ class Split:
 def object_pieces(
     topic: TopicName, descriptor: ObjectDescriptor, start: int, end: int, split_bytes: int
 ) -> list[Piece]:
-    """What the object holds of `start..end`, cut where its index has an entry."""
+    """The part of `start..end` that the object holds, cut at index entries."""
     size = descriptor.size
     if start <= descriptor.start_offset and descriptor.end_offset < end and size <= split_bytes:
         slim = replace(descriptor, offset_index=None) if descriptor.offset_index else descriptor
@@ -127,7 +126,7 @@ def _object_piece(topic: TopicName, descriptor: ObjectDescriptor, first: int, st
 
 
 def _ends(descriptor: ObjectDescriptor, first: int, stop: int) -> Index | None:
-    """The index entries that lead to the same bytes for `first..stop` as the whole index does."""
+    """The few index entries that give the same positions for `first..stop` as the whole index."""
     index = descriptor.offset_index
     if not index or (first == descriptor.start_offset and stop == descriptor.next_offset):
         return None
@@ -141,7 +140,7 @@ def _ends(descriptor: ObjectDescriptor, first: int, stop: int) -> Index | None:
 def thinned(
     descriptor: ObjectDescriptor, start: int, end: int, split_bytes: int
 ) -> ObjectDescriptor:
-    """The same for `object_pieces` with these arguments; it holds a few entries instead of all."""
+    """The descriptor with only the index entries that `object_pieces` needs for these arguments."""
     pieces = object_pieces(TopicName("", ""), descriptor, start, end, split_bytes)
     kept = {entry for piece in pieces if piece.descriptor for entry in _index(piece.descriptor)}
     return replace(descriptor, offset_index=tuple(sorted(kept)) or None)
@@ -152,11 +151,11 @@ def _index(descriptor: ObjectDescriptor) -> Index:
 
 
 def joined(pieces: Sequence[Piece]) -> list[ObjectDescriptor]:
-    """The descriptors of pieces that follow each other, one for each object."""
+    """The descriptors of consecutive pieces of objects, one for each object."""
     found: dict[str, ObjectDescriptor] = {}
     for piece in pieces:
         descriptor = piece.descriptor
-        assert descriptor is not None, "pieces of objects are joined"
+        assert descriptor is not None, "all pieces are in objects"
         before = found.get(descriptor.object_id)
         if before is not None:
             index = tuple(sorted({*_index(before), *_index(descriptor)})) or None
@@ -170,8 +169,7 @@ def cut_places(
 ) -> list[tuple[int, int]]:
     """The entries of `index` that cut `begin..end` into parts of about the same size.
 
-    As many parts as it takes for none to be larger than `split_bytes`, where the index has entries
-    for so many.
+    No part is larger than `split_bytes`, if the index has enough entries.
     """
     parts = -(-(end - begin) // max(split_bytes, 1))
     cuts: list[tuple[int, int]] = []
@@ -194,10 +192,10 @@ def splits(
     least: int = 1,
     recut: Callable[[Piece, int], Sequence[Piece]] | None = None,
 ) -> list[Split]:
-    """Pieces into tasks of about `split_bytes`; at least `least` of them where that can be.
+    """Groups pieces into splits of about `split_bytes`, but at least `least` splits if possible.
 
-    Neighbours in a topic stay together, so that one task reads them in one go; what is small
-    shares a task. For more tasks than the pieces allow, `recut` cuts a piece once more.
+    Neighbours in a topic stay together, so that one task reads them in one go. Small groups share a
+    split. If there are fewer pieces than `least`, `recut` cuts them into smaller ones.
     """
     total = sum(piece.size for piece in pieces)
     target = max(min(split_bytes, -(-total // max(least, 1))), 1)
@@ -227,7 +225,7 @@ def splits(
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The offsets `start..end` of a topic, the latter not included."""
+    """The offsets `start..end` of a topic, without `end`."""
 
     topic: TopicName
     start: int
@@ -235,11 +233,11 @@ class OffsetRange:
 
 
 class KnownPlaces:
-    """Frame boundaries of growing segments that a long-lived planner has seen.
+    """Frame boundaries inside growing segments, for a planner that plans again and again.
 
-    The index of the active segment is its owner's: another process knows no place inside it but
-    those where it once ended. A planner that comes back again and again remembers them here, and
-    its tasks start there instead of at the segment's first frame.
+    The index of the active segment is in its owner's memory. All that another process knows are the
+    positions where the segment ended when it looked. With these, tasks of the next plan start near
+    their first offset, not at the first frame of the segment.
     """
 
     def __init__(self) -> None:
@@ -261,17 +259,17 @@ class KnownPlaces:
             self._known.popitem(last=False)
 
     def of(self, segment: Segment) -> Sequence[tuple[int, int]]:
-        """(offset, position) inside the segment, ascending."""
+        """The known (offset, position) pairs inside the segment, ascending."""
         return self._known.get((segment.path, segment.first_offset), ())
 
 
 def resolve_range(
     view: TopicView, start: int, end: int, *, fail_on_data_loss: bool = True
 ) -> OffsetRange:
-    """EARLIEST and LATEST as they are now, and offsets that are in the topic.
+    """The range as offsets, with EARLIEST and LATEST replaced by the topic's ends as of the view.
 
-    An offset that is not in it raises OffsetOutOfRange, or is moved to the nearest one that is,
-    with a warning, where losses are to be stepped over.
+    OffsetOutOfRange for an offset outside the topic. Without `fail_on_data_loss` it is moved to the
+    nearest end, with a warning.
     """
     oldest, newest = view.start_offset, view.end_offset
     bounds = {EARLIEST: oldest, LATEST: newest}
@@ -279,21 +277,20 @@ def resolve_range(
     for what, wanted in (("starting", start), ("ending", end)):
         offset = bounds.get(wanted, wanted)
         inside = min(max(offset, oldest), newest)
-        # Everything below the start that ends there is nothing: no message is missed.
+        # A range that ends before the oldest offset, and is empty, misses no message.
         harmless = what == "ending" and offset < oldest and (start == EARLIEST or start >= offset)
         if inside != offset and not harmless:
-            said = f"the {what} offset {offset} is not in it: its oldest is {oldest}, its next "
+            said = f"the {what} offset {offset} is not in it: the oldest is {oldest}, the next one "
             if fail_on_data_loss:
                 raise OffsetOutOfRange(
-                    f"{view.topic}: {said}{newest}; with failOnDataLoss=false the scan takes what "
-                    "there is",
+                    f"{view.topic}: {said}{newest}; set failOnDataLoss=false to read what there is",
                     start=oldest,
                     end=newest,
                 )
             event(
                 _log,
                 logging.WARNING,
-                "offset moved into the topic",
+                "offset outside the topic replaced by the nearest one",
                 topic=view.topic,
                 which=what,
                 wanted=offset,
@@ -314,21 +311,22 @@ def plan_topic(
 ) -> list[Piece]:
     """The pieces that hold exactly `start..end`, in order, none much larger than `split_bytes`.
 
-    The range must lie inside the view. LostOffsets where it crosses a lost range, unless losses
-    are stepped over; MissingData where it should be somewhere and is not.
+    The range must lie inside the view. LostOffsets if it crosses a lost range; without
+    `fail_on_data_loss` the lost range is skipped. MissingData if other offsets are missing.
+    FileNotFoundError if a segment is deleted meanwhile: plan again.
     """
     return _Walk(view, start, end, split_bytes, fail_on_data_loss, places).run()
 
 
 def recut(view: TopicView, piece: Piece, split_bytes: int) -> list[Piece]:
-    """The same offsets in smaller pieces: for `splits`, where more tasks are wanted."""
+    """The offsets of the piece in smaller pieces. The `recut` argument of `splits`."""
     return plan_topic(view, piece.first, piece.next, split_bytes=split_bytes)
 
 
 def outlines(
     catalog: Catalog, topic: TopicName, start: int, end: int, split_bytes: int
 ) -> Iterator[ObjectDescriptor]:
-    """The descriptors of `start..end`, with as much of their indexes as cutting them needs."""
+    """Yields the descriptors of `start..end`, with the index entries needed to cut them."""
 
     def decode(data: bytes) -> ObjectDescriptor:
         found = decode_outline(data)
@@ -345,7 +343,7 @@ def outlines(
 
 
 class _Walk:
-    """One plan while it is made; `at` is the next offset without a piece."""
+    """Makes one plan; `at` is the next offset that has no piece yet."""
 
     def __init__(
         self,
@@ -380,7 +378,7 @@ class _Walk:
         return None if resources is None else resources.catalog
 
     def _take_objects(self) -> None:
-        """As far as objects follow each other from `at` on."""
+        """Adds the objects that follow each other without a gap from `at` on."""
         catalog, record = self._catalog(), self._record
         if catalog is None or record is None:
             return
@@ -401,7 +399,7 @@ class _Walk:
                 self.at = stop
 
     def _look_again(self) -> bool:
-        """Whether the catalog is further than it was: an upload was faster than this plan."""
+        """Reads the record again; whether its tail has moved, by an upload since the last look."""
         catalog, known = self._catalog(), self._record
         if catalog is None:
             return False
@@ -409,29 +407,29 @@ class _Walk:
         return self._record is not None and (known is None or self._record.tail > known.tail)
 
     def _step_over_hole(self) -> None:
-        """Moves on behind what is known to be gone; raises where that is an error."""
+        """Moves `at` to the end of a lost or deleted range, or raises."""
         record = self._record or TopicRecord()
         hole = record.lost_range(self.at)
         if hole is None and self.at < record.start_offset:
-            hole = (self.at, record.start_offset)  # retention went on while this was planned
+            hole = (self.at, record.start_offset)  # retention has deleted it meanwhile
         if hole is None:
             raise MissingData(
-                f"{self._topic}: offset {self.at} is in no object and in no segment, and it should "
-                f"be: the objects go from {record.start_offset} to {record.tail}, the topic to "
+                f"{self._topic}: offset {self.at} is missing: no object and no segment holds it. "
+                f"The objects go from {record.start_offset} to {record.tail}, the topic to "
                 f"{self._view.end_offset}"
             )
         if self._fail:
             raise LostOffsets(
                 f"{self._topic}: offsets {hole[0]} to {hole[1] - 1} are gone: lost with the log of "
-                "an earlier owner, or removed by retention; start at offset "
-                f"{hole[1]}, or step over them with failOnDataLoss=false",
+                "an earlier owner, or deleted by retention; start at offset "
+                f"{hole[1]}, or skip them with failOnDataLoss=false",
                 start=hole[0],
                 end=hole[1],
             )
         event(
             _log,
             logging.WARNING,
-            "lost offsets stepped over",
+            "lost offsets skipped",
             topic=self._topic,
             first=self.at,
             next=min(hole[1], self.end),
@@ -439,14 +437,14 @@ class _Walk:
         self.at = min(hole[1], self.end)
 
     def _segment_pieces(self, segment: Segment, first: int, stop: int) -> list[Piece]:
-        """What the segment holds of `first..stop`, cut where a place is known."""
+        """The part of `first..stop` that the segment holds, cut at known positions."""
         at, begin = self._seek(segment, first)
         last, position = self._seek(segment, stop)
         if last == stop:
             end = near = position
         else:
             end = segment.size
-            # The active segment has no index here: about as far as its messages are long.
+            # The active segment has no index here: estimate by the mean length of its messages.
             near = segment.size * (stop - segment.first_offset) // segment.count
             near = max(near if segment.index else position + SEGMENT_INDEX_BYTES, position)
         size = max(min(near, segment.size) - begin, 1)
@@ -454,7 +452,7 @@ class _Walk:
         return self._cut(segment, whole)
 
     def _seek(self, segment: Segment, offset: int) -> tuple[int, int]:
-        """The last known (offset, position) at or before `offset`, which may be the end."""
+        """The last known (offset, position) at or before `offset`."""
         if offset == segment.end_offset:
             return offset, segment.size
         found = self._view.indexes.seek(segment, offset)

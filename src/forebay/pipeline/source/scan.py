@@ -1,17 +1,13 @@
-"""A scan from its options to its record batches: planned once, then read split by split.
+"""Runs a scan: `plan_scan` on the driver, `read_split` in a task. Nothing here depends on Spark.
 
-`plan_scan` is for the driver, `read_split` for a task; between the two a split travels as it is.
-Nothing here knows Spark. Reading is strict, in bounded memory, and never past the split's end.
+Consecutive pieces in objects are read as one stream, with read-ahead. A segment is read through one
+buffer. Memory is bounded. Every checksum and every offset is checked: damage raises an error with
+the topic, the object or file, and the position.
 
-Pieces of objects that follow each other are read as one stream, fetched ahead; a segment is read
-through one buffer. Either way every checksum and every offset is checked, and what is wrong raises
-with the topic, the object or the file, and the position.
+If a segment or an object is gone when it is read, its offsets are planned again, once: a segment
+that retention deleted is in an object, and an object that a compaction replaced is in another.
 
-What was gone by the time its turn came is planned anew, once, from what the catalog and the disk
-say now: a segment that retention removed is in an object, an object that a compaction replaced is
-in another.
-
-What a caller gets wrong: frames are valid until the next ones are asked for.
+What a caller gets wrong: frames are valid only until the next ones are read.
 """
 
 from __future__ import annotations
@@ -60,16 +56,16 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("forebay.pipeline")
 
 CHUNK_BYTES: Final = 1 * MIB
-"""Of a file that is read: it stays in the processor's cache from the checksums to the batch."""
+"""Bytes to read of a file at a time: they stay in the processor's cache until the batch is made."""
 PROBE_BYTES: Final = 64 * KIB
-"""Read at a time where one message is wanted."""
+"""Bytes to read at a time when only one message is needed."""
 BATCH_BYTES: Final = 1 * MIB
-"""Of one Arrow batch, about. Larger ones are not faster in Spark, and their memory is given back to
-the system each time, whose fresh pages cost more than the copying."""
+"""About the bytes of one Arrow batch. Larger batches are not faster in Spark: their memory is given
+back to the system each time, and new pages from it cost more than the copying."""
 _FINE_BYTES: Final = 64 * KIB
-"""Pieces of this size are as small as any index allows."""
+"""Smaller than the distance of index entries, so that pieces are as small as the index allows."""
 _TRIES: Final = 3
-"""Of a plan; retention removes a segment hours after its upload, not again and again."""
+"""Attempts at a plan. More are not needed: retention deletes a segment hours after its upload."""
 
 
 # ---- offsets by time
@@ -78,10 +74,9 @@ _TRIES: Final = 3
 def offset_at_time(resources: StoreResources, view: TopicView, time_ms: int) -> int:
     """The first offset of the view with a publish time of `time_ms` or later, else its end.
 
-    Times are taken to ascend with the offsets, which they do as far as producers' clocks do. The
-    object or the segment that the time falls into is found first, then the interval of its index,
-    each by the first message's time; only that interval is read through. Offsets that are lost
-    have no time: the first one behind them counts.
+    Assumes that times ascend with offsets, which is true as far as the producers' clocks agree.
+    Binary searches by the time of the first message find the object or segment, and then the
+    interval of its index; only that interval is read in full. Lost offsets are skipped.
     """
     pieces = plan_topic(view, view.start_offset, view.end_offset, fail_on_data_loss=False)
     at = bisect_left(pieces, time_ms, key=lambda piece: _first_time(resources, piece))
@@ -114,18 +109,18 @@ def _offset_inside(resources: StoreResources, piece: Piece, time_ms: int) -> int
 
 
 def scan_split(resources: StoreResources, split: Split) -> Iterator[tuple[TopicName, Scan]]:
-    """Every frame of the split's pieces, in their order, a chunk at a time."""
+    """Yields the frames of the split in order, a chunk at a time, with their topic."""
     chunks = ChunkReader(CHUNK_BYTES)
     for neighbours in _neighbours(split.pieces):
         for frames in scan_pieces(resources, neighbours, chunks):
             yield neighbours[0].topic, frames
-            del frames  # else its chunk stays while the next one is fetched
+            del frames  # frees its chunk before the next one is fetched
 
 
 def scan_pieces(
     resources: StoreResources, pieces: Sequence[Piece], chunks: ChunkReader | None = None
 ) -> Iterator[Scan]:
-    """The frames of pieces that follow each other in one topic: all objects, or one segment."""
+    """Yields the frames of consecutive pieces of one topic: all in objects, or one in a segment."""
     first = pieces[0]
     if first.descriptor is not None:
         if resources.objects_are_files:
@@ -143,44 +138,44 @@ def scan_pieces(
         event(
             _log,
             logging.INFO,
-            "segment gone, planned anew",
+            "segment is gone; its offsets are planned again",
             topic=first.topic,
             file=first.path,
             first=done,
             next=first.next,
         )
-        yield from _once_more(resources, _anew(resources, first, done))
+        yield from _frames_of_second_plan(resources, _plan_again(resources, first, done))
 
 
-def _anew(resources: StoreResources, piece: Piece, start: int) -> list[Piece]:
-    """Where the rest of a segment's piece is now that the segment is not there."""
+def _plan_again(resources: StoreResources, piece: Piece, start: int) -> list[Piece]:
+    """Plans the rest of a piece whose segment is gone; MissingData if no object holds it."""
     gone = (
-        f"{piece.topic}: {piece.path} is not on {gethostname()}, and offsets {start} to "
-        f"{piece.next - 1} are in no object: upload them first, or let every executor see the "
+        f"{piece.topic}: {piece.path} is not on {gethostname()}, and no object holds offsets "
+        f"{start} to {piece.next - 1}: upload them first, or give every executor access to the "
         "data directory"
     )
     if resources.server is not None:
-        _ = resources.catalog  # which says that nobody here can look into it, where that is so
+        _ = resources.catalog  # raises an error that says why, if it cannot be opened here
     with StoreView(resources.settings, disk=resources.disk, clock=resources.clock) as store:
         view = store.topic(str(piece.topic))
         if view.end_offset < piece.next:
             raise MissingData(gone)
-        anew = plan_topic(view, start, piece.next)
-    if any(each.path == piece.path for each in anew):
+        planned = plan_topic(view, start, piece.next)
+    if any(each.path == piece.path for each in planned):
         raise MissingData(gone)
-    return anew
+    return planned
 
 
 def first_frames(resources: StoreResources, piece: Piece) -> Scan:
-    """The piece's first frame, and maybe some that follow it, by a small read."""
+    """The first frame of the piece, and maybe some after it, by a small read."""
     one = piece._replace(next=piece.first + 1)
     if one.descriptor is None:
         return next(scan_pieces(resources, [one], ChunkReader(PROBE_BYTES)))
     return next(_object_frames(resources, [one], probe=True))
 
 
-def _once_more(resources: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
-    """Pieces of a second plan, whose places must be there."""
+def _frames_of_second_plan(resources: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
+    """Yields the frames of a second plan; MissingData if a segment is gone again."""
     for neighbours in _neighbours(pieces):
         if neighbours[0].descriptor is not None:
             yield from _object_frames(resources, neighbours)
@@ -189,13 +184,13 @@ def _once_more(resources: StoreResources, pieces: Sequence[Piece]) -> Iterator[S
             yield from _segment_frames(resources, neighbours[0], ChunkReader(CHUNK_BYTES))
         except FileNotFoundError as error:
             raise MissingData(
-                f"{neighbours[0].topic}: {neighbours[0].path} is gone, and was planned for offset "
-                f"{neighbours[0].first} a moment ago"
+                f"{neighbours[0].topic}: {neighbours[0].path}, which holds offset "
+                f"{neighbours[0].first}, was deleted while it was read: run the query again"
             ) from error
 
 
 def _neighbours(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Neighbours in objects together, each piece of a segment alone."""
+    """Groups consecutive pieces in objects; each piece in a segment is a group of its own."""
     listed = list(pieces)
     neighbours = listed[:1]
     for before, piece in pairwise(listed):
@@ -210,10 +205,10 @@ def _neighbours(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 class PlannedSource:
-    """The planned descriptors the first time, the catalog's from the second time on.
+    """A source of descriptors: from the plan at first, from the catalog when the plan is outdated.
 
-    A stream asks a second time for the same offsets when an object was not there: then the plan is
-    old.
+    A stream asks for the same offsets again if it did not find an object. The plan is outdated
+    then.
     """
 
     def __init__(
@@ -226,7 +221,7 @@ class PlannedSource:
 
     @property
     def _catalog(self) -> CatalogSource:
-        """Most tasks never need it, and never connect."""
+        """Opened when it is used: most tasks never connect to the catalog."""
         return CatalogSource(self._resources.catalog, self._topic)
 
     def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
@@ -262,17 +257,17 @@ def _object_frames(
             del frames
         if stream.offset != stop:
             raise MissingData(
-                f"{topic}: the objects end at offset {stream.offset}, and go on to {stop - 1} "
-                f"by the plan, the last one in {pieces[-1].place}"
+                f"{topic}: the objects end at offset {stream.offset}, but the plan goes to "
+                f"{stop - 1}, with {pieces[-1].place} as the last one"
             )
 
 
 def _local_frames(
     resources: StoreResources, pieces: Sequence[Piece], chunks: ChunkReader
 ) -> Iterator[Scan]:
-    """Objects that are files here are read as segments are, which takes half the time.
+    """Reads objects that are local files like segments, which takes half the time.
 
-    One that is gone is left to `_object_frames`, which asks the catalog where its offsets are.
+    If a file is gone, `_object_frames` looks up in the catalog where its offsets are now.
     """
     done = pieces[0].first
     for number, piece in enumerate(pieces):
@@ -310,7 +305,7 @@ def _frames_of(file: ReadFile, path: Path, piece: Piece, chunks: ChunkReader) ->
     position, offset = piece.begin, piece.at
     while offset < piece.next:
         if position >= piece.end or position >= file.size():
-            ends = f"the {_kind(piece)} ends at offset {offset}, not at {piece.next}"
+            ends = f"the {_kind(piece)} ends at offset {offset}; it should end at {piece.next}"
             raise _damaged(piece, ends, position, offset)
         found = chunks.read(file, position, piece.end, offset)
         if not len(found):
@@ -325,7 +320,7 @@ def _frames_of(file: ReadFile, path: Path, piece: Piece, chunks: ChunkReader) ->
             yield found.part(skip, take)
     whole = piece.descriptor is not None and piece.next == piece.descriptor.next_offset
     if whole and position != piece.end:
-        raise _damaged(piece, "there are bytes behind the last frame", position, offset)
+        raise _damaged(piece, "there are bytes after the last frame", position, offset)
 
 
 def _kind(piece: Piece) -> str:
@@ -342,7 +337,7 @@ def _damaged(piece: Piece, reason: str, position: int, offset: int | None) -> Co
 
 
 def in_parts(frames: Scan, part_bytes: int) -> Iterator[Scan]:
-    """The frames in order, in parts of about so many bytes; one larger frame is a part alone."""
+    """Yields the frames in parts of about `part_bytes`; a larger frame is a part of its own."""
     at = 0
     while at < len(frames):
         stop = bisect_left(frames.positions, frames.positions[at] + part_bytes, at + 1)
@@ -354,20 +349,26 @@ def in_parts(frames: Scan, part_bytes: int) -> Iterator[Scan]:
 
 
 def plan_scan(options: ScanOptions) -> list[Split]:
-    """What there is of the options' topics now, as far as it is synced, in tasks."""
+    """The splits that read what the options select of the messages that are synced now.
+
+    UsageError for topics or offsets that do not fit the store; see also `plan_topic`.
+    """
     for _ in range(_TRIES):
         try:
             with without_collections():
                 return _plan_once(options)
-        except FileNotFoundError as error:  # of a segment that was uploaded and removed meanwhile
+        except FileNotFoundError as error:  # a segment was uploaded and deleted meanwhile
             gone = error
-    raise MissingData(f"segments vanish faster than they are planned: {gone}") from gone
+    raise MissingData(f"segments were deleted while the scan was planned: {gone}") from gone
 
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """A plan is up to some hundred thousand small values and no cycle: looking for cycles among
-    them again and again took a quarter of the time."""
+    """Switches garbage collection off.
+
+    A plan is up to some hundred thousand small objects without cycles. Searching them for cycles
+    again and again took a quarter of the time.
+    """
     if not gc.isenabled():
         yield
         return
@@ -410,15 +411,15 @@ def _plan_once(options: ScanOptions) -> list[Split]:
 
 
 def open_view(settings: StoreSettings) -> StoreView:
-    """UsageError where no store is."""
+    """A view of the store; UsageError if there is none."""
     data = settings.data
     if data is not None and Path(data) != NO_DATA and not Path(data).is_dir():
-        raise UsageError(f"there is no store at {data}: it is no directory")
+        raise UsageError(f"there is no store at {data}: it is not a directory")
     return StoreView(settings)
 
 
 def range_of(resources: StoreResources, view: TopicView, options: ScanOptions) -> OffsetRange:
-    """The offsets of the topic that the options ask for."""
+    """The offsets of the topic that the options select; OffsetOutOfRange as `resolve_range`."""
     start, end = options.starting.of(view.topic), options.ending.of(view.topic)
     assert start is not None, "named partitions were checked"
     assert end is not None
@@ -443,7 +444,7 @@ def _plan_view(view: TopicView, options: ScanOptions) -> list[Piece]:
 def read_split(
     settings: StoreSettings, split: Split, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the split, a part of a chunk at a time."""
+    """Yields the rows of the split, in record batches of about BATCH_BYTES."""
     from forebay.pipeline.source.columns import BatchMaker
 
     make = BatchMaker(columns).batch

@@ -1,12 +1,12 @@
 """`spark.readStream.format("forebay")`: the streaming source.
 
-Spark keeps one `ForebayStreamReader` in a process of its own for each query, and makes another one
-in every task, which only reads. `StreamTopics` is what the one of a query holds: views of its
-topics, which stay open from trigger to trigger and are moved forward, not made anew, and no bytes
-of messages. Decisions are in `stream_offsets`.
+Spark keeps one `ForebayStreamReader` for each query, in a process of its own, which plans. It makes
+another one in every task, which only reads. The planning one holds `StreamTopics`: views of the
+topics that stay open from trigger to trigger and are refreshed, and no bytes of messages. Decisions
+are in `stream_offsets`.
 
-What a caller gets wrong: with failOnDataLoss=false a stream goes on where it can, and says so in
-the log alone.
+What a caller gets wrong: with failOnDataLoss=false a stream skips what is lost, and only its log
+says so.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("forebay.pipeline")
 _LOSSES_SHOWN: Final = 5
 WORTH_A_TASK_BYTES: Final = 4 * MIB
-"""What is smaller shares a task: one costs Spark some 15 ms, in which so much is read."""
+"""Smaller pieces share a task: a task costs Spark some 15 ms, the time to read this much."""
 
 
 class _Topic:
-    """One topic: a view of it, and what was learned about its bytes."""
+    """One topic: a view of it, and what is known about the positions of its messages."""
 
     def __init__(self, store: StoreView, topic: TopicName) -> None:
         self.view = TopicView(store, topic)
@@ -70,7 +70,7 @@ class _Topic:
         self.view.refresh()
         segments = self.view.segments()
         if segments and segments[-1].path != self._newest:
-            self._begin()  # a sealed segment has an index of its own
+            self._begin()  # the previous segment is sealed now, and has an index of its own
         else:
             self.places.remember(self.view)
 
@@ -87,7 +87,7 @@ class _Topic:
 
 
 class StreamTopics:
-    """The topics of a query, as its planner sees them. Not thread-safe; `close` it at the end."""
+    """The topics of a query, as its planner sees them. Not thread-safe. Close it at the end."""
 
     def __init__(self, options: ScanOptions) -> None:
         self._options = options
@@ -99,9 +99,9 @@ class StreamTopics:
         self._store.close()
 
     def first(self) -> Positions:
-        """Where a new query begins, as the options say. UsageError for a topic that is not there.
+        """Where a new query starts, by its options.
 
-        A pattern may match no topic yet.
+        UsageError if a named topic does not exist. A pattern may match no topic.
         """
         self._options.chosen(self._store.topics())
         self.look()
@@ -113,7 +113,7 @@ class StreamTopics:
         }
 
     def look(self) -> dict[TopicName, TopicEnds]:
-        """The topics of the subscription that are there now, as far as they are synced."""
+        """Refreshes the views; returns the subscribed topics that exist, with their synced ends."""
         found: dict[TopicName, _Topic] = {}
         for topic in self._subscribed():
             each = self._topics.get(topic)
@@ -122,14 +122,14 @@ class StreamTopics:
                     each = _Topic(self._store, topic)
                 else:
                     each.refresh()
-            except UsageError:  # a directory in which no log has begun, or a topic that has gone
+            except UsageError:  # a directory without a log yet, or a topic that was deleted
                 continue
             found[topic] = each
         self._topics = found
         return {topic: each.ends for topic, each in found.items()}
 
     def _subscribed(self) -> list[TopicName]:
-        """Without an error for what is not there: a query that runs tells a loss by itself."""
+        """The subscribed topics that exist. No error for others: `outlook` reports losses."""
         names = self._store.topics()
         there = {*names, *(parse_topic(name).base for name in names)}
         topics = tuple(topic for topic in self._options.topics if str(topic) in there)
@@ -139,18 +139,18 @@ class StreamTopics:
         return {topic: each.sizes for topic, each in self._topics.items()}
 
     def ends(self) -> dict[TopicName, TopicEnds]:
-        """As of the last look."""
+        """The ends of the topics as of the last `look`."""
         return {topic: each.ends for topic, each in self._topics.items()}
 
     def plan(self, ranges: Mapping[TopicName, tuple[int, int]]) -> list[Split]:
-        """The tasks that read exactly these offsets, each of which is in its topic."""
+        """The splits that read exactly these offsets, which must be inside their topics."""
         options = self._options
         pieces: list[Piece] = []
         for topic, (start, end) in ranges.items():
             each = self._topics[topic]
             try:
                 pieces += self._pieces(each, start, end)
-            except FileNotFoundError:  # of a segment that was uploaded and removed meanwhile
+            except FileNotFoundError:  # a segment was uploaded and deleted meanwhile
                 each.refresh()
                 pieces += self._pieces(each, start, end)
         size = sum(piece.size for piece in pieces)
@@ -184,7 +184,7 @@ class StreamTopics:
 
 
 def _cores() -> int:
-    """Of this machine: the planner does not know the cluster, `minPartitions` does."""
+    """The cores of this machine. The planner cannot see the cluster: users set `minPartitions`."""
     return len(os.sched_getaffinity(0))
 
 
@@ -196,9 +196,9 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._opened: StreamTopics | None = None
         self._target: Mapping[TopicName, int] | None = None
-        """Where a query that reads what there is now ends."""
+        """The end of a query with trigger(availableNow=True)."""
         self._warned: dict[TopicName, int] = {}
-        """Losses that were warned of: the topic, and where the stream was."""
+        """For each topic, the position of the last loss that was logged."""
 
     @property
     def _topics(self) -> StreamTopics:
@@ -212,7 +212,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_positions(self._topics.first())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark has no limit of both; where both are given, the other one counts all the same."""
+        """The limit of messages or of bytes. If both are given, `_admit` applies bytes as well."""
         options = self._options
         if options.offsets_per_trigger is not None:
             return ReadMaxRows(options.offsets_per_trigger)
@@ -243,7 +243,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable):
             return end
         if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
-            raise UsageError(f"a stream of the format forebay cannot be limited by {limit!r}")
+            raise UsageError(f"a stream of the format forebay does not support the limit {limit!r}")
         messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = (
             limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_per_trigger
@@ -255,7 +255,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The ends of all topics: the query's progress shows how far it is behind."""
+        """The ends of all topics, from which the query's progress shows how far it is behind."""
         if self._opened is None:
             return None
         ends = self._opened.ends()
@@ -267,7 +267,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = ranges(decode_positions(start), decode_positions(end))
         now = self._topics.ends()
         if any(topic not in now or now[topic].end < stop for topic, (_, stop) in wanted.items()):
-            now = self._topics.look()  # a batch of an earlier run, to be read once more
+            now = self._topics.look()  # a batch that an earlier run of the query planned
         self._report(_lost(wanted, now))
         there = {
             topic: (max(first, now[topic].start), min(stop, now[topic].end))
@@ -281,7 +281,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from read_split(options.settings, partition.value, options.columns)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept for a query but its own checkpoint."""
+        """Does nothing: the position of a query is in Spark's checkpoint only."""
 
     def stop(self) -> None:
         opened, self._opened = self._opened, None
@@ -291,27 +291,27 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- losses
 
     def _report(self, losses: Sequence[Loss]) -> None:
-        """Raises, or warns of each loss once."""
+        """Raises OffsetOutOfRange for losses; with failOnDataLoss=false, logs each of them once."""
         if losses and self._options.fail_on_data_loss:
             said = "; ".join(str(loss) for loss in losses[:_LOSSES_SHOWN])
             more = len(losses) - _LOSSES_SHOWN
             first = losses[0]
             raise OffsetOutOfRange(
                 f"{said}{f'; and {more} more topics' if more > 0 else ''}. Start the query with a "
-                "new checkpoint, or let it go on with what there is: failOnDataLoss=false",
+                "new checkpoint, or set failOnDataLoss=false to skip what is lost",
                 start=first.position if first.now is None else first.now.start,
                 end=first.position if first.now is None else first.now.end,
             )
         for loss in losses:
             if self._warned.get(loss.topic) != loss.position:
                 self._warned[loss.topic] = loss.position
-                event(_log, logging.WARNING, "stream goes on after a loss", loss=str(loss))
+                event(_log, logging.WARNING, "stream skips lost messages", loss=str(loss))
 
 
 def _lost(
     wanted: Mapping[TopicName, tuple[int, int]], now: Mapping[TopicName, TopicEnds]
 ) -> list[Loss]:
-    """Of a batch that was planned before, what is not there now."""
+    """What is missing now of a batch that was planned before."""
     found = []
     for topic, (first, stop) in wanted.items():
         ends = now.get(topic)

@@ -1,14 +1,14 @@
-"""Where a streaming query has got to, topic by topic, and how far its next batch may go.
+"""The position of a streaming query in its topics, and how far its next batch goes.
 
-In the checkpoint it is JSON of the shape that Spark's Kafka source writes: the topic, its
-partition, and the next offset to read.
+The position in the checkpoint is JSON in the shape of Spark's Kafka source: topic, partition, and
+the next offset to read.
 
     {"/default/orders": {"0": 123}, "/default/clicks-part-2": {"2": 7}}
 
-A topic's name is written whole, its partition number too, so that `orders` and `orders-part-0` are
-never taken for each other. Offsets say nothing about files or objects: what they name may move
-from one to the other before a batch is run again. All of it is pure but for `TopicSizes`, which
-looks descriptors and index files up to tell how many bytes messages take.
+The name of a topic includes its partition, so that `orders` and `orders-part-0` are different keys.
+A position does not say which file or object holds an offset, because that may change before a batch
+is run again. Everything here is pure, except `TopicSizes`, which reads descriptors and index files
+to estimate how many bytes messages take.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forebay.topic.view import TopicView
 from forebay.wal.segment import Segment
 
 Positions: TypeAlias = dict[TopicName, int]
-"""The next offset to read of each topic."""
+"""For each topic, the next offset to read."""
 
 _Key = TypeVar("_Key", bound=TopicName | str)
 _SHAPE: Final = 'it should be like {"/default/orders": {"0": 123}}'
@@ -38,14 +38,14 @@ _SHAPE: Final = 'it should be like {"/default/orders": {"0": 123}}'
 
 
 def encode_positions(positions: Mapping[TopicName, int]) -> dict[str, dict[str, int]]:
-    """As they are in a checkpoint; the same positions always give the same text."""
+    """The positions as JSON for a checkpoint; equal positions give equal text."""
     return {
         str(topic): {str(topic.partition): positions[topic]} for topic in sorted(positions, key=str)
     }
 
 
 def decode_positions(document: object) -> Positions:
-    """UsageError for anything that `encode_positions` did not make."""
+    """The inverse of `encode_positions`; UsageError for anything else."""
     if not isinstance(document, dict):
         raise UsageError(f"{document!r} is not a position of a stream: {_SHAPE}")
     found: Positions = {}
@@ -53,17 +53,19 @@ def decode_positions(document: object) -> Positions:
         try:
             topic = parse_topic(name)
         except InvalidTopicName as error:
-            raise UsageError(f"a stream's position names no topic: {error}") from error
+            raise UsageError(f"a stream's position has an invalid topic: {error}") from error
         if not isinstance(partitions, dict) or list(partitions) != [str(topic.partition)]:
             raise UsageError(
-                f"{topic}: a stream's position has {partitions!r} for its one partition, "
-                f"{topic.partition}: {_SHAPE}"
+                f"{topic}: a stream's position has {partitions!r} where the partition "
+                f"{topic.partition} and its offset should be: {_SHAPE}"
             )
         offset = partitions[str(topic.partition)]
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= OFFSET_MAX:
-            raise UsageError(f"{topic}: {offset!r} in a stream's position is no offset: {_SHAPE}")
+            raise UsageError(
+                f"{topic}: {offset!r} in a stream's position is not an offset: {_SHAPE}"
+            )
         if topic in found:
-            raise UsageError(f"{topic} is twice in a stream's position: {_SHAPE}")
+            raise UsageError(f"{topic} occurs twice in a stream's position: {_SHAPE}")
         found[topic] = offset
     return found
 
@@ -78,12 +80,11 @@ def share(
     least: Mapping[_Key, int] | None = None,
     turn: int = 0,
 ) -> dict[_Key, int]:
-    """Shares `limit` out in proportion to what is wanted: never more in all, nor than wanted.
+    """Divides `limit` among the keys in proportion to what each wants, and no more than it wants.
 
-    Each that wants something gets `least` of it first (1, or what is wanted if that is less),
-    as far as the limit goes; the first in line is another one at every `turn`, so that with a
-    limit below the number of topics all of them have their turns. A topic that gets nothing is not
-    in the result.
+    First each key gets its `least` (by default 1), as far as the limit goes. The key to start with
+    depends on `turn`, so that all keys get something in the course of time, even if the limit is
+    smaller than their number. A key that gets nothing is not in the result.
     """
     waiting = sorted(key for key, amount in wanted.items() if amount > 0)
     if sum(wanted[key] for key in waiting) <= limit:
@@ -105,12 +106,12 @@ def share(
         given[key] += part
         left -= part
     for key in [key for key, amount in given.items() if amount < wanted[key]][:left]:
-        given[key] += 1  # what the rounding left over
+        given[key] += 1  # the remainder of the rounding
     return given
 
 
 def turn_of(positions: Mapping[TopicName, int]) -> int:
-    """A number that grows by one with every message that the stream reads."""
+    """The `turn` for `share`: a number that grows by one with every message that is read."""
     return sum(positions.values())
 
 
@@ -122,19 +123,19 @@ def limit_messages(start: Positions, end: Positions, limit: int) -> Positions:
 
 
 class Sizes(Protocol):
-    """About how many bytes one topic's messages take."""
+    """Estimates how many bytes the messages of one topic take."""
 
     def message_bytes(self, first: int, end: int) -> int:
-        """Of one message at `first`: at least 1."""
+        """The bytes of the message at `first`, or the next one that exists; at least 1."""
 
     def reach(self, first: int, end: int, limit: int) -> int:
-        """The offset up to which the messages from `first` take about `limit` bytes."""
+        """The offset, at most `end`, up to which messages from `first` take about `limit` bytes."""
 
 
 def limit_bytes(
     start: Positions, end: Positions, limit: int, sizes: Mapping[TopicName, Sizes]
 ) -> Positions:
-    """The end of a batch of about `limit` bytes at most, and of at least one message."""
+    """The end of a batch of at most about `limit` bytes, but of at least one message."""
     one = {
         topic: sizes[topic].message_bytes(offset, end[topic])
         for topic, offset in start.items()
@@ -158,7 +159,7 @@ def limit_bytes(
 
 @dataclass(frozen=True, slots=True)
 class TopicEnds:
-    """A topic as it is now: its oldest offset, and the one after its newest."""
+    """The oldest offset of a topic, and the one after its newest."""
 
     start: int
     end: int
@@ -166,37 +167,38 @@ class TopicEnds:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Something that a stream should have read and cannot."""
+    """A position of a stream that its topic does not have any more, or not yet."""
 
     topic: TopicName
     position: int
     now: TopicEnds | None
-    """None if there is no such topic."""
+    """None if the topic does not exist."""
 
     def __str__(self) -> str:
         if self.now is None:
             return f"{self.topic} is gone; the stream was at offset {self.position}"
         if self.now.end < self.position:
             return (
-                f"{self.topic} ends at offset {self.now.end}, and the stream was at "
-                f"{self.position}: it was made anew, or the log of its owner is not to be seen here"
+                f"{self.topic} ends at offset {self.now.end}, but the stream was at "
+                f"{self.position}: the topic was created again, or the log of its owner is not "
+                "visible here"
             )
         return (
-            f"{self.topic}: offsets {self.position} to {self.now.start - 1} are gone, removed by "
-            f"retention; its oldest is {self.now.start}"
+            f"{self.topic}: retention has deleted offsets {self.position} to {self.now.start - 1}; "
+            f"the oldest is {self.now.start}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a stream at some position can read now."""
+    """What a stream can read now."""
 
     start: Positions
-    """Of the topics that can be read, the first offset to read."""
+    """The first offset to read of each topic that exists."""
     end: Positions
-    """Of the same topics: the offset before which to stop."""
+    """For the same topics, the offset before which to stop."""
     new: Positions
-    """Topics that the stream did not know, at their oldest offsets."""
+    """Topics that are new to the stream, with their oldest offsets."""
     losses: tuple[Loss, ...]
 
     @property
@@ -205,12 +207,11 @@ class Outlook:
 
 
 def outlook(position: Positions, now: Mapping[TopicName, TopicEnds]) -> Outlook:
-    """What there is to read for a stream at `position`, as the topics are `now`.
+    """What a stream at `position` can read, given the ends of the topics `now`.
 
-    A topic that was made anew, or whose newest part is not to be seen, waits at its position. A
-    topic that is new begins at its oldest offset in a batch that reads nothing of it: so the
-    offset is in the checkpoint before the first message is read, and a batch that is run again
-    reads the same ones.
+    A topic that ends before the stream's position is a loss, and the stream waits at its position.
+    The first batch with a new topic reads nothing of it. So its oldest offset is in the checkpoint
+    before a message is read, and a batch that is run again reads the same messages.
     """
     start: Positions = {}
     end: Positions = {}
@@ -227,9 +228,9 @@ def outlook(position: Positions, now: Mapping[TopicName, TopicEnds]) -> Outlook:
 
 
 def ranges(start: Positions, end: Positions) -> dict[TopicName, tuple[int, int]]:
-    """What a batch from `start` to `end` reads, by topic, in the order of their names.
+    """The offset range that a batch from `start` to `end` reads of each topic, sorted by topic.
 
-    A topic that only `end` knows begins there.
+    Nothing is read of a topic that is only in `end`.
     """
     return {
         topic: (start[topic], end[topic])
@@ -242,19 +243,19 @@ def ranges(start: Positions, end: Positions) -> dict[TopicName, tuple[int, int]]
 
 
 def stream_lag(progress: Mapping[str, Any]) -> dict[str, int]:
-    """Messages that each topic has and the query has not read, by a StreamingQueryProgress.
+    """How many messages of each topic the query has not read yet.
 
-    `progress` is `query.lastProgress`, or what a StreamingQueryListener is given. The topics of
-    all sources of this format that the query has; other sources are left out.
+    `progress` is `query.lastProgress`, or the progress that a StreamingQueryListener gets. Includes
+    all sources of this format in the query, and ignores other sources.
     """
     found: dict[str, int] = {}
     for source in progress["sources"]:
-        # Spark calls every source that is written in Python by the same name.
+        # Spark gives all sources that are written in Python the same name.
         if "PythonMicroBatchStream" not in str(source["description"]):
             continue
         try:
             newest, done = (_read(source[name]) for name in ("latestOffset", "endOffset"))
-        except UsageError:  # of another format
+        except UsageError:  # a source of another format
             continue
         for topic, offset in newest.items():
             found[str(topic)] = max(offset - done.get(topic, 0), 0)
@@ -262,7 +263,7 @@ def stream_lag(progress: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _read(document: Any) -> Positions:
-    """Spark gives JSON as text or decoded, by where the progress comes from."""
+    """Decodes positions, which Spark passes as text or as a decoded JSON value."""
     if document in (None, "", "null"):
         return {}
     return decode_positions(json.loads(document) if isinstance(document, str) else document)
@@ -271,16 +272,17 @@ def _read(document: Any) -> Positions:
 # ---- how many bytes messages take
 
 _PAGE: Final = 2
-"""Descriptors asked for at once: each may have an index of some hundred kilobytes."""
+"""Descriptors to read at once: each may have an index of some hundred kilobytes."""
 _PARTS: Final = 16
-"""In which a segment is looked at."""
+"""Into which a segment is divided: the position of one message is looked up for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class PositionMap:
-    """One object or segment: known (offset, position) in it, its beginning and its end included."""
+    """Maps offsets to positions in one object or segment, and back, by interpolation."""
 
     places: tuple[tuple[int, int], ...]
+    """Known (offset, position) pairs, ascending, with the beginning and the end."""
 
     @property
     def first(self) -> int:
@@ -291,13 +293,13 @@ class PositionMap:
         return self.places[-1][0]
 
     def position(self, offset: int) -> int:
-        """About where the message of the offset begins."""
+        """About where the message at `offset` begins."""
         at = bisect_right(self.places, offset, key=lambda place: place[0])
         (low, begin), (high, end) = self._between(at)
         return begin + (end - begin) * (offset - low) // (high - low)
 
     def offset(self, position: int) -> int:
-        """About which message is at the position; the one before it, if in doubt."""
+        """The offset of the message that is about at `position`, rounded down."""
         at = bisect_right(self.places, position, key=lambda place: place[1])
         (low, begin), (high, end) = self._between(at)
         return low + (high - low) * (position - begin) // (end - begin)
@@ -308,11 +310,11 @@ class PositionMap:
 
 
 class TopicSizes:
-    """About how many bytes the messages of a topic take, by the indexes of objects and segments.
+    """Estimates the bytes of a topic's messages by the indexes of objects and segments.
 
-    An index knows the position of one message in a thousand, or one in a mebibyte; between two
-    that it knows, messages are taken to be of one size. Nothing is read but descriptors and index
-    files, and of those no more than the asked-for bytes need. The last object is remembered.
+    An index has the position of one message in a thousand, or one in a mebibyte. Messages between
+    two of them are assumed to have the same size. Only descriptors and index files are read, and no
+    more of them than the estimate needs. The last object is cached.
     """
 
     def __init__(self, view: TopicView, known: KnownPlaces) -> None:
@@ -321,14 +323,14 @@ class TopicSizes:
         self._held: PositionMap | None = None
 
     def message_bytes(self, first: int, end: int) -> int:
-        """Of one message at `first` or after it: at least 1."""
+        """The bytes of the message at `first`, or of the next one that exists; at least 1."""
         for known in self._maps(first, end):
             at = min(max(first, known.first), known.next - 1)
             return max(known.position(at + 1) - known.position(at), 1)
         return 1
 
     def reach(self, first: int, end: int, limit: int) -> int:
-        """The offset up to which the messages from `first` take about `limit` bytes."""
+        """The offset, at most `end`, up to which messages from `first` take about `limit` bytes."""
         at, left = first, limit
         for known in self._maps(first, end):
             at = max(at, known.first)
@@ -342,7 +344,7 @@ class TopicSizes:
         return at
 
     def _maps(self, first: int, end: int) -> Iterator[PositionMap]:
-        """Those that hold `first..end`, in order; a range that is lost is in none."""
+        """Yields the maps of the objects and segments of `first..end`, in order."""
         at = first
         held = self._held
         if held is not None and held.first <= at < held.next:
@@ -371,7 +373,7 @@ class TopicSizes:
             for part in range(1, _PARTS):
                 places.add(self._view.indexes.floor(segment, last, segment.size * part // _PARTS))
         except FileNotFoundError:
-            pass  # retention was faster; the segment's two ends serve
+            pass  # retention has deleted the segment; its two ends are good enough
         return _position_map(places, segment.end_offset, segment.size)
 
 
@@ -381,7 +383,7 @@ def _of_object(descriptor: ObjectDescriptor) -> PositionMap:
 
 
 def _position_map(places: set[tuple[int, int]], end: int, size: int) -> PositionMap:
-    """Ascending in both, whatever came in."""
+    """A map of those places that ascend in both offset and position, and of the end."""
     found: list[tuple[int, int]] = []
     for place in sorted(places):
         if not found or (place[0] > found[-1][0] and place[1] > found[-1][1]):

@@ -94,7 +94,7 @@ def test_offsets_that_retention_took_end_the_export_unless_gaps_are_allowed(
     assert first > 10
     stopped = export(data, "orders", table, spark=spark)
     assert not stopped.ok
-    assert "offset 10 is next for the table" in str(stopped.rows[-1].error)
+    assert "offset 10 next" in str(stopped.rows[-1].error)
     report = export(data, "orders", table, allow_gaps=True, spark=spark)
     assert report.ok
     assert (report.records, report.skipped) == (51 - first, first - 10)
@@ -119,7 +119,7 @@ def test_a_place_that_is_taken_is_left_alone(kind: Format, tmp_path: Path) -> No
     taken = tmp_path / "t"
     taken.mkdir()
     (taken / "part.parquet").touch()
-    with pytest.raises(UsageError, match="no export made it"):
+    with pytest.raises(UsageError, match="not created by an export"):
         export(tmp_path / "data", "orders", taken, format=kind)
 
 

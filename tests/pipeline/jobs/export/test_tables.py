@@ -114,14 +114,14 @@ def test_a_parquet_table_without_its_note_is_refused(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "t", TOPIC)
     assert len(table.files()) == 1
     (table.batches()[-1] / COMMIT_FILE).unlink()
-    with pytest.raises(MissingData, match="nobody knows which offsets"):
+    with pytest.raises(MissingData, match="it is unknown which offsets"):
         table.state()
 
 
 def test_a_note_of_another_version_is_refused() -> None:
     with pytest.raises(FormatError, match="newer version"):
         decode_commit('{"version": 2}', "here")
-    with pytest.raises(FormatError, match="not the note of an export"):
+    with pytest.raises(FormatError, match="not the commit metadata"):
         decode_commit("[]", "here")
 
 
@@ -147,7 +147,9 @@ def test_rejected_records_of_another_batch_never_make_a_table_jump(tmp_path: Pat
     data, table = tmp_path / "data", tmp_path / "t"
     exported_tables.append(data, [b"{}"] * 25)
     reject(table, 20, 25)
-    with pytest.raises(UsageError, match=r"t_rejected ends at offset 25.*t is not there.*start=20"):
+    with pytest.raises(
+        UsageError, match=r"t_rejected ends at offset 25.*t does not exist.*start=20"
+    ):
         export(data, "orders", table, value="json", dry_run=True)
     anew = export(data, "orders", table, value="json", start=20, dry_run=True)
     assert [(row.start_offset, row.end_offset) for row in anew.rows] == [(20, 25)]

@@ -1,9 +1,9 @@
-"""A Delta table that exports go into.
+"""A Delta table as the target of exports.
 
-How far the table has got is the version of its transaction identifier `forebay:<topic>`: Delta's
-own means for this, kept by checkpoints and by clean-ups of the log. Files and that version go into
-one commit, at the version of the table right after the one that was looked at. New columns are
-added by a commit of their own before it, which is harmless if nothing follows.
+The next offset is stored as the version of the transaction identifier `forebay:<topic>`, which is
+Delta's means for this purpose and survives checkpoints and log clean-ups. One commit adds the files
+and sets that version. It succeeds only as the table version right after the one that was compared.
+New columns are added in a commit before it, which is harmless if no other follows.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 _TOPIC: Final = "forebay.topic"
 _COMMIT: Final = "forebay.commit"
 _HISTORY: Final = 100
-"""Commits that are looked through for the last one of an export."""
+"""How many commits to search for the last one of an export."""
 
 
 class DeltaExport:
-    """Not thread-safe; processes may share the table."""
+    """An `ExportTable` in Delta's format. Not thread-safe; processes may share the table."""
 
     def __init__(self, location: Path, topic: str) -> None:
         require_deltalake()
@@ -53,7 +53,7 @@ class DeltaExport:
         self._staging = Staging(location)
 
     def table(self) -> DeltaTable | None:
-        """The table as it is now."""
+        """The current version of the table; None if it does not exist."""
         from deltalake import DeltaTable
 
         if not DeltaTable.is_deltatable(str(self.location)):
@@ -96,10 +96,10 @@ class DeltaExport:
                 continue
             reached = table.transaction_version(self._application)
             if reached != after:
-                raise CommitRefused(f"{self.location} now ends at {reached}, and not at {after}")
+                raise CommitRefused(f"{self.location} now ends at {reached}, not at {after}")
             properties = CommitProperties(
                 custom_metadata={_COMMIT: encode_commit(commit)},
-                # Only as the version after the one whose end was compared.
+                # No retries: commit only as the version after the one that was compared.
                 max_commit_retries=0,
                 app_transactions=[Transaction(self._application, commit.end, None)],
             )
@@ -110,10 +110,10 @@ class DeltaExport:
             except CommitFailedError:
                 continue
             return
-        raise CommitRefused(f"{self.location} is changed by others all the time: export later")
+        raise CommitRefused(f"others keep changing {self.location}: export again later")
 
     def _with_columns(self, schema: str) -> DeltaTable:
-        """The table, made if it is not there, with all columns that the files have."""
+        """The table with all columns that the files have; creates it if it does not exist."""
         from deltalake import DeltaTable, Schema
 
         wanted = Schema.from_json(schema)
@@ -158,12 +158,12 @@ class DeltaExport:
 
 
 def statistics(file: StagedFile) -> Mapping[str, Any]:
-    """What Delta's readers skip files by."""
+    """The statistics by which readers of Delta skip files."""
     least: dict[str, Any] = {"offset": file.offsets[0]}
     most: dict[str, Any] = {"offset": file.offsets[1]}
     if file.times is not None:
         least["timestamp"] = _milliseconds(file.times[0])
-        # Rounded up: a bound that is too small would hide rows.
+        # Rounded up: readers would miss rows if the bound were too small.
         most["timestamp"] = _milliseconds(file.times[1] + timedelta(microseconds=999))
     return {"numRecords": file.rows, "minValues": least, "maxValues": most, "nullCount": {}}
 
@@ -177,5 +177,5 @@ def require_deltalake() -> None:
         import deltalake  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            "tables in Delta's format need deltalake: pip install 'forebay[delta]'"
+            "the format delta needs the package deltalake: pip install 'forebay[delta]'"
         ) from error

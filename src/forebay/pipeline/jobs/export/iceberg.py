@@ -1,11 +1,11 @@
-"""An Iceberg table that exports go into, in a catalog of pyiceberg's.
+"""An Iceberg table as the target of exports, in a catalog of pyiceberg.
 
-How far the table has got is a property of the table, set by the transaction that adds the files
-(and the columns that they need). A snapshot's summary says it too, but snapshots expire. The
-transaction requires that the table's snapshot is the one that was looked at; pyiceberg's own
-retries are switched off for the table, as they would add the files to whatever is there by then.
+The next offset is a property of the table, set by the transaction that adds the files and new
+columns. The summary of the snapshot has it too, but snapshots expire. The transaction requires that
+the current snapshot is the one that was compared. pyiceberg's own retries are switched off for the
+table, because they would add the files to any later snapshot.
 
-The default catalog is a SQLite file in the directory that the table is in.
+The default catalog is the SQLite file `iceberg.db` in the parent directory of the table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RETRIES: Final = "commit.retry.num-retries"
 
 
 class IcebergExport:
-    """Not thread-safe; processes may share the table."""
+    """An `ExportTable` in Iceberg's format. Not thread-safe; processes may share the table."""
 
     def __init__(
         self, location: Path, topic: str, catalog: str | Mapping[str, str] | None = None
@@ -55,13 +55,13 @@ class IcebergExport:
         require_plain(location, "iceberg", "#?")
         self.location = location
         self.topic = topic
-        # Not as one string: a dot in it would be the end of a namespace.
+        # A tuple, because a dot in a string would separate namespaces.
         self.identifier = (NAMESPACE, location.name)
         self._place = catalog
         self._staging = Staging(location)
 
     @property
-    def _called(self) -> str:
+    def _full_name(self) -> str:
         return ".".join(self.identifier)
 
     @cached_property
@@ -69,7 +69,7 @@ class IcebergExport:
         return connect(self._place, self.location.parent)
 
     def table(self) -> Table | None:
-        """The table as it is now."""
+        """The current version of the table; None if it does not exist."""
         require_pyiceberg()
         from pyiceberg.exceptions import NoSuchTableError
 
@@ -82,7 +82,8 @@ class IcebergExport:
         require_topic(self.location, table.properties.get(_TOPIC), self.topic)
         if table.location() != file_uri(self.location):
             raise UsageError(
-                f"the catalog has {self._called} at {table.location()}, not at {self.location}"
+                f"{self.location} is not the table {self._full_name}: the catalog has that at "
+                f"{table.location()}. Choose another name or catalog"
             )
         return table
 
@@ -98,7 +99,7 @@ class IcebergExport:
         with library_errors(self.location):
             table = self.table()
         text = None if table is None else table.properties.get(_COMMIT)
-        return None if text is None else decode_commit(text, self._called)
+        return None if text is None else decode_commit(text, self._full_name)
 
     def _schema(self, table: Table) -> str:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -117,7 +118,7 @@ class IcebergExport:
             table = self.table() or self._create(commit.schema)
             reached = _next_of(table)
             if reached != after:
-                raise CommitRefused(f"{self.location} now ends at {reached}, and not at {after}")
+                raise CommitRefused(f"{self.location} now ends at {reached}, not at {after}")
             try:
                 if table.properties.get(_RETRIES) != "0":
                     table.transaction().set_properties({_RETRIES: "0"}).commit_transaction()
@@ -126,7 +127,7 @@ class IcebergExport:
             except CommitFailedException:
                 continue
             return
-        raise CommitRefused(f"{self.location} is changed by others all the time: export later")
+        raise CommitRefused(f"others keep changing {self.location}: export again later")
 
     def _add(self, table: Table, staged: Staged, commit: Commit) -> None:
         reached = {_NEXT: str(commit.end), _COMMIT: encode_commit(commit)}
@@ -147,8 +148,8 @@ class IcebergExport:
     def _create(self, schema: str) -> Table:
         from pyiceberg.exceptions import TableAlreadyExistsError
 
-        catalog = self._catalog  # opened before the lock, which opening it takes as well
-        # pyiceberg looks first and creates after, and fails if somebody was faster in between.
+        catalog = self._catalog  # opened before the lock, because opening takes the same lock
+        # Without the lock, pyiceberg fails if another process creates the namespace first.
         with locked_directory(self.location.parent):
             catalog.create_namespace_if_not_exists(NAMESPACE)
         try:
@@ -159,7 +160,7 @@ class IcebergExport:
                 properties={_TOPIC: self.topic, _RETRIES: "0"},
             )
         except TableAlreadyExistsError as error:
-            raise CommitRefused(f"{self._called} was made by somebody else") from error
+            raise CommitRefused(f"another exporter has created {self._full_name}") from error
 
     def close(self) -> None:
         catalog = self.__dict__.pop("_catalog", None)
@@ -183,7 +184,7 @@ def _next_of(table: Table) -> int | None:
 
 
 def arrow_schema(schema: str) -> pa.Schema:
-    """From Spark's JSON, as Arrow's: all columns may be null."""
+    """An Arrow schema from Spark's JSON; all columns are nullable."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
@@ -191,12 +192,15 @@ def arrow_schema(schema: str) -> pa.Schema:
 
 
 def file_uri(path: Path) -> str:
-    """Not percent-encoded: pyiceberg takes the characters of a path as they are."""
+    """The URI of a path, not percent-encoded, because pyiceberg does not decode it."""
     return f"file://{path}"
 
 
 def connect(catalog: str | Mapping[str, str] | None, warehouse: Path) -> Catalog:
-    """pyiceberg's catalog, from its properties, from a URI, or the file beside the table."""
+    """The catalog: from properties of pyiceberg, from a URI, or the SQLite file in `warehouse`.
+
+    UsageError or ServiceUnavailable if it cannot be opened.
+    """
     from pyiceberg.catalog import load_catalog
 
     if catalog is None:
@@ -207,7 +211,7 @@ def connect(catalog: str | Mapping[str, str] | None, warehouse: Path) -> Catalog
         properties["type"] = "sql"
     properties.setdefault("warehouse", file_uri(warehouse))
     try:
-        # pyiceberg makes the tables of a new catalog without asking who else does.
+        # Two processes must not create the SQL tables of a new catalog at the same time.
         with locked_directory(warehouse), library_errors("the Iceberg catalog cannot be opened"):
             return load_catalog(NAMESPACE, **properties)
     except ForebayError:
@@ -221,5 +225,5 @@ def require_pyiceberg() -> None:
         import pyiceberg  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            "tables in Iceberg's format need pyiceberg: pip install 'forebay[iceberg]'"
+            "the format iceberg needs the package pyiceberg: pip install 'forebay[iceberg]'"
         ) from error

@@ -1,16 +1,16 @@
 """`export`: a topic to a table of Parquet, Delta or Iceberg, each message exactly once.
 
-The table itself says how far it has got. A run goes on from there to the end of what is synced, in
-batches of bounded size: Spark writes the files of a batch beside the table, and the driver commits
-them together with the offsets that they hold. A run that is killed leaves committed batches and
-nothing else that a reader sees; the next one goes on.
+The table records which offsets it has. A run continues from there to the synced end of the topic,
+in batches of bounded size: Spark writes the files of a batch beside the table, and the driver
+commits them together with their offsets. Readers see only committed batches, so a run that is
+killed does no harm, and the next run continues.
 
-With JSON values there are two tables. Rejected records are committed first, together with the
-columns by which they were judged; if the exporter dies before the other commit, the next one
-finishes that batch by the same columns. So a record is in one of the tables, and once.
+With JSON values there are two tables. Rejected records are committed first, with the columns by
+which they were rejected. If the exporter dies before it commits the other table, the next run
+finishes the batch with the same columns. So each record is in exactly one table, once.
 
-What a caller gets wrong: `start` is for a table that is not there yet. And a refused commit is no
-error: somebody else was faster, and the next plan starts from what the table says then.
+What a caller gets wrong: `start` is for a new table only. And a refused commit is not an error:
+another exporter was faster, and the run plans again from where the table ends now.
 """
 
 from __future__ import annotations
@@ -68,29 +68,29 @@ _URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+):/+(?P<rest>.*)")
 BATCH_ROWS: Final = 10_000_000
 BATCH_BYTES: Final = 1 * GIB
 _STUCK_MAX: Final = 3
-"""Refused commits after which the table had not moved: somebody else's changes are in the way."""
+"""The most refused commits in a row after which the table still ends where it did."""
 ROWS: Final = Counter("forebay_export_rows_total", "Records committed to tables.", ["format"])
 REJECTED: Final = Counter(
-    "forebay_export_rejected_total", "Records committed to tables of rejected ones.", ["format"]
+    "forebay_export_rejected_total", "Records committed to tables of rejected records.", ["format"]
 )
 COMMITS: Final = Counter("forebay_export_commits_total", "Batches committed.", ["format"])
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRow:
-    """One batch that was committed, or would be, or why there are no more."""
+    """One batch that was committed, or would be, or the error that ended the run."""
 
     topic: str
     table: str
     start_offset: int | None
     end_offset: int | None
-    """One more than the last."""
+    """The offset after the last one."""
     records: int
-    """In the table."""
+    """Records committed to the table."""
     rejected: int
-    """In the table of rejected records."""
+    """Records committed to the table of rejected records."""
     skipped: int
-    """Offsets right before the batch that are gone."""
+    """Offsets directly before the batch that were skipped because they are gone."""
     files: int
     bytes: int
     error: str | None
@@ -101,13 +101,13 @@ class ExportReport:
     topic: str
     table: str
     rejected_table: str | None
-    """Where there may be one."""
+    """The table of rejected records; None without JSON values."""
     format: str
     dry_run: bool
     next_offset: int | None
-    """Where the next export goes on."""
+    """Where the next export continues."""
     lost_races: int
-    """Batches that somebody else committed first."""
+    """Batches that another exporter committed first."""
     rows: tuple[ExportRow, ...]
 
     @property
@@ -152,18 +152,21 @@ def export(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Brings the table up to the topic's synced end as it is now, or to `end`.
+    """Appends the messages of the topic that the table does not have, up to `end`.
 
-    `catalog` is for Iceberg: a URI, or properties of pyiceberg's; by default a SQLite file beside
-    the table. Offsets that are gone end the run with an error in its report, after what comes
-    before them was committed; with `allow_gaps` it goes on behind them.
+    Without `end`, this is the synced end of the topic when the call starts. `catalog` is for
+    Iceberg: a URI or properties for pyiceberg, by default a SQLite file beside the table. If the
+    next offsets are gone, the run ends with an error in its report, after everything before them
+    was committed; with `allow_gaps` they are skipped.
+
+    UsageError if the arguments, the table and the topic do not fit each other.
     """
     settings = job_settings(source)
     name = str(parse_topic(topic))
     if value not in ("raw", "json"):
         raise UsageError(f"value is {value!r}; it must be 'raw' or 'json'")
     if max_batch_rows < 1 or max_batch_bytes < 1:
-        raise UsageError("a batch holds at least one row and one byte")
+        raise UsageError("max_batch_rows and max_batch_bytes must be at least 1")
     if start is not None and start < 0:
         raise UsageError(f"start is {start}; offsets begin at 0")
     if end is not None and end < 0:
@@ -179,25 +182,25 @@ def export(
         view = stack.enter_context(StoreView(settings)).topic(name)
         if start is not None and start > view.end_offset:
             raise UsageError(
-                f"start is {start}, and {name} is synced up to offset {view.end_offset}: begin "
-                "there or before"
+                f"start is {start}, but the next offset of {name} is {view.end_offset}: choose "
+                "that or an earlier one"
             )
         stop = view.end_offset if end is None else min(end, view.end_offset)
         bounds = Bounds(max_batch_rows, max_batch_bytes)
         stager = SparkStager(settings, view, spark)
         run = ExportRun(view, stager, format, main, side, bounds, start, stop, allow_gaps)
-        rows = run.rehearse() if dry_run else run.perform(progress)
+        rows = run.planned_rows() if dry_run else run.run(progress)
         return run.report(rows, dry_run=dry_run)
 
 
 def table_location(table: str | Path) -> Path:
-    """The table's directory; UsageError for a place that Spark cannot write to."""
-    # One slash: a Path has made it of two.
+    """The table's directory; UsageError for a URL that Spark cannot write to."""
+    # One slash is enough: a Path turns `//` into `/`.
     match = _URL.match(str(table))
     if match is not None and match["scheme"] != "file":
         raise UsageError(
-            f"{table} is not a directory: the file systems of object stores are not in Spark's "
-            "Python package; export to a directory, which may be a mounted bucket's"
+            f"{table} is not a directory: Spark's Python package cannot write to object stores. "
+            "Export to a directory, which may be a mounted bucket"
         )
     return Path(str(table) if match is None else f"/{match['rest']}").absolute()
 
@@ -209,9 +212,9 @@ def rejected_location(location: Path) -> Path:
 def open_target(
     kind: str, location: Path, topic: str, catalog: str | Mapping[str, str] | None
 ) -> Target:
-    """The table of a format, whether it is there already or not."""
+    """The table at a location, which need not exist; UsageError for an unknown format."""
     if catalog is not None and kind != "iceberg":
-        raise UsageError(f"a catalog is for Iceberg's tables; this one is {kind}")
+        raise UsageError(f"a catalog is for the format iceberg only; the format is {kind}")
     table: ExportTable
     if kind == "parquet":
         table = ParquetTable(location, topic)
@@ -230,23 +233,26 @@ def open_target(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table, and where its files are prepared."""
+    """A table, and the place where its files are prepared."""
 
     table: ExportTable
     staging: Staging
 
 
 class Stager(Protocol):
-    """Writes the files of a batch: `SparkStager`."""
+    """Writes the files of a batch. `SparkStager` implements it."""
 
     def stage(self, task: Task, place: Path, side: Path | None = None) -> Files:
-        """The batch's records in files below `place`, rejected ones below `side`: directories
-        that are not there yet. Those of an unfinished batch are not written again."""
+        """Writes the batch's records below `place`, and rejected ones below `side`.
+
+        Both are directories that do not exist yet. The rejected records of an unfinished batch are
+        not written again.
+        """
         ...
 
 
 class ExportRun:
-    """One export. The view moves; the end is the one of its beginning."""
+    """One export, up to the offset `stop`. Refreshes the view as it goes."""
 
     def __init__(
         self,
@@ -283,13 +289,13 @@ class ExportRun:
             if ("value" in names) == (self._side is not None):
                 made = "raw" if "value" in names else "JSON"
                 raise UsageError(
-                    f"{self._main.table.location} was made with {made} values: go on with the "
-                    "same, or choose another table"
+                    f"{self._main.table.location} was created with {made} values: use the same "
+                    "kind of values, or choose another table"
                 )
         if main.next is not None and self._start is not None and self._start > main.next:
             raise UsageError(
-                f"{self._main.table.location} ends at offset {main.next}: starting at "
-                f"{self._start} would leave out what is between"
+                f"{self._main.table.location} ends at offset {main.next}: to start at "
+                f"{self._start} would leave a gap; leave out the start"
             )
         return main, side
 
@@ -317,28 +323,31 @@ class ExportRun:
     def _unfinished(
         self, target: Target, offsets: TopicOffsets, after: int, main: TableState, side: TableState
     ) -> Commit:
-        """The batch whose rejected records alone are committed; UsageError if it does not begin
-        where the table goes on, as finishing it would leave out what is between."""
+        """The last batch of the rejected table, which the main table does not have yet.
+
+        UsageError if it does not begin where the main table ends, as finishing it would leave a
+        gap.
+        """
         last = target.table.last()
         if last is None or last.end != side.next:
             raise MissingData(
                 f"{self._main.table.location}: rejected records are committed up to offset "
-                f"{side.next}, and the note of that batch is gone"
+                f"{side.next}, but the commit metadata of that batch is gone"
             )
         if not only_gone(offsets, after, last.start):
             here, there = self._main.table.location, target.table.location
             if main.next is None:
-                stands = "is not there"
-                advice = f"restore it, remove {there}, or begin with start={last.start}"
+                stands = "does not exist"
+                advice = f"restore it, remove {there}, or export with start={last.start}"
             else:
                 stands = f"ends at offset {main.next}"
                 advice = (
-                    f"restore one of them, or remove {there}, and with it what was rejected "
+                    f"restore one of them, or remove {there}, with the records that were rejected "
                     f"before offset {main.next}"
                 )
             raise UsageError(
                 f"{there} ends at offset {side.next}, its last batch begins at {last.start}, and "
-                f"{here} {stands}: they do not belong together, and going on would leave out or "
+                f"{here} {stands}: they do not fit together, and to continue would leave out or "
                 f"repeat messages; {advice}"
             )
         return last
@@ -356,8 +365,8 @@ class ExportRun:
             if segment.end_offset > at and segment.count:
                 yield SizedRange(segment.first_offset, segment.end_offset, segment.size)
 
-    def rehearse(self) -> Iterator[ExportRow]:
-        """The batches as they are now; nothing is written."""
+    def planned_rows(self) -> Iterator[ExportRow]:
+        """Yields the rows of a dry run: the batches as they would be committed now."""
         main, side = self.states()
         self._reached = main.next
         try:
@@ -370,10 +379,13 @@ class ExportRun:
         except ForebayError as error:
             yield self._failed(error)
 
-    # ---- performing
+    # ---- exporting
 
-    def perform(self, progress: Progress | None = None) -> Iterator[ExportRow]:
-        """Batch after batch, each committed when its row is there."""
+    def run(self, progress: Progress | None = None) -> Iterator[ExportRow]:
+        """Exports batch after batch, and yields a row for each when it is committed.
+
+        An error of a batch is in the last row. UsageError is raised.
+        """
         first: int | None = None
         stuck = 0
         while True:
@@ -407,7 +419,7 @@ class ExportRun:
         files = self._stage(task)
         try:
             self._commit(task, files)
-        except BaseException:  # what is in the staging directories is in no table
+        except BaseException:  # no table has the files in the staging directories
             self._discard(files)
             raise
         self._reached = task.batch.end
@@ -429,7 +441,7 @@ class ExportRun:
         return self._row(task.batch, files.good.rows, rejected, files)
 
     def _stage(self, task: Task) -> Files:
-        """The files of the batch; CommitRefused if they are of no use any more."""
+        """Writes the files of the batch; CommitRefused if another exporter was faster."""
         after = task.batch.after
         places = [target.staging.fresh(after) for target in (self._main, self._side) if target]
         try:
@@ -440,7 +452,7 @@ class ExportRun:
                 self._main.staging.abandon(place)
             ours = isinstance(error, ForebayError | OSError)
             if ours and self._main.table.state().next != task.main.next:
-                raise CommitRefused("somebody else exported the batch meanwhile") from error
+                raise CommitRefused("another exporter has committed the batch") from error
             raise
         return files
 
@@ -450,17 +462,17 @@ class ExportRun:
             rows += task.unfinished.rows
         if rows != task.batch.count:
             raise CorruptLog(
-                f"{self._topic}: {rows} records were written for offsets {task.batch.start} "
-                f"to {task.batch.end - 1}; nothing was committed"
+                f"{self._topic}: Spark wrote {rows} records for offsets {task.batch.start} to "
+                f"{task.batch.end - 1}, which are {task.batch.count}; nothing was committed"
             )
 
     def _commit(self, task: Task, files: Files) -> None:
         batch, topic = task.batch, self._topic
         with self._main.staging.locked():
             if self._side is not None and self._side.table.state().next != task.side.next:
-                raise CommitRefused("somebody else committed rejected records meanwhile")
+                raise CommitRefused("another exporter has committed rejected records")
             if self._main.table.state().next != task.main.next:
-                raise CommitRefused("somebody else exported the batch meanwhile")
+                raise CommitRefused("another exporter has committed the batch")
             if self._side is not None and files.rejected is not None:
                 rejected = Commit(
                     topic,
@@ -480,7 +492,7 @@ class ExportRun:
             self._side.staging.discard(files.rejected.directory)
 
     def _sweep(self) -> None:
-        """Removes what exporters that died left behind, also when there was nothing to export."""
+        """Removes the files that dead exporters left behind, even if nothing was exported."""
         for target in (self._main, self._side):
             if target is None:
                 continue

@@ -1,14 +1,14 @@
-"""Columns from JSON values: which there are, and which records do not fit them.
+"""Columns from JSON values: which columns a table gets, and which records do not fit them.
 
-The fields of a batch are found by Spark over all of its records. A field that is new to the table
-becomes a column of the type that fits all its values in the batch: long and double make double,
-anything else that differs makes a string that holds the JSON text. A column keeps its type: later
-values that are not of it make their record a rejected one. Everything fits a string.
+Spark finds the fields of a batch in all of its records. A new field becomes a column of the type
+that fits all its values in the batch. Long and double give double; other different types give a
+string with the JSON text. A column keeps its type: a record with a value of another type is
+rejected. Every value fits a string.
 
-A field whose name is one of our columns', or begins with `json_`, gets `json_` before it;
-characters that tables do not take in names are written as `_x<hex>_`.
+A field gets the prefix `json_` if its name is that of one of our columns, or begins with `json_`.
+Characters that tables do not allow in names are written as `_x<hex>_`.
 
-What a caller gets wrong: a field that was only ever null, [] or {} has no type, and no column yet.
+What a caller gets wrong: a field that has only been null, [] or {} has no type and no column yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 COLUMNS_MAX: Final = 1000
-"""Of one table. Values that are keyed by an identifier would add columns without end."""
+"""The most columns of a table: JSON with identifiers as keys would add columns without end."""
 
 RESERVED: Final = frozenset(
     {"offset", "timestamp", "key", "value", "headers", "topic", "partition", "batch"}
@@ -35,14 +35,14 @@ RESERVED: Final = frozenset(
 _PREFIX: Final = "json_"
 _ESCAPE: Final = re.compile(r"_x([0-9a-f]*)_")
 _END: Final = "b0e6ff2a-end-of-value"
-"""Stands behind a value while it is parsed: Spark's parsers ignore what follows a document."""
+"""Put after a value before it is parsed, because Spark's parsers ignore what follows a document."""
 
 
 # ---- names ------------------------------------------------------------------------------------
 
 
 def column_of(field: str, *, top: bool = True) -> str:
-    """The column of a top-level field, or the name of a nested one; another for each field."""
+    """The column for a top-level field, or the name for a nested one; unique for each field."""
     lower = field.lower()
     prefix = _PREFIX if top and (lower in RESERVED or lower.startswith(_PREFIX)) else ""
     if not field:
@@ -54,7 +54,7 @@ def column_of(field: str, *, top: bool = True) -> str:
 
 
 def field_of(column: str, *, top: bool = True) -> str:
-    """The field that `column_of` made this name for."""
+    """The inverse of `column_of`."""
     name = column.removeprefix(_PREFIX) if top else column
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else "", name)
 
@@ -68,12 +68,12 @@ class _Rename(Protocol):
 
 @dataclass(frozen=True)
 class Fields:
-    """What a batch's values are read as."""
+    """The fields by which the values of a batch are parsed."""
 
     schema: StructType
-    """Under the fields' own names: those of the table, and the new ones."""
+    """The fields of the table and the new ones, under their names in JSON."""
     twins: tuple[str, ...] = ()
-    """JSON paths of fields that differ from another one in case alone; tables cannot hold both."""
+    """JSON paths of fields that differ from another one only in case; a table cannot have both."""
 
 
 def encode_fields(fields: Fields) -> str:
@@ -88,7 +88,7 @@ def decode_fields(text: str) -> Fields:
 
 
 def known_fields(table: StructType) -> StructType:
-    """The fields behind a table's columns."""
+    """The fields that the columns of a table came from."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType(
@@ -101,7 +101,7 @@ def known_fields(table: StructType) -> StructType:
 
 
 def columns_for(fields: StructType) -> StructType:
-    """The columns for fields."""
+    """The columns for the fields: the inverse of `known_fields`."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType(
@@ -113,16 +113,13 @@ def columns_for(fields: StructType) -> StructType:
 
 
 def merge(known: StructType, found: StructType) -> Fields:
-    """The fields of the table, and those that a batch adds.
-
-    UsageError if there are more than a table should have.
-    """
+    """The fields of the table, and those that a batch adds; UsageError if they are too many."""
     twins: list[str] = []
     merged = _merge_struct(known, found, "$", twins)
     if len(merged.fields) > COLUMNS_MAX:
         raise UsageError(
-            f"the values have {len(merged.fields)} different fields, and a table takes "
-            f"{COLUMNS_MAX}: export them raw"
+            f"the values have {len(merged.fields)} different fields, and a table can have "
+            f"{COLUMNS_MAX}: export them as raw values"
         )
     return Fields(merged, tuple(twins))
 
@@ -136,7 +133,7 @@ def _merge_struct(known: StructType, found: StructType, path: str, twins: list[s
         place = f"{path}['{each.name}']"
         if taken.setdefault(each.name.lower(), each.name) != each.name:
             if set(place) & set("\\") or "'" in each.name:
-                raise UsageError(f"the field {place} differs from another in case alone")
+                raise UsageError(f"the field {place} differs from another one only in case")
             twins.append(place)
             continue
         kind = _merge_type(types.get(each.name), each.dataType, place, twins)
@@ -166,7 +163,7 @@ def _merge_type(
         return None if kind is None else ArrayType(kind)
     if known is not None:
         return known
-    # Numbers that no long holds stay what they are, as text.
+    # A number that does not fit a long is kept as text.
     return found if isinstance(found, LongType | DoubleType | BooleanType) else StringType()
 
 
@@ -189,7 +186,7 @@ def _renamed(kind: DataType, rename: _Rename) -> DataType:
 
 
 def infer(spark: SparkSession, records: DataFrame) -> StructType:
-    """The fields of all values of `records` that are JSON objects, found by one Spark job."""
+    """The fields of all values that are JSON objects. Runs one Spark job."""
     from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
     from pyspark.sql.types import StructType
 
@@ -202,7 +199,10 @@ def infer(spark: SparkSession, records: DataFrame) -> StructType:
 
 
 def judged(records: DataFrame, fields: Fields, kept: tuple[str, ...]) -> DataFrame:
-    """`kept` columns, `reason` (null for a good record), and `json`, the columns of the fields."""
+    """The columns `kept`, `value`, `reason` and `json`, a struct of the columns of the fields.
+
+    `reason` says why a record is rejected, and is null for a good one.
+    """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -210,7 +210,7 @@ def judged(records: DataFrame, fields: Fields, kept: tuple[str, ...]) -> DataFra
     unparsed = "_forebay_unparsed"
     while unparsed in names:
         unparsed += "_"
-    # Last, so that a cast to the columns' names can leave it away by position.
+    # Last, so that the cast to the column names below, which goes by position, stays simple.
     schema = StructType([*fields.schema.fields, StructField(unparsed, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": unparsed}
     parsed = records.select(*kept, "value", F.from_json(_text(), schema, options).alias("parsed"))
@@ -246,7 +246,7 @@ def _not_an_object() -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
     value = F.col("value")
-    # In an array with a mark behind it: what follows the first document is an error then.
+    # Parsed as an array with a mark at its end, so that text after the first document is an error.
     inside = F.concat(F.lit("["), value.cast("string"), F.lit(f',"{_END}"]'))
     parsed = F.try_parse_json(inside)
     whole = F.coalesce(F.try_variant_get(parsed, "$[1]", "string") == _END, F.lit(False))  # noqa: FBT003

@@ -1,11 +1,11 @@
 """Which offsets of a topic go into the next commit of a table: a pure decision.
 
-A commit is bounded by rows and by bytes, so that a long backfill is many commits, each of
-which counts when it is made. Bytes are those of the stored frames, spread evenly over the
-messages of an object or a segment: an estimate, which needs no index.
+A commit is bounded by rows and by bytes, so that a long backfill makes progress in many commits.
+Bytes are those of the stored frames. They are estimated: the messages of an object or a segment are
+assumed to have the same size, so that no index is needed.
 
-What a caller gets wrong: `after` is where the table had got to, `start` is where the batch
-reads from. They differ when offsets between them are gone, and only with `allow_gaps`.
+What a caller gets wrong: `after` is where the table ends, `start` is where the batch starts. They
+differ only with `allow_gaps`, if the offsets between them are gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forebay.errors import (
 
 @dataclass(frozen=True, slots=True)
 class SizedRange:
-    """Offsets of a topic with their size in bytes: those of an object, or of a segment."""
+    """The offsets of an object or a segment, without `end`, and its size in bytes."""
 
     start: int
     end: int
@@ -30,7 +30,7 @@ class SizedRange:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """What of a topic can be read at one moment."""
+    """The offsets of a topic that can be read at one moment."""
 
     topic: str
     start: int
@@ -38,12 +38,12 @@ class TopicOffsets:
     end: int
     """One more than the last synced offset."""
     lost: tuple[tuple[int, int], ...] = ()
-    """Ranges that were handed out and whose messages are gone."""
+    """Ranges that are recorded as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one commit holds at most; a single message may be larger."""
+    """The most rows and bytes of one commit. A single message may be larger."""
 
     rows: int
     size: int
@@ -51,7 +51,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The offsets `start..end`, the latter not included, for a table that had got to `after`."""
+    """The offsets `start..end`, without `end`, for a table that ends at `after`."""
 
     after: int
     start: int
@@ -63,14 +63,18 @@ class Batch:
 
 
 def next_start(offsets: TopicOffsets, after: int, *, allow_gaps: bool) -> int:
-    """The offset to read from; OffsetOutOfRange if the one that is due is gone."""
+    """The offset to read from.
+
+    OffsetOutOfRange if retention has deleted the offset `after`, LostOffsets if it is lost. With
+    `allow_gaps`, the next offset that exists.
+    """
     start = after
     if start < offsets.start:
         if not allow_gaps:
             raise OffsetOutOfRange(
-                f"{offsets.topic}: offset {start} is next for the table, and the oldest that can "
-                f"be read is {offsets.start}: what is between them was deleted before it was "
-                "exported; to go on without it, allow gaps (--allow-gaps)",
+                f"{offsets.topic}: the table needs offset {start} next, but the oldest one is "
+                f"{offsets.start}: the offsets between them were deleted before they were "
+                "exported. To skip them, allow gaps (--allow-gaps)",
                 start=offsets.start,
                 end=offsets.end,
             )
@@ -79,8 +83,8 @@ def next_start(offsets: TopicOffsets, after: int, *, allow_gaps: bool) -> int:
         if first <= start < end:
             if not allow_gaps:
                 raise LostOffsets(
-                    f"{offsets.topic}: offsets {start} to {end - 1} are lost; to go on after them, "
-                    "allow gaps (--allow-gaps)",
+                    f"{offsets.topic}: offsets {start} to {end - 1} are lost. To skip them, allow "
+                    "gaps (--allow-gaps)",
                     start=start,
                     end=end,
                 )
@@ -89,7 +93,7 @@ def next_start(offsets: TopicOffsets, after: int, *, allow_gaps: bool) -> int:
 
 
 def only_gone(offsets: TopicOffsets, first: int, end: int) -> bool:
-    """Whether nothing between the offsets can be read any more; so too if nothing is between."""
+    """Whether no offset of `first..end`, which may be empty, can be read any more."""
     at = max(first, min(offsets.start, end))
     for lost, after in sorted(offsets.lost):
         if lost <= at < after:
@@ -106,9 +110,10 @@ def next_batch(
     end: int | None = None,
     allow_gaps: bool = False,
 ) -> Batch | None:
-    """What to export next, or None if the table has everything up to `end`.
+    """The next batch, or None if the table has everything up to `end`.
 
-    `sizes` are in the order of their offsets. A batch ends where a lost range begins.
+    `sizes` must be in the order of offsets. A batch ends where a lost range begins. Raises as
+    `next_start` does.
     """
     stop = offsets.end if end is None else min(end, offsets.end)
     if after >= stop:
@@ -122,7 +127,7 @@ def next_batch(
 
 
 def _within(start: int, stop: int, sizes: Iterable[SizedRange], size_max: int) -> int:
-    """The last end up to `stop` before which there are at most `size_max` bytes."""
+    """The end of a range from `start` that has at most `size_max` bytes; at most `stop`."""
     at, left = start, size_max
     for known in sizes:
         first, end = max(known.start, at), min(known.end, stop)

@@ -1,14 +1,14 @@
-"""What an export needs of a table, whatever its format, and the files on their way into one.
+"""What an export needs of a table of any format, the staging of its files, and plain Parquet.
 
-Spark writes the files of a batch into a directory of its own beside the table, where no reader
-looks. The driver then makes the table name them, in one transaction that also says which offsets
-they are, and that is refused if the table no longer ends where the batch begins. So a batch is in
-the table once or not at all, also if the exporter dies, or another one exports at the same time.
+Spark writes the files of a batch into a staging directory beside the table, where no reader looks.
+The driver then adds them to the table, in one transaction that also records their offsets. It is
+refused if the table no longer ends where the batch begins. So a batch is in the table once or not
+at all, even if the exporter dies or another one runs at the same time.
 
 Layout, for a table `<parent>/<name>`:
 
-    <parent>/.<name>.staging/<after>-<token>/   what Spark writes; nobody reads it
-    <parent>/.<name>.staging/<...>.moving       a batch is on its way into the table
+    <parent>/.<name>.staging/<after>-<token>/   the files that Spark writes for a batch
+    <parent>/.<name>.staging/<...>.moving       marks a batch that is being moved into the table
 
 The staging directory itself is locked while a batch is committed.
 """
@@ -40,18 +40,18 @@ from forebay.errors import (
 from forebay.pipeline.jobs.export.plan import Batch
 
 STALE_SECONDS: Final = 3600
-"""A staging directory that can no longer be committed is left alone for so long: its writer may
-still be at it, and finds out by itself."""
+"""How long to keep a staging directory that can no longer be committed: its exporter may still be
+running, and notices that by itself."""
 
 COMMIT_TRIES: Final = 5
-"""How often a commit is tried again when somebody else changed the table, but not its end."""
+"""How often to try a commit if somebody else changes the table, but not where it ends."""
 
 OFFSET: Final = "offset"
 TIMESTAMP: Final = "timestamp"
 _MOVING: Final = ".moving"
 
 _LIBRARIES: Final = {
-    "_internal",  # what deltalake's classes say of themselves
+    "_internal",  # the module name in deltalake's classes
     "deltalake",
     "pydantic_core",
     "pyiceberg",
@@ -59,7 +59,7 @@ _LIBRARIES: Final = {
     "sqlalchemy",
 }
 _MISTAKES: Final = {
-    "ArgumentError",  # SQLAlchemy's, of a URI
+    "ArgumentError",  # SQLAlchemy's, for a bad URI
     "BadRequestError",
     "DeltaProtocolError",
     "ForbiddenError",
@@ -70,12 +70,12 @@ _MISTAKES: Final = {
     "ValidationError",
     "ValueError",
 }
-"""Kinds of errors that trying again does not help against."""
+"""Errors that a retry does not help against: they become UsageError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a table's transaction says of the batch in it."""
+    """What a table records about a batch, in the transaction that adds it."""
 
     topic: str
     start: int
@@ -84,17 +84,18 @@ class Commit:
     schema: str
     """The columns of the table after this commit: Spark's schema as JSON."""
     judged_by: str | None = None
-    """In a table of rejected records: the fields by which they were. The run that
-    finishes the batch, whose other records are committed after these, must judge by the same."""
+    """In a table of rejected records, the fields by which they were rejected. If another run
+    finishes the batch, it must use the same fields for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """Where a table has got to. `next` is None while nothing is in it."""
+    """Where a table ends."""
 
     next: int | None = None
+    """The next offset; None if no batch was committed."""
     schema: str | None = None
-    """Its columns: Spark's schema as JSON."""
+    """The columns: Spark's schema as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,13 @@ class StagedFile:
     size: int
     rows: int
     offsets: tuple[int, int]
-    """The smallest and the largest."""
+    """The smallest and the largest offset."""
     times: tuple[datetime, datetime] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Files that Spark has written, and that are whole."""
+    """Complete files that Spark has written."""
 
     directory: Path
     files: tuple[StagedFile, ...]
@@ -129,40 +130,40 @@ class ExportTable(Protocol):
     location: Path
 
     def state(self) -> TableState:
-        """What is in the table now; UsageError if it is not a table of this topic."""
+        """Where the table ends now; UsageError if it is not a table of this topic."""
         ...
 
     def last(self) -> Commit | None:
-        """What the newest batch's transaction said, if that can be found."""
+        """The record of the newest batch, if it can be found."""
         ...
 
     def commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
-        """Adds the files, if the table still ends at `after`; CommitRefused if it does not."""
+        """Adds the files in one transaction; CommitRefused if the table does not end at `after`."""
         ...
 
     def references(self, directory: Path) -> bool:
-        """Whether a file in this directory is one of the table's."""
+        """Whether a file in this directory belongs to the table."""
         ...
 
     def close(self) -> None:
-        """Lets go of what the table's catalog holds open."""
+        """Closes the connection to the table's catalog, if there is one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A batch with what the tables were like when it was planned."""
+    """A batch, with the states of the tables when it was planned."""
 
     batch: Batch
     main: TableState
     side: TableState
     unfinished: Commit | None = None
-    """The batch's rejected records are committed already, and this is what they said."""
+    """The record of the batch in the rejected table, if it is committed there already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What is on its way into the tables."""
+    """The staged files of a batch, and what to record with them."""
 
     good: Staged
     schema: str
@@ -175,20 +176,20 @@ class Files:
 
 
 class Staging:
-    """The place beside a table where batches are prepared."""
+    """The staging directory of a table, where batches are prepared."""
 
     def __init__(self, location: Path) -> None:
         self.location = location
         self.root = location.parent / f".{location.name}.staging"
 
     def fresh(self, after: int) -> Path:
-        """A directory for one attempt, which is not there yet."""
+        """The path of a directory for one attempt; it does not exist yet."""
         self.root.mkdir(parents=True, exist_ok=True)
         return self.root / f"{after:020d}-{uuid.uuid4().hex}"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone among the exporters of this table on machines that share its file locks."""
+        """Locks out other exporters of this table, on all machines that share its file locks."""
         self.root.mkdir(parents=True, exist_ok=True)
         with locked_directory(self.root):
             yield
@@ -197,12 +198,12 @@ class Staging:
         shutil.rmtree(directory, ignore_errors=True)
 
     def abandon(self, directory: Path) -> None:
-        """Removes an attempt: what Spark wrote, and what was made ready of it."""
+        """Removes an attempt: Spark's directory, and that of the collected files."""
         self.discard(directory)
         self.discard(_ready(directory))
 
     def sweep(self, next_offset: int, now: float, *, age: float = STALE_SECONDS) -> int:
-        """Removes what can never be committed, as the table is past it; how many they were."""
+        """Removes attempts before `next_offset`, which cannot be committed; returns how many."""
         removed = 0
         for entry in sorted(self.root.iterdir()) if self.root.is_dir() else ():
             ours = entry.is_dir() and entry.name.partition("-")[0].isdecimal()
@@ -215,11 +216,11 @@ class Staging:
 
     @contextmanager
     def moved_in(self, staged: Staged) -> Iterator[Staged]:
-        """Puts the files below the table, where the transaction inside this block can name them.
+        """Moves the files below the table, so that the transaction in this block can name them.
 
-        They are removed if it raises CommitRefused. A marker is there from before the move until
-        the end of the block; one that stays is of an exporter that died, or does not know whether
-        it committed.
+        They are removed if the block raises CommitRefused. A marker exists from before the move
+        until the end of the block. It stays if the exporter dies, or if an error leaves it unknown
+        whether the transaction was committed; `settle` removes it later.
         """
         if not staged.files:
             self.discard(staged.directory)
@@ -241,9 +242,9 @@ class Staging:
         marker.unlink(missing_ok=True)
 
     def settle(self, table: ExportTable) -> None:
-        """Removes what exporters that died had moved and not committed.
+        """Removes files that dead exporters moved below the table and did not commit.
 
-        Only once the table is past it: until then its exporter may be alive, and commit.
+        Files that could still be committed are kept, because their exporter may be alive.
         """
         for marker in self.unsettled():
             directory = self.location / "data" / marker.name.removesuffix(_MOVING)
@@ -255,12 +256,12 @@ class Staging:
             marker.unlink(missing_ok=True)
 
     def unsettled(self) -> list[Path]:
-        """Markers of batches that are on their way into the table, or were."""
+        """The markers of batches that are being moved into the table, or were when a run died."""
         return sorted(self.root.glob(f"*{_MOVING}")) if self.root.is_dir() else []
 
 
 def _after(directory: Path) -> int:
-    """Where the table ended when this was prepared."""
+    """Where the table ended when the directory was created."""
     return int(directory.name.partition("-")[0])
 
 
@@ -269,10 +270,10 @@ def _ready(directory: Path) -> Path:
 
 
 def collect(directory: Path, start: int, end: int) -> Staged:
-    """What Spark wrote, moved to a directory of its own and made durable.
+    """Moves the files that Spark wrote to another directory, and syncs them.
 
-    A task whose machine was given up may still be writing to Spark's directory; nothing that it
-    does there gets into a table. CorruptLog if an offset is in a file that should not be.
+    Spark may have given up a task that still writes to Spark's directory. Such files do not get
+    into the table. CorruptLog if a file has offsets outside `start..end`.
     """
     from pyarrow import parquet
 
@@ -286,7 +287,7 @@ def collect(directory: Path, start: int, end: int) -> Staged:
         least, most = _bounds(footer, OFFSET)
         if not start <= least <= most < end:
             raise CorruptLog(
-                f"{written}: offsets {least} to {most} were written for a batch of {start} to "
+                f"{written} has offsets {least} to {most}, but the batch has {start} to "
                 f"{end - 1}; nothing was committed"
             )
         path = written.rename(ready / written.name)
@@ -299,7 +300,7 @@ def collect(directory: Path, start: int, end: int) -> Staged:
 
 
 def _bounds(footer: Any, column: str) -> Any:
-    """The smallest and the largest value of a column, None where there are only nulls."""
+    """The smallest and the largest value of a column; None if it has only nulls."""
     number = footer.schema.names.index(column)
     found = []
     for group in range(footer.num_row_groups):
@@ -315,7 +316,7 @@ def _bounds(footer: Any, column: str) -> Any:
 
 
 def encode_commit(commit: Commit) -> str:
-    """As JSON; docs/guide/spark.md describes it."""
+    """The record as JSON, as described in docs/guide/spark.md."""
     return json.dumps({"version": 1, **asdict(commit)}, sort_keys=True)
 
 
@@ -326,11 +327,11 @@ def decode_commit(text: str, where: str) -> Commit:
             raise FormatError(f"{where}: written by a newer version of Forebay")
         return Commit(**body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FormatError(f"{where}: not the note of an export: {error}") from error
+        raise FormatError(f"{where}: not the commit metadata of an export: {error}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
-    """There with all of it, or not there."""
+    """Writes the file atomically, and syncs it."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     draft.write_text(text, encoding="utf-8")
     _sync(draft)
@@ -340,7 +341,7 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def locked_directory(path: Path) -> Iterator[None]:
-    """Holds the directory's lock, which goes with the process."""
+    """Locks the directory; the lock ends with the block or the process."""
     handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -363,7 +364,10 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def library_errors(what: object) -> Iterator[None]:
-    """Raises errors of the libraries that tables are written with as ours, in one line."""
+    """Turns errors of table libraries into UsageError or ServiceUnavailable, in one line.
+
+    `what` begins the message.
+    """
     try:
         yield
     except ForebayError:
@@ -380,32 +384,34 @@ def library_errors(what: object) -> Iterator[None]:
 
 
 def require_plain(location: Path, kind: str, forbidden: str) -> None:
-    """The path has none of the characters that a format's libraries take for something else."""
+    """UsageError if the path has one of the `forbidden` characters."""
     for character in forbidden:
         if character in str(location):
             raise UsageError(
-                f"{location}: the path of a table in the format {kind} cannot have "
-                f"{character!r} in it, which its libraries take for a part of a URL: choose "
-                "another place"
+                f"{location}: the path of a table in the format {kind} cannot contain "
+                f"{character!r}, which its libraries interpret as part of a URL: choose another "
+                "directory"
             )
 
 
 def require_topic(location: Path, found: str | None, topic: str) -> None:
-    """A table holds one topic, and is made by exports alone."""
+    """UsageError unless an export of `topic` created the table; `found` is its recorded topic."""
     if found is None:
         raise _taken(location)
     if found != topic:
-        raise UsageError(f"{location} is the table of {found}; {topic} needs one of its own")
+        raise UsageError(f"{location} is the table of {found}: choose another one for {topic}")
 
 
 def require_vacant(location: Path, ours: Collection[str] = ()) -> None:
-    """Nothing is there but what an export that died may have left."""
+    """UsageError if the directory has other entries than `ours`, which a dead export may leave."""
     if location.is_dir() and any(path.name not in ours for path in location.iterdir()):
         raise _taken(location)
 
 
 def _taken(location: Path) -> UsageError:
-    return UsageError(f"{location} is there, and no export made it: choose another place")
+    return UsageError(
+        f"{location} exists, and was not created by an export: choose another directory"
+    )
 
 
 # ---- plain Parquet
@@ -415,18 +421,18 @@ _BATCH: Final = "batch="
 
 
 class ParquetTable:
-    """A table of plain Parquet files, for readers that know no table format.
+    """A table of plain Parquet files, for readers that support no table format.
 
         <table>/batch=<after>/part-....parquet   the files of one batch
-        <table>/batch=<after>/_forebay.json      which offsets they are, and the columns so far
+        <table>/batch=<after>/_forebay.json      its offsets, and the columns of the table
 
-    A batch is made visible by one rename of its directory, whose name is the offset at which the
-    table ended before it. A rename onto a directory that has files in it is refused by the file
-    system, so of two exporters that both go on from there one succeeds. There is nothing else to
-    commit, and nothing to repair after a crash: a batch is there, whole, or it is not.
+    One rename of its directory commits a batch. The name of the directory is the offset at which
+    the table ended before. The file system refuses to rename onto a directory that has files, so
+    one of two concurrent exporters succeeds. After a crash a batch exists completely or not at all,
+    and nothing needs repair.
 
-    Readers see `batch` as a column more. A glob such as `<table>/**/*.parquet` finds whole files
-    of committed batches and nothing else. Not thread-safe; processes may share the table.
+    Readers see `batch` as an additional column. A glob such as `<table>/**/*.parquet` finds only
+    complete files of committed batches. Not thread-safe; several processes may share the table.
     """
 
     def __init__(self, location: Path, topic: str) -> None:
@@ -458,7 +464,7 @@ class ParquetTable:
     def commit(self, staged: Staged, after: int | None, commit: Commit) -> None:
         state = self.state()
         if state.next != after:
-            raise CommitRefused(f"{self.location} now ends at {state.next}, and not at {after}")
+            raise CommitRefused(f"{self.location} now ends at {state.next}, not at {after}")
         write_whole(staged.directory / COMMIT_FILE, encode_commit(commit))
         target = self.location / f"{_BATCH}{after or 0:020d}"
         self.location.mkdir(parents=True, exist_ok=True)
@@ -466,7 +472,7 @@ class ParquetTable:
             staged.directory.rename(target)
         except OSError as error:
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
-                raise CommitRefused(f"{target} is there already") from error
+                raise CommitRefused(f"{target} exists already") from error
             raise
         sync_directory(self.location)
 
@@ -482,5 +488,5 @@ class ParquetTable:
             return decode_commit(path.read_text(encoding="utf-8"), str(path))
         except FileNotFoundError as error:
             raise MissingData(
-                f"{path} is missing: nobody knows which offsets are in the table"
+                f"{path} is missing: it is unknown which offsets are in the table; restore the file"
             ) from error

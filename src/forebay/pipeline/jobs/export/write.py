@@ -1,7 +1,7 @@
-"""The part of an export that runs on Spark: a range of a topic into Parquet files.
+"""The part of an export that runs on Spark: writes a range of a topic to Parquet files.
 
-The driver plans the range once, tasks read their splits with the code of the format `forebay`, and
-Spark writes what they read. No value passes through the driver.
+The driver plans the range once. Tasks read their splits with the code of the format `forebay`, and
+Spark writes the rows. No value passes through the driver.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _RAW: Final = (
 )
 
 OPTIONS: Final = {
-    # Spark's default, INT96, is none of the types of Delta and Iceberg.
+    # Delta and Iceberg do not have the type of Spark's default, INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # JSON has fields `a` and `A`.
+    # In JSON, `a` and `A` are different fields.
     "spark.sql.caseSensitive": "true",
     "spark.sql.session.timeZone": "UTC",
 }
 
 
 def export_session(spark: SparkSession) -> SparkSession:
-    """A session of the same application whose settings are this export's alone."""
+    """A new session of the same application, with options that do not affect other sessions."""
     session = spark.newSession()
     for name, value in OPTIONS.items():
         session.conf.set(name, value)
@@ -72,7 +72,7 @@ def rejected_columns() -> StructType:
 
 
 def json_columns(fields: Fields) -> StructType:
-    """The table's columns, ours first."""
+    """The columns of the table: offset, timestamp and so on first, then those of the fields."""
     from pyspark.sql.types import StructType
 
     ours = [each for each in raw_columns().fields if each.name != "value"]
@@ -92,7 +92,7 @@ def _parse(ddl: str) -> StructType:
         TimestampType,
     )
 
-    # Without a parser: Spark's own needs a running session.
+    # Spark's own parser needs a running session.
     known: dict[str, DataType] = {
         "bigint": LongType(),
         "timestamp": TimestampType(),
@@ -111,7 +111,7 @@ def _parse(ddl: str) -> StructType:
 def read_range(
     spark: SparkSession, settings: StoreSettings, view: TopicView, start: int, end: int
 ) -> DataFrame:
-    """The messages `start..end` of the topic; LostOffsets or MissingData if one is not there."""
+    """The messages `start..end` of the topic; LostOffsets or MissingData if some are gone."""
     from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
     from forebay.pipeline.source.data_source import scan_schema
@@ -137,14 +137,14 @@ def _read_splits(
 
 
 def write(records: DataFrame, directory: Path, batch: Batch) -> Staged:
-    """Parquet files in a directory that is not there yet."""
-    # Not as_uri: Hadoop takes the characters of a path as they are.
+    """Writes Parquet files into a directory that does not exist yet, and syncs them."""
+    # Not as_uri(), because Hadoop does not decode percent-encoding.
     records.write.parquet(f"file://{directory}")
     return collect(directory, batch.start, batch.end)
 
 
 class SparkStager:
-    """Writes the files of batches on a Spark session, which it starts when there is a batch."""
+    """Writes the files of batches with Spark. Starts a session at the first batch if needed."""
 
     def __init__(
         self, settings: StoreSettings, view: TopicView, spark: SparkSession | None
@@ -176,7 +176,7 @@ class SparkStager:
     def _stage_json(self, records: DataFrame, task: Task, place: Path, side: Path) -> Files:
         from pyspark import StorageLevel
 
-        # Read once: the values are looked at for their fields, and written, and written once more.
+        # Cached, because the values are used three times: to find fields, and to write two tables.
         records = records.persist(StorageLevel.DISK_ONLY)
         try:
             fields = self._fields(records, task)
@@ -191,7 +191,7 @@ class SparkStager:
             records.unpersist()
 
     def _fields(self, records: DataFrame, task: Task) -> Fields:
-        """What the values of the batch are read as."""
+        """The fields for the values of the batch: the recorded ones if it is unfinished."""
         from pyspark.sql.types import StructType
 
         if task.unfinished is None:
@@ -199,7 +199,9 @@ class SparkStager:
             known = StructType() if table is None else StructType.fromJson(json.loads(table))
             return merge(known_fields(known), infer(self._spark, records))
         if task.unfinished.judged_by is None:
-            raise FormatError(f"{self._view.topic}: rejected records, and no fields noted")
+            raise FormatError(
+                f"{self._view.topic}: the commit of the rejected records does not have their fields"
+            )
         return decode_fields(task.unfinished.judged_by)
 
 
