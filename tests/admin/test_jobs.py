@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from forebay.admin.jobs import DriverStatus, JobRecord, JobsFull, parse_request
 from forebay.errors import (

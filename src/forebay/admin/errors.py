@@ -16,12 +16,14 @@ import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from forebay.admin.records import Record, json_response
 from forebay.errors import (
     CommitRefused,
     DiskError,
@@ -43,9 +45,30 @@ from forebay.errors import (
 from forebay.logs import event
 from forebay.metrics import Counter
 
+
+class ErrorFields(Struct, frozen=True):
+    """Some kinds of errors have more fields, such as `start` and `end`."""
+
+    kind: Annotated[str, Meta(description="The name of the error's class in forebay.errors.")]
+    message: Annotated[str, Meta(description="What is wrong, where, and what to do.")]
+    taken: (
+        Annotated[
+            bool,
+            Meta(
+                description="`false`: nothing of the request was applied. Absent: that is unknown."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class Error(Record, frozen=True):
+    error: ErrorFields
+
+
 _log: Final = logging.getLogger("forebay.admin")
 ERRORS: Final = Counter(
-    "forebay_http_errors_total", "Requests that were answered with an error, by kind.", ["kind"]
+    "forebay_http_errors_total", "Requests that failed, by kind of error.", ["kind"]
 )
 _STATUS: Final[Sequence[tuple[type[ForebayError], int]]] = (
     (LogStopped, 503),
@@ -112,12 +135,12 @@ def nothing_taken() -> Iterator[None]:
         raise marked from error
 
 
-def error_response(status: int, kind: str, message: str, **fields: Any) -> JSONResponse:
+def error_response(status: int, kind: str, message: str, **fields: Any) -> Response:
     """A counted error response, with `Retry-After` where it helps to try again."""
     ERRORS.add(1, kind)
     headers = {"Retry-After": str(RETRY_SECONDS)} if status in {429, 503, 507} else None
     body = {"error": {"kind": kind, "message": message, **fields}}
-    return JSONResponse(body, status, headers)
+    return json_response(body, status, headers)
 
 
 def log_bug(error: Exception, *, where: str) -> dict[str, str]:
