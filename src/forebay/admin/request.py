@@ -14,7 +14,6 @@ What a caller gets wrong: `release` the body in the end, also when the request i
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 from collections import deque
 from contextlib import suppress
@@ -26,6 +25,7 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from forebay.admin.records import explain, rule, schema_of
 from forebay.errors import MessageTooLarge, ServiceUnavailable, UsageError, WaitTimeout
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import OFFSET_MAX
@@ -86,15 +86,14 @@ def read_query(raw: bytes, kind: type[_Q], *, ignore_unknown: bool = False) -> _
     except msgspec.ValidationError as error:
         wrong = next((name for name in found if f"`$.{name}" in str(error)), None)
         if wrong is None:
-            raise UsageError(f"a parameter is missing: {error}") from error
+            raise UsageError(explain(error, kind).replace("key", "parameter", 1)) from error
         raise _wrong(wrong, texts[wrong][0], known[wrong]) from error
 
 
-@functools.cache
 def query_schema(kind: type[Struct]) -> dict[str, Any]:
     """The JSON schema of a query: its fields are the parameters."""
-    schema: dict[str, Any] = msgspec.json.schema_components([kind])[1][kind.__name__]
-    return schema
+    found: dict[str, Any] = schema_of(kind)["$defs"][kind.__name__]
+    return found
 
 
 def _from_texts(name: str, texts: list[str], schema: dict[str, Any]) -> object:
@@ -124,22 +123,7 @@ def _float(text: str) -> float | str:
 
 
 def _wrong(name: str, text: str, schema: dict[str, Any]) -> UsageError:
-    return UsageError(f"{name} is {text[:_SHOWN]!r}; it must be {_rule(schema)}")
-
-
-def _rule(schema: dict[str, Any]) -> str:
-    """What a schema allows, in words."""
-    if "anyOf" in schema:
-        return ", or ".join(map(_rule, schema["anyOf"]))
-    if "enum" in schema:
-        return f"one of {', '.join(schema['enum'])}"
-    if schema["type"] == "boolean":
-        return "one of true, false"
-    kind = {"integer": "a whole number", "number": "a number"}.get(schema["type"], "text")
-    least, most = schema.get("minimum"), schema.get("maximum")
-    if least is None:
-        return kind
-    return f"{kind} from {least} on" if most in {None, OFFSET_MAX} else f"{kind}, {least} to {most}"
+    return UsageError(f"{name} is {text[:_SHOWN]!r}; it must be {rule(schema)}")
 
 
 def offset_of(path_params: dict[str, str]) -> int:
