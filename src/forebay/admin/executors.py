@@ -294,7 +294,7 @@ def _segment_routes(context: ServerContext, transfers: Transfers) -> list[Endpoi
 
     async def segment(request: Request) -> Response:
         topic, name = topic_of(request.path_params), request.path_params["file"]
-        query = read_query(request.scope["query_string"], SegmentQuery, ignore_unknown=True)
+        query = read_query(request.scope["query_string"], SegmentQuery, lenient=True)
         log_id = None if query.log is UNSET else query.log
         found = await transfers.run(partial(find, topic, name, log_id))
         if found is None:

@@ -28,12 +28,12 @@ from forebay.settings import AdminSettings
 
 REQUESTS: Final = Counter(
     "forebay_http_requests_total",
-    "Requests that were answered, by method, route and status.",
+    "Requests by method, route and status.",
     ["method", "route", "status"],
 )
 REQUEST_SECONDS: Final = Histogram(
     "forebay_http_request_seconds",
-    "Time from a request to the beginning of its answer, by method and route.",
+    "Time from a request to the start of its response, by method and route.",
     SECONDS,
     ["method", "route"],
 )

@@ -222,6 +222,36 @@ def parse_request(body: bytes) -> tuple[str, tuple[str, ...], dict[str, int | bo
     return kind, names, {name: value for name, value in options.items() if value is not UNSET}
 
 
+START_JOB: Final = Operation(
+    "startJob",
+    "jobs",
+    "Queues a job.",
+    {202: Reply("The job is queued.", Job, headers={"Location": str})},
+    errors=(400, 404, 409, 429),
+    method="POST",
+    body={JSON: Offload | Compact | Verify},
+)
+LIST_JOBS: Final = Operation(
+    "listJobs",
+    "jobs",
+    "Lists the jobs on Spark, the newest first, and the status of the Spark driver.",
+    {200: Reply("The jobs.", JobList)},
+    errors=(400,),
+    query=JobsQuery,
+)
+SHOW_JOB: Final = Operation(
+    "showJob", "jobs", "Shows a job.", {200: Reply("The job.", Job)}, (404,)
+)
+CANCEL_JOB: Final = Operation(
+    "cancelJob",
+    "jobs",
+    "Cancels a job that is not over.",
+    {200: Reply("It is over.", Job), 202: Reply("It is asked to end.", Job)},
+    errors=(404,),
+    method="DELETE",
+)
+
+
 def routes(context: ServerContext) -> list[Endpoint]:
     async def create(request: Request) -> Response:
         kind, topics, options = parse_request(await _body(request))
@@ -236,7 +266,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
         return json_response(Job.of(job), 202, {"Location": f"/v1/jobs/{job.id}"})
 
     async def list_all(request: Request) -> Response:
-        query = read_query(request.scope["query_string"], JobsQuery, ignore_unknown=True)
+        query = read_query(request.scope["query_string"], JobsQuery, lenient=True)
         if context.jobs is None:
             return json_response(JobList([], None))
         found = [Job.of(job) for job in context.jobs.list() if _is_wanted(job, query)]
@@ -256,44 +286,22 @@ def routes(context: ServerContext) -> list[Endpoint]:
         Endpoint(
             "/v1/jobs",
             create,
-            Operation(
-                "startJob",
-                "jobs",
-                "Queues a job.",
-                {202: Reply("The job is queued.", Job, headers={"Location": str})},
-                errors=(400, 404, 409, 429),
-                method="POST",
-                body={JSON: Offload | Compact | Verify},
-            ),
+            START_JOB,
         ),
         Endpoint(
             "/v1/jobs",
             list_all,
-            Operation(
-                "listJobs",
-                "jobs",
-                "Lists the jobs on Spark, the newest first, and the status of the Spark driver.",
-                {200: Reply("The jobs.", JobList)},
-                errors=(400,),
-                query=JobsQuery,
-            ),
+            LIST_JOBS,
         ),
         Endpoint(
             "/v1/jobs/{id}",
             show,
-            Operation("showJob", "jobs", "Shows a job.", {200: Reply("The job.", Job)}, (404,)),
+            SHOW_JOB,
         ),
         Endpoint(
             "/v1/jobs/{id}",
             cancel,
-            Operation(
-                "cancelJob",
-                "jobs",
-                "Cancels a job that is not over.",
-                {200: Reply("It is over.", Job), 202: Reply("It is asked to end.", Job)},
-                errors=(404,),
-                method="DELETE",
-            ),
+            CANCEL_JOB,
         ),
     ]
 

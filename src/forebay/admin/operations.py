@@ -258,12 +258,13 @@ class _Schemas:
     def __init__(self, operations: Sequence[Operation]) -> None:
         bodies = [kind for each in operations for kind in each.body.values()]
         replies = [reply.kind for each in operations for reply in each.replies.values()]
+        records = {each.__name__: each for each in _below(Record)}
         sent = _components([*replies, Error])
         for name, schema in sent.items():
-            _as_sent(name, schema)
+            _close(schema, records.get(name))
         self.components = {**sent, **_components(bodies)}
-        for kind in _records(Record):
-            self.components.get(kind.__name__, {}).update(kind.extra_schema)
+        for name in self.components.keys() & records.keys():
+            self.components[name] |= records[name].extra_schema
         for lines in (*bodies, *replies):
             if isinstance(lines, Lines) and len(lines.kinds) > 1:
                 each = [_schema(kind) for kind in lines.kinds]
@@ -277,24 +278,29 @@ class _Schemas:
 
 
 def _components(kinds: Iterable[Any]) -> dict[str, Json]:
-    types = [each for kind in kinds for each in (kind.kinds if isinstance(kind, Lines) else [kind])]
-    return schema_components([each for each in types if each is not None], ref_template=_REFERENCE)[
-        1
-    ]
+    types: list[Any] = []
+    for kind in kinds:
+        types += kind.kinds if isinstance(kind, Lines) else [kind]
+    known = [each for each in types if each is not None]
+    return schema_components(known, ref_template=_REFERENCE)[1]
 
 
-def _records(kind: type[Record]) -> Iterator[type[Record]]:
+def _below(kind: type[Record]) -> Iterator[type[Record]]:
     for each in kind.__subclasses__():
         yield each
-        yield from _records(each)
+        yield from _below(each)
 
 
-def _as_sent(name: str, schema: Json) -> None:
-    """A response has every field, but for those that are left out if they have their default."""
-    if name != ErrorFields.__name__:
+def _close(schema: Json, kind: type[Record] | None) -> None:
+    """Says that a response has no other fields, and which it always has.
+
+    msgspec calls a field with a default optional. That is right for a request; in a response it is
+    sent, unless the record leaves defaults out.
+    """
+    if schema["title"] != ErrorFields.__name__:
         schema["additionalProperties"] = False
-    omitting = {each.__name__ for each in _records(Record) if each.__struct_config__.omit_defaults}
-    for field_name, each in schema["properties"].items() if name not in omitting else ():
-        if "default" in each:
-            del each["default"]
-            schema["required"].append(field_name)
+    if kind is not None and not kind.__struct_config__.omit_defaults:
+        for name, each in schema["properties"].items():
+            if "default" in each:
+                del each["default"]
+                schema["required"].append(name)

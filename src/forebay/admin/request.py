@@ -57,11 +57,11 @@ def topic_of(path_params: dict[str, str]) -> TopicName:
 _Q = TypeVar("_Q", bound=Struct)
 
 
-def read_query(raw: bytes, kind: type[_Q], *, ignore_unknown: bool = False) -> _Q:
-    """The parameters of a query as a structure; UsageError if one is wrong or comes twice.
+def read_query(raw: bytes, kind: type[_Q], *, lenient: bool = False) -> _Q:
+    """The parameters of a query as a structure; UsageError if one is wrong.
 
-    A parameter that the structure does not have is refused, unless `ignore_unknown` is given: with
-    a mistyped name, a default would otherwise be used silently.
+    A parameter that is unknown or comes twice is refused: with a mistyped name, a default would
+    otherwise be used silently. A lenient call ignores it, or takes the last one.
     """
     try:
         pairs = parse_qsl(
@@ -77,9 +77,11 @@ def read_query(raw: bytes, kind: type[_Q], *, ignore_unknown: bool = False) -> _
     for name, text in pairs:
         if name in known:
             texts.setdefault(name, []).append(text)
-        elif not ignore_unknown:
+        elif not lenient:
             names = ", ".join(sorted(known)) or "none"
             raise UsageError(f"unknown parameter {name[:_SHOWN]!r}; known ones: {names}")
+    if lenient:
+        texts = {name: given[-1:] for name, given in texts.items()}
     found = {name: _from_texts(name, given, known[name]) for name, given in texts.items()}
     try:
         return msgspec.convert(found, kind)

@@ -114,6 +114,26 @@ _COMMIT_LINES: Final = Lines(
 # ---- routes -----------------------------------------------------------------------------------
 
 
+COMMIT_BATCH: Final = Operation(
+    "commitBatch",
+    "cluster",
+    "Appends the staged rows of a batch of the Spark sink, each once.",
+    {200: Reply("Lines.", _COMMIT_LINES, LINES)},
+    errors=(400, 413, 502, 504),
+    method="POST",
+    body=_BODY,
+)
+FORGET_BATCH: Final = Operation(
+    "forgetBatch",
+    "cluster",
+    "Removes the staged rows of a batch that failed, unless it is under way.",
+    {200: Reply("Whether they were removed.", Forgotten)},
+    errors=(400, 413, 502, 504),
+    method="POST",
+    body=_BODY,
+)
+
+
 def routes(context: ServerContext, *, stall_seconds: float = STALL_SECONDS) -> list[Endpoint]:
     """`stall_seconds` is how long a sink may take for the next chunk of a body."""
     commits = SinkCommits(context, stall_seconds=stall_seconds)
@@ -136,28 +156,12 @@ def routes(context: ServerContext, *, stall_seconds: float = STALL_SECONDS) -> l
         Endpoint(
             "/v1/sink/commit",
             commit,
-            Operation(
-                "commitBatch",
-                "cluster",
-                "Appends the staged rows of a batch of the Spark sink, each once.",
-                {200: Reply("Lines.", _COMMIT_LINES, LINES)},
-                errors=(400, 413, 502, 504),
-                method="POST",
-                body=_BODY,
-            ),
+            COMMIT_BATCH,
         ),
         Endpoint(
             "/v1/sink/forget",
             forget,
-            Operation(
-                "forgetBatch",
-                "cluster",
-                "Removes the staged rows of a batch that failed, unless it is under way.",
-                {200: Reply("Whether they were removed.", Forgotten)},
-                errors=(400, 413, 502, 504),
-                method="POST",
-                body=_BODY,
-            ),
+            FORGET_BATCH,
         ),
     ]
 

@@ -152,6 +152,47 @@ class Trimmed(Record, frozen=True):
 # ---- routes -----------------------------------------------------------------------------------
 
 
+LIST_TOPICS: Final = Operation(
+    "listTopics",
+    "topics",
+    "Lists topics by name, with the progress of those that are open here.",
+    {200: Reply("A page.", TopicList)},
+    errors=(400, 502),
+    query=TopicsQuery,
+)
+DESCRIBE_TOPIC: Final = Operation(
+    "describeTopic",
+    "topics",
+    "Tells where everything of a topic is.",
+    {200: Reply("The facts.", Topic)},
+    errors=(400, 404, 502),
+    query=TopicQuery,
+)
+MAKE_TOPIC: Final = Operation(
+    "makeTopic",
+    "topics",
+    "Creates a topic, unless it exists.",
+    {200: Reply("It existed.", Made), 201: Reply("It was created.", Made)},
+    errors=(400, 409, 502, 507),
+    method="PUT",
+)
+TRIM_TOPIC: Final = Operation(
+    "trimTopic",
+    "topics",
+    "Deletes local segments that are verified and old enough.",
+    {200: Reply("The segments that were deleted.", Trimmed)},
+    errors=(400, 404, 409, 502, 507),
+    method="POST",
+)
+EXPLAIN_OFFSET: Final = Operation(
+    "explainOffset",
+    "topics",
+    "Tells where one message is, and what may become of it.",
+    {200: Reply("The facts.", Explanation)},
+    errors=(400, 404, 502),
+)
+
+
 def routes(context: ServerContext) -> list[Endpoint]:
     async def list_all(request: Request) -> Response:
         query = read_query(request.scope["query_string"], TopicsQuery)
@@ -179,61 +220,27 @@ def routes(context: ServerContext) -> list[Endpoint]:
         Endpoint(
             "/v1/topics",
             list_all,
-            Operation(
-                "listTopics",
-                "topics",
-                "Lists topics by name, with the progress of those that are open here.",
-                {200: Reply("A page.", TopicList)},
-                errors=(400, 502),
-                query=TopicsQuery,
-            ),
+            LIST_TOPICS,
         ),
         Endpoint(
             TOPIC_PATH,
             show,
-            Operation(
-                "describeTopic",
-                "topics",
-                "Tells where everything of a topic is.",
-                {200: Reply("The facts.", Topic)},
-                errors=(400, 404, 502),
-                query=TopicQuery,
-            ),
+            DESCRIBE_TOPIC,
         ),
         Endpoint(
             TOPIC_PATH,
             create,
-            Operation(
-                "makeTopic",
-                "topics",
-                "Creates a topic, unless it exists.",
-                {200: Reply("It existed.", Made), 201: Reply("It was created.", Made)},
-                errors=(400, 409, 502, 507),
-                method="PUT",
-            ),
+            MAKE_TOPIC,
         ),
         Endpoint(
             f"{TOPIC_PATH}/trim",
             trim,
-            Operation(
-                "trimTopic",
-                "topics",
-                "Deletes local segments that are verified and old enough.",
-                {200: Reply("The segments that were deleted.", Trimmed)},
-                errors=(400, 404, 409, 502, 507),
-                method="POST",
-            ),
+            TRIM_TOPIC,
         ),
         Endpoint(
             f"{TOPIC_PATH}/explain/{{offset}}",
             explain_offset,
-            Operation(
-                "explainOffset",
-                "topics",
-                "Tells where one message is, and what may become of it.",
-                {200: Reply("The facts.", Explanation)},
-                errors=(400, 404, 502),
-            ),
+            EXPLAIN_OFFSET,
         ),
     ]
 

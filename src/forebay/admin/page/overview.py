@@ -216,12 +216,12 @@ def routes(context: ServerContext) -> list[Endpoint]:
     overviews = Overviews(context)
 
     async def document(request: Request) -> Response:
-        query = read_query(request.scope["query_string"], OverviewQuery, ignore_unknown=True)
+        query = read_query(request.scope["query_string"], OverviewQuery, lenient=True)
         after = str(parse_topic(query.after)) if query.after else ""
         return _json(await run_in_threadpool(overviews.document, query.topics, after, query.since))
 
     async def spans(request: Request) -> Response:
-        query = read_query(request.scope["query_string"], SpansQuery, ignore_unknown=True)
+        query = read_query(request.scope["query_string"], SpansQuery, lenient=True)
         name = str(parse_topic(query.topic))
         if query.end <= query.start:
             raise UsageError(f"end is {query.end}; it must be over start, {query.start}")
