@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jsonschema_rs
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
@@ -26,21 +27,25 @@ from starlette.routing import Route
 
 from forebay.admin.app import build_app
 from forebay.admin.context import ServerContext
-from forebay.admin.jobs import DriverStatus, JobRecord
+from forebay.admin.jobs import DriverStatus, JobRecord, parse_request
 from forebay.admin.operations import Endpoint, document
-from forebay.admin.records import LINES
+from forebay.admin.records import LINES, Record
+from forebay.errors import UsageError
 from forebay.format.names import TopicName, object_key
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.store import Store
 from served import Served, served
 
 
-def made() -> dict[str, Any]:
-    """The document as a server has it."""
+def endpoints() -> list[Endpoint]:
     with Store(StoreSettings(data=None)) as store:
         routes = build_app(ServerContext(store)).routes
-        found = document([each for each in routes if isinstance(each, Endpoint)])
-    return dict(json.loads(json.dumps(found)))
+    return [each for each in routes if isinstance(each, Endpoint)]
+
+
+def made() -> dict[str, Any]:
+    """The document as a server has it."""
+    return dict(json.loads(json.dumps(document(endpoints()))))
 
 
 DOCUMENT: Final = made()
@@ -166,6 +171,48 @@ def check_lines(lines: Iterator[bytes], name: str) -> int:
 def test_messages_are_as_the_document_says(server: Served) -> None:
     lines = server.new_client().lines("/v1/topics/default/orders/messages")
     assert check_lines(lines, "MessageLine") >= 4
+
+
+def asked_for() -> list[tuple[str, str, bytes, type[Record]]]:
+    """Every operation that returns one record: method, path, body, record."""
+    values = {**THERE, "offset": "0"}
+    bodies = {"produce": b'{"payload":"x"}', "startJob": b'{"kind":"offload"}'}
+    bodies["forgetBatch"] = json.dumps(
+        {"sink_id": "s", "batch": 0, "named": False, "parts": []}
+    ).encode()
+    found = []
+    for endpoint in endpoints():
+        for operation in endpoint.operations:
+            path = re.sub(r"\{(\w+)\}", lambda at: values[at[1]], endpoint.documented_path)
+            path += "?topic=orders" if operation.name == "spans" else ""
+            kinds = [reply.kind for reply in operation.replies.values()]
+            if isinstance(kinds[0], type) and issubclass(kinds[0], Record):
+                body = bodies.get(operation.name, b"")
+                found.append((operation.method, path, body, kinds[0]))
+    return found
+
+
+def test_a_response_is_the_record_that_its_operation_declares(server: Served) -> None:
+    asked = [each for each in asked_for() if not (each[0] == "PUT" and "objects" in each[1])]
+    assert len(asked) >= 15
+    for method, path, body, kind in asked:
+        response = server.client.request(method, path, body=body or None)
+        assert response.status in {200, 201, 202}, path
+        found = msgspec.json.decode(response.read(), type=kind)
+        assert msgspec.json.decode(msgspec.json.encode(found), type=kind) == found
+
+
+def test_as_many_topics_of_a_job_are_documented_as_are_taken() -> None:
+    topics = DOCUMENT["components"]["schemas"]["Offload"]["properties"]["topics"]["anyOf"][0]
+    most = topics["maxItems"]
+    assert len(parse_request(job_for(most))[1]) == most
+    with pytest.raises(UsageError, match=f"a list of at most {most} entries"):
+        parse_request(job_for(most + 1))
+
+
+def job_for(topics: int) -> bytes:
+    names = [f"/default/t{number}" for number in range(topics)]
+    return json.dumps({"kind": "offload", "topics": names}).encode()
 
 
 def test_the_server_answers_the_document(server: Served) -> None:
