@@ -175,7 +175,7 @@ async def test_the_queue_is_bounded(tmp_path: Path) -> None:
         await ground.until(lambda: ground.now(first).state == "running")
         for _ in range(WAITING_MAX):
             ground.queue.submit("offload", ["/jobs/a"], {})
-        with pytest.raises(JobsFull, match="come back"):
+        with pytest.raises(JobsFull, match="try again"):
             ground.queue.submit("offload", ["/jobs/a"], {})
 
 

@@ -10,8 +10,8 @@ alone. A client that reads nothing for long is dropped; while all streams are in
 nothing for some seconds is dropped for a new one.
 
 An error before the first message is a status; a later one is the last line, `{"error": ...}`. So is
-the server's end, with the offset to go on at. While there is nothing to send, a blank line now and
-then shows that the server is alive.
+the server's end, with the offset to continue at. While there is nothing to send, a blank line every
+few seconds shows that the server is alive.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class ConsumeHandler:
         name = topic_of(scope["path_params"])
         if self._used >= self._streams_max and not self._drop_stalled():
             raise ServiceUnavailable(
-                f"{self._used} readers are connected (admin.streams_max): come back later"
+                f"{self._used} readers are connected (admin.streams_max): try again later"
             )
         self._used += 1
         STREAMS.add(1)
@@ -213,7 +213,7 @@ class ConsumeHandler:
         if not main.cancelled():
             main.result()
         elif not client_gone and not stream.started:
-            raise ServiceUnavailable("the server stops: ask again once it is there again")
+            raise ServiceUnavailable("the server is stopping: try again when it is back")
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -267,7 +267,7 @@ class _Stream:
         event(
             _log,
             logging.INFO,
-            "a reader that takes nothing is left",
+            "a client that reads nothing is dropped",
             topic=self._source.name,
             offset=self._position,
             seconds=round(self.stalled_seconds()),
@@ -312,7 +312,7 @@ class _Stream:
                 await self._write(chunk)
             if self._stopped:
                 raise ServiceUnavailable(  # noqa: TRY301  # a line, as all other errors
-                    f"the server stops: go on with start={self._position} once it is there again"
+                    f"the server is stopping: continue with start={self._position} when it is back"
                 )
         except ForebayError as error:
             ERRORS.add(1, type(error).__name__)

@@ -2,7 +2,7 @@
 
 `status_of` is where an error gets its status. The kind is the name of the class in `forebay.errors`
 and the error's fields come with it, so that a client can raise the same error again. An exception
-that is no ForebayError is a bug: the response is a 500, and its text goes to the log only.
+that is not a ForebayError is a bug: the response is a 500, and its text is only in the log.
 
 `"taken": false` says that nothing of the request was applied, so that it can be sent again. Where
 it is missing from the response to a request that changes the store, that is not known.
@@ -146,7 +146,7 @@ def error_response(status: int, kind: str, message: str, **fields: Any) -> Respo
 def log_bug(error: Exception, *, where: str) -> dict[str, str]:
     """Logs an exception that is a bug, and returns the fields of the error that a client sees."""
     event(_log, logging.ERROR, "a request failed", trace=error, where=where, error=repr(error))
-    return {"kind": "InternalError", "message": "the server failed; its log says why"}
+    return {"kind": "InternalError", "message": "the server failed; see its log"}
 
 
 # ---- the application's exception handlers ------------------------------------------------------
@@ -164,7 +164,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message = f"there is nothing at {request.url.path[:_SHOWN]}"
     elif error.status_code == 405:
-        message = f"{request.method} is not for {request.url.path[:_SHOWN]}"
+        message = f"{request.url.path[:_SHOWN]} does not allow {request.method}"
     response = error_response(error.status_code, "UsageError", message)
     response.headers.update(error.headers or {})
     return response

@@ -187,7 +187,7 @@ class Transfers:
     def slot(self) -> Iterator[None]:
         """One of the slots, for the event loop's thread; ServiceUnavailable if none is free."""
         if self._used >= _SLOTS:
-            raise ServiceUnavailable(f"{_SLOTS} transfers are under way: come back later")
+            raise ServiceUnavailable(f"{_SLOTS} transfers are under way: try again later")
         self._used += 1
         try:
             yield
@@ -266,7 +266,7 @@ def byte_range(header: str | None, size: int, name: str) -> ByteRange:
         return ByteRange(0, size, whole=True)
     match = _RANGE.fullmatch(header.strip())
     if match is None or (match["first"] is None and match["last"] is None):
-        raise UsageError(f"the range {header!r} is not understood: it is like bytes=0-1023")
+        raise UsageError(f"the range {header!r} is not understood: write it like bytes=0-1023")
     if match["first"] is None:
         start, end = max(size - int(match["last"]), 0), size
     else:
@@ -392,7 +392,9 @@ def _object_routes(context: ServerContext, transfers: Transfers) -> list[Endpoin
                     pass
                 raise
         except ClientDisconnect:
-            return error_response(400, "UsageError", "the request broke off")
+            return error_response(
+                400, "UsageError", "the client disconnected before the end of the body"
+            )
         except ObjectsElsewhere as error:
             return error_response(409, "UsageError", str(error))
         stored = StoredObject(meta.key, meta.size, meta.etag, meta.modified_ms)
@@ -474,7 +476,9 @@ def target_of(key: str) -> PutTarget:
         if parse_object(object_id) is not None:
             most = OBJECT_BYTES_MAX if name == object_id else DESCRIPTOR_BYTES_MAX
             return PutTarget(key, topic, object_id, most)
-    raise UsageError(f"{key!r} is no object of a topic, and no rows of a write: it cannot be put")
+    raise UsageError(
+        f"{key!r} cannot be written: it is neither an object of a topic nor staged rows"
+    )
 
 
 class ObjectAccess:
@@ -509,7 +513,9 @@ class ObjectAccess:
         """Unless the key is of staged rows, the objects must be files of this machine."""
         backend = self._context.settings.cloud.backend
         if backend != "fs" and not key.startswith(STAGING_PREFIX):
-            raise ObjectsElsewhere(f"the objects are in {self.store().name}: ask that store itself")
+            raise ObjectsElsewhere(
+                f"the objects are in {self.store().name}: ask that store directly"
+            )
 
     def _ports(self) -> tuple[CloudStore, Catalog]:
         with self._context.store.view() as view:
@@ -544,7 +550,7 @@ class ObjectUpload:
         with self._lock:
             self._size += len(data)
             if self._size > self._target.bytes_max:
-                raise UsageError(f"{self._target.key}: over {self._target.bytes_max} bytes")
+                raise UsageError(f"{self._target.key}: larger than {self._target.bytes_max} bytes")
             self._writer.write(data)
             self._digest.update(data)
         TRANSFERS.add(len(data), self._target.kind, "up")
@@ -620,8 +626,8 @@ class ObjectUpload:
         return next(committed, None) in ((meta.size, meta.etag), (meta.size, None))
 
     def _refused(self, present: ObjectMeta | None) -> CommitRefused:
-        there = "is gone" if present is None else f"is there with {present.size} bytes"
+        there = "is gone" if present is None else f"exists with {present.size} bytes"
         return CommitRefused(
-            f"{self._target.key} {there}, and these are {self._size} bytes that nobody waits for: "
-            "what is stored is not changed"
+            f"{self._target.key} {there}, and the request has {self._size} other bytes: the "
+            "stored ones are not changed"
         )

@@ -328,7 +328,9 @@ async def _body(request: Request) -> bytes:
 
 def _unknown(request: Request) -> Response:
     return error_response(
-        404, "UsageError", f"there is no job {request.path_params['id'][:80]!r} here, or no more"
+        404,
+        "UsageError",
+        f"there is no job {request.path_params['id'][:80]!r}; old jobs are forgotten",
     )
 
 

@@ -178,9 +178,9 @@ class RequestBody:
                     timeout.reschedule(min(clock() + self._stall_seconds, last))
         except TimeoutError as error:
             raise WaitTimeout(
-                f"the body did not come: {size} bytes of it did, and then none for "
-                f"{self._stall_seconds:.0f} seconds, or not all within {BODY_SECONDS:.0f}: nothing "
-                "of it was taken"
+                f"the body is incomplete: after {size} bytes none came for "
+                f"{self._stall_seconds:.0f} seconds, or not all came within {BODY_SECONDS:.0f}: "
+                "nothing of it was taken"
             ) from error
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -217,7 +217,7 @@ def _content_length(headers: dict[bytes, bytes]) -> int | None:
     if text is None or b"transfer-encoding" in headers:
         return None
     if not text.isdigit() or len(text) > 19:
-        raise UsageError("Content-Length is no number")
+        raise UsageError("Content-Length is not a number")
     return int(text)
 
 
@@ -256,7 +256,7 @@ class ByteBudget:
             if isinstance(error, TimeoutError):
                 raise ServiceUnavailable(
                     f"the server holds {self.used} bytes of other requests "
-                    f"({self._limit}) and got no room in time: nothing of this one was taken, "
+                    f"({self._limit}), and had no room in time: nothing of this one was taken, "
                     "send it again"
                 ) from error
             raise

@@ -167,7 +167,7 @@ def routes(context: ServerContext, *, stall_seconds: float = STALL_SECONDS) -> l
 
 
 def _disconnected() -> Response:
-    return error_response(400, "UsageError", "the request broke off")
+    return error_response(400, "UsageError", "the client disconnected before the end of the body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class SinkCommits:
         run = batch.run
         if len(self._tasks) >= _COMMITS_MAX:
             batch.body.release()
-            raise ServiceUnavailable(f"{_COMMITS_MAX} batches are under way: come back later")
+            raise ServiceUnavailable(f"{_COMMITS_MAX} batches are under way: try again later")
         turn = self._turns.setdefault(run.sink_id, asyncio.Lock())
         work = partial(commit_in, self._context.store, run, batch.parts)
         task = asyncio.create_task(self._in_turn(turn, run.sink_id, work), name=run.sink_id)
@@ -252,7 +252,7 @@ class SinkCommits:
                 await turn.acquire()
         except TimeoutError:
             raise WaitTimeout(
-                f"another batch of the sink {sink_id!r} is under way: come back later"
+                f"another batch of the sink {sink_id!r} is under way: try again later"
             ) from None
         try:
             committed = await self._run(work)

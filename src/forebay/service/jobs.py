@@ -127,7 +127,7 @@ class JobQueue:
         self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
     ) -> JobRecord:
         if len(self._waiting) >= WAITING_MAX:
-            raise JobsFull(f"{WAITING_MAX} jobs wait already: come back when some are done")
+            raise JobsFull(f"{WAITING_MAX} jobs wait already: try again when some are done")
         job = _new(kind, tuple(topics), dict(options), _REQUEST, QUEUED)
         self._put(job)
         self._waiting.append(job.id)
