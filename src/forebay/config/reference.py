@@ -91,8 +91,8 @@ its defaults, and an option that is null is ignored |
 
 `${NAME}` in a value is replaced by the environment variable; if it is not set, the file is \
 refused. `${NAME:-default}` is the default if the variable is unset or empty; the default cannot \
-contain braces. `$${` stands for `${`. The value of a variable is not replaced again, and neither are \
-names of keys. Inside YAML's braces it needs quotes: `{dir: "${WAL}"}`.
+contain braces. `$${` stands for `${`. The value of a variable is not replaced again, and neither \
+are names of keys. Inside YAML's braces it needs quotes: `{dir: "${WAL}"}`.
 
 ## Where things are
 
