@@ -628,6 +628,6 @@ class ObjectUpload:
     def _refused(self, present: ObjectMeta | None) -> CommitRefused:
         there = "is gone" if present is None else f"exists with {present.size} bytes"
         return CommitRefused(
-            f"{self._target.key} {there}, and the request has {self._size} other bytes: the "
-            "stored ones are not changed"
+            f"{self._target.key} {there}, and the request has {self._size} other bytes: "
+            "what is stored is not changed"
         )
