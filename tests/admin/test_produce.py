@@ -133,7 +133,11 @@ BAD_LINES = {
     "attributes that are a list": (b'{"payload":"a","attributes":[]}', "attributes is a list"),
     "an attribute that is a number": (
         b'{"payload":"a","attributes":{"n":1}}',
-        "line 1: attributes[...] is a number; it must be text",
+        "line 1: attribute 'n' is a number; it must be text",
+    ),
+    "an attribute that is nested deeply": (
+        b'{"payload":"a","attributes":{"n":' + b"[" * 100_000,
+        "attributes[...] is a list; it must be text",
     ),
     "a key that is a boolean": (b'{"payload":"a","routing_key":true}', "routing_key is a boolean"),
     "a control character": (b'{"payload":"a\tb"}', "line 1, column"),

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import orjson
-from msgspec import UNSET, DecodeError, Meta, Struct, UnsetType, ValidationError
-from msgspec.json import Decoder
+from msgspec import UNSET, DecodeError, Meta, Raw, Struct, UnsetType, ValidationError
+from msgspec.json import Decoder, decode
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -363,7 +363,7 @@ def _parse_each(body: bytes, messages_max: int) -> NewMessages:
             message = _DECODER.decode(line)
             payloads.append(_payload(message))
         except ValidationError as error:
-            raise UsageError(f"line {number}: {_explain(error)}") from error
+            raise UsageError(f"line {number}: {_explain(error, line)}") from error
         except (DecodeError, UnicodeDecodeError) as error:
             raise UsageError(
                 f"line {number}, column {_column(line, error)}: not JSON: {error}; each line is "
@@ -392,11 +392,23 @@ def _payload(message: NewMessage) -> bytes:
     raise UsageError(f"a message has either payload or payload_base64; this has {given}")
 
 
-def _explain(error: ValidationError) -> str:
+class _Attributes(Struct):
+    attributes: dict[str, Raw]
+
+
+def _explain(error: ValidationError, line: bytes) -> str:
     for name in _SET_BY_LOG:
         if f"unknown field `{name}`" in str(error):
             return f"{name} is given by the log: leave it out"
-    return explain(error, NewMessage, "the message")
+    words = explain(error, NewMessage, "the message")
+    if "attributes[...]" not in words:
+        return words
+    try:
+        found = decode(line, type=_Attributes).attributes
+    except (DecodeError, RecursionError):
+        return words
+    names = (name for name, value in found.items() if not bytes(value).startswith(b'"'))
+    return words.replace("attributes[...]", f"attribute {next(names, '')[:_SHOWN]!r}")
 
 
 def _column(line: bytes, error: DecodeError | UnicodeDecodeError) -> int:
