@@ -308,15 +308,18 @@ def test_a_stop_does_not_wait_for_a_client_that_takes_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("?start=x", "start is 'x'; it must be an offset, earliest or latest"),
+        (
+            "?start=x",
+            "start is 'x'; it must be a whole number from 0 on, or one of earliest, latest",
+        ),
         ("?start=-1", "start is '-1'"),
         ("?start=%C2%B2", "start is '²'"),
         ("?start=9999999999999999999", "start is '9999999999999999999'"),
         ("?start=", "start is ''"),
         ("?end=x", "end is 'x'; it must be a whole number from 0 on"),
         ("?limit=1.5", "limit is '1.5'"),
-        ("?follow=yes", "follow is 'yes'; it must be one of true, false"),
-        ("?visibility=all", "visibility is 'all'; it must be one of synced, buffered"),
+        ("?follow=yes", "follow is 'yes'; it must be true or false"),
+        ("?visibility=all", "visibility is 'all'; it must be one of buffered, synced"),
         ("?skip_lost=1", "skip_lost is '1'"),
         ("?offset=1", "unknown parameter 'offset'; known ones: "),
         ("?start=1&start=2", "start is given twice"),

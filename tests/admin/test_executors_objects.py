@@ -221,9 +221,9 @@ def test_objects_in_a_bucket_are_asked_for_there(tmp_path: Path, s3: S3Server) -
     assert isinstance(settings.cloud, CloudSettings)
     with served(settings) as server:
         key = object_key(TOPIC, intended(server, TOPIC).object_id)
-        with pytest.raises(UsageError, match="ask that store itself"):
+        with pytest.raises(UsageError, match="ask that store directly"):
             put(server, key, b"frames")
-        with pytest.raises(UsageError, match="ask that store itself"):
+        with pytest.raises(UsageError, match="ask that store directly"):
             get(server, key)
         put(server, ROWS, b"rows")  # which a sink that knows nothing but the server has to put
         assert get(server, ROWS) == b"rows"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from forebay.admin.jobs import DriverStatus, JobRecord, JobsFull, parse_request
 from forebay.errors import (
@@ -118,14 +118,17 @@ def test_a_full_queue_says_to_come_back(server: Served) -> None:
     [
         (b"", "not JSON"),
         (b"[]", "must be an object"),
-        (b"{}", "kind is None"),
-        (b'{"kind": ["offload"]}', "must be one of offload, compact, verify"),
-        (b'{"kind": "offload", "topics": "orders"}', "a list of names"),
-        (b'{"kind": "offload", "topics": [1]}', "a list of names"),
+        (b"{}", "the key 'kind' is missing"),
+        (b'{"kind": ["offload"]}', "must be one of compact, offload, verify"),
+        (b'{"kind": "offload", "topics": "orders"}', "topics is text; it must be a list"),
+        (b'{"kind": "offload", "topics": [1]}', r"topics\[0\] is a number; it must be text"),
         (b'{"kind": "offload", "topics": ["/a"]}', "is not a topic name"),
-        (b'{"kind": "offload", "force": true}', "offload has no option 'force'"),
+        (
+            b'{"kind": "offload", "force": true}',
+            "unknown key 'force'; known ones: kind, topics, due",
+        ),
         (b'{"kind": "offload", "due": 1}', "true or false"),
-        (b'{"kind": "compact", "target_bytes": 0}', "at least 1"),
+        (b'{"kind": "compact", "target_bytes": 0}', "a whole number from 1 on"),
         (b'{"kind": "verify", "budget_bytes": true}', "a whole number"),
     ],
 )

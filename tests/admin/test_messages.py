@@ -111,8 +111,11 @@ def test_a_batch_larger_than_the_queue_is_taken_as_room_is_made(tmp_path: Path) 
 
 BAD_LINES = {
     "not JSON": (b'{"payload":"a"}\n{"payload":', "line 2, column"),
-    "a bare number": (b'{"payload":"a"}\n\n7', "line 3: a number; a message is an object"),
-    "a list": (b'[{"payload":"a"}]', "line 1: a list"),
+    "a bare number": (
+        b'{"payload":"a"}\n\n7',
+        "line 3: the message is a number; it must be an object",
+    ),
+    "a list": (b'[{"payload":"a"}]', "line 1: the message is a list"),
     "two on a line": (b'{"payload":"a"},{"payload":"b"}', "line 1, column"),
     "one on two lines": (b'{"payload":\n"a"}\n{"payload":"b"},{"payload":"c"}', "line 1, column"),
     "a string over two lines": (b'{"payload":"a}\n{b"}', "line 1, column"),
@@ -122,12 +125,19 @@ BAD_LINES = {
     "an offset": (b'{"payload":"a","offset":1}', "line 1: offset is given by the log"),
     "a payload that is a number": (b'{"payload":1}', "line 1: payload is a number; it must be"),
     "a payload that is null": (b'{"payload":null}', "line 1: payload is null"),
-    "bad base64": (b'{"payload_base64":"a"}', "line 1: payload_base64 is no base64"),
-    "base64 that is not ASCII": ('{"payload_base64":"ü"}'.encode(), "payload_base64 is no base64"),
+    "bad base64": (b'{"payload_base64":"a"}', "line 1: payload_base64: invalid base64"),
+    "base64 that is not ASCII": (
+        '{"payload_base64":"ü"}'.encode(),
+        "payload_base64: invalid base64",
+    ),
     "attributes that are a list": (b'{"payload":"a","attributes":[]}', "attributes is a list"),
     "an attribute that is a number": (
         b'{"payload":"a","attributes":{"n":1}}',
         "line 1: attribute 'n' is a number; it must be text",
+    ),
+    "an attribute that is nested deeply": (
+        b'{"payload":"a","attributes":{"n":' + b"[" * 100_000,
+        "attributes[...] is a list; it must be text",
     ),
     "a key that is a boolean": (b'{"payload":"a","routing_key":true}', "routing_key is a boolean"),
     "a control character": (b'{"payload":"a\tb"}', "line 1, column"),
@@ -136,7 +146,7 @@ BAD_LINES = {
     "nothing": (b"\n \n", "the body has no message"),
     "too many attributes": (
         json.dumps({"payload": "", "attributes": {str(n): "" for n in range(1025)}}).encode(),
-        "line 1: 1025 attributes",
+        "line 1: attributes must be an object of at most 1024 entries",
     ),
 }
 

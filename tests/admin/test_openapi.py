@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jsonschema_rs
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
@@ -26,14 +27,28 @@ from starlette.routing import Route
 
 from forebay.admin.app import build_app
 from forebay.admin.context import ServerContext
-from forebay.admin.jobs import DriverStatus, JobRecord
-from forebay.admin.openapi import LINES, document
+from forebay.admin.jobs import DriverStatus, JobRecord, parse_request
+from forebay.admin.operations import Endpoint, document
+from forebay.admin.records import LINES, Record
+from forebay.errors import UsageError
 from forebay.format.names import TopicName, object_key
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.store import Store
 from support.served import Served, served
 
-DOCUMENT: Final[dict[str, Any]] = json.loads(document())
+
+def endpoints() -> list[Endpoint]:
+    with Store(StoreSettings(data=None)) as store:
+        routes = build_app(ServerContext(store)).routes
+    return [each for each in routes if isinstance(each, Endpoint)]
+
+
+def made() -> dict[str, Any]:
+    """The document as a server has it."""
+    return dict(json.loads(json.dumps(document(endpoints()))))
+
+
+DOCUMENT: Final = made()
 METHODS: Final = ("get", "head", "post", "put", "delete")
 
 
@@ -66,7 +81,7 @@ def test_the_document_has_every_route_and_no_other(tmp_path: Path) -> None:
 
 
 def test_every_reference_is_to_something_and_everything_is_referred_to() -> None:
-    named = set(re.findall(r'"#/components/(\w+/\w+)"', document().decode()))
+    named = set(re.findall(r'"#/components/(\w+/\w+)"', json.dumps(DOCUMENT)))
     there = {
         f"{kind}/{name}"
         for kind in ("schemas", "parameters", "responses")
@@ -158,6 +173,48 @@ def test_messages_are_as_the_document_says(server: Served) -> None:
     assert check_lines(lines, "MessageLine") >= 4
 
 
+def asked_for() -> list[tuple[str, str, bytes, type[Record]]]:
+    """Every operation that returns one record: method, path, body, record."""
+    values = {**THERE, "offset": "0"}
+    bodies = {"produce": b'{"payload":"x"}', "startJob": b'{"kind":"offload"}'}
+    bodies["forgetBatch"] = json.dumps(
+        {"sink_id": "s", "batch": 0, "named": False, "parts": []}
+    ).encode()
+    found = []
+    for endpoint in endpoints():
+        for operation in endpoint.operations:
+            path = re.sub(r"\{(\w+)\}", lambda at: values[at[1]], endpoint.documented_path)
+            path += "?topic=orders" if operation.name == "spans" else ""
+            kinds = [reply.kind for reply in operation.replies.values()]
+            if isinstance(kinds[0], type) and issubclass(kinds[0], Record):
+                body = bodies.get(operation.name, b"")
+                found.append((operation.method, path, body, kinds[0]))
+    return found
+
+
+def test_a_response_is_the_record_that_its_operation_declares(server: Served) -> None:
+    asked = [each for each in asked_for() if not (each[0] == "PUT" and "objects" in each[1])]
+    assert len(asked) >= 15
+    for method, path, body, kind in asked:
+        response = server.client.request(method, path, body=body or None)
+        assert response.status in {200, 201, 202}, path
+        found = msgspec.json.decode(response.read(), type=kind)
+        assert msgspec.json.decode(msgspec.json.encode(found), type=kind) == found
+
+
+def test_as_many_topics_of_a_job_are_documented_as_are_taken() -> None:
+    topics = DOCUMENT["components"]["schemas"]["Offload"]["properties"]["topics"]["anyOf"][0]
+    most = topics["maxItems"]
+    assert len(parse_request(job_for(most))[1]) == most
+    with pytest.raises(UsageError, match=f"a list of at most {most} entries"):
+        parse_request(job_for(most + 1))
+
+
+def job_for(topics: int) -> bytes:
+    names = [f"/default/t{number}" for number in range(topics)]
+    return json.dumps({"kind": "offload", "topics": names}).encode()
+
+
 def test_the_server_answers_the_document(server: Served) -> None:
     assert server.client.json("GET", "/openapi.json") == DOCUMENT
 
@@ -175,7 +232,7 @@ def ndjson(_context: SerializationContext, value: Any) -> bytes:
 
 def asked() -> dict[str, Any]:
     """The document with bodies of lines as lists, which can be made up."""
-    found: dict[str, Any] = json.loads(document())
+    found = made()
     body = found["paths"]["/v1/topics/{namespace}/{topic}/messages"]["post"]["requestBody"]
     message = {"$ref": "#/components/schemas/NewMessage"}
     body["content"][LINES]["schema"] = {"type": "array", "items": message, "maxItems": 5}

@@ -14,6 +14,7 @@ from support.cli_runs import make_tiered
 HEAVY: Final = {
     "deltalake",
     "grpc",
+    "msgspec",
     "numpy",
     "obstore",
     "orjson",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from forebay.admin.jobs import DONE, FAILED, QUEUED, RUNNING, DriverStatus, JobRecord
 from support.cli_runs import refused, run

@@ -179,7 +179,7 @@ def test_an_alias_beside_its_proper_name_is_refused(text: str, message: str) -> 
 
 def test_an_endpoint_of_etcd_needs_etcd() -> None:
     assert refused("metadata: {etcd_endpoint: a, backend: sqlite}") == (
-        "f.yml:1: metadata.etcd_endpoint: of etcd; metadata.backend is 'sqlite'"
+        "f.yml:1: metadata.etcd_endpoint is for etcd, but metadata.backend is 'sqlite'"
     )
     settings = parsed("metadata: {etcd_endpoint: a, backend: etcd}")
     assert settings.metadata.endpoints == ("a",)

@@ -139,7 +139,7 @@ def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
         f"admin: {{listen: '127.0.0.1:0', cert_file: {tmp_path}/c, key_file: {tmp_path}/k}}\n"
     )
     line = refused_process("serve", "--config", config)
-    assert f"admin.cert_file {tmp_path}/c is not there" in line
+    assert f"admin.cert_file {tmp_path}/c does not exist" in line
 
 
 def test_files_that_are_no_certificate(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_files_that_are_no_certificate(tmp_path: Path) -> None:
     config.write_text("data: data\nadmin: {cert_file: cert.pem, key_file: cert.pem}\n")
     line = refused_process("serve", "--config", config, "--listen", "127.0.0.1:0")
     assert "cert.pem" in line
-    assert "no certificate and its private key" in line
+    assert "not a certificate and its private key" in line
 
 
 def test_a_catalog_that_does_not_answer(tmp_path: Path) -> None:

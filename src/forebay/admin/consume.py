@@ -10,8 +10,8 @@ alone. A client that reads nothing for long is dropped; while all streams are in
 nothing for some seconds is dropped for a new one.
 
 An error before the first message is a status; a later one is the last line, `{"error": ...}`. So is
-the server's end, with the offset to go on at. While there is nothing to send, a blank line now and
-then shows that the server is alive.
+the server's end, with the offset to continue at. While there is nothing to send, a blank line every
+few seconds shows that the server is alive.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 
 import orjson
-from starlette.types import Message, Receive, Scope, Send
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
 
 from forebay.admin.context import ServerContext
-from forebay.admin.errors import ERRORS, error_fields, log_bug
-from forebay.admin.request import (
-    LONG_STALL_SECONDS,
-    flag,
-    number,
-    one_of,
-    parse_query,
-    start_of,
-    topic_of,
+from forebay.admin.errors import ERRORS, Error, error_fields, log_bug
+from forebay.admin.operations import Lines, Operation, Reply
+from forebay.admin.records import (
+    LINES,
+    Count,
+    Offset,
+    OffsetRange,
+    Record,
+    json_line,
 )
+from forebay.admin.request import LONG_STALL_SECONDS, read_query, topic_of
 from forebay.errors import ForebayError, LostOffsets, ServiceUnavailable, UnknownTopic, UsageError
 from forebay.format.frame import Scan
 from forebay.format.message import StreamMessage, decode_messages
@@ -56,8 +59,6 @@ _log: Final = logging.getLogger("forebay.admin")
 _STOP_SECONDS: Final = 1.0
 """For a slow client, when the server stops, to read what is on its way."""
 _CHUNK_BYTES: Final = 64 * KIB
-_PARAMETERS: Final = ("start", "end", "limit", "follow", "visibility", "skip_lost")
-_VISIBILITIES: Final[tuple[Visibility, ...]] = ("synced", "buffered")
 STREAMS: Final = Gauge("forebay_http_streams", "Readers of messages over HTTP, now.")
 _MESSAGES: Final = Counter("forebay_http_messages_read_total", "Messages given over HTTP.")
 _BYTES: Final = Counter("forebay_http_bytes_read_total", "Bytes of the lines that they were in.")
@@ -76,31 +77,70 @@ class StreamTimeouts:
 TIMEOUTS: Final = StreamTimeouts()
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
+# ---- records ----------------------------------------------------------------------------------
+
+
+class ReadRequest(Struct, frozen=True):
     """The query of a request."""
 
-    start: int | Literal["earliest", "latest"]
-    end: int | None
-    limit: int | None
-    follow: bool
-    visibility: Visibility
-    skip_lost: bool
+    start: Annotated[
+        Offset | Literal["earliest", "latest"],
+        Meta(description="The first offset, or an end of the topic."),
+    ] = "earliest"
+    end: Annotated[Offset, Meta(description="The offset to stop before.")] | UnsetType = UNSET
+    limit: Annotated[Offset, Meta(description="How many messages, at most.")] | UnsetType = UNSET
+    follow: Annotated[bool, Meta(description="Waits for more at the end of the topic.")] = False
+    visibility: Annotated[
+        Visibility, Meta(description="`buffered` includes messages that a crash may lose.")
+    ] = "synced"
+    skip_lost: Annotated[
+        bool, Meta(description="Reports lost offsets in a line, and continues after them.")
+    ] = False
 
     @classmethod
     def parse(cls, raw_query: bytes) -> ReadRequest:
-        query = parse_query(raw_query, _PARAMETERS)
-        found = cls(
-            start_of(query),
-            number(query, "end"),
-            number(query, "limit"),
-            flag(query, "follow"),
-            one_of(query, "visibility", _VISIBILITIES, "synced"),
-            flag(query, "skip_lost"),
-        )
-        if found.end is not None and isinstance(found.start, int) and found.end < found.start:
+        found = read_query(raw_query, cls)
+        if found.end is not UNSET and isinstance(found.start, int) and found.end < found.start:
             raise UsageError(f"end is {found.end}, before start, which is {found.start}")
         return found
+
+
+class Message(Record, frozen=True):
+    """A message of a topic. It has one of the two payloads."""
+
+    extra_schema: ClassVar[dict[str, Any]] = {
+        "oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}]
+    }
+    offset: Count
+    publish_time: Annotated[Count, Meta(description="Milliseconds since 1970-01-01 UTC.")]
+    payload: Annotated[str, Meta(description="If it is UTF-8.")] | UnsetType = UNSET
+    payload_base64: Annotated[str, Meta(description="If it is not.")] | UnsetType = UNSET
+    attributes: dict[str, str] = field(default_factory=dict)
+    routing_key: str | None = None
+
+
+class Lost(Record, frozen=True):
+    """Offsets that are lost and were skipped."""
+
+    lost: OffsetRange
+
+
+CONSUME: Final = Operation(
+    "consume",
+    "messages",
+    "Reads messages over all tiers, one on each line; with `follow`, future ones too.",
+    {
+        200: Reply(
+            "Lines.",
+            Lines("MessageLine", "A line. An error is the last one.", [Message, Lost, Error]),
+            LINES,
+        )
+    },
+    errors=(400, 404, 409, 410, 416, 502, 504, 507),
+    query=ReadRequest,
+)
+
+# ---- streams ----------------------------------------------------------------------------------
 
 
 class ConsumeHandler:
@@ -118,7 +158,7 @@ class ConsumeHandler:
         name = topic_of(scope["path_params"])
         if self._used >= self._streams_max and not self._drop_stalled():
             raise ServiceUnavailable(
-                f"{self._used} readers are connected (admin.streams_max): come back later"
+                f"{self._used} readers are connected (admin.streams_max): try again later"
             )
         self._used += 1
         STREAMS.add(1)
@@ -173,7 +213,7 @@ class ConsumeHandler:
         if not main.cancelled():
             main.result()
         elif not client_gone and not stream.started:
-            raise ServiceUnavailable("the server stops: ask again once it is there again")
+            raise ServiceUnavailable("the server is stopping: try again when it is back")
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -192,10 +232,10 @@ class _Stream:
             self._position = source.start
         else:
             self._position = appended if request.start == "latest" else request.start
-        self._end = request.end
+        self._end = None if request.end is UNSET else request.end
         if not request.follow:
-            self._end = appended if request.end is None else min(request.end, appended)
-        self._left = request.limit
+            self._end = appended if self._end is None else min(self._end, appended)
+        self._left = None if request.limit is UNSET else request.limit
         self._source = source
         self._request = request
         self._asgi_send = send
@@ -227,7 +267,7 @@ class _Stream:
         event(
             _log,
             logging.INFO,
-            "a reader that takes nothing is left",
+            "a client that reads nothing is dropped",
             topic=self._source.name,
             offset=self._position,
             seconds=round(self.stalled_seconds()),
@@ -272,13 +312,13 @@ class _Stream:
                 await self._write(chunk)
             if self._stopped:
                 raise ServiceUnavailable(  # noqa: TRY301  # a line, as all other errors
-                    f"the server stops: go on with start={self._position} once it is there again"
+                    f"the server is stopping: continue with start={self._position} when it is back"
                 )
         except ForebayError as error:
             ERRORS.add(1, type(error).__name__)
-            await self._write(_json_line({"error": error_fields(error)}))
+            await self._write(json_line({"error": error_fields(error)}))
         except Exception as error:  # noqa: BLE001  # a bug: logged, and a line for the client
-            await self._write(_json_line({"error": log_bug(error, where=self._source.name)}))
+            await self._write(json_line({"error": log_bug(error, where=self._source.name)}))
         self._heartbeats = False
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -286,7 +326,7 @@ class _Stream:
         self._silent = False
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: AsgiMessage) -> None:
         """Waits for a slow client, for a limited time."""
         self._sending_since = time.monotonic()
         timeout = asyncio.get_running_loop().call_later(self._stall_seconds, self.drop)
@@ -313,7 +353,7 @@ class _Stream:
                 if not self._request.skip_lost:
                     raise
                 end = lost.end if self._end is None else min(lost.end, self._end)
-                yield _json_line({"lost": [self._position, end]})
+                yield json_line(Lost((self._position, end)))
                 self._position = end
                 reader = self._open()
             else:
@@ -361,6 +401,11 @@ def message_lines(frames: Scan) -> Iterator[tuple[bytes, int]]:
 
 
 def _message_line(message: StreamMessage) -> bytes:
+    """A `Message` in JSON.
+
+    By orjson: with a payload of 64 KiB it takes 9 µs where msgspec takes 26 µs, because it escapes
+    strings with vector instructions.
+    """
     fields: dict[str, Any] = {
         "offset": message.msg_id.topic_offset,
         "publish_time": message.publish_time,
@@ -371,11 +416,7 @@ def _message_line(message: StreamMessage) -> bytes:
         fields["payload_base64"] = base64.b64encode(message.payload).decode()
     fields["attributes"] = message.attributes
     fields["routing_key"] = message.routing_key
-    return _json_line(fields)
-
-
-def _json_line(value: dict[str, Any]) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 
 # ---- where a stream reads from ----------------------------------------------------------------

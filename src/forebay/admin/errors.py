@@ -2,7 +2,7 @@
 
 `status_of` is where an error gets its status. The kind is the name of the class in `forebay.errors`
 and the error's fields come with it, so that a client can raise the same error again. An exception
-that is no ForebayError is a bug: the response is a 500, and its text goes to the log only.
+that is not a ForebayError is a bug: the response is a 500, and its text is only in the log.
 
 `"taken": false` says that nothing of the request was applied, so that it can be sent again. Where
 it is missing from the response to a request that changes the store, that is not known.
@@ -16,12 +16,14 @@ import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from forebay.admin.records import Record, json_response
 from forebay.errors import (
     CommitRefused,
     DiskError,
@@ -43,9 +45,30 @@ from forebay.errors import (
 from forebay.logs import event
 from forebay.metrics import Counter
 
+
+class ErrorFields(Struct, frozen=True):
+    """Some kinds of errors have more fields, such as `start` and `end`."""
+
+    kind: Annotated[str, Meta(description="The name of the error's class in forebay.errors.")]
+    message: Annotated[str, Meta(description="What is wrong, where, and what to do.")]
+    taken: (
+        Annotated[
+            bool,
+            Meta(
+                description="`false`: nothing of the request was applied. Absent: that is unknown."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class Error(Record, frozen=True):
+    error: ErrorFields
+
+
 _log: Final = logging.getLogger("forebay.admin")
 ERRORS: Final = Counter(
-    "forebay_http_errors_total", "Requests that were answered with an error, by kind.", ["kind"]
+    "forebay_http_errors_total", "Requests that failed, by kind of error.", ["kind"]
 )
 _STATUS: Final[Sequence[tuple[type[ForebayError], int]]] = (
     (LogStopped, 503),
@@ -112,18 +135,18 @@ def nothing_taken() -> Iterator[None]:
         raise marked from error
 
 
-def error_response(status: int, kind: str, message: str, **fields: Any) -> JSONResponse:
+def error_response(status: int, kind: str, message: str, **fields: Any) -> Response:
     """A counted error response, with `Retry-After` where it helps to try again."""
     ERRORS.add(1, kind)
     headers = {"Retry-After": str(RETRY_SECONDS)} if status in {429, 503, 507} else None
     body = {"error": {"kind": kind, "message": message, **fields}}
-    return JSONResponse(body, status, headers)
+    return json_response(body, status, headers)
 
 
 def log_bug(error: Exception, *, where: str) -> dict[str, str]:
     """Logs an exception that is a bug, and returns the fields of the error that a client sees."""
     event(_log, logging.ERROR, "a request failed", trace=error, where=where, error=repr(error))
-    return {"kind": "InternalError", "message": "the server failed; its log says why"}
+    return {"kind": "InternalError", "message": "the server failed; see its log"}
 
 
 # ---- the application's exception handlers ------------------------------------------------------
@@ -141,7 +164,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message = f"there is nothing at {request.url.path[:_SHOWN]}"
     elif error.status_code == 405:
-        message = f"{request.method} is not for {request.url.path[:_SHOWN]}"
+        message = f"{request.url.path[:_SHOWN]} does not allow {request.method}"
     response = error_response(error.status_code, "UsageError", message)
     response.headers.update(error.headers or {})
     return response

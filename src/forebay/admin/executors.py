@@ -30,16 +30,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from forebay.admin.context import ServerContext
 from forebay.admin.errors import error_response
-from forebay.admin.request import LONG_STALL_SECONDS, topic_of
+from forebay.admin.operations import BYTES, RAW, Endpoint, Operation, Reply
+from forebay.admin.records import Count, Record, json_response
+from forebay.admin.request import LONG_STALL_SECONDS, read_query, topic_of
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.records import State
 from forebay.errors import (
@@ -79,7 +81,6 @@ CHUNK_BYTES: Final = 1 * MIB
 OBJECT_BYTES_MAX: Final = 64 * GIB
 """Of one body."""
 MODIFIED: Final = "Forebay-Modified-Ms"
-_OCTETS: Final = "application/octet-stream"
 _THREADS: Final = 8
 _SLOTS: Final = 256
 _RANGE: Final = re.compile(r"bytes=(?P<first>[0-9]{1,19})?-(?P<last>[0-9]{1,19})?")
@@ -90,7 +91,73 @@ _LOCKS: Final = 64
 _Result = TypeVar("_Result")
 
 
-def routes(context: ServerContext) -> list[BaseRoute]:
+# ---- records and operations --------------------------------------------------------------------
+
+
+class SegmentQuery(Struct, frozen=True):
+    log: (
+        Annotated[str, Meta(description="The id of the log that the segment must belong to.")]
+        | UnsetType
+    ) = UNSET
+
+
+class StoredObject(Record, frozen=True):
+    key: str
+    size: Count
+    etag: str | None
+    modified_ms: Count
+
+
+_RANGE_HEADER: Final = {
+    "Range": Annotated[
+        str, Meta(pattern="^bytes=[0-9]{1,18}-[0-9]{0,18}$", description="A part of the bytes.")
+    ]
+}
+_RANGED: Final = {"Accept-Ranges": str, "Content-Length": Count}
+_OBJECT_HEADERS: Final = {**_RANGED, "ETag": str | UnsetType, MODIFIED: Count}
+READ_SEGMENT: Final = Operation(
+    "readSegment",
+    "cluster",
+    "Reads the synced bytes of a segment.",
+    {
+        200: Reply("All bytes.", RAW, BYTES, _RANGED),
+        206: Reply("A part of the bytes.", RAW, BYTES, _RANGED),
+    },
+    errors=(400, 404, 409, 416),
+    query=SegmentQuery,
+    headers=_RANGE_HEADER,
+)
+READ_OBJECT: Final = Operation(
+    "readObject",
+    "cluster",
+    "Reads the bytes of an object, if the objects are files of the server's machine.",
+    {
+        200: Reply("All bytes.", RAW, BYTES, _OBJECT_HEADERS),
+        206: Reply("A part of the bytes.", RAW, BYTES, _OBJECT_HEADERS),
+    },
+    errors=(400, 404, 409, 416, 502),
+    headers=_RANGE_HEADER,
+)
+LOOK_AT_OBJECT: Final = Operation(
+    "lookAtObject",
+    "cluster",
+    "Returns the size of an object in `Content-Length`.",
+    {200: Reply("The object exists.", headers=_OBJECT_HEADERS)},
+    errors=(400, 404, 409, 502),
+    method="HEAD",
+)
+WRITE_OBJECT: Final = Operation(
+    "writeObject",
+    "cluster",
+    "Writes an object that the catalog has as intended, or staged rows.",
+    {200: Reply("The object is stored.", StoredObject)},
+    errors=(400, 404, 409, 502, 507),
+    method="PUT",
+    body={BYTES: RAW},
+)
+
+
+def routes(context: ServerContext) -> list[Endpoint]:
     return [*_segment_routes(context, Transfers()), *_object_routes(context, Transfers())]
 
 
@@ -120,7 +187,7 @@ class Transfers:
     def slot(self) -> Iterator[None]:
         """One of the slots, for the event loop's thread; ServiceUnavailable if none is free."""
         if self._used >= _SLOTS:
-            raise ServiceUnavailable(f"{_SLOTS} transfers are under way: come back later")
+            raise ServiceUnavailable(f"{_SLOTS} transfers are under way: try again later")
         self._used += 1
         try:
             yield
@@ -140,7 +207,7 @@ class Transfers:
         """The bytes that the request asks for; `read` returns those between two positions."""
         head = {"Accept-Ranges": "bytes", **headers}
         if request.method == "HEAD":
-            return Response(headers={**head, "Content-Length": str(size)}, media_type=_OCTETS)
+            return Response(headers={**head, "Content-Length": str(size)}, media_type=BYTES)
         part = byte_range(request.headers.get("range"), size, name)
         head["Content-Length"] = str(part.end - part.start)
         if not part.whole:
@@ -168,7 +235,7 @@ class _SlotResponse(StreamingResponse):
         status: int,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(chunks, status, headers, media_type=_OCTETS)
+        super().__init__(chunks, status, headers, media_type=BYTES)
         self._transfers = transfers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,7 +266,7 @@ def byte_range(header: str | None, size: int, name: str) -> ByteRange:
         return ByteRange(0, size, whole=True)
     match = _RANGE.fullmatch(header.strip())
     if match is None or (match["first"] is None and match["last"] is None):
-        raise UsageError(f"the range {header!r} is not understood: it is like bytes=0-1023")
+        raise UsageError(f"the range {header!r} is not understood: write it like bytes=0-1023")
     if match["first"] is None:
         start, end = max(size - int(match["last"]), 0), size
     else:
@@ -215,7 +282,7 @@ def byte_range(header: str | None, size: int, name: str) -> ByteRange:
 # ---- segments ---------------------------------------------------------------------------------
 
 
-def _segment_routes(context: ServerContext, transfers: Transfers) -> list[BaseRoute]:
+def _segment_routes(context: ServerContext, transfers: Transfers) -> list[Endpoint]:
     def find(topic: TopicName, name: str, log_id: str | None) -> SegmentFile | None:
         if context.settings.data is None:
             raise UsageError("a store in memory has no segments")
@@ -227,7 +294,8 @@ def _segment_routes(context: ServerContext, transfers: Transfers) -> list[BaseRo
 
     async def segment(request: Request) -> Response:
         topic, name = topic_of(request.path_params), request.path_params["file"]
-        log_id = request.query_params.get("log")
+        query = read_query(request.scope["query_string"], SegmentQuery, lenient=True)
+        log_id = None if query.log is UNSET else query.log
         found = await transfers.run(partial(find, topic, name, log_id))
         if found is None:
             return error_response(404, "ObjectMissing", f"{topic} has no segment {name!r}")
@@ -236,7 +304,7 @@ def _segment_routes(context: ServerContext, transfers: Transfers) -> list[BaseRo
             request, read, found.size, kind="segment", name=f"{topic}: {name}", headers={}
         )
 
-    return [Route("/v1/topics/{namespace}/{topic}/segments/{file}", segment, methods=["GET"])]
+    return [Endpoint("/v1/topics/{namespace}/{topic}/segments/{file}", segment, READ_SEGMENT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +358,7 @@ def read_exactly(path: Path, start: int, end: int) -> bytes:
 # ---- objects ----------------------------------------------------------------------------------
 
 
-def _object_routes(context: ServerContext, transfers: Transfers) -> list[BaseRoute]:
+def _object_routes(context: ServerContext, transfers: Transfers) -> list[Endpoint]:
     objects = ObjectAccess(context)
 
     async def get(request: Request) -> Response:
@@ -324,19 +392,16 @@ def _object_routes(context: ServerContext, transfers: Transfers) -> list[BaseRou
                     pass
                 raise
         except ClientDisconnect:
-            return error_response(400, "UsageError", "the request broke off")
+            return error_response(
+                400, "UsageError", "the client disconnected before the end of the body"
+            )
         except ObjectsElsewhere as error:
             return error_response(409, "UsageError", str(error))
-        stored = {
-            "key": meta.key,
-            "size": meta.size,
-            "etag": meta.etag,
-            "modified_ms": meta.modified_ms,
-        }
-        return JSONResponse(stored, headers=_headers(meta))
+        stored = StoredObject(meta.key, meta.size, meta.etag, meta.modified_ms)
+        return json_response(stored, headers=_headers(meta))
 
     path = "/v1/objects/{key:path}"
-    return [Route(path, get, methods=["GET"]), Route(path, put, methods=["PUT"])]
+    return [Endpoint(path, get, READ_OBJECT, LOOK_AT_OBJECT), Endpoint(path, put, WRITE_OBJECT)]
 
 
 def _headers(meta: ObjectMeta) -> dict[str, str]:
@@ -411,7 +476,9 @@ def target_of(key: str) -> PutTarget:
         if parse_object(object_id) is not None:
             most = OBJECT_BYTES_MAX if name == object_id else DESCRIPTOR_BYTES_MAX
             return PutTarget(key, topic, object_id, most)
-    raise UsageError(f"{key!r} is no object of a topic, and no rows of a write: it cannot be put")
+    raise UsageError(
+        f"{key!r} cannot be written: it is neither an object of a topic nor staged rows"
+    )
 
 
 class ObjectAccess:
@@ -446,7 +513,9 @@ class ObjectAccess:
         """Unless the key is of staged rows, the objects must be files of this machine."""
         backend = self._context.settings.cloud.backend
         if backend != "fs" and not key.startswith(STAGING_PREFIX):
-            raise ObjectsElsewhere(f"the objects are in {self.store().name}: ask that store itself")
+            raise ObjectsElsewhere(
+                f"the objects are in {self.store().name}: ask that store directly"
+            )
 
     def _ports(self) -> tuple[CloudStore, Catalog]:
         with self._context.store.view() as view:
@@ -481,7 +550,7 @@ class ObjectUpload:
         with self._lock:
             self._size += len(data)
             if self._size > self._target.bytes_max:
-                raise UsageError(f"{self._target.key}: over {self._target.bytes_max} bytes")
+                raise UsageError(f"{self._target.key}: larger than {self._target.bytes_max} bytes")
             self._writer.write(data)
             self._digest.update(data)
         TRANSFERS.add(len(data), self._target.kind, "up")
@@ -557,8 +626,8 @@ class ObjectUpload:
         return next(committed, None) in ((meta.size, meta.etag), (meta.size, None))
 
     def _refused(self, present: ObjectMeta | None) -> CommitRefused:
-        there = "is gone" if present is None else f"is there with {present.size} bytes"
+        there = "is gone" if present is None else f"exists with {present.size} bytes"
         return CommitRefused(
-            f"{self._target.key} {there}, and these are {self._size} bytes that nobody waits for: "
+            f"{self._target.key} {there}, and the request has {self._size} other bytes: "
             "what is stored is not changed"
         )

@@ -5,7 +5,7 @@ server, and a web page in a browser on this machine must not: neither by DNS reb
 is checked) nor from another site (the `Origin` is).
 
 A request may name the store that it is meant for (`Forebay-Store`), and is refused if this is
-another one: its server had the address before, and the client does not know yet. Each response
+another one: the client still has the address of a server that was here before. Each response
 names the run of the server that gave it (`Forebay-Instance`).
 """
 
@@ -28,12 +28,12 @@ from forebay.settings import AdminSettings
 
 REQUESTS: Final = Counter(
     "forebay_http_requests_total",
-    "Requests that were answered, by method, route and status.",
+    "Requests by method, route and status.",
     ["method", "route", "status"],
 )
 REQUEST_SECONDS: Final = Histogram(
     "forebay_http_request_seconds",
-    "Time from a request to the beginning of its answer, by method and route.",
+    "Time from a request to the start of its response, by method and route.",
     SECONDS,
     ["method", "route"],
 )
@@ -134,7 +134,7 @@ class Guard:
                 return error_response(
                     403,
                     "ServiceRefused",
-                    "a page of another site may not ask this server",
+                    "pages of other sites may not send requests to this server",
                     taken=False,
                 )
         return None
@@ -150,7 +150,7 @@ def _refuse_token(headers: Sequence[tuple[bytes, bytes]], token: bytes) -> Respo
     response = error_response(
         401,
         "ServiceRefused",
-        "this server wants a token: Authorization: Bearer <admin.token> (the commands take it "
+        "this server requires a token: Authorization: Bearer <admin.token> (the commands take it "
         "from the configuration or from FOREBAY_TOKEN)",
         taken=False,
     )

@@ -13,22 +13,31 @@ its driver ended: what it had committed counts, and a new job does the rest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Protocol, Self, TypeAlias
 
-import orjson
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
+from msgspec.json import Decoder
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.responses import Response
 
 from forebay.admin.context import ServerContext
 from forebay.admin.errors import error_response
-from forebay.admin.request import whole_number
+from forebay.admin.operations import Endpoint, Operation, Reply
+from forebay.admin.records import (
+    JSON,
+    Count,
+    Record,
+    Seconds,
+    decode_body,
+    json_response,
+    one_of,
+)
+from forebay.admin.request import read_query
 from forebay.errors import ForebayError, UnknownTopic, UsageError
 from forebay.format.names import parse_topic
+from forebay.limits import OFFSET_MAX
 
-KINDS: Final = ("offload", "compact", "verify")
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 CANCELLED, LOST = "cancelled", "lost"
 OVER: Final = frozenset({DONE, FAILED, CANCELLED, LOST})
@@ -37,59 +46,137 @@ _BODY_BYTES_MAX: Final = 1024 * 1024
 _TOPICS_MAX: Final = 1000
 _LIST_MAX: Final = 1000
 
+# ---- records ----------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class JobRecord:
-    """One job, as it is now."""
+
+class JobFields(Struct, frozen=True):
+    """What is known of a job, wherever it is written."""
 
     id: str
     kind: str
-    topics: tuple[str, ...]
-    """Those that were named; empty for all topics."""
+    topics: Annotated[tuple[str, ...], Meta(description="Empty for all topics.")]
     options: Mapping[str, int | bool]
-    trigger: str
-    """`request`, or `interval` for a cycle of the pipeline."""
-    state: str
-    created: float
-    """In seconds since 1970, as the other times."""
-    started: float | None = None
-    ended: float | None = None
+    trigger: Annotated[
+        str,
+        one_of("request", "interval"),
+        Meta(description="`interval` is a cycle of the pipeline."),
+    ]
+    state: Annotated[str, one_of(QUEUED, RUNNING, DONE, FAILED, CANCELLED, LOST)]
+    created: Seconds
+    started: Seconds | None = None
+    ended: Seconds | None = None
+    summary: Annotated[
+        Mapping[str, int], Meta(description="Numbers of objects, messages, bytes and such.")
+    ] = {}  # msgspec copies it
+    error: str | None = None
+    details: Annotated[
+        tuple[str, ...], Meta(description="The first findings or errors, one line each.")
+    ] = ()
+    attempts: Annotated[
+        Count, Meta(description="Cycles in a row that failed and are recorded as one.")
+    ] = 1
+
+
+class JobRecord(JobFields, frozen=True):
+    """One job as it is now; a line of the file of past jobs."""
+
     done: int = 0
     """Tasks of the running Spark job that are done."""
     total: int = 0
     label: str = ""
     """What is being done, in plain words."""
-    summary: Mapping[str, int] = field(default_factory=dict)
-    """What it did: numbers of objects, messages, bytes and such."""
-    error: str | None = None
-    details: tuple[str, ...] = ()
-    """The first findings or errors, one line each."""
-    attempts: int = 1
-    """Cycles in a row that failed and are recorded as one."""
 
     @property
     def over(self) -> bool:
         return self.state in OVER
 
-    def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        progress = {name: found.pop(name) for name in ("done", "total", "label")}
-        return {**found, "progress": progress}
+
+class Progress(Record, frozen=True):
+    done: Count
+    total: Count
+    label: str
 
 
-@dataclass(frozen=True, slots=True)
-class DriverStatus:
+class Job(JobFields, Record, frozen=True, kw_only=True):
+    """A job as responses have it."""
+
+    progress: Progress
+
+    @classmethod
+    def of(cls, record: JobRecord, **more: Any) -> Self:
+        known = structs.asdict(record)
+        progress = Progress(*(known.pop(name) for name in Progress.__struct_fields__))
+        return cls(**{**known, "progress": progress, **more})
+
+
+class DriverStatus(Record, frozen=True):
     """The process that runs the jobs."""
 
-    state: str
-    """`starting`, `ready`, `working`, `restarting` or `stopped`."""
+    state: Annotated[str, one_of("starting", "ready", "working", "restarting", "stopped")]
     master: str
-    since: float
+    since: Seconds
     """When it got into this state."""
-    pid: int | None = None
-    restarts: int = 0
-    error: str | None = None
-    """Why the last process ended, while the next one is not ready."""
+    pid: Count | None = None
+    restarts: Count = 0
+    error: Annotated[
+        str | None, Meta(description="Why the last process ended, until the next one is ready.")
+    ] = None
+
+
+class JobList(Record, frozen=True):
+    """Jobs, the newest first."""
+
+    jobs: list[Job]
+    spark: DriverStatus | None
+
+
+class JobsQuery(Struct, frozen=True):
+    kind: Annotated[str, Meta(description="Only jobs of this kind.")] = ""
+    state: Annotated[str, Meta(description="Only jobs in this state.")] = ""
+    trigger: Annotated[str, Meta(description="Only jobs with this trigger.")] = ""
+    limit: Annotated[int, Meta(ge=1, le=_LIST_MAX, description="How many, at most.")] = 100
+
+
+_Bytes: TypeAlias = Annotated[int, Meta(ge=1, le=OFFSET_MAX)] | UnsetType
+_Flag: TypeAlias = bool | UnsetType
+
+
+class NewJob(Record, frozen=True, tag_field="kind"):
+    """A request for a job. Its fields but `topics` are options of its kind of job."""
+
+    topics: (
+        Annotated[list[str], Meta(max_length=_TOPICS_MAX, description="Empty for all topics.")]
+        | None
+    ) = None
+
+
+class Offload(NewJob, frozen=True, tag="offload"):
+    """Uploads what is synced."""
+
+    due: _Flag = UNSET
+
+
+class Compact(NewJob, frozen=True, tag="compact"):
+    """Joins small objects."""
+
+    target_bytes: _Bytes = UNSET
+    budget_bytes: _Bytes = UNSET
+
+
+class Verify(NewJob, frozen=True, tag="verify"):
+    """Reads objects back, and compares them with the catalog."""
+
+    incremental: _Flag = UNSET
+    budget_bytes: _Bytes = UNSET
+    orphans: _Flag = UNSET
+
+
+_NEW_JOBS: Final = {
+    kind.__struct_config__.tag: Decoder(kind) for kind in (Offload, Compact, Verify)
+}
+
+
+# ---- the queue --------------------------------------------------------------------------------
 
 
 class JobsFull(ForebayError):
@@ -116,56 +203,56 @@ class Jobs(Protocol):
         """From any thread."""
 
 
-_WHOLE: Final = "a whole number of at least 1"
-_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "offload": {"due": "true or false"},
-    "compact": {"target_bytes": _WHOLE, "budget_bytes": _WHOLE},
-    "verify": {
-        "incremental": "true or false",
-        "budget_bytes": _WHOLE,
-        "orphans": "true or false",
-    },
-}
-"""The options of each kind of job, with the rule for their values."""
+# ---- requests ---------------------------------------------------------------------------------
+
+
+class _Kind(Struct):
+    kind: Literal["offload", "compact", "verify"]
+
+
+_KIND: Final = Decoder(_Kind)
 
 
 def parse_request(body: bytes) -> tuple[str, tuple[str, ...], dict[str, int | bool]]:
     """Kind, topics and options of a request for a job; UsageError for anything else."""
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise UsageError(f"the body is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise UsageError('the body must be an object, such as {"kind": "offload"}')
-    kind = found.pop("kind", None)
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise UsageError(f"kind is {_shown(kind)}; it must be one of {', '.join(KINDS)}")
-    topics = found.pop("topics", None) or []
-    if not isinstance(topics, list) or not all(isinstance(each, str) for each in topics):
-        raise UsageError(f"topics is {_shown(topics)}; it must be a list of names")
-    if len(topics) > _TOPICS_MAX:
-        raise UsageError(f"topics has {len(topics)} names; at most {_TOPICS_MAX} are taken")
+    kind = decode_body(body, _KIND).kind
+    options = structs.asdict(decode_body(body, _NEW_JOBS[kind]))
+    topics = options.pop("topics") or []
     names = tuple(dict.fromkeys(str(parse_topic(each)) for each in topics))
-    return kind, names, {name: _option(kind, name, value) for name, value in found.items()}
+    return kind, names, {name: value for name, value in options.items() if value is not UNSET}
 
 
-def _option(kind: str, name: str, value: object) -> int | bool:
-    known = _OPTIONS[kind]
-    if name not in known:
-        raise UsageError(f"{kind} has no option {name[:80]!r}; it has {', '.join(known)}")
-    rule = known[name]
-    if rule == _WHOLE and isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    if rule != _WHOLE and isinstance(value, bool):
-        return value
-    raise UsageError(f"{name} is {_shown(value)}; it must be {rule}")
+START_JOB: Final = Operation(
+    "startJob",
+    "jobs",
+    "Queues a job.",
+    {202: Reply("The job is queued.", Job, headers={"Location": str})},
+    errors=(400, 404, 409, 429),
+    method="POST",
+    body={JSON: Offload | Compact | Verify},
+)
+LIST_JOBS: Final = Operation(
+    "listJobs",
+    "jobs",
+    "Lists the jobs on Spark, the newest first, and the status of the Spark driver.",
+    {200: Reply("The jobs.", JobList)},
+    errors=(400,),
+    query=JobsQuery,
+)
+SHOW_JOB: Final = Operation(
+    "showJob", "jobs", "Shows a job.", {200: Reply("The job.", Job)}, (404,)
+)
+CANCEL_JOB: Final = Operation(
+    "cancelJob",
+    "jobs",
+    "Cancels a job that is not over.",
+    {200: Reply("It is over.", Job), 202: Reply("It is asked to end.", Job)},
+    errors=(404,),
+    method="DELETE",
+)
 
 
-def _shown(value: object) -> str:
-    return repr(value)[:80]
-
-
-def routes(context: ServerContext) -> list[BaseRoute]:
+def routes(context: ServerContext) -> list[Endpoint]:
     async def create(request: Request) -> Response:
         kind, topics, options = parse_request(await _body(request))
         if context.jobs is None:
@@ -176,33 +263,52 @@ def routes(context: ServerContext) -> list[BaseRoute]:
             job = context.jobs.submit(kind, topics, options)
         except JobsFull as error:
             return error_response(429, "ServiceUnavailable", str(error))
-        return JSONResponse(job.as_json(), 202, {"Location": f"/v1/jobs/{job.id}"})
+        return json_response(Job.of(job), 202, {"Location": f"/v1/jobs/{job.id}"})
 
     async def list_all(request: Request) -> Response:
-        is_wanted = _filter(request)
-        text = request.query_params.get("limit", "100")
-        limit = whole_number("limit", text, 1, _LIST_MAX, rule=f"1 to {_LIST_MAX}")
-        jobs = context.jobs.list() if context.jobs is not None else []
-        found = [job.as_json() for job in jobs if is_wanted(job)]
-        spark = None if context.jobs is None else asdict(context.jobs.driver())
-        return JSONResponse({"jobs": found[:limit], "spark": spark})
+        query = read_query(request.scope["query_string"], JobsQuery, lenient=True)
+        if context.jobs is None:
+            return json_response(JobList([], None))
+        found = [Job.of(job) for job in context.jobs.list() if _is_wanted(job, query)]
+        return json_response(JobList(found[: query.limit], context.jobs.driver()))
 
     async def show(request: Request) -> Response:
         job = None if context.jobs is None else context.jobs.get(request.path_params["id"])
-        return _unknown(request) if job is None else JSONResponse(job.as_json())
+        return _unknown(request) if job is None else json_response(Job.of(job))
 
     async def cancel(request: Request) -> Response:
         job = None if context.jobs is None else context.jobs.cancel(request.path_params["id"])
         if job is None:
             return _unknown(request)
-        return JSONResponse(job.as_json(), 200 if job.over else 202)
+        return json_response(Job.of(job), 200 if job.over else 202)
 
     return [
-        Route("/v1/jobs", create, methods=["POST"]),
-        Route("/v1/jobs", list_all, methods=["GET"]),
-        Route("/v1/jobs/{id}", show, methods=["GET"]),
-        Route("/v1/jobs/{id}", cancel, methods=["DELETE"]),
+        Endpoint(
+            "/v1/jobs",
+            create,
+            START_JOB,
+        ),
+        Endpoint(
+            "/v1/jobs",
+            list_all,
+            LIST_JOBS,
+        ),
+        Endpoint(
+            "/v1/jobs/{id}",
+            show,
+            SHOW_JOB,
+        ),
+        Endpoint(
+            "/v1/jobs/{id}",
+            cancel,
+            CANCEL_JOB,
+        ),
     ]
+
+
+def _is_wanted(job: JobRecord, query: JobsQuery) -> bool:
+    wanted = {"kind": query.kind, "state": query.state, "trigger": query.trigger}
+    return all(getattr(job, name) == value for name, value in wanted.items() if value)
 
 
 def _require_known(context: ServerContext, topics: Sequence[str]) -> None:
@@ -220,15 +326,11 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _filter(request: Request) -> Callable[[JobRecord], bool]:
-    asked = {name: request.query_params.get(name) for name in ("kind", "state", "trigger")}
-    given = {name: value for name, value in asked.items() if value}
-    return lambda job: all(getattr(job, name) == value for name, value in given.items())
-
-
 def _unknown(request: Request) -> Response:
     return error_response(
-        404, "UsageError", f"there is no job {request.path_params['id'][:80]!r} here, or no more"
+        404,
+        "UsageError",
+        f"there is no job {request.path_params['id'][:80]!r}; old jobs are forgotten",
     )
 
 

@@ -17,30 +17,30 @@ the upload failed, `synced` says how far the log has the messages.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import orjson
+from msgspec import UNSET, DecodeError, Meta, Raw, Struct, UnsetType, ValidationError
+from msgspec.json import Decoder, decode
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from forebay.admin.consume import TIMEOUTS, ConsumeHandler, StreamTimeouts
+from forebay.admin.consume import CONSUME, TIMEOUTS, ConsumeHandler, StreamTimeouts
 from forebay.admin.context import ServerContext
 from forebay.admin.errors import error_response, nothing_taken
+from forebay.admin.operations import BYTES, RAW, Endpoint, Lines, Operation, Reply
+from forebay.admin.records import LINES, Count, Record, explain, json_response
 from forebay.admin.request import (
     BUDGET_WAIT_SECONDS,
     STALL_SECONDS,
     ByteBudget,
-    Query,
     RequestBody,
-    one_of,
-    parse_query,
+    read_query,
     topic_of,
 )
 from forebay.errors import (
@@ -52,32 +52,77 @@ from forebay.errors import (
 )
 from forebay.limits import ATTRIBUTES_MAX, KIB, MESSAGE_BYTES_MAX, MIB
 from forebay.metrics import Counter
-from forebay.topic.store import AnyDurability, Topic
+from forebay.topic.store import Topic
 
 PATH: Final = "/v1/topics/{namespace}/{topic}/messages"
-NDJSON: Final = b"application/x-ndjson"
-_DURABILITIES: Final[tuple[AnyDurability, ...]] = ("buffered", "synced", "uploaded")
 _CLIENT_GONE: Final = 499
 """The status in the metrics of a request whose client did not wait for the response."""
 _PARSE_ON_LOOP_BYTES: Final = 1 * MIB
 """A larger body is parsed on a thread."""
 _UPLOADS_MAX: Final = 32
 _MESSAGES: Final = Counter("forebay_http_messages_appended_total", "Messages taken over HTTP.")
-_KEYS: Final = ("payload", "payload_base64", "attributes", "routing_key")
 _SET_BY_LOG: Final = {"offset", "publish_time"}
 _SEPARATOR: Final = b",\n0,"
 _SHOWN: Final = 40
 _OVERHEAD_BYTES: Final = 2 * KIB
 """What a message's encoding adds to its parts, at most: two names of topics, and numbers."""
-_KINDS: Final = {
-    dict: "an object",
-    list: "a list",
-    str: "text",
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-    type(None): "null",
-}
+
+# ---- records ----------------------------------------------------------------------------------
+
+
+_AnyDurability = Literal["buffered", "synced", "uploaded"]
+
+
+class ProduceQuery(Struct, frozen=True):
+    durability: Annotated[
+        _AnyDurability, Meta(description="How safe the messages must be before the response.")
+    ] = "synced"
+    routing_key: Annotated[str, Meta(description="For a body that is one payload.")] | UnsetType = (
+        UNSET
+    )
+    attribute: Annotated[
+        list[Annotated[str, Meta(extra_json_schema={"pattern": "^[^=]+=.*$"})]],
+        Meta(description="`key=value`, for a body that is one payload; may be repeated."),
+    ] = []  # msgspec copies it
+
+
+class NewMessage(Record, frozen=True):
+    """A message to append. It has one of the two payloads."""
+
+    extra_schema: ClassVar[dict[str, Any]] = {
+        "oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}]
+    }
+    payload: Annotated[str, Meta(description="For a payload that is UTF-8.")] | UnsetType = UNSET
+    payload_base64: Annotated[bytes, Meta(description="For any other payload.")] | UnsetType = UNSET
+    attributes: Annotated[dict[str, str], Meta(max_length=ATTRIBUTES_MAX)] | None = None
+    routing_key: str | None = None
+
+
+_DECODER: Final = Decoder(NewMessage)
+
+
+class Appended(Record, frozen=True):
+    """Where the messages are in the topic."""
+
+    topic: str
+    first_offset: Count
+    next_offset: Count
+    count: Count
+    durability: _AnyDurability
+
+
+PRODUCE: Final = Operation(
+    "produce",
+    "messages",
+    "Appends messages: one that is the body, or one for each line of NDJSON.",
+    {200: Reply("The messages are in the topic, which was created if necessary.", Appended)},
+    errors=(400, 409, 413, 502, 504, 507),
+    method="POST",
+    query=ProduceQuery,
+    body={LINES: Lines("NewMessage", "A message to append.", [NewMessage]), BYTES: RAW},
+)
+
+# ---- handlers ---------------------------------------------------------------------------------
 
 
 def routes(
@@ -85,14 +130,15 @@ def routes(
     *,
     timeouts: StreamTimeouts = TIMEOUTS,
     stall_seconds: float = STALL_SECONDS,
-) -> list[BaseRoute]:
+) -> list[Endpoint]:
     """`stall_seconds` is how long a producer may take for the next chunk of a body."""
     produce = ProduceHandler(context, stall_seconds=stall_seconds)
     consume = ConsumeHandler(context, timeouts=timeouts)
-    return [Route(PATH, _Endpoint(produce, consume), name="messages")]
+    handler = _Handler(produce, consume)
+    return [Endpoint(PATH, handler, PRODUCE, CONSUME, all_methods=True)]
 
 
-class _Endpoint:
+class _Handler:
     """An ASGI application, not a function of a request: bodies and responses are streams."""
 
     def __init__(self, produce: ProduceHandler, consume: ConsumeHandler) -> None:
@@ -110,7 +156,7 @@ class _Endpoint:
             except ClientDisconnect:
                 response = Response(status_code=_CLIENT_GONE)
         else:
-            response = error_response(405, "UsageError", "messages are POSTed, and got with GET")
+            response = error_response(405, "UsageError", "send messages with POST, read with GET")
             response.headers["Allow"] = "GET, POST"
         await response(scope, receive, send)
 
@@ -138,9 +184,10 @@ class ProduceHandler:
 
     async def handle(self, scope: Scope, receive: Receive) -> Response:
         headers = dict(scope["headers"])
-        lines = headers.get(b"content-type", b"").split(b";")[0].strip().lower() == NDJSON
-        query = _parse_query(scope["query_string"], lines=lines)
-        durability = one_of(query, "durability", _DURABILITIES, "synced")
+        media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        lines = media_type == LINES.encode()
+        query = _read_query(scope["query_string"], lines=lines)
+        durability = query.durability
         name = topic_of(scope["path_params"])
         body = RequestBody(
             receive,
@@ -165,20 +212,14 @@ class ProduceHandler:
         finally:
             body.release()
         _MESSAGES.add(len(offsets))
-        appended = {
-            "topic": str(name),
-            "first_offset": offsets.start,
-            "next_offset": offsets.stop,
-            "count": len(offsets),
-            "durability": durability,
-        }
-        return Response(orjson.dumps(appended), media_type="application/json")
+        return json_response(
+            Appended(str(name), offsets.start, offsets.stop, len(offsets), durability)
+        )
 
-    async def _parse(self, data: bytes, query: Query, *, lines: bool) -> NewMessages:
+    async def _parse(self, data: bytes, query: ProduceQuery, *, lines: bool) -> NewMessages:
         if not lines:
-            return one_message(
-                data, query.get("attribute", []), query.get("routing_key", [None])[0]
-            )
+            key = None if query.routing_key is UNSET else query.routing_key
+            return one_message(data, query.attribute, key)
         if len(data) <= _PARSE_ON_LOOP_BYTES:
             return parse_lines(data, self._messages_max)
         return await asyncio.to_thread(parse_lines, data, self._messages_max)
@@ -216,10 +257,11 @@ class ProduceHandler:
         uploaded.result()
 
 
-def _parse_query(raw: bytes, *, lines: bool) -> Query:
-    query = parse_query(raw, ("durability", "routing_key"), ("attribute",))
-    for name in ("routing_key", "attribute"):
-        if lines and name in query:
+def _read_query(raw: bytes, *, lines: bool) -> ProduceQuery:
+    query = read_query(raw, ProduceQuery)
+    given = {"routing_key": query.routing_key is not UNSET, "attribute": bool(query.attribute)}
+    for name, is_given in given.items():
+        if lines and is_given:
             raise UsageError(
                 f"{name} goes with a body that is one payload; here it is in each line"
             )
@@ -286,6 +328,9 @@ def _parse_payloads(text: bytes, messages_max: int) -> NewMessages | None:
     They are parsed as one list, with a 0 in the place of each line end. A line end inside a string
     or an object is then not JSON, and a list is not a message: so each 0 is between two lines, and
     if there are as many objects as lines, each line is one message.
+
+    By orjson: for a payload of 1 KiB it takes 0.64 µs where msgspec takes 0.85 µs, and for one of
+    64 KiB 28 µs instead of 37 µs, because it scans strings with vector instructions.
     """
     listed = text.replace(b"\n", _SEPARATOR)
     # Counted by length, which costs a fifth of text.count().
@@ -315,17 +360,19 @@ def _parse_each(body: bytes, messages_max: int) -> NewMessages:
                 "(admin.request_messages_max): send the rest in another one"
             )
         try:
-            payload, pairs, key = _message(orjson.loads(line))
-        except orjson.JSONDecodeError as error:
+            message = _DECODER.decode(line)
+            payloads.append(_payload(message))
+        except ValidationError as error:
+            raise UsageError(f"line {number}: {_explain(error, line)}") from error
+        except (DecodeError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"line {number}, column {error.colno}: not JSON: {error.msg}; each line is one "
-                'message, such as {"payload": "text"}'
+                f"line {number}, column {_column(line, error)}: not JSON: {error}; each line is "
+                'one message, such as {"payload": "text"}'
             ) from error
         except UsageError as error:
             raise UsageError(f"line {number}: {error}") from error
-        payloads.append(payload)
-        attributes.append(pairs)
-        routing_keys.append(key)
+        attributes.append(message.attributes)
+        routing_keys.append(message.routing_key)
     if not payloads:
         raise UsageError('the body has no message; a message is a line like {"payload": "text"}')
     return NewMessages(
@@ -335,52 +382,43 @@ def _parse_each(body: bytes, messages_max: int) -> NewMessages:
     )
 
 
-def _message(found: Any) -> tuple[bytes, dict[str, str] | None, str | None]:
-    if type(found) is not dict:
-        raise UsageError(f"{_KINDS[type(found)]}; a message is an object")
-    for name in found:
-        if name in _SET_BY_LOG:
-            raise UsageError(f"{name} is given by the log: leave it out")
-        if name not in _KEYS:
-            raise UsageError(f"unknown key {name[:_SHOWN]!r}; known ones: {', '.join(_KEYS)}")
-    return _payload(found), _attributes(found.get("attributes")), _key(found.get("routing_key"))
-
-
-def _payload(found: dict[str, Any]) -> bytes:
-    if ("payload" in found) == ("payload_base64" in found):
-        given = "both" if "payload" in found else "neither"
-        raise UsageError(f"a message has either payload or payload_base64; this has {given}")
-    name = "payload" if "payload" in found else "payload_base64"
-    text = found[name]
-    if type(text) is not str:
-        raise UsageError(f"{name} is {_KINDS[type(text)]}; it must be text")
-    if name == "payload":
+def _payload(message: NewMessage) -> bytes:
+    text, data = message.payload, message.payload_base64
+    if data is UNSET and text is not UNSET:
         return text.encode()
+    if data is not UNSET and text is UNSET:
+        return data
+    given = "neither" if data is UNSET else "both"
+    raise UsageError(f"a message has either payload or payload_base64; this has {given}")
+
+
+class _Attributes(Struct):
+    attributes: dict[str, Raw]
+
+
+def _explain(error: ValidationError, line: bytes) -> str:
+    for name in _SET_BY_LOG:
+        if f"unknown field `{name}`" in str(error):
+            return f"{name} is given by the log: leave it out"
+    words = explain(error, NewMessage, "the message")
+    if "attributes[...]" not in words:
+        return words
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:  # ValueError: not ASCII
-        raise UsageError(f"payload_base64 is no base64: {error}") from error
+        found = decode(line, type=_Attributes).attributes
+    except (DecodeError, RecursionError):
+        return words
+    names = (name for name, value in found.items() if not bytes(value).startswith(b'"'))
+    return words.replace("attributes[...]", f"attribute {next(names, '')[:_SHOWN]!r}")
 
 
-def _attributes(found: Any) -> dict[str, str] | None:
-    if found is None:
-        return None
-    if type(found) is not dict:
-        raise UsageError(f"attributes is {_KINDS[type(found)]}; it must be an object of texts")
-    for name, text in found.items():
-        if type(text) is not str:
-            raise UsageError(
-                f"attribute {name[:_SHOWN]!r} is {_KINDS[type(text)]}; it must be text"
-            )
-    if len(found) > ATTRIBUTES_MAX:
-        raise UsageError(f"{len(found)} attributes; a message has {ATTRIBUTES_MAX} at most")
-    return found
-
-
-def _key(found: Any) -> str | None:
-    if found is not None and type(found) is not str:
-        raise UsageError(f"routing_key is {_KINDS[type(found)]}; it must be text, or null")
-    return found
+def _column(line: bytes, error: DecodeError | UnicodeDecodeError) -> int:
+    """Where a line stops being JSON."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as wrong:
+        return len(line[: wrong.start].decode()) + 1
+    position = re.search(r"\(byte (\d+)\)", str(error))
+    return len(text) if position is None else int(position[1]) + 1
 
 
 def one_message(body: bytes, pairs: list[str], routing_key: str | None) -> NewMessages:

@@ -1,7 +1,7 @@
 """What a handler reads of a request: its query, strictly, and its body, within limits.
 
-`parse_query` refuses a parameter that it does not know: with a mistyped name, a default would
-otherwise be used silently.
+A query is declared as a structure: `read_query` checks and converts its parameters, and the OpenAPI
+document describes them from the same declaration.
 
 `RequestBody` reads a body whole, within limits of size, memory and time. It reserves bytes of the
 server's `ByteBudget` as they arrive, never by what the header says, so that a silent client holds
@@ -14,15 +14,18 @@ What a caller gets wrong: `release` the body in the end, also when the request i
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Collection
 from contextlib import suppress
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
+import msgspec
+from msgspec import Struct
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from forebay.admin.records import explain, rule, schema_of
 from forebay.errors import MessageTooLarge, ServiceUnavailable, UsageError, WaitTimeout
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import OFFSET_MAX
@@ -37,11 +40,10 @@ LONG_STALL_SECONDS: Final = 600.0
 """For the next bytes of a long transfer, either way: a task that stages rows may be slow."""
 BUDGET_WAIT_SECONDS: Final = 5.0
 """How long a request may wait for bytes of the budget."""
-Query: TypeAlias = dict[str, list[str]]
 _PARAMETERS_MAX: Final = 2048
 _SHOWN: Final = 40
 _BOOLEANS: Final = {"true": True, "false": False}
-_Word = TypeVar("_Word", bound=str)
+_DIGITS_MAX: Final = len(str(OFFSET_MAX))
 
 
 # ---- path and query ---------------------------------------------------------------------------
@@ -52,10 +54,15 @@ def topic_of(path_params: dict[str, str]) -> TopicName:
     return parse_topic(f"/{path_params['namespace']}/{path_params['topic']}")
 
 
-def parse_query(raw: bytes, known: Collection[str], repeated: Collection[str] = ()) -> Query:
-    """The parameters by name; UsageError for one that is not known, or comes twice."""
-    if not raw:
-        return {}
+_Q = TypeVar("_Q", bound=Struct)
+
+
+def read_query(raw: bytes, kind: type[_Q], *, lenient: bool = False) -> _Q:
+    """The parameters of a query as a structure; UsageError if one is wrong.
+
+    A parameter that is unknown or comes twice is refused: with a mistyped name, a default would
+    otherwise be used silently. A lenient call ignores it, or takes the last one.
+    """
     try:
         pairs = parse_qsl(
             raw.decode("ascii"),
@@ -65,54 +72,69 @@ def parse_query(raw: bytes, known: Collection[str], repeated: Collection[str] = 
         )
     except ValueError as error:  # UnicodeDecodeError is one
         raise UsageError("the query cannot be read: it must be UTF-8, percent-encoded") from error
-    found: Query = {}
+    known = query_schema(kind)["properties"]
+    texts: dict[str, list[str]] = {}
     for name, text in pairs:
-        if name not in known and name not in repeated:
-            names = ", ".join(sorted({*known, *repeated})) or "none"
+        if name in known:
+            texts.setdefault(name, []).append(text)
+        elif not lenient:
+            names = ", ".join(sorted(known)) or "none"
             raise UsageError(f"unknown parameter {name[:_SHOWN]!r}; known ones: {names}")
-        if name in found and name not in repeated:
-            raise UsageError(f"{name} is given twice")
-        found.setdefault(name, []).append(text)
+    if lenient:
+        texts = {name: given[-1:] for name, given in texts.items()}
+    found = {name: _from_texts(name, given, known[name]) for name, given in texts.items()}
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        wrong = next((name for name in found if f"`$.{name}" in str(error)), None)
+        if wrong is None:
+            raise UsageError(explain(error, kind).replace("key", "parameter", 1)) from error
+        raise _wrong(wrong, texts[wrong][0], known[wrong]) from error
+
+
+def query_schema(kind: type[Struct]) -> dict[str, Any]:
+    """The JSON schema of a query: its fields are the parameters."""
+    found: dict[str, Any] = schema_of(kind)["$defs"][kind.__name__]
     return found
 
 
-def one_of(query: Query, name: str, words: Collection[_Word], default: _Word) -> _Word:
-    text = query.get(name, [default])[0]
-    for word in words:
-        if word == text:
-            return word
-    raise UsageError(f"{name} is {text[:_SHOWN]!r}; it must be one of {', '.join(words)}")
-
-
-def flag(query: Query, name: str) -> bool:
-    """`true` or `false`; false where it is not given."""
-    return _BOOLEANS[one_of(query, name, tuple(_BOOLEANS), "false")]
-
-
-def number(query: Query, name: str) -> int | None:
-    """A whole number from 0 on; None where it is not given."""
-    if name not in query:
-        return None
-    return whole_number(name, query[name][0], 0, OFFSET_MAX, rule="a whole number from 0 on")
-
-
-def start_of(query: Query) -> int | Literal["earliest", "latest"]:
-    text = query.get("start", ["earliest"])[0]
-    if text == "earliest":
-        return "earliest"
-    if text == "latest":
-        return "latest"
-    return whole_number("start", text, 0, OFFSET_MAX, rule="an offset, earliest or latest")
-
-
-def whole_number(name: str, text: str, least: int, most: int, *, rule: str) -> int:
-    """UsageError, which says the rule, for anything but a number from `least` to `most`."""
+def _from_texts(name: str, texts: list[str], schema: dict[str, Any]) -> object:
+    """As JSON has it; a text that is no such value is left for the check of its type."""
+    kinds = {each.get("type") for each in schema.get("anyOf", [schema])}
+    if "array" in kinds:
+        return texts
+    if len(texts) > 1:
+        raise UsageError(f"{name} is given twice")
+    text = texts[0]
     # The length first: int() of very many digits is slow.
-    if text.isascii() and text.isdigit() and len(text) <= len(str(most)):
-        found = int(text)
-        if least <= found <= most:
-            return found
-    raise UsageError(f"{name} is {text[:_SHOWN]!r}; it must be {rule}")
+    if "integer" in kinds and len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit():
+        return int(text)
+    if "boolean" in kinds:
+        return _BOOLEANS.get(text, text)
+    if "number" in kinds:
+        return _float(text)
+    return text
+
+
+def _float(text: str) -> float | str:
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text
+
+
+def _wrong(name: str, text: str, schema: dict[str, Any]) -> UsageError:
+    return UsageError(f"{name} is {text[:_SHOWN]!r}; it must be {rule(schema)}")
+
+
+def offset_of(path_params: dict[str, str]) -> int:
+    """The offset that a request's path names."""
+    schema = {"type": "integer", "minimum": 0, "maximum": OFFSET_MAX}
+    found = _from_texts("offset", [path_params["offset"]], schema)
+    if isinstance(found, int) and found <= OFFSET_MAX:
+        return found
+    raise _wrong("offset", path_params["offset"], schema)
 
 
 # ---- body -------------------------------------------------------------------------------------
@@ -156,9 +178,9 @@ class RequestBody:
                     timeout.reschedule(min(clock() + self._stall_seconds, last))
         except TimeoutError as error:
             raise WaitTimeout(
-                f"the body did not come: {size} bytes of it did, and then none for "
-                f"{self._stall_seconds:.0f} seconds, or not all within {BODY_SECONDS:.0f}: nothing "
-                "of it was taken"
+                f"the body is incomplete: after {size} bytes none came for "
+                f"{self._stall_seconds:.0f} seconds, or not all came within {BODY_SECONDS:.0f}: "
+                "nothing of it was taken"
             ) from error
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -195,7 +217,7 @@ def _content_length(headers: dict[bytes, bytes]) -> int | None:
     if text is None or b"transfer-encoding" in headers:
         return None
     if not text.isdigit() or len(text) > 19:
-        raise UsageError("Content-Length is no number")
+        raise UsageError("Content-Length is not a number")
     return int(text)
 
 
@@ -234,7 +256,7 @@ class ByteBudget:
             if isinstance(error, TimeoutError):
                 raise ServiceUnavailable(
                     f"the server holds {self.used} bytes of other requests "
-                    f"({self._limit}) and got no room in time: nothing of this one was taken, "
+                    f"({self._limit}), and had no room in time: nothing of this one was taken, "
                     "send it again"
                 ) from error
             raise

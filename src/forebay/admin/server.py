@@ -43,7 +43,7 @@ _DESCRIPTORS_SHARE: Final = 4
 _DESCRIPTORS_UNLIMITED: Final = 1 << 20
 _TOO_MANY: Final = (
     b'{"error":{"kind":"ServiceUnavailable","taken":false,'
-    b'"message":"the server has as many connections as it may have: come back later"}}'
+    b'"message":"the server has too many connections: try again later"}}'
 )
 _HEAD_TOO_LARGE: Final = (
     b'{"error":{"kind":"UsageError","taken":false,'
@@ -280,15 +280,15 @@ def _require_certificate(settings: AdminSettings) -> None:
             raise UsageError(
                 f"admin.{name} {file} cannot be read: {error.strerror}; {remedy(error)}"
                 if error.errno != errno.ENOENT
-                else f"admin.{name} {file} is not there"
+                else f"admin.{name} {file} does not exist"
             ) from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(settings.cert_file, settings.key_file)
     except OSError as error:  # an SSLError is one
         raise UsageError(
-            f"admin.cert_file {settings.cert_file} and admin.key_file {settings.key_file} are no "
-            f"certificate and its private key in PEM ({error})"
+            f"admin.cert_file {settings.cert_file} and admin.key_file {settings.key_file} are "
+            f"not a certificate and its private key in PEM ({error})"
         ) from error
 
 

@@ -13,30 +13,44 @@ byte budget until its batch is done, because its contents are in memory until th
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-import orjson
+from msgspec import Meta, structs
+from msgspec.json import Decoder
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.responses import Response, StreamingResponse
 
 from forebay.admin.context import ServerContext
-from forebay.admin.errors import ERRORS, error_fields, error_response
+from forebay.admin.errors import ERRORS, Error, error_fields, error_response
+from forebay.admin.operations import Endpoint, Lines, Operation, Reply
+from forebay.admin.records import (
+    JSON,
+    LINES,
+    Count,
+    Offset,
+    Record,
+    decode_body,
+    json_line,
+    json_response,
+)
 from forebay.admin.request import BUDGET_WAIT_SECONDS, STALL_SECONDS, ByteBudget, RequestBody
-from forebay.errors import ForebayError, ServiceUnavailable, UsageError, WaitTimeout
+from forebay.errors import ForebayError, ServiceUnavailable, WaitTimeout
 from forebay.format.names import write_of_staged
 from forebay.logs import event
-from forebay.pipeline.sink.owner import REQUEST_BYTES_MAX, commit_in, decode_request, forget_in
-
-if TYPE_CHECKING:
-    from forebay.pipeline.sink.commit import Committed, SinkBatch
-    from forebay.pipeline.sink.staging import Part
+from forebay.pipeline.sink.commit import Committed, SinkBatch
+from forebay.pipeline.sink.owner import (
+    PARTS_MAX,
+    REQUEST_BYTES_MAX,
+    check_request,
+    commit_in,
+    forget_in,
+)
+from forebay.pipeline.sink.staging import Part
 
 _Result = TypeVar("_Result")
 _log: Final = logging.getLogger("forebay.admin")
@@ -50,7 +64,77 @@ _BUDGET_BODIES: Final = 4
 """Bodies of the largest size, at a time."""
 
 
-def routes(context: ServerContext, *, stall_seconds: float = STALL_SECONDS) -> list[BaseRoute]:
+# ---- records ----------------------------------------------------------------------------------
+
+
+class BatchPart(Record, frozen=True):
+    """The rows of one partition."""
+
+    partition: Offset
+    key: Annotated[str | None, Meta(description="Where the rows are staged.")]
+    rows: Offset
+    bytes: Offset
+    topics: Annotated[dict[str, Offset], Meta(description="Numbers of rows by topic.")] = {}  # noqa: RUF012  # msgspec copies it
+    digest: Count = 0
+
+
+class BatchRequest(Record, frozen=True):
+    """A batch of the Spark sink."""
+
+    sink_id: Annotated[str, Meta(min_length=1)]
+    batch: Offset
+    named: bool
+    parts: Annotated[list[BatchPart], Meta(max_length=PARTS_MAX)]
+    streaming: bool = False
+
+
+class Working(Record, frozen=True):
+    working: bool
+
+
+class BatchResult(Record, frozen=True):
+    """What became of the rows of a batch."""
+
+    appended: Count
+    known: Annotated[Count, Meta(description="They were appended by an earlier request.")]
+
+
+class Forgotten(Record, frozen=True):
+    forgotten: Annotated[bool, Meta(description="Whether the staged rows were removed.")]
+
+
+_DECODER: Final = Decoder(BatchRequest)
+_BODY: Final = {JSON: BatchRequest}
+_COMMIT_LINES: Final = Lines(
+    "SinkLine",
+    "A line. `working` comes every few seconds; another one is the last.",
+    [Working, BatchResult, Error],
+)
+
+# ---- routes -----------------------------------------------------------------------------------
+
+
+COMMIT_BATCH: Final = Operation(
+    "commitBatch",
+    "cluster",
+    "Appends the staged rows of a batch of the Spark sink, each once.",
+    {200: Reply("Lines.", _COMMIT_LINES, LINES)},
+    errors=(400, 413, 502, 504),
+    method="POST",
+    body=_BODY,
+)
+FORGET_BATCH: Final = Operation(
+    "forgetBatch",
+    "cluster",
+    "Removes the staged rows of a batch that failed, unless it is under way.",
+    {200: Reply("Whether they were removed.", Forgotten)},
+    errors=(400, 413, 502, 504),
+    method="POST",
+    body=_BODY,
+)
+
+
+def routes(context: ServerContext, *, stall_seconds: float = STALL_SECONDS) -> list[Endpoint]:
     """`stall_seconds` is how long a sink may take for the next chunk of a body."""
     commits = SinkCommits(context, stall_seconds=stall_seconds)
 
@@ -59,23 +143,31 @@ def routes(context: ServerContext, *, stall_seconds: float = STALL_SECONDS) -> l
             batch = await commits.read(request)
         except ClientDisconnect:
             return _disconnected()
-        return StreamingResponse(_lines(commits.commit(batch)), media_type="application/x-ndjson")
+        return StreamingResponse(_lines(commits.commit(batch)), media_type=LINES)
 
     async def forget(request: Request) -> Response:
         try:
             batch = await commits.read(request)
         except ClientDisconnect:
             return _disconnected()
-        return JSONResponse({"forgotten": await commits.forget(batch)})
+        return json_response(Forgotten(await commits.forget(batch)))
 
     return [
-        Route("/v1/sink/commit", commit, methods=["POST"]),
-        Route("/v1/sink/forget", forget, methods=["POST"]),
+        Endpoint(
+            "/v1/sink/commit",
+            commit,
+            COMMIT_BATCH,
+        ),
+        Endpoint(
+            "/v1/sink/forget",
+            forget,
+            FORGET_BATCH,
+        ),
     ]
 
 
 def _disconnected() -> Response:
-    return error_response(400, "UsageError", "the request broke off")
+    return error_response(400, "UsageError", "the client disconnected before the end of the body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +193,7 @@ class SinkCommits:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="sink")
         self._turns: dict[str, asyncio.Lock] = {}
         """By sink id, of the sinks that have a batch here."""
-        self._tasks: dict[asyncio.Task[dict[str, Any]], frozenset[str]] = {}
+        self._tasks: dict[asyncio.Task[BatchResult], frozenset[str]] = {}
         """With the writes whose staged rows they need."""
 
     async def read(self, request: Request) -> SinkRequest:
@@ -124,12 +216,12 @@ class SinkCommits:
             body.release()
             raise
 
-    def commit(self, batch: SinkRequest) -> asyncio.Task[dict[str, Any]]:
+    def commit(self, batch: SinkRequest) -> asyncio.Task[BatchResult]:
         """Begins a commit, which is never cancelled: rows appended by half help nobody."""
         run = batch.run
         if len(self._tasks) >= _COMMITS_MAX:
             batch.body.release()
-            raise ServiceUnavailable(f"{_COMMITS_MAX} batches are under way: come back later")
+            raise ServiceUnavailable(f"{_COMMITS_MAX} batches are under way: try again later")
         turn = self._turns.setdefault(run.sink_id, asyncio.Lock())
         work = partial(commit_in, self._context.store, run, batch.parts)
         task = asyncio.create_task(self._in_turn(turn, run.sink_id, work), name=run.sink_id)
@@ -154,23 +246,24 @@ class SinkCommits:
 
     async def _in_turn(
         self, turn: asyncio.Lock, sink_id: str, work: Callable[[], Committed]
-    ) -> dict[str, Any]:
+    ) -> BatchResult:
         try:
             async with asyncio.timeout(_TURN_SECONDS_MAX):
                 await turn.acquire()
         except TimeoutError:
             raise WaitTimeout(
-                f"another batch of the sink {sink_id!r} is under way: come back later"
+                f"another batch of the sink {sink_id!r} is under way: try again later"
             ) from None
         try:
-            return asdict(await self._run(work))
+            committed = await self._run(work)
+            return BatchResult(committed.appended, committed.known)
         finally:
             turn.release()
 
     async def _run(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def _ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
+    def _ended(self, task: asyncio.Task[BatchResult]) -> None:
         self._tasks.pop(task)
         if all(each.get_name() != task.get_name() for each in self._tasks):
             del self._turns[task.get_name()]
@@ -180,19 +273,19 @@ class SinkCommits:
 
 def _decoded(data: bytes) -> tuple[SinkBatch, list[Part]]:
     """May take long: not on the event loop."""
-    try:
-        value = orjson.loads(data)
-    except ValueError as error:
-        raise UsageError(f"the body is no JSON: {error}") from error
-    return decode_request(value)
+    found = decode_body(data, _DECODER)
+    batch = SinkBatch(found.sink_id, found.batch, found.named, found.streaming)
+    parts = [Part(**structs.asdict(each)) for each in found.parts]
+    check_request(batch, parts)
+    return batch, parts
 
 
-async def _lines(task: asyncio.Task[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _lines(task: asyncio.Task[BatchResult]) -> AsyncIterator[bytes]:
     """Lines until the commit is done, which goes on when the client has gone."""
     while not (await asyncio.wait({task}, timeout=_WORKING_SECONDS))[0]:
-        yield b'{"working": true}\n'
+        yield json_line(Working(working=True))
     try:
-        last: dict[str, Any] = task.result()
+        last: BatchResult | dict[str, Any] = task.result()
     except ForebayError as error:
         last = {"error": error_fields(error)}
         ERRORS.add(1, type(error).__name__)
@@ -200,4 +293,4 @@ async def _lines(task: asyncio.Task[dict[str, Any]]) -> AsyncIterator[bytes]:
         event(_log, logging.ERROR, "a commit failed", trace=error, error=repr(error))
         last = {"error": {"kind": "InternalError", "message": "the server failed; see its log"}}
         ERRORS.add(1, "InternalError")
-    yield json.dumps(last).encode() + b"\n"
+    yield json_line(last)

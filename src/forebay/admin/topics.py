@@ -12,119 +12,290 @@ The GETs open no topic: each makes a view, on a thread, because a view waits for
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Final, Literal
 
+from msgspec import Meta, Struct
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.responses import Response
 
 from forebay.admin.context import ServerContext
-from forebay.admin.request import parse_query, topic_of, whole_number
+from forebay.admin.operations import Endpoint, Operation, Reply
+from forebay.admin.records import Count, OffsetRange, Record, json_response
+from forebay.admin.request import offset_of, read_query, topic_of
 from forebay.errors import UnknownTopic
 from forebay.format.names import TopicName
-from forebay.limits import OFFSET_MAX
-from forebay.topic.describe import describe, explain
+from forebay.topic.describe import (
+    FrameLocation,
+    ObjectFacts,
+    OffsetFacts,
+    SegmentFacts,
+    TopicFacts,
+    describe,
+    explain,
+)
 
-TOPICS_LIMIT: Final = 100
 TOPICS_MAX: Final = 1000
-PARTS_LIMIT: Final = 100
 PARTS_MAX: Final = 10_000
 """Segments, and objects, of one response."""
-_STAGES: Final = ("start", "appended", "synced", "uploaded", "verified")
+TOPIC_PATH: Final = "/v1/topics/{namespace}/{topic}"
+
+# ---- records ----------------------------------------------------------------------------------
+
+_Open = Annotated[bool, Meta(description="Whether this server has it open.")]
+_Stage = Annotated[
+    Count | None, Meta(description="The next offset; known of a topic that is open.")
+]
 
 
-def routes(context: ServerContext) -> list[BaseRoute]:
+class TopicsQuery(Struct, frozen=True):
+    prefix: Annotated[str, Meta(description="How the names begin, such as `/default/`.")] = ""
+    limit: Annotated[int, Meta(ge=1, le=TOPICS_MAX, description="Of one page.")] = 100
+    after: Annotated[str, Meta(description="The last name of the page before.")] = ""
+
+
+class TopicQuery(Struct, frozen=True):
+    limit: Annotated[
+        int,
+        Meta(ge=0, le=PARTS_MAX, description="How many of the newest segments and objects."),
+    ] = 100
+
+
+class TopicOutline(Record, frozen=True):
+    """How far a topic is."""
+
+    topic: str
+    open: _Open
+    start: _Stage = None
+    appended: _Stage = None
+    synced: _Stage = None
+    uploaded: _Stage = None
+    verified: _Stage = None
+
+
+class TopicList(Record, frozen=True):
+    """A page of topics, by name."""
+
+    topics: list[TopicOutline]
+    total: Annotated[Count, Meta(description="Of all pages.")]
+    next: Annotated[str | None, Meta(description="`after` of the next page; null on the last.")]
+
+
+class Topic(Record, frozen=True):
+    """Where everything of a topic is."""
+
+    topic: str
+    open: _Open
+    start_offset: Count
+    appended: Annotated[Count | None, Meta(description="The next offset of this stage.")]
+    synced: Annotated[Count | None, Meta(description="Null if the topic's log is not here.")]
+    uploaded: Count
+    verified: Count
+    memory: Annotated[OffsetRange | None, Meta(description="What the owner has in memory.")]
+    reserved: Count | None
+    epoch: Count | None
+    owner: str | None
+    lost: list[OffsetRange]
+    segments: Annotated[list[SegmentFacts], Meta(description="The newest ones, oldest first.")]
+    segments_total: Count
+    segments_bytes: Count
+    objects: Annotated[list[ObjectFacts], Meta(description="The newest ones, oldest first.")]
+    objects_total: Count
+    objects_bytes: Count
+    problems: Annotated[list[str], Meta(description="Contradictions that were found.")]
+
+
+class Explanation(Record, frozen=True):
+    """Where one offset is."""
+
+    topic: str
+    offset: Count
+    state: Literal[
+        "stored",
+        "in memory",
+        "not yet appended",
+        "not yet synced",
+        "not yet uploaded",
+        "lost",
+        "removed",
+        "missing",
+    ]
+    places: list[FrameLocation]
+    in_memory: bool
+    synced: bool
+    uploaded: bool
+    verified: bool
+    deletable: Annotated[bool | None, Meta(description="Of the segment that holds it.")]
+    kept_because: str | None
+    go_on_at: Annotated[Count | None, Meta(description="The next offset that can be read.")]
+    problems: list[str]
+
+
+class Made(Record, frozen=True):
+    topic: str
+    created: Annotated[bool, Meta(description="False: it existed.")]
+
+
+class RemovedSegment(Record, frozen=True):
+    file: str
+    start_offset: Count
+    next_offset: Count
+    bytes: Count
+
+
+class Trimmed(Record, frozen=True):
+    topic: str
+    removed: list[RemovedSegment]
+
+
+# ---- routes -----------------------------------------------------------------------------------
+
+
+LIST_TOPICS: Final = Operation(
+    "listTopics",
+    "topics",
+    "Lists topics by name, with the progress of those that are open here.",
+    {200: Reply("A page.", TopicList)},
+    errors=(400, 502),
+    query=TopicsQuery,
+)
+DESCRIBE_TOPIC: Final = Operation(
+    "describeTopic",
+    "topics",
+    "Tells where everything of a topic is.",
+    {200: Reply("The facts.", Topic)},
+    errors=(400, 404, 502),
+    query=TopicQuery,
+)
+MAKE_TOPIC: Final = Operation(
+    "makeTopic",
+    "topics",
+    "Creates a topic, unless it exists.",
+    {200: Reply("It existed.", Made), 201: Reply("It was created.", Made)},
+    errors=(400, 409, 502, 507),
+    method="PUT",
+)
+TRIM_TOPIC: Final = Operation(
+    "trimTopic",
+    "topics",
+    "Deletes local segments that are verified and old enough.",
+    {200: Reply("The segments that were deleted.", Trimmed)},
+    errors=(400, 404, 409, 502, 507),
+    method="POST",
+)
+EXPLAIN_OFFSET: Final = Operation(
+    "explainOffset",
+    "topics",
+    "Tells where one message is, and what may become of it.",
+    {200: Reply("The facts.", Explanation)},
+    errors=(400, 404, 502),
+)
+
+
+def routes(context: ServerContext) -> list[Endpoint]:
     async def list_all(request: Request) -> Response:
-        query = parse_query(request.scope["query_string"], ("prefix", "limit", "after"))
-        prefix, after = (query.get(name, [""])[0] for name in ("prefix", "after"))
-        limit = _whole("limit", query.get("limit", [str(TOPICS_LIMIT)])[0], 1, TOPICS_MAX)
-        return JSONResponse(await run_in_threadpool(_list, context, prefix, after, limit))
+        query = read_query(request.scope["query_string"], TopicsQuery)
+        return json_response(await run_in_threadpool(_list, context, query))
 
     async def show(request: Request) -> Response:
-        query = parse_query(request.scope["query_string"], ("limit",))
-        limit = _whole("limit", query.get("limit", [str(PARTS_LIMIT)])[0], 0, PARTS_MAX)
+        query = read_query(request.scope["query_string"], TopicQuery)
         topic = topic_of(request.path_params)
-        return JSONResponse(await run_in_threadpool(_describe, context, topic, limit))
+        return json_response(await run_in_threadpool(_describe, context, topic, query.limit))
 
     async def create(request: Request) -> Response:
         topic = topic_of(request.path_params)
         created = await run_in_threadpool(_create, context, topic)
-        return JSONResponse({"topic": str(topic), "created": created}, 201 if created else 200)
+        return json_response(Made(str(topic), created), 201 if created else 200)
 
     async def trim(request: Request) -> Response:
         topic = topic_of(request.path_params)
-        return JSONResponse(await run_in_threadpool(_trim, context, topic))
+        return json_response(await run_in_threadpool(_trim, context, topic))
 
     async def explain_offset(request: Request) -> Response:
-        topic = topic_of(request.path_params)
-        offset = _whole("offset", request.path_params["offset"], 0, OFFSET_MAX)
-        return JSONResponse(await run_in_threadpool(_explain, context, topic, offset))
+        topic, offset = topic_of(request.path_params), offset_of(request.path_params)
+        return json_response(await run_in_threadpool(_explain, context, topic, offset))
 
-    path = "/v1/topics/{namespace}/{topic}"
     return [
-        Route("/v1/topics", list_all, methods=["GET"]),
-        Route(path, show, methods=["GET"]),
-        Route(path, create, methods=["PUT"]),
-        Route(f"{path}/trim", trim, methods=["POST"]),
-        Route(f"{path}/explain/{{offset}}", explain_offset, methods=["GET"]),
+        Endpoint(
+            "/v1/topics",
+            list_all,
+            LIST_TOPICS,
+        ),
+        Endpoint(
+            TOPIC_PATH,
+            show,
+            DESCRIBE_TOPIC,
+        ),
+        Endpoint(
+            TOPIC_PATH,
+            create,
+            MAKE_TOPIC,
+        ),
+        Endpoint(
+            f"{TOPIC_PATH}/trim",
+            trim,
+            TRIM_TOPIC,
+        ),
+        Endpoint(
+            f"{TOPIC_PATH}/explain/{{offset}}",
+            explain_offset,
+            EXPLAIN_OFFSET,
+        ),
     ]
-
-
-def _whole(name: str, text: str, least: int, most: int) -> int:
-    return whole_number(name, text, least, most, rule=f"a whole number, {least} to {most}")
 
 
 # ---- on threads -------------------------------------------------------------------------------
 
 
-def _list(context: ServerContext, prefix: str, after: str, limit: int) -> dict[str, Any]:
-    names = [name for name in context.store.topics() if name.startswith(prefix)]
-    start = bisect_right(names, after) if after else 0
-    page = names[start : start + limit]
-    more = start + limit < len(names)
-    return {
-        "topics": [_outline(context, name) for name in page],
-        "total": len(names),
-        "next": page[-1] if more else None,
-    }
+def _list(context: ServerContext, query: TopicsQuery) -> TopicList:
+    names = [name for name in context.store.topics() if name.startswith(query.prefix)]
+    start = bisect_right(names, query.after) if query.after else 0
+    page = names[start : start + query.limit]
+    more = start + query.limit < len(names)
+    outlines = [_outline(context, name) for name in page]
+    return TopicList(outlines, len(names), page[-1] if more else None)
 
 
-def _outline(context: ServerContext, name: str) -> dict[str, Any]:
+def _outline(context: ServerContext, name: str) -> TopicOutline:
     """The watermarks of a topic that is open here; of another, its name alone."""
     topic = context.store.opened(name)
     if topic is None:
-        return {"topic": name, "open": False, **dict.fromkeys(_STAGES)}
-    return {"topic": name, "open": True, "start": topic.start_offset, **asdict(topic.watermarks())}
+        return TopicOutline(name, open=False)
+    marks = asdict(topic.watermarks())
+    return TopicOutline(name, open=True, start=topic.start_offset, **marks)
 
 
-def _describe(context: ServerContext, name: TopicName, limit: int) -> dict[str, Any]:
+def _describe(context: ServerContext, name: TopicName, limit: int) -> Topic:
     with context.store.view() as view:
-        found = asdict(describe(view.topic(str(name)), limit))
+        facts = _fields(describe(view.topic(str(name)), limit))
     topic = context.store.opened(str(name))
     if topic is None:
-        return {**found, "open": False, "appended": None, "memory": None}
+        return Topic(**facts, open=False, appended=None, memory=None)
     memory = topic.in_memory()
-    return {
-        **found,
-        "open": True,
-        "appended": topic.watermarks().appended,
-        "memory": [memory.start, memory.stop],
-    }
+    return Topic(
+        **facts,
+        open=True,
+        appended=topic.watermarks().appended,
+        memory=(memory.start, memory.stop),
+    )
 
 
-def _explain(context: ServerContext, name: TopicName, offset: int) -> dict[str, Any]:
+def _explain(context: ServerContext, name: TopicName, offset: int) -> Explanation:
     # The open topic first: what leaves memory later is found in the tiers by the view.
     topic = context.store.opened(str(name))
     with context.store.view() as view:
-        found = asdict(explain(view.topic(str(name)), offset))
+        facts = _fields(explain(view.topic(str(name)), offset))
     in_memory = topic is not None and offset in topic.in_memory()
-    if topic is not None and found["state"] == "not yet synced":
+    if topic is not None and facts["state"] == "not yet synced":
         marks = topic.watermarks()
-        found["synced"] = offset < marks.synced
-        found["state"] = "in memory" if offset < marks.appended else "not yet appended"
-    return {**found, "in_memory": in_memory}
+        facts["synced"] = offset < marks.synced
+        facts["state"] = "in memory" if offset < marks.appended else "not yet appended"
+    return Explanation(**facts, in_memory=in_memory)
+
+
+def _fields(facts: TopicFacts | OffsetFacts) -> dict[str, Any]:
+    return {each.name: getattr(facts, each.name) for each in fields(facts)}
 
 
 def _create(context: ServerContext, name: TopicName) -> bool:
@@ -140,19 +311,14 @@ def _create(context: ServerContext, name: TopicName) -> bool:
     return created
 
 
-def _trim(context: ServerContext, name: TopicName) -> dict[str, Any]:
+def _trim(context: ServerContext, name: TopicName) -> Trimmed:
     with context.store.view() as view:
         view.topic(str(name))  # UnknownTopic, instead of creating one
     removed = context.topic(name).trim_local()
-    return {
-        "topic": str(name),
-        "removed": [
-            {
-                "file": str(each.path),
-                "start_offset": each.first_offset,
-                "next_offset": each.end_offset,
-                "bytes": each.size,
-            }
+    return Trimmed(
+        str(name),
+        [
+            RemovedSegment(str(each.path), each.first_offset, each.end_offset, each.size)
             for each in removed
         ],
-    }
+    )

@@ -1,7 +1,7 @@
 """Names of Danube's configuration that are accepted for ours.
 
-Each alias is moved to its proper place before the settings are made. The place in the file stays
-with it, so that errors speak of what was written. An alias beside its proper name is refused.
+Each alias is moved to its proper key before the settings are made. It keeps its line, so that
+errors name the key that was written. An alias together with its proper key is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Alias:
     old: str
     new: str
     unit: Unit | None = None
-    """Of a plain number, where it is not that of the proper name."""
+    """The unit of a plain number, if it is not that of the proper name."""
 
 
 TOP_LEVEL: Final = Alias("wal_cloud", "storage")
@@ -35,7 +35,7 @@ ALIASES: Final = (
 )
 ETCD_ENDPOINT: Final = Alias("metadata.etcd_endpoint", "metadata.endpoints")
 GROUPS: Final = ("storage.wal.file_sync", "storage.wal.rotation", "storage.wal.retention")
-"""Sections that hold nothing but aliases."""
+"""Sections that contain only aliases."""
 
 CLOUD_OPTIONS: Final = (
     "endpoint",
@@ -54,14 +54,14 @@ CLOUD_OPTIONS: Final = (
     "account_key",
     "sas_token",
 )
-"""Options of the store that may stand beside `backend` and `root`."""
+"""Options of the store that may be written beside `backend` and `root`."""
 
 BACKENDS: Final = {"azblob": "azure", "local": "fs"}
 RANGED_READS: Final = "storage.cloud_reader.enable_ranged_reads"
 
 
 def names_below(section: str) -> list[str]:
-    """The aliases that may stand in a section, for what an unknown key may have meant."""
+    """The aliases in a section, to find the name that an unknown key resembles."""
     olds = [TOP_LEVEL.old, ETCD_ENDPOINT.old, RANGED_READS, *GROUPS]
     olds += [alias.old for alias in ALIASES]
     olds += [f"storage.cloud.{name}" for name in CLOUD_OPTIONS]
@@ -70,7 +70,7 @@ def names_below(section: str) -> list[str]:
 
 
 def resolve(root: Table) -> None:
-    """Moves everything that has another name here to its proper place."""
+    """Moves all aliases to their proper keys."""
     if (storage := root.items.pop(TOP_LEVEL.old, None)) is not None:
         _place(root, TOP_LEVEL.new, storage)
     for alias in ALIASES:
@@ -115,7 +115,7 @@ def _place(root: Table, path: str, node: Node) -> None:
 
 
 def _drop_empty(root: Table, path: str) -> None:
-    """Removes a group whose keys were all moved; what is left in it stays, to be refused."""
+    """Removes a group whose keys were all moved; one with other keys is refused later."""
     node = _find(root, path)
     if node is not None and not as_table(node).items:
         _take(root, path)
@@ -141,7 +141,7 @@ def _resolve_etcd(root: Table) -> None:
         where = Where(endpoint.where.file, endpoint.where.line, "metadata.backend")
         _place(root, "metadata.backend", Text(where, "etcd", plain=True))
     elif isinstance(backend, Text) and backend.text != "etcd":
-        raise InvalidSetting(f"{endpoint.where}: of etcd; {backend.where.path} is {backend}")
+        raise InvalidSetting(f"{endpoint.where} is for etcd, but {backend.where.path} is {backend}")
 
 
 def _resolve_ranged_reads(root: Table) -> None:

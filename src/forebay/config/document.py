@@ -1,11 +1,11 @@
 """YAML to nodes: mappings, lists and texts that know the file, the line and the key they are at.
 
-The parser's events are used and nothing above them, so that no tag makes an object, a text stays as
-it was written (`password: 0123` is "0123"), and everything has a limit: bytes, nodes (an alias
-counts as often as it is used) and depth. A key that is given twice is refused.
+Only the events of the YAML parser are used. No tag creates an object, a text stays as it was
+written (`password: 0123` is "0123"), and everything has a limit: bytes, nodes (an alias counts each
+time it is used) and depth. A key that is given twice is refused.
 
-`substitute` replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`. A default counts if
-the variable is unset or empty, as in the shell, and has no braces in it, so that nothing nests.
+`substitute` replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`. The default is used
+if the variable is unset or empty, as in the shell. It cannot contain braces: nothing is nested.
 
 What a caller gets wrong: messages never quote the file. A line of it may hold a secret.
 """
@@ -53,11 +53,11 @@ class Text:
     where: Where
     text: str
     plain: bool
-    """Not quoted, so that it can be null."""
+    """Whether it is not quoted, and can therefore be null."""
     shown: str | None = None
-    """What errors show in its stead."""
+    """What errors show instead of the text."""
     unit: Unit | None = None
-    """Of a plain number, where it is not that of the key."""
+    """The unit of a plain number, if it is not that of the key."""
 
     @property
     def is_null(self) -> bool:
@@ -90,7 +90,7 @@ Node: TypeAlias = Text | Items | Table
 
 
 def read_document(text: str, file: str) -> Table:
-    """The document's top level; empty for an empty document. InvalidSetting for anything else."""
+    """The top level of the document, which may be empty. InvalidSetting if it is no mapping."""
     import yaml
 
     top = Where(file, 1)
@@ -117,7 +117,7 @@ def _only_tokens(quoted: re.Match[str]) -> str:
 
 
 def as_table(node: Node) -> Table:
-    """The mapping that it is; null is an empty one."""
+    """The node as a mapping; null is an empty one."""
     if isinstance(node, Table):
         return node
     if isinstance(node, Text) and node.is_null:
@@ -126,7 +126,7 @@ def as_table(node: Node) -> Table:
 
 
 class _Composer:
-    """Nodes out of events, with the limits."""
+    """Makes nodes from events, within the limits."""
 
     def __init__(self, events: Iterator[Any], top: Where) -> None:
         import yaml
@@ -209,7 +209,7 @@ class _Composer:
 
 
 def _moved(node: Node, where: Where) -> Node:
-    """A copy of it for another place; the lines are those of the place."""
+    """A copy of the node at another place, with the line of that place."""
     if isinstance(node, Text):
         return replace(node, where=where)
     if isinstance(node, Items):

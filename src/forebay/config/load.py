@@ -1,8 +1,12 @@
-"""Nodes to settings: every key known, every value of the right kind, every path in its place.
+"""Nodes to settings: keys are checked, values are converted, and paths are made absolute.
 
-The keys of the file are the fields of the settings classes (`SECTIONS`, `keys_of`): their types say
-what a value may be, and the ends of their names in which unit a plain number is. What the classes
-refuse is raised again with the place in the file.
+The keys of the file are the fields of the settings classes (`SECTIONS`, `keys_of`). The type of a
+field says what a value may be, and the end of its name in which unit a plain number is. If a class
+refuses a value, the error is raised again with the place in the file.
+
+The conversion is done here and not by msgspec: a value is a text with a line, a size or a duration
+in the unit of its key, `yes` or `on`, or a path relative to the file. msgspec knows none of these,
+and rejects the type `Path | str | None`.
 """
 
 from __future__ import annotations
@@ -104,8 +108,8 @@ def parse_config(
 def settings_from(source: str | Path | StoreSettings | None) -> StoreSettings:
     """Settings from what a store is opened with.
 
-    A path that ends with .yml or .yaml is a configuration; a directory, or a path where nothing is
-    yet, is a data directory; None is memory.
+    A path that ends with .yml or .yaml is a configuration. A directory, or a path that does not
+    exist, is a data directory. None is a store in memory.
     """
     if source is None or isinstance(source, StoreSettings):
         return source or StoreSettings(data=None)
@@ -296,7 +300,7 @@ class Key:
 
 
 def keys_of(settings: type[Any]) -> Mapping[str, Key]:
-    """The keys of a settings class by name, in its order; what is a section is left out."""
+    """The keys of a settings class by name, in its order; fields that are sections are left out."""
     hints = get_type_hints(settings)
     keys = (_key(each, hints[each.name]) for each in fields(settings))
     return {key.name: key for key in keys if key is not None}

@@ -28,7 +28,7 @@ _SECONDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a plain number counts: so many bytes, or so many seconds."""
+    """What a plain number counts. `scale` is in bytes or seconds."""
 
     name: str
     measures: Literal["size", "duration"]
@@ -79,7 +79,7 @@ def parse_size(text: str) -> Fraction | None:
 
 
 def parse_duration(text: str) -> Fraction | None:
-    """In seconds; None if it is no duration with units, the largest first, each once."""
+    """In seconds; None if it is not a duration with units, each at most once, largest first."""
     if len(text) > _TEXT_MAX:
         return None
     position, total, used = 0, Fraction(0), [-1]
@@ -93,7 +93,7 @@ def parse_duration(text: str) -> Fraction | None:
 
 
 def parse_quantity(text: str, unit: Unit) -> Fraction | None:
-    """In bytes or seconds; a plain number is in `unit`. None if it is neither."""
+    """In bytes or seconds; a plain number is in `unit`. None if the text is not a quantity."""
     number = parse_number(text)
     if number is not None:
         return number * unit.scale
@@ -105,7 +105,7 @@ def as_number(value: Fraction) -> int | float:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact spelling with one unit, such as `64MiB`."""
+    """The shortest exact form with one unit, such as `64MiB`."""
     power = 0
     while size and size % 1024 == 0 and power < len(_LETTERS):
         size //= 1024
@@ -114,7 +114,7 @@ def format_size(size: int) -> str:
 
 
 def format_duration(seconds: Fraction) -> str:
-    """The spelling in the largest unit of which it is a whole number, such as `90s`."""
+    """In the largest unit that gives a whole number, such as `90s`."""
     for name, scale in _SECONDS.items():
         if seconds and (seconds / scale).denominator == 1:
             return f"{seconds / scale}{name}"

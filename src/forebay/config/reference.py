@@ -37,9 +37,8 @@ _INTRODUCTION = """\
 
 <!-- Made by `forebay config reference`; the texts are those of src/forebay/settings.py. -->
 
-One YAML file configures a store. Every key has a default, so that an empty file is one too: it
-keeps everything under `data` beside the file. A store on S3, with its credentials in the
-environment:
+One YAML file configures a store. Every key has a default, so an empty file is valid: everything is
+then under `data` beside the file. A store on S3, with its credentials in the environment:
 
 ```yaml
 data: /var/lib/forebay
@@ -68,12 +67,12 @@ metadata:
 3. The environment variable `FOREBAY_DATA`, a directory.
 4. Else the directory `data` below the working directory, with the defaults.
 
-The first that is given counts alone: an option sets both variables aside, and where both are set
-the file counts.
+Only the first of these is used: an option overrides both variables, and `FOREBAY_CONFIG` overrides
+`FOREBAY_DATA`.
 
-A file, or a path that ends with `.yml` or `.yaml`, is a configuration. A directory, or a path where
-nothing is yet, is a data directory. Within a file, a key that is given counts, and the default
-otherwise; the environment changes a key only where the file says `${NAME}`.
+A file, or a path that ends with `.yml` or `.yaml`, is a configuration. A directory, or a path that
+does not exist, is a data directory. A key that is missing from the file has its default. The
+environment changes a key only if the file says `${NAME}`.
 
 ## Values
 
@@ -87,20 +86,19 @@ key's name ends with: `_ms`, `_seconds`, `_minutes` |
 | flag | `true` or `false`; `yes`, `no`, `on`, `off` |
 | path | relative to the directory of the file, not to that of the process |
 | null | `null`, `~` or nothing: switches off what can be switched off. A section that is null has \
-its defaults, and an option that is null is left out |
+its defaults, and an option that is null is ignored |
 | text | as it is written: `password: 0123` is the four characters |
 
-`${NAME}` in a value is the environment variable; if it is not set, the file is refused. \
-`${NAME:-default}` takes the default, \
-which has no braces in it, where it is unset or empty. `$${` stands for `${`. What a \
-variable holds is not looked at again, and in names of keys nothing is replaced. Between braces \
-YAML needs quotes around it: `{dir: "${WAL}"}`.
+`${NAME}` in a value is replaced by the environment variable; if it is not set, the file is \
+refused. `${NAME:-default}` is the default if the variable is unset or empty; the default cannot \
+contain braces. `$${` stands for `${`. The value of a variable is not replaced again, and neither \
+are names of keys. Inside YAML's braces it needs quotes: `{dir: "${WAL}"}`.
 
 ## Where things are
 
-`data` is the directory of everything that has no place of its own: `wal/`, `objects/`,
-`catalog.db`. Where it is not given, it is the directory above `storage.wal.dir`; where that is not
-given either, it is `data` beside the file. `data: null` keeps everything in memory.
+`data` is the directory of everything that has no key of its own: `wal/`, `objects/`, `catalog.db`.
+If it is missing, it is the directory above `storage.wal.dir`; if that is missing too, it is `data`
+beside the file. `data: null` keeps everything in memory.
 A topic's files are in `<storage.wal.dir>/<namespace>/<topic>/`.
 """
 
@@ -110,8 +108,8 @@ _REFUSED = """\
 Errors name the file, the line and the key, and say what is allowed. An unknown key is refused with
 the nearest known name, a key that is given twice is refused, and so are tags (`!name`), several
 documents in a file, files of more than {bytes}, more than {nodes} values (one that is used by an
-alias counts each time) and more than {depth} levels. Values of keys such as `secret_key`,
-`password` or `token`, and those that come from variables with such names, are in no error.
+alias counts each time) and more than {depth} levels. No error contains values of keys
+such as `secret_key`, `password` or `token`, or of variables with such names.
 """
 
 
@@ -247,13 +245,13 @@ def _aliases() -> str:
     lines = [
         "## Names of Danube's configuration",
         "",
-        "These are accepted for ours; giving both is an error.",
+        "These names are accepted too. A key that is given under both names is an error.",
         "",
         "| written | stands for |",
         "|---|---|",
         *(f"| `{old}` | {new} |" for old, new in rows),
         "",
-        "Options of the store may stand beside `backend` and `root` instead of in `options`: "
+        "Options of the store may be beside `backend` and `root` instead of in `options`: "
         + ", ".join(f"`{name}`" for name in CLOUD_OPTIONS)
         + ".",
         f"`{RANGED_READS}` may be `true`: objects are always read by ranges.",

@@ -13,7 +13,6 @@ the new one. A line that cannot be read is left out, with a warning.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -22,9 +21,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import DecodeError
+from msgspec.json import Decoder
+from msgspec.structs import replace
 
 from forebay.admin.jobs import (
     CANCELLED,
@@ -36,6 +39,7 @@ from forebay.admin.jobs import (
     JobRecord,
     JobsFull,
 )
+from forebay.admin.records import json_line
 from forebay.files.local import LocalDisk
 from forebay.format.names import JOBS_FILE
 from forebay.logs import event
@@ -67,7 +71,7 @@ JOBS_KEPT: Final = 200
 _MODE: Final = 0o600
 """Error texts may contain anything."""
 _FILE_BYTES_MAX: Final = 64 * 1024 * 1024
-_NAMES: Final = {field.name for field in fields(JobRecord)}
+_RECORD: Final = Decoder(JobRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +345,7 @@ class JobQueue:
             self._records.pop(job_id, None)
 
     def _set_status(self, state: str, **changes: object) -> None:
-        status = replace(self._status, state=state, **changes)  # type: ignore[arg-type]
+        status = replace(self._status, state=state, **changes)
         if state != self._status.state:
             status = replace(status, since=time.time())
         self._status = status
@@ -401,14 +405,8 @@ def read_jobs(path: Path) -> list[JobRecord]:
 
 def _record(line: bytes) -> JobRecord | None:
     try:
-        found = json.loads(line)
-        known = {name: found[name] for name in _NAMES if name in found}
-        record = JobRecord(**known)
-        record = replace(record, topics=tuple(record.topics), details=tuple(record.details))
-        valid = isinstance(known["id"], str) and isinstance(known["created"], int | float)
-    except (ValueError, TypeError, KeyError):
-        return None
-    if not valid:
+        record = _RECORD.decode(line)
+    except (DecodeError, UnicodeDecodeError):
         return None
     if record.over:
         return record
@@ -417,7 +415,7 @@ def _record(line: bytes) -> JobRecord | None:
 
 def write_jobs(path: Path, jobs: Iterable[JobRecord]) -> None:
     """Replaces the file, and syncs it. After an OSError the old file is unchanged."""
-    lines = [json.dumps(asdict(job)).encode() + b"\n" for job in jobs]
+    lines = [json_line(job) for job in jobs]
     draft = path.with_name(path.name + ".tmp")
     draft.unlink(missing_ok=True)
     with open(  # with an opener, so that the file has its mode from the start

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from forebay.admin.context import ServerContext
 from forebay.admin.page.history import FIELDS
-from forebay.admin.page.overview import Overview, alerts
+from forebay.admin.page.overview import Overviews, alerts
 from forebay.admin.page.topic_states import TopicStates
 from forebay.admin.page.watch import ProbeResult, StoreProbe
 from forebay.catalog.catalog import Catalog
@@ -212,7 +213,7 @@ def test_many_topics_cost_what_the_shown_ones_cost(tmp_path: Path) -> None:
         context = ServerContext(store)
         states = context.watch.states
         assert len(states.names()) == 40
-        Overview(context).document(10, "", 0.0)
+        Overviews(context).document(10, "", 0.0)
         assert len(states._chains) == 10
 
 
@@ -305,7 +306,7 @@ def test_missing_messages_are_an_error_with_a_remedy(tmp_path: Path) -> None:
 def test_a_server_that_is_not_ready_and_a_driver_that_ended_are_told(tmp_path: Path) -> None:
     class Ended(OneJob):
         def driver(self) -> Any:
-            return replace(super().driver(), state="restarting", error="it was killed")
+            return structs.replace(super().driver(), state="restarting", error="it was killed")
 
     with Store(settings_in(tmp_path)) as store:
         context = ServerContext(store, unready="topics are being opened", jobs=Ended())
@@ -324,6 +325,6 @@ def test_no_secret_of_the_store_is_told(tmp_path: Path) -> None:
     settings = replace(settings_in(tmp_path), cloud=cloud)
     settings = replace(settings, admin=replace(settings.admin, token="TOKEN-SECRET"))
     with Store(settings, store=backend) as store:
-        text = Overview(ServerContext(store)).document(10, "", 0.0)
+        text = Overviews(ServerContext(store)).document(10, "", 0.0)
     assert b"s3://logs/forebay" in text
     assert b"SECRET" not in text

@@ -13,9 +13,9 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from forebay.admin.errors import error_response
+from forebay.admin.operations import Endpoint, Operation, Reply
 
 PAGE: Final = "index.html"
 _TYPES: Final = {
@@ -48,7 +48,24 @@ def load() -> dict[str, Asset]:
     return found
 
 
-def routes() -> list[BaseRoute]:
+SHOW_PAGE: Final = Operation(
+    "page",
+    "page",
+    "Returns the page.",
+    {200: Reply("The page.", str, "text/html"), 304: Reply("Not modified.")},
+    public=True,
+)
+READ_ASSET: Final = Operation(
+    "asset",
+    "page",
+    "Returns a file of the page.",
+    {200: Reply("The file.", str, "*/*"), 304: Reply("Not modified.")},
+    errors=(404,),
+    public=True,
+)
+
+
+def routes() -> list[Endpoint]:
     assets = load()
 
     def respond(request: Request, name: str) -> Response:
@@ -68,4 +85,4 @@ def routes() -> list[BaseRoute]:
     async def asset(request: Request) -> Response:
         return respond(request, request.path_params["name"])
 
-    return [Route("/", page), Route("/assets/{name}", asset)]
+    return [Endpoint("/", page, SHOW_PAGE), Endpoint("/assets/{name}", asset, READ_ASSET)]

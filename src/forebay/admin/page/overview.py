@@ -19,30 +19,37 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-import orjson
+from msgspec import Meta, Struct, structs
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from forebay.admin.context import ServerContext
-from forebay.admin.jobs import DONE, RUNNING, JobRecord
+from forebay.admin.jobs import DONE, RUNNING, DriverStatus, Job, JobRecord
+from forebay.admin.operations import Endpoint, Operation, Reply
 from forebay.admin.page import history
-from forebay.admin.page.topic import TopicPage, topic_page, window_spans
-from forebay.admin.page.watch import ProbeResult
-from forebay.admin.request import whole_number
+from forebay.admin.page.topic import (
+    Sizes,
+    Span,
+    TopicPage,
+    TopicRow,
+    summed,
+    topic_page,
+    window_spans,
+)
+from forebay.admin.page.watch import LogEvent, ProbeResult
+from forebay.admin.records import ENCODER, JSON, Count, Offset, Record, Seconds
+from forebay.admin.request import read_query
 from forebay.config.reference import describe as describe_settings
 from forebay.errors import UnknownTopic, UsageError
 from forebay.format.names import parse_topic
 from forebay.limits import MIB, OFFSET_MAX
 from forebay.objects import store as objects
 
-TOPICS: Final = 50
 TOPICS_MAX: Final = 200
 SPANS_MAX: Final = 400
 """Of one topic; with many topics on a page, each has fewer."""
@@ -66,68 +73,184 @@ _NOT_SUMMED: Final = "topics"
 """The one number of a summary that is not summed: every cycle looks at the same topics."""
 
 
-def routes(context: ServerContext) -> list[BaseRoute]:
-    overview = Overview(context)
+# ---- records ----------------------------------------------------------------------------------
+
+
+class OverviewQuery(Struct, frozen=True):
+    topics: Annotated[int, Meta(ge=1, le=TOPICS_MAX, description="Of one page.")] = 50
+    after: Annotated[str, Meta(description="The last name of the page before.")] = ""
+    since: Annotated[
+        float, Meta(ge=0, description="The history begins after it; seconds since 1970.")
+    ] = 0.0
+
+
+class SpansQuery(Struct, frozen=True):
+    topic: Annotated[str, Meta(description="The topic's name.")]
+    start: Annotated[Offset, Meta(description="The first offset of the window.")] = 0
+    end: Annotated[Offset, Meta(description="The offset after the window.")] = OFFSET_MAX
+
+
+class Spans(Record, frozen=True):
+    """Ranges of offsets in a window of a topic."""
+
+    topic: str
+    start: Count
+    end: Count
+    spans: list[Span]
+
+
+class DiskUsage(Record, frozen=True):
+    free: Count
+    total: Count
+
+
+class ServerFacts(Record, frozen=True):
+    """The server, and the settings that the page shows."""
+
+    version: str
+    instance: str
+    started: Seconds
+    up_seconds: float
+    url: str
+    data: str | None
+    disk: DiskUsage | None
+    catalog: str
+    runner: str | None
+    interval_seconds: float
+    max_open_seconds: float
+    max_object_bytes: Count
+    max_object_messages: Count | None
+    deletion_lag_minutes: float
+    unready: str | None
+    jobs: bool
+    spark: DriverStatus | None
+
+
+class ObjectStore(ProbeResult, frozen=True, kw_only=True):
+    """Where the objects are, and whether the store responds."""
+
+    backend: str
+    root: str | None
+
+
+class OperationCount(Record, frozen=True):
+    operation: str
+    outcome: str
+    count: Count
+
+
+class Requests(Record, frozen=True):
+    """To the object store, by this process since it began."""
+
+    by_operation: list[OperationCount]
+    bytes_up: Count
+    bytes_down: Count
+
+
+class JobRow(Job, frozen=True, kw_only=True):
+    """A job, or cycles in a row that succeeded."""
+
+    runs: Annotated[Count, Meta(description="How many jobs it stands for that are over.")]
+    since: Seconds
+
+
+class Alert(Record, frozen=True):
+    """What an operator should know now, and what happens next."""
+
+    kind: str
+    level: Literal["info", "warning", "error"]
+    text: str
+    topic: str | None = None
+
+
+class HistoryRows(Record, frozen=True):
+    interval: Annotated[float, Meta(description="Seconds between two rows.")]
+    fields: tuple[str, ...]
+    rows: list[tuple[float | None, ...]]
+
+
+class Page(Record, frozen=True):
+    """A page of topics, and everything that is shown beside it."""
+
+    at: Seconds
+    server: ServerFacts
+    objects: ObjectStore
+    topics: list[TopicRow]
+    topics_total: Count
+    after: str | None
+    next: Annotated[str | None, Meta(description="`after` of the next page; null on the last.")]
+    totals: Sizes
+    requests: Requests
+    jobs: list[JobRow]
+    notices: list[LogEvent]
+    alerts: list[Alert]
+
+
+class Overview(Page, frozen=True):
+    """What the page shows. It may change with every version."""
+
+    history: HistoryRows
+
+
+# ---- routes -----------------------------------------------------------------------------------
+
+SHOW_OVERVIEW: Final = Operation(
+    "overview",
+    "page",
+    "Returns everything that the page shows.",
+    {200: Reply("The overview.", Overview)},
+    errors=(400, 502),
+    query=OverviewQuery,
+)
+SHOW_SPANS: Final = Operation(
+    "spans",
+    "page",
+    "Tells which offsets of a topic are in which tier, in a window.",
+    {200: Reply("The spans.", Spans)},
+    errors=(400, 404, 502),
+    query=SpansQuery,
+)
+
+
+def routes(context: ServerContext) -> list[Endpoint]:
+    overviews = Overviews(context)
 
     async def document(request: Request) -> Response:
-        query = request.query_params
-        topics = _number(query.get("topics", str(TOPICS)), "topics", 1, TOPICS_MAX)
-        after = query.get("after", "")
-        if after:
-            after = str(parse_topic(after))
-        since = _seconds(query.get("since", "0"))
-        return _json(await run_in_threadpool(overview.document, topics, after, since))
+        query = read_query(request.scope["query_string"], OverviewQuery, lenient=True)
+        after = str(parse_topic(query.after)) if query.after else ""
+        return _json(await run_in_threadpool(overviews.document, query.topics, after, query.since))
 
     async def spans(request: Request) -> Response:
-        query = request.query_params
-        if "topic" not in query:
-            raise UsageError("topic is missing: name the topic whose ranges are wanted")
-        name = str(parse_topic(query["topic"]))
-        start = _number(query.get("start", "0"), "start", 0, OFFSET_MAX)
-        end = _number(query.get("end", str(OFFSET_MAX)), "end", 0, OFFSET_MAX)
-        if end <= start:
-            raise UsageError(f"end is {end}; it must be over start, {start}")
-        return _json(await run_in_threadpool(overview.spans, name, start, end))
+        query = read_query(request.scope["query_string"], SpansQuery, lenient=True)
+        name = str(parse_topic(query.topic))
+        if query.end <= query.start:
+            raise UsageError(f"end is {query.end}; it must be over start, {query.start}")
+        return _json(await run_in_threadpool(overviews.spans, name, query.start, query.end))
 
-    return [Route("/v1/overview", document), Route("/v1/overview/spans", spans)]
+    return [
+        Endpoint("/v1/overview", document, SHOW_OVERVIEW),
+        Endpoint("/v1/overview/spans", spans, SHOW_SPANS),
+    ]
 
 
 def _json(body: bytes) -> Response:
-    headers = {"Cache-Control": "no-store"}
-    return Response(body, media_type="application/json", headers=headers)
+    return Response(body, media_type=JSON, headers={"Cache-Control": "no-store"})
 
 
-def _number(text: str, name: str, least: int, most: int) -> int:
-    return whole_number(name, text, least, most, rule=f"a whole number from {least} to {most}")
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if 0 <= number < float("inf"):
-        return number
-    raise UsageError(f"since is {text[:40]!r}; it must be seconds since 1970, such as 1794806400.5")
-
-
-class Overview:
-    """Makes the documents, and caches the last ones for a second. Thread-safe."""
+class Overviews:
+    """Makes overviews, and caches the last ones for a second. Thread-safe."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._pages: OrderedDict[tuple[int, str], tuple[float, dict[str, Any]]] = OrderedDict()
+        self._pages: OrderedDict[tuple[int, str], tuple[float, Page]] = OrderedDict()
 
     def document(self, topics: int, after: str, since: float) -> bytes:
         """The overview as JSON. May wait for a disk or the catalog."""
-        found = dict(self._page(topics, after))
-        found["history"] = {
-            "interval": history.INTERVAL_SECONDS,
-            "fields": history.FIELDS,
-            "rows": self._context.watch.history.rows(since),
-        }
-        return orjson.dumps(found)
+        rows = self._context.watch.history.rows(since)
+        past = HistoryRows(history.INTERVAL_SECONDS, history.FIELDS, rows)
+        page = structs.asdict(self._page(topics, after))
+        return ENCODER.encode(Overview(**page, history=past))
 
     def spans(self, name: str, start: int, end: int) -> bytes:
         """The spans of one topic in a window, as JSON; UnknownTopic if there is no such topic."""
@@ -135,19 +258,19 @@ class Overview:
         if name not in states.names() and self._context.store.opened(name) is None:
             raise UnknownTopic(f"there is no topic {name} here")
         spans = window_spans(self._context, states.read(name), start, end, SPANS_MAX)
-        return orjson.dumps({"topic": name, "start": start, "end": end, "spans": spans})
+        return ENCODER.encode(Spans(name, start, end, spans))
 
-    def _page(self, topics: int, after: str) -> dict[str, Any]:
+    def _page(self, topics: int, after: str) -> Page:
         with self._lock:
-            made, found = self._pages.pop((topics, after), (0.0, {}))
-            if not found or time.monotonic() - made >= _FRESH_SECONDS:
-                made, found = time.monotonic(), self._make(topics, after)
+            made, found = self._pages.pop((topics, after), (0.0, None))
+            if found is None or time.monotonic() - made >= _FRESH_SECONDS:
+                made, found = time.monotonic(), self._make_page(topics, after)
             self._pages[topics, after] = made, found
             while len(self._pages) > _PAGES_MAX:
                 self._pages.popitem(last=False)
             return found
 
-    def _make(self, topics: int, after: str) -> dict[str, Any]:
+    def _make_page(self, topics: int, after: str) -> Page:
         context = self._context
         watch = context.watch
         probe = watch.store_probe.result()
@@ -155,47 +278,46 @@ class Overview:
         shown = [name for name in names if name > after][:topics]
         most = min(max(_PAGE_SPANS_MAX // max(len(shown), 1), _PAGE_SPANS_MIN), SPANS_MAX)
         pages = [topic_page(context, watch.states.read(name), most) for name in shown]
-        found: list[Alert] = alerts(context, probe, pages)
         more = bool(shown) and shown[-1] < names[-1]
-        return {
-            "at": round(time.time(), 3),
-            "server": _server_fields(context),
-            "objects": {**_objects_fields(context), **asdict(probe)},
-            "topics": [page.fields for page in pages],
-            "topics_total": len(names),
-            "after": after or None,
-            "next": shown[-1] if more else None,
-            "totals": _totals(pages),
-            "requests": _request_counts(),
-            "jobs": [] if context.jobs is None else job_rows(context.jobs.list()),
-            "notices": [asdict(each) for each in watch.log_events.recent(_LOG_EVENTS_MAX)],
-            "alerts": [asdict(each) for each in found],
-        }
+        return Page(
+            at=round(time.time(), 3),
+            server=_server_facts(context),
+            objects=_object_store(context, probe),
+            topics=[page.row for page in pages],
+            topics_total=len(names),
+            after=after or None,
+            next=shown[-1] if more else None,
+            totals=summed([page.row.sizes for page in pages]),
+            requests=_request_counts(),
+            jobs=[] if context.jobs is None else job_rows(context.jobs.list()),
+            notices=watch.log_events.recent(_LOG_EVENTS_MAX),
+            alerts=alerts(context, probe, pages),
+        )
 
 
-def _server_fields(context: ServerContext) -> dict[str, Any]:
+def _server_facts(context: ServerContext) -> ServerFacts:
     settings = context.settings
     uploader, deleter = settings.uploader, settings.deleter
     data = None if settings.data is None else Path(settings.data)
-    return {
-        "version": _version(),
-        "instance": context.instance,
-        "started": context.started,
-        "up_seconds": round(time.time() - context.started, 3),
-        "url": context.url,
-        "data": None if data is None else str(data),
-        "disk": None if data is None else _disk_usage(data),
-        "catalog": settings.metadata.backend,
-        "runner": uploader.runner if uploader.enabled else None,
-        "interval_seconds": uploader.interval_seconds,
-        "max_open_seconds": uploader.max_open_seconds,
-        "max_object_bytes": uploader.max_object_bytes,
-        "max_object_messages": uploader.max_object_messages,
-        "deletion_lag_minutes": deleter.deletion_lag_minutes,
-        "unready": context.unready,
-        "jobs": context.jobs is not None,
-        "spark": None if context.jobs is None else asdict(context.jobs.driver()),
-    }
+    return ServerFacts(
+        version=_version(),
+        instance=context.instance,
+        started=context.started,
+        up_seconds=round(time.time() - context.started, 3),
+        url=context.url,
+        data=None if data is None else str(data),
+        disk=None if data is None else _disk_usage(data),
+        catalog=settings.metadata.backend,
+        runner=uploader.runner if uploader.enabled else None,
+        interval_seconds=uploader.interval_seconds,
+        max_open_seconds=uploader.max_open_seconds,
+        max_object_bytes=uploader.max_object_bytes,
+        max_object_messages=uploader.max_object_messages,
+        deletion_lag_minutes=deleter.deletion_lag_minutes,
+        unready=context.unready,
+        jobs=context.jobs is not None,
+        spark=None if context.jobs is None else context.jobs.driver(),
+    )
 
 
 @functools.cache
@@ -203,51 +325,34 @@ def _version() -> str:
     return metadata.version("forebay")
 
 
-def _disk_usage(data: Path) -> dict[str, int] | None:
+def _disk_usage(data: Path) -> DiskUsage | None:
     try:
         used = shutil.disk_usage(data)
     except OSError:
         return None
-    return {"free": used.free, "total": used.total}
+    return DiskUsage(used.free, used.total)
 
 
-def _objects_fields(context: ServerContext) -> dict[str, Any]:
+def _object_store(context: ServerContext, probe: ProbeResult) -> ObjectStore:
     cloud = describe_settings(context.settings)["storage"]["cloud"]
     root = cloud["root"]
     if root is None and context.settings.data is not None:
         root = str(Path(context.settings.data) / "objects")
-    return {"backend": cloud["backend"], "root": root}
+    return ObjectStore(**structs.asdict(probe), backend=cloud["backend"], root=root)
 
 
-def _totals(pages: list[TopicPage]) -> dict[str, int]:
-    """Over the topics that are shown."""
-    names = pages[0].sizes.keys() if pages else ()
-    return {name: sum(page.sizes[name] for page in pages) for name in names}
-
-
-def _request_counts() -> dict[str, Any]:
-    """To the object store, by this process since it began."""
-    return {
-        "by_operation": [
-            {"operation": operation, "outcome": outcome, "count": round(count)}
+def _request_counts() -> Requests:
+    return Requests(
+        [
+            OperationCount(operation, outcome, round(count))
             for (operation, outcome), count in sorted(objects.REQUESTS.values().items())
         ],
-        "bytes_up": round(objects.BYTES.value("up")),
-        "bytes_down": round(objects.BYTES.value("down")),
-    }
+        round(objects.BYTES.value("up")),
+        round(objects.BYTES.value("down")),
+    )
 
 
 # ---- alerts -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """What an operator should know now, and what happens next."""
-
-    kind: str
-    level: Literal["info", "warning", "error"]
-    text: str
-    topic: str | None = None
 
 
 def alerts(context: ServerContext, probe: ProbeResult, pages: Sequence[TopicPage]) -> list[Alert]:
@@ -320,6 +425,7 @@ def _spark_alerts(context: ServerContext) -> list[Alert]:
 
 def _topic_alerts(context: ServerContext, page: TopicPage) -> list[Alert]:
     found: list[Alert] = []
+    row = page.row
     if page.missing:
         start, end = page.missing[0]
         more = f", and {len(page.missing) - 1} more ranges" if len(page.missing) > 1 else ""
@@ -327,26 +433,26 @@ def _topic_alerts(context: ServerContext, page: TopicPage) -> list[Alert]:
             Alert(
                 "missing",
                 "error",
-                f"The offsets {start} to {end - 1} of {page.name}{more} are in no tier, and not "
-                f"recorded as lost. Run `forebay verify {page.name}`.",
-                page.name,
+                f"The offsets {start} to {end - 1} of {row.name}{more} are in no tier, and not "
+                f"recorded as lost. Run `forebay verify {row.name}`.",
+                row.name,
             )
         )
-    if page.trouble is not None:
+    if row.trouble is not None:
         found.append(
-            Alert("trouble", "warning", f"{page.name}: {page.trouble.rstrip('.')}.", page.name)
+            Alert("trouble", "warning", f"{row.name}: {row.trouble.rstrip('.')}.", row.name)
         )
     uploader = context.settings.uploader
     allowed = uploader.max_open_seconds + _LATE * uploader.interval_seconds
-    lag = float(page.fields["lag"]["seconds"])
-    if uploader.enabled and page.fields["open"] and lag > allowed:
+    lag = row.lag.seconds
+    if uploader.enabled and row.open and lag > allowed:
         found.append(
             Alert(
                 "late",
                 "warning",
-                f"Messages of {page.name} wait for their upload for {lag:.0f} s; it should be "
+                f"Messages of {row.name} wait for their upload for {lag:.0f} s; it should be "
                 f"{allowed:.0f} s at most.",
-                page.name,
+                row.name,
             )
         )
     return found
@@ -355,7 +461,7 @@ def _topic_alerts(context: ServerContext, page: TopicPage) -> list[Alert]:
 # ---- rows of jobs -----------------------------------------------------------------------------
 
 
-def job_rows(jobs: Sequence[JobRecord]) -> list[dict[str, Any]]:
+def job_rows(jobs: Sequence[JobRecord]) -> list[JobRow]:
     """The jobs as the page lists them: those that are not over, then the others, newest first.
 
     The pipeline's own cycles come every few seconds and are alike; a requested job would soon be
@@ -372,12 +478,12 @@ def job_rows(jobs: Sequence[JobRecord]) -> list[dict[str, Any]]:
             rows[-1].append(job)
         else:
             rows.append([job])
-    found: list[dict[str, Any]] = []
+    found: list[JobRow] = []
     cycles = 0
     for row in rows:
         cycles += row[0].trigger == _CYCLE
         if row[0].trigger != _CYCLE or cycles <= _CYCLES_MAX:
-            found.append(_row_fields(row))
+            found.append(_row(row))
     return found[:ROWS_MAX]
 
 
@@ -390,14 +496,10 @@ def _same_row(newer: JobRecord, older: JobRecord) -> bool:
     )
 
 
-def _row_fields(row: Sequence[JobRecord]) -> dict[str, Any]:
-    over = [job for job in row if job.over]
-    return {
-        **row[0].as_json(),
-        "summary": _sum_summaries(job.summary for job in row),
-        "runs": len(over),
-        "since": row[-1].created,
-    }
+def _row(jobs: Sequence[JobRecord]) -> JobRow:
+    summary = _sum_summaries(job.summary for job in jobs)
+    runs = sum(job.over for job in jobs)
+    return JobRow.of(jobs[0], summary=summary, runs=runs, since=jobs[-1].created)
 
 
 def _sum_summaries(summaries: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+from msgspec.structs import replace
 
 from forebay.admin.context import ServerContext
 from forebay.admin.page.history import TopicTrace, bytes_after
 from forebay.admin.page.topic_states import TopicState
+from forebay.admin.records import Count, OffsetRange, Record, Seconds
 from forebay.catalog.records import TopicRecord
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.topic.describe import kept_because
@@ -29,16 +33,95 @@ _LANES = 4
 """Memory, segments, objects (verified or not), gaps."""
 
 
+# ---- records ----------------------------------------------------------------------------------
+
+
+class Span(Record, frozen=True, omit_defaults=True):
+    """A range of offsets in one tier. A field that has its default is left out."""
+
+    start: Count
+    end: Annotated[Count, Meta(description="One more than the last offset.")]
+    tier: Tier
+    state: str
+    name: Annotated[
+        str | None, Meta(description="The file or the object; of several, the first one.")
+    ] = None
+    bytes: Annotated[Count | None, Meta(description="Null in memory and in a gap.")] = None
+    created: Annotated[
+        Seconds | None, Meta(description="Of a segment, when it was last written to.")
+    ] = None
+    kept_because: Annotated[
+        str | None,
+        Meta(description="Why retention keeps a segment; null if it may be deleted."),
+    ] = None
+    merged: Annotated[Count, Meta(description="How many spans were joined into this one.")] = 1
+
+
+class Sizes(Record, frozen=True):
+    """Numbers of a topic, or sums over topics."""
+
+    messages: Count = 0
+    memory_messages: Count = 0
+    segments: Count = 0
+    segment_messages: Count = 0
+    segment_bytes: Count = 0
+    objects: Count = 0
+    object_messages: Count = 0
+    object_bytes: Count = 0
+    verified_messages: Count = 0
+    verified_objects: Count = 0
+    gaps: Count = 0
+    lost_offsets: Annotated[
+        Count,
+        Meta(description="Offsets, not messages: most of what a crash loses was never used."),
+    ] = 0
+    missing_offsets: Count = 0
+    lag_messages: Count = 0
+
+
+class Lag(Record, frozen=True):
+    """What is synced and not uploaded."""
+
+    messages: Count
+    bytes: Count
+    seconds: Annotated[float, Meta(description="How long the oldest message has waited.")]
+
+
+class Rates(Record, frozen=True):
+    """Messages a second."""
+
+    appended: float
+    uploaded: float
+
+
+class TopicRow(Record, frozen=True):
+    """One topic."""
+
+    name: str
+    open: bool
+    start: Count
+    appended: Count
+    synced: Count
+    uploaded: Count
+    verified: Count
+    memory: OffsetRange | None
+    lost: list[OffsetRange]
+    lag: Lag
+    rates: Rates
+    trouble: str | None
+    sizes: Sizes
+    spans: list[Span]
+
+
+# ---- a topic ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class TopicPage:
-    name: str
-    fields: dict[str, Any]
+    row: TopicRow
     """The topic's part of the overview."""
-    sizes: dict[str, int]
-    """Numbers that are summed over topics."""
     missing: list[tuple[int, int]]
     """Ranges of offsets that should be in some tier and are in none."""
-    trouble: str | None
 
 
 def all_spans(context: ServerContext, state: TopicState) -> list[Span]:
@@ -60,11 +143,11 @@ def all_spans(context: ServerContext, state: TopicState) -> list[Span]:
 
 def window_spans(
     context: ServerContext, state: TopicState, start: int, end: int, most: int
-) -> list[dict[str, Any]]:
-    """The spans in a window, as JSON."""
+) -> list[Span]:
+    """The spans in a window."""
     stop = min(end, max(state.marks.appended, start + 1))
     found = within(all_spans(context, state), start, stop)
-    return [_span_fields(each) for each in bounded(found, start, stop, most)]
+    return bounded(found, start, stop, most)
 
 
 def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPage:
@@ -73,29 +156,28 @@ def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPag
     marks = state.marks
     trace = context.watch.history.trace(state.name)
     append_rate, upload_rate = trace.rates() if trace is not None else (0.0, 0.0)
-    sizes = _sizes(state, spans)
-    fields: dict[str, Any] = {
-        "name": state.name,
-        "open": state.open,
-        "start": state.start,
-        "appended": marks.appended,
-        "synced": marks.synced,
-        "uploaded": marks.uploaded,
-        "verified": marks.verified,
-        "memory": [state.memory.start, state.memory.stop] if state.memory else None,
-        "lost": [(each.start, each.end) for each in spans if each.state == "lost"][:100],
-        "lag": {
-            "messages": max(marks.synced - marks.uploaded, 0),
-            "bytes": bytes_after(state.segments, marks.uploaded),
-            "seconds": _lag_seconds(state, trace),
-        },
-        "rates": {"appended": append_rate, "uploaded": upload_rate},
-        "trouble": state.trouble,
-        "sizes": sizes,
-        "spans": [_span_fields(each) for each in bounded(spans, state.start, marks.appended, most)],
-    }
+    row = TopicRow(
+        name=state.name,
+        open=state.open,
+        start=state.start,
+        appended=marks.appended,
+        synced=marks.synced,
+        uploaded=marks.uploaded,
+        verified=marks.verified,
+        memory=(state.memory.start, state.memory.stop) if state.memory else None,
+        lost=[(each.start, each.end) for each in spans if each.state == "lost"][:100],
+        lag=Lag(
+            max(marks.synced - marks.uploaded, 0),
+            bytes_after(state.segments, marks.uploaded),
+            _lag_seconds(state, trace),
+        ),
+        rates=Rates(append_rate, upload_rate),
+        trouble=state.trouble,
+        sizes=_sizes(state, spans),
+        spans=bounded(spans, state.start, marks.appended, most),
+    )
     missing = [(each.start, each.end) for each in spans if each.state == "missing"]
-    return TopicPage(state.name, fields, sizes, missing, state.trouble)
+    return TopicPage(row, missing)
 
 
 def _lag_seconds(state: TopicState, trace: TopicTrace | None) -> float:
@@ -110,61 +192,39 @@ def _lag_seconds(state: TopicState, trace: TopicTrace | None) -> float:
     return 0.0 if since is None else round(max(time.time() - since, 0.0), 3)
 
 
-def _sizes(state: TopicState, spans: Sequence[Span]) -> dict[str, int]:
+def _sizes(state: TopicState, spans: Sequence[Span]) -> Sizes:
     marks = state.marks
     gaps = [each for each in spans if each.tier == "gap"]
     lost = sum(each.end - each.start for each in gaps if each.state == "lost")
     missing = sum(each.end - each.start for each in gaps if each.state == "missing")
     local = state.segments
-    return {
-        "messages": max(marks.appended - state.start - lost - missing, 0),
-        "memory_messages": len(state.memory),
-        "segments": len(local),
-        "segment_messages": sum(each.count for each in local),
-        "segment_bytes": sum(each.size for each in local),
-        "objects": len(state.objects),
-        "object_messages": sum(each.count for each in state.objects),
-        "object_bytes": sum(each.size for each in state.objects),
-        "verified_messages": sum(
+    return Sizes(
+        messages=max(marks.appended - state.start - lost - missing, 0),
+        memory_messages=len(state.memory),
+        segments=len(local),
+        segment_messages=sum(each.count for each in local),
+        segment_bytes=sum(each.size for each in local),
+        objects=len(state.objects),
+        object_messages=sum(each.count for each in state.objects),
+        object_bytes=sum(each.size for each in state.objects),
+        verified_messages=sum(
             each.count for each in state.objects if each.next_offset <= marks.verified
         ),
-        "verified_objects": sum(each.next_offset <= marks.verified for each in state.objects),
-        "gaps": len(gaps),
-        # Offsets, not messages: a crash loses what was reserved, and most of it was never used.
-        "lost_offsets": lost,
-        "missing_offsets": missing,
-        "lag_messages": max(marks.synced - marks.uploaded, 0),
-    }
+        verified_objects=sum(each.next_offset <= marks.verified for each in state.objects),
+        gaps=len(gaps),
+        lost_offsets=lost,
+        missing_offsets=missing,
+        lag_messages=max(marks.synced - marks.uploaded, 0),
+    )
 
 
-def _span_fields(span: Span) -> dict[str, Any]:
-    """Without empty fields: there may be thousands of spans."""
-    found = {name: value for name, value in asdict(span).items() if value is not None}
-    if span.merged == 1:
-        del found["merged"]
-    return found
+def summed(sizes: Sequence[Sizes]) -> Sizes:
+    """The sum of each number."""
+    names = Sizes.__struct_fields__
+    return Sizes(**{name: sum(getattr(each, name) for each in sizes) for name in names})
 
 
 # ---- spans; pure ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    start: int
-    end: int
-    """One more than the last offset."""
-    tier: Tier
-    state: str
-    name: str | None = None
-    """The file or the object; of several, the first one."""
-    bytes: int | None = None
-    """None in memory and in a gap."""
-    created: float | None = None
-    """Seconds since 1970-01-01 UTC; of a segment, when it was last written to."""
-    kept_because: str | None = None
-    """Why retention keeps a segment; None if it may be deleted, and for other tiers."""
-    merged: int = 1
-    """How many spans were joined into this one."""
 
 
 def memory_spans(held: range, marks: Watermarks) -> list[Span]:

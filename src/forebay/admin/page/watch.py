@@ -15,12 +15,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+from msgspec.structs import replace
 
 from forebay.admin.page.history import INTERVAL_SECONDS, History
 from forebay.admin.page.topic_states import TopicStates
+from forebay.admin.records import Count, Record, Seconds
 from forebay.errors import ForebayError, LogClosed, ObjectMissing, ServiceUnavailable
 from forebay.logs import event, fields_of
 from forebay.topic.store import Store
@@ -99,20 +102,16 @@ class Watch:
 # ---- log events -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LogEvent:
+class LogEvent(Record, frozen=True):
     """A warning or an error, once for all its repetitions."""
 
-    level: str
-    """`warning` or `error`."""
+    level: Literal["warning", "error"]
     text: str
     logger: str
-    first: float
-    """When it was logged first, in seconds since 1970-01-01 UTC."""
-    last: float
-    count: int = 1
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """Of the last time."""
+    first: Seconds
+    last: Seconds
+    count: Count
+    fields: Annotated[Mapping[str, str], Meta(description="Of the last time.")]
 
 
 class LogEvents(logging.Handler):
@@ -133,6 +132,7 @@ class LogEvents(logging.Handler):
         fields = {name: _cut(str(value)) for name, value in list(given.items())[:FIELDS_MAX]}
         identity = (fields.get(name, "") for name in _IDENTIFYING)
         key = (record.levelname, record.name, _cut(text), *identity)
+        level: Literal["warning", "error"]
         level = "error" if record.levelno >= logging.ERROR else "warning"
         new = LogEvent(level, _cut(text), record.name, record.created, record.created, 1, fields)
         with self._guard:
@@ -157,11 +157,10 @@ def _cut(text: str) -> str:
 # ---- the store probe --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
+class ProbeResult(Record, frozen=True):
     state: Literal["unknown", "answers", "away"]
-    since: float | None = None
-    """When it got into this state, in seconds since 1970-01-01 UTC."""
+    since: Seconds | None = None
+    """When it got into this state."""
     why: str | None = None
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from http.client import HTTPException
 from types import TracebackType
@@ -36,7 +36,7 @@ from forebay.errors import (
     UsageError,
 )
 from forebay.format.names import TopicName, is_staged_file, parse_topic
-from forebay.limits import MIB, OFFSET_MAX
+from forebay.limits import MIB
 from forebay.objects.store import CloudStore
 from forebay.pipeline.sink.commit import (
     MARK,
@@ -58,7 +58,7 @@ COMMIT_PATH: Final = "/v1/sink/commit"
 FORGET_PATH: Final = "/v1/sink/forget"
 REQUEST_BYTES_MAX: Final = 8 * MIB
 """A request has no rows, only where they are: 10,000 parts of two topics each take 2 MiB."""
-_PARTS_MAX: Final = 100_000
+PARTS_MAX: Final = 100_000
 _SILENCE_SECONDS_MAX: Final = 60.0
 """A server that is working sends a line every few seconds."""
 _LINE_BYTES_MAX: Final = 1 * MIB
@@ -136,65 +136,21 @@ def encode_request(batch: SinkBatch, parts: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def decode_request(value: Any) -> tuple[SinkBatch, list[Part]]:
-    """The inverse of `encode_request`; UsageError for anything else."""
-    if not isinstance(value, dict) or not isinstance(value.get("parts"), list):
-        raise UsageError("the body must be a JSON object with a list of parts")
-    if len(value["parts"]) > _PARTS_MAX:
-        raise UsageError(f"the batch has {len(value['parts'])} parts; at most {_PARTS_MAX}")
-    _require_fields(value, {"sink_id", "batch", "named", "parts"}, {"streaming"}, "batch")
-    batch = SinkBatch(
-        value["sink_id"], value["batch"], value["named"], value.get("streaming", False)
-    )
-    for part in value["parts"]:
-        _require_fields(part, {"partition", "key", "rows", "bytes"}, {"topics", "digest"}, "part")
-    parts = [Part(**part) for part in value["parts"]]
-    _check_batch(batch)
-    for part in parts:
-        _check_part(part)
-    return batch, parts
-
-
-def _require_fields(value: Any, needed: set[str], optional: set[str], what: str) -> None:
-    if not isinstance(value, dict):
-        raise UsageError(f"the body is not a batch of a sink: a {what} must be a JSON object")
-    missing, unknown = needed - value.keys(), value.keys() - needed - optional
-    if missing or unknown:
-        wrong = f"lacks {sorted(missing)}" if missing else f"cannot have {sorted(unknown)[:5]}"
-        raise UsageError(f"the body is not a batch of a sink: a {what} {wrong}")
-
-
-def _check_batch(batch: Any) -> None:
-    if not isinstance(batch.sink_id, str):
-        raise UsageError("sink_id must be text")
+def check_request(batch: SinkBatch, parts: Sequence[Part]) -> None:
+    """Raises UsageError for what no sink sends. The types of the fields were checked before."""
     check_sink_id(batch.sink_id)
-    _require(_is_count(batch.number), "batch must be a whole number of at least 0")
-    kinds = isinstance(batch.named, bool) and isinstance(batch.streaming, bool)
-    _require(kinds, "named and streaming must be true or false")
-
-
-def _check_part(part: Any) -> None:
-    counts = (part.partition, part.rows, part.bytes)
-    _require(all(map(_is_count, counts)), "partition, rows and bytes of a part must be numbers")
-    _require(type(part.digest) is int and part.digest >= 0, "digest of a part must be a number")
-    key = part.key
-    staged = key is None or (isinstance(key, str) and is_staged_file(key))
-    _require(staged, f"{key!r} is not the key of a staged file")
-    _require(isinstance(part.topics, Mapping), "topics of a part must be an object with numbers")
-    _require(all(map(_is_count, part.topics.values())), "topics of a part must have row counts")
-    for name in part.topics:
-        parse_topic(name)
-    whole = sum(part.topics.values()) == part.rows and (part.key is not None or not part.rows)
-    _require(whole, "rows of a part must be the sum of its topics, and need a key")
+    for part in parts:
+        staged = part.key is None or is_staged_file(part.key)
+        _require(staged, f"{part.key!r} is not the key of a staged file")
+        for name in part.topics:
+            parse_topic(name)
+        whole = sum(part.topics.values()) == part.rows and (part.key is not None or not part.rows)
+        _require(whole, "rows of a part must be the sum of its topics, and need a key")
 
 
 def _require(right: bool, otherwise: str) -> None:
     if not right:
         raise UsageError(otherwise)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= OFFSET_MAX
 
 
 # ---- through a server: on the server
