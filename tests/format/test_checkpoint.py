@@ -91,7 +91,7 @@ uploader_checkpoints = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(checkpoint=wal_checkpoints())
 def test_a_checkpoint_of_the_log_comes_back_as_it_was(checkpoint: WalCheckpoint) -> None:
     data = encode_checkpoint(checkpoint)
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_the_log_comes_back_as_it_was(checkpoint: WalCheckpoint)
     assert decode_checkpoint(data, WalCheckpoint) == checkpoint
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(checkpoint=uploader_checkpoints)
 def test_a_checkpoint_of_the_uploader_comes_back_as_it_was(checkpoint: UploaderCheckpoint) -> None:
     data = encode_checkpoint(checkpoint)
@@ -164,7 +164,7 @@ def test_the_other_kind_is_refused() -> None:
         decode_checkpoint(encode_checkpoint(WAL), UploaderCheckpoint)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=120), framed=st.booleans(), kind=st.integers(0, 3))
 def test_no_bytes_raise_anything_but_checkpoint_error(data: bytes, framed: bool, kind: int) -> None:
     with pytest.raises(CheckpointError):
@@ -178,7 +178,7 @@ _NESTED = st.lists(_PLAIN, max_size=3) | st.dictionaries(st.text(max_size=5), _P
 JSON_VALUES = _PLAIN | _NESTED | st.lists(_NESTED, max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=JSON_VALUES, kind=st.sampled_from([WAL_KIND, UPLOADER_KIND]))
 def test_any_other_json_is_refused(value: object, kind: int) -> None:
     with pytest.raises(CheckpointError):
@@ -374,7 +374,7 @@ def test_danubes_checkpoints_cut_or_prolonged_are_refused(
         decode(data + b"\0")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     data=st.binary(max_size=120)
     | st.tuples(st.integers(0, 90), st.integers(0, 255)).map(

@@ -70,7 +70,7 @@ def test_entries_come_by_count_or_by_bytes_wherever_pieces_are_cut() -> None:
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), first=st.integers(0, 2**62))
 def test_however_many_frames_the_entries_are_few_true_and_evenly_spread(
     data: st.DataObject, first: int

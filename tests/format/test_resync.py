@@ -202,7 +202,7 @@ def damaged_logs(draw: st.DrawFn) -> bytes:
     return data[start:]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     data=damaged_logs(),
     window_bytes=st.integers(1, 120),

@@ -127,7 +127,7 @@ def locals_of(draw: st.DrawFn) -> LocalLog:
     return LocalLog(draw(st.sampled_from(["a", "b"])), start, end)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(record=st.none() | records(), local=locals_of())
 def test_any_settlement_keeps_the_chain_and_uses_no_offset_again(
     record: TopicRecord | None, local: LocalLog
@@ -239,4 +239,4 @@ class Failovers(RuleBasedStateMachine):
 
 
 TestFailovers = Failovers.TestCase
-TestFailovers.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestFailovers.settings = settings(max_examples=60, stateful_step_count=25)

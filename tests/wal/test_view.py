@@ -10,7 +10,7 @@ from pathlib import Path
 from forebay.testing import CrashDisk
 from forebay.wal.view import LogView
 from support.closed_logs import EVERYTHING, SEGMENT_BYTES, fill_segments
-from support.disks import Place, on_local_disk, payloads, texts, wait_until
+from support.disks import LogDirectory, on_local_disk, payloads, texts, wait_until
 
 VIEWER = """
 import sys, pathlib
@@ -27,9 +27,9 @@ for line in sys.stdin:
 
 
 def test_another_process_reads_what_is_published_and_nothing_behind_it(tmp_path: Path) -> None:
-    place = on_local_disk(tmp_path)
-    wal = place.open(rotate_max_bytes=SEGMENT_BYTES)
-    command = [sys.executable, "-c", VIEWER, str(place.dir)]
+    directory = on_local_disk(tmp_path)
+    wal = directory.open(rotate_max_bytes=SEGMENT_BYTES)
+    command = [sys.executable, "-c", VIEWER, str(directory.path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as viewer:
@@ -61,11 +61,11 @@ def test_another_process_reads_what_is_published_and_nothing_behind_it(tmp_path:
         assert seen() == (wal.start_offset, 40)
         viewer.stdin.close()
         assert viewer.wait(60) == 0
-    place.close()
+    directory.close()
 
 
 def test_a_view_of_a_log_whose_retention_runs_meanwhile_never_shows_a_hole(
-    crashing: Place,
+    crashing: LogDirectory,
 ) -> None:
     fill_segments(crashing, 60)
     wal = crashing.open(rotate_max_bytes=SEGMENT_BYTES)
@@ -84,7 +84,7 @@ def test_a_view_of_a_log_whose_retention_runs_meanwhile_never_shows_a_hole(
             return modified
 
     assert crashing.crash is not None
-    view = LogView(crashing.dir, disk=Racing(crashing.crash))
+    view = LogView(crashing.path, disk=Racing(crashing.crash))
     assert dropped
     segments = view.segments()
     for before, after in pairwise(segments):
@@ -95,10 +95,10 @@ def test_a_view_of_a_log_whose_retention_runs_meanwhile_never_shows_a_hole(
         assert [m.payload for m in reader] == texts(segments[0].first_offset, 60)
 
 
-def test_a_closed_logs_directory_can_be_opened_by_anybody(place: Place) -> None:
-    wal = place.open()
+def test_a_closed_logs_directory_can_be_opened_by_anybody(directory: LogDirectory) -> None:
+    wal = directory.open()
     wal.append(b"one")
     wal.shutdown()
-    second = place.open()
+    second = directory.open()
     wait_until(lambda: second.current_offset() == 1)
     assert payloads(second) == [b"one"]
