@@ -38,7 +38,7 @@ def test_the_topics_own_log_is_believed_beyond_the_reservation() -> None:
 
 
 def test_the_topics_own_log_with_a_hole_before_it_is_refused() -> None:
-    with pytest.raises(MissingData, match="end at offset 60, and the local log begins at 61"):
+    with pytest.raises(MissingData, match=r"\b60\b.*\b61\b"):
         settle(RECORD, LocalLog("mine", 61, 99), "fresh")
 
 
@@ -84,7 +84,7 @@ def test_a_topic_with_too_many_holes_is_refused_and_not_shortened() -> None:
     lost = tuple((3 * n, 3 * n + 1) for n in range(LOST_RANGES_MAX))
     tail = lost[-1][1] + 1
     full = TopicRecord(1, "mine", tail=tail, reserved=tail + 5, lost=lost)
-    with pytest.raises(DescriptorError, match="no more room"):
+    with pytest.raises(DescriptorError, match=str(LOST_RANGES_MAX)):
         settle(full, LocalLog("other", 0, 0), "fresh")
 
 
