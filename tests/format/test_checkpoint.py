@@ -147,20 +147,20 @@ def test_bytes_behind_a_checkpoint_are_refused() -> None:
 @pytest.mark.parametrize("version", [0, 2, 0xFFFF])
 def test_an_unknown_version_is_refused_by_its_number(version: int) -> None:
     data = sealed(encode_checkpoint(WAL)[16:], version=version)
-    with pytest.raises(CheckpointError, match=f"version {version};"):
+    with pytest.raises(CheckpointError, match=rf"version {version}\b"):
         decode_any_checkpoint(data)
 
 
 @pytest.mark.parametrize("kind", [0, 3, 0xFFFF])
 def test_an_unknown_kind_is_refused_by_its_number(kind: int) -> None:
-    with pytest.raises(CheckpointError, match=f"unknown kind of checkpoint: {kind}"):
+    with pytest.raises(CheckpointError, match=rf"\b{kind}$"):
         decode_any_checkpoint(sealed(encode_checkpoint(WAL)[16:], kind))
 
 
 def test_the_other_kind_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="UploaderCheckpoint where a WalCheckpoint"):
+    with pytest.raises(CheckpointError, match="UploaderCheckpoint"):
         decode_checkpoint(encode_checkpoint(UPLOADER), WalCheckpoint)
-    with pytest.raises(CheckpointError, match="WalCheckpoint where a UploaderCheckpoint"):
+    with pytest.raises(CheckpointError, match="WalCheckpoint"):
         decode_checkpoint(encode_checkpoint(WAL), UploaderCheckpoint)
 
 
@@ -348,9 +348,9 @@ DANUBE_UPLOADER: Final = bytes.fromhex(
 
 def test_danubes_checkpoint_is_refused_by_its_name() -> None:
     assert not is_checkpoint(DANUBE_WAL)
-    with pytest.raises(CheckpointError, match=r"'FBCK'; it reads as Danube's wal\.ckpt"):
+    with pytest.raises(CheckpointError, match=r"Danube's wal\.ckpt"):
         decode_checkpoint(DANUBE_WAL, WalCheckpoint)
-    with pytest.raises(CheckpointError, match=r"'FBCK'; it reads as Danube's uploader\.ckpt"):
+    with pytest.raises(CheckpointError, match=r"Danube's uploader\.ckpt"):
         decode_checkpoint(DANUBE_UPLOADER, UploaderCheckpoint)
     with pytest.raises(CheckpointError, match=r"'FBCK'$"):
         decode_any_checkpoint(b"\xff" * 50)

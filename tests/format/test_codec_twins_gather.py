@@ -89,10 +89,10 @@ def test_the_compiled_twin_keeps_no_reference() -> None:
     bad = array("q", [10, 90, 1])
     watched = [buffer, positions, lengths, bad, None]
     before = [sys.getrefcount(thing) for thing in watched]
-    for _ in range(100):
+    for _ in range(1000):
         outcome(native.gather, buffer, positions, lengths)
         outcome(native.gather, buffer, positions, bad)
     after = [sys.getrefcount(thing) for thing in watched]
     assert after[:-1] == before[:-1]
-    assert abs(after[-1] - before[-1]) < 50
+    assert abs(after[-1] - before[-1]) < 500  # other threads use None too
     buffer.clear()

@@ -62,7 +62,7 @@ def test_the_messages_of_scanned_frames_have_the_frames_offsets() -> None:
 # ---- columns ----
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     batch=st.lists(
         st.tuples(messages(), st.sampled_from([fixed, varint]), st.sampled_from([0, 2, 3])),

@@ -148,7 +148,7 @@ def test_zeros_are_no_frames() -> None:
 @pytest.mark.parametrize("payload_bytes", [0, 100, HEAD_BYTES, 3 * HEAD_BYTES])
 def test_a_message_is_found_wherever_a_window_or_the_file_cuts_it(payload_bytes: int) -> None:
     frame = message_frame(9, bytes(payload_bytes))
-    for gap in range(0, 70, 3):
+    for gap in range(0, 70, 3 if payload_bytes < HEAD_BYTES else 11):  # small windows take long
         source = Bytes(b"\xff" * gap + frame)
         for window_bytes in (16, 40, 5000):
             search = source.search(window_bytes, hash_bytes_max=2**20)
