@@ -1,4 +1,4 @@
-"""A store that was opened before a fork is the parent's: the child is told so, and never hangs."""
+"""A store that was opened before a fork is the parent's: the child gets an error, not a hang."""
 
 from __future__ import annotations
 

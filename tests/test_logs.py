@@ -49,7 +49,7 @@ class Lines:
         return self.text.getvalue().splitlines()[-1]
 
     def fields(self) -> dict[str, Any]:
-        """Of the last line, without the moment."""
+        """The fields of the last line, without its time."""
         found: dict[str, Any] = json.loads(self.json.getvalue().split("\n")[-2])
         assert found.pop("at").endswith("Z")
         return found

@@ -37,7 +37,7 @@ def read(metric: Metric) -> Family:
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Metric]:
-    """An empty one, so that what tests make is in no other page."""
+    """An empty registry, so that metrics of these tests are on no other page."""
     own: dict[str, Metric] = {}
     monkeypatch.setattr(metrics, "_registry", own)
     return own
@@ -236,7 +236,7 @@ for each in catalogue():
 
 
 def modules() -> list[str]:
-    """Those of the library that define metrics."""
+    """The modules of the library that define metrics."""
     source = ROOT / "src"
     return [
         ".".join(path.relative_to(source).with_suffix("").parts)

@@ -222,7 +222,7 @@ NOW: Final = {
 
 
 def page() -> dict[str, Family]:
-    """The metrics of the library, without what their names have in common."""
+    """The metrics of the library by name, without the common prefix and suffix."""
     found = {
         name.removeprefix("forebay_").removesuffix("_total"): family
         for name, family in parse(metrics.render()).items()
@@ -283,7 +283,7 @@ def test_the_numbers_are_those_of_the_work(scene: Scene) -> None:
 
 
 def told(name: str) -> dict[tuple[str, ...], float]:
-    """A gauge by the values of its labels, of the topic alone."""
+    """A gauge's values by label, for the topic alone."""
     family = page()[name]
     return {
         tuple(value for _, value in labels): number

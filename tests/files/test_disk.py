@@ -1,4 +1,4 @@
-"""What every `Disk` promises, the machine's own and the doubles alike.
+"""What every `Disk` promises: the real one and the doubles.
 
 What a crash leaves is not here: only `CrashDisk` can be crashed, and `tests/testing/test_crash.py`
 does it. Here is what makes the double believable.

@@ -1,4 +1,4 @@
-"""What only the machine's own disk can show, and that the doubles make the same files."""
+"""What only the real disk does, and that the doubles make the same files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: nothing but a whole, plausible one is read, and nothing but CheckpointError comes.
+"""Checkpoints: only a whole and plausible one is read; all else raises CheckpointError.
 
 Bodies with a right checksum and a wrong content are what a faulty or a hostile writer leaves.
 """
@@ -360,7 +360,7 @@ def test_danubes_checkpoint_is_refused_by_its_name() -> None:
     ("decode", "data", "mistaken"),
     [
         pytest.param(decode_danube_wal_checkpoint, DANUBE_WAL, [], id="wal.ckpt"),
-        # Nothing tells these five bytes from a whole varint checkpoint of small numbers.
+        # These five bytes are also a whole varint checkpoint of small numbers.
         pytest.param(decode_danube_uploader_checkpoint, DANUBE_UPLOADER, [5], id="uploader.ckpt"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The published position: an old record is fine, a damaged one is none."""
+"""The published position: an old record is read, a damaged one is not."""
 
 from __future__ import annotations
 

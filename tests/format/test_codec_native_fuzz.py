@@ -1,4 +1,4 @@
-"""The C core of the codec under the sanitizers: see `native/fuzz_codec.c`.
+"""The C core of the codec under the sanitizers: see `support/fuzz_codec.c`.
 
 `FOREBAY_FUZZ_ITERATIONS` raises the count for a soak; a thousand take about a second.
 """

@@ -1,4 +1,4 @@
-"""Descriptors: Danube's JSON, read with suspicion."""
+"""Descriptors: Danube's JSON, with every field checked when it is read."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def indexed(data: bytes, places: Frames, cuts: list[int]) -> ObjectIndex:
 
 
 def wanted(places: Frames, messages: int, bytes_: int) -> Frames:
-    """The entries by the rule, frame by frame."""
+    """The entries that the rule gives, found frame by frame."""
     entries: Frames = []
     for offset, position in places:
         if (
@@ -52,7 +52,7 @@ def wanted(places: Frames, messages: int, bytes_: int) -> Frames:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals and a bound that a few frames reach."""
+    """Small intervals and a small bound, which a few frames reach."""
     monkeypatch.setattr(object_index, "OBJECT_INDEX_MESSAGES", 5)
     monkeypatch.setattr(object_index, "OBJECT_INDEX_BYTES", 300)
     monkeypatch.setattr(object_index, "OBJECT_INDEX_ENTRIES_MAX", 8)

@@ -1,4 +1,4 @@
-"""The segment index: sparse, sorted, and worthless unless every byte of it is right."""
+"""The segment index: sparse, sorted, and used only if every byte of it is right."""
 
 from __future__ import annotations
 

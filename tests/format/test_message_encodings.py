@@ -1,4 +1,4 @@
-"""Danube's encodings of a message: told apart, and the oldest decoder reads what is written."""
+"""Danube's encodings: each is recognised, and the oldest decoder reads what is written."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_one_part_alone_is_in_the_default_namespace(topic: str) -> None:
 
 
 def follows_the_rule(name: str) -> bool:
-    """The rule of docs/formats/names.md, said in another way than the code says it."""
+    """The rule of docs/formats/names.md, written differently from the code."""
     found = [name] if "/" not in name else name.split("/")[1:]
     return (
         (len(found) == 1 or (len(found) == 2 and name.startswith("/")))

@@ -18,7 +18,7 @@ from support.frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, header
 
 LAST = FIRST + len(PAYLOADS) - 1
 HEAD_BYTES = 4096
-"""What the search looks at of a message that has to repeat its offset."""
+"""How many bytes of a message the search reads to find the repeated offset."""
 
 
 def message_frame(offset: int, payload: bytes = b"", repeated: int | None = None) -> bytes:
@@ -27,7 +27,7 @@ def message_frame(offset: int, payload: bytes = b"", repeated: int | None = None
 
 
 class Bytes:
-    """A source that refuses reads outside of it, and remembers the largest."""
+    """A source that refuses reads outside of it, and records the largest one."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -43,7 +43,7 @@ class Bytes:
 
 
 def every_frame(data: bytes, start: int, stop: int, first: int, last: int) -> list[OffsetPosition]:
-    """What `between` promises, by trying each position."""
+    """What `between` must find, by trying each position."""
     found = []
     for at in range(start, max(stop - HEADER_BYTES + 1, start)):
         for frame in scan(data, at):

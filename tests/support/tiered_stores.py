@@ -130,7 +130,7 @@ def storage_of(store: Store, name: str = str(TOPIC)) -> WalStorage:
 
 
 def resources_of(store: Store) -> StoreResources:
-    """What a store has opened. Nothing public gives it away: a test ends the lease with it."""
+    """What a store has opened. It is not public: a program has no use for it."""
     resources = store._factory.resources
     assert resources is not None
     return resources

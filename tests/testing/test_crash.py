@@ -1,4 +1,4 @@
-"""What a power loss and a kill leave of a `CrashDisk`, which is what its users rely on."""
+"""What a `CrashDisk` holds after a power loss and after a kill."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def run_step(file: AppendFile, disk: FaultDisk, step: tuple[str, bytes, int]) ->
 
 
 class ModelFile:
-    """The same file kept byte by byte: slow, plain, and without a thought of undoing."""
+    """The same file, modelled byte by byte: slow, but simple."""
 
     def __init__(self) -> None:
         self.device = b""

@@ -1,4 +1,4 @@
-"""The work behind topics: when it runs, what its errors do, and how it ends."""
+"""Background work of topics: when it runs, what its errors do, and how it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Owner:
 
 @dataclass
 class Chore:
-    """Counts its runs; each of the first ones raises what is planned for it."""
+    """Counts its runs; the first ones raise the planned errors."""
 
     plan: list[Exception] = field(default_factory=list)
     runs: int = 0

@@ -1,4 +1,4 @@
-"""What a store does behind its topics: when it uploads and deletes, and how closing ends it."""
+"""Background work of a store: when it uploads and deletes, and how closing ends it."""
 
 from __future__ import annotations
 

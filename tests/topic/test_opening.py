@@ -1,4 +1,4 @@
-"""How a topic goes on when it is taken over: no offset twice, and every hole written down."""
+"""How a topic goes on when it is taken over: no offset is used twice, and every gap is recorded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_topics_own_log_goes_on(start: int, end: int) -> None:
 
 
 def test_the_topics_own_log_is_believed_beyond_the_reservation() -> None:
-    """As after a catalog was put back from a copy."""
+    """For example after a catalog was restored from a copy."""
     assert settle(RECORD, LocalLog("mine", 0, 1200), "fresh") == replace(RECORD, reserved=1200)
 
 
@@ -155,7 +155,7 @@ def test_any_settlement_keeps_the_chain_and_uses_no_offset_again(
 
 
 class Failovers(RuleBasedStateMachine):
-    """A topic on machines that come and go, with a model that knows what was handed out."""
+    """A topic on machines that come and go, with a model of the offsets that were used."""
 
     def __init__(self) -> None:
         super().__init__()

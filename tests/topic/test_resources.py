@@ -1,4 +1,4 @@
-"""What a process opens of a store is opened once, when it is used, and closed with the rest."""
+"""The resources of a store are opened once, on first use, and closed together."""
 
 from __future__ import annotations
 

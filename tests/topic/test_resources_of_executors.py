@@ -1,4 +1,4 @@
-"""What a worker keeps open belongs to the store that is there now."""
+"""What a Spark worker keeps open belongs to the store that exists now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic read by a process that does not own it: both tiers, nothing taken, nothing made."""
+"""A topic read by a process that does not own it, over both tiers and without changing anything."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_reader_goes_on_in_objects_when_its_segments_are_deleted(setup: Setup)
 
 
 class TrimmedWhileListed(LocalDisk):
-    """A disk on which retention runs between two steps of whoever looks at a directory."""
+    """A disk on which retention runs just before a directory is listed."""
 
     def __init__(self, trim: Callable[[], object]) -> None:
         self.trim: Callable[[], object] | None = trim

@@ -34,7 +34,7 @@ OLD_ID = "0" * 31 + "1"
 
 @dataclass
 class Replaced:
-    """A claim that gives the topic to a new log, once; it remembers like the catalog does."""
+    """A claim that gives the topic to a new log, once, and remembers it as the catalog does."""
 
     begin: int
     old_id: str
@@ -282,7 +282,7 @@ def test_a_log_set_aside_is_a_log_of_another_file_name(crashing: LogDirectory) -
 
 
 def test_a_log_set_aside_twice_overwrites_nothing(crashing: LogDirectory) -> None:
-    """As when somebody puts the same old copy back once more."""
+    """For example when the same old copy is put back twice."""
     write_old_log(crashing)
     copy = crashing.contents()
     open_with(crashing, Replaced(5000, OLD_ID)).shutdown()
@@ -372,7 +372,7 @@ def test_a_power_loss_at_every_call_around_the_first_message_of_a_log_that_begin
 
 
 def test_a_disk_that_fails_at_every_call_while_a_log_is_set_aside_and_is_mended() -> None:
-    """The process lives on, and opens the log again."""
+    """The process goes on, and opens the log again."""
     for call in itertools.count():
         directory = faulty_directory()
         write_old_log(directory)

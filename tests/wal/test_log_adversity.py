@@ -177,7 +177,7 @@ def test_timers_are_watched_while_jobs_run() -> None:
 
 
 class Meddling(Mapping[str, str]):
-    """Attributes that append a message of their own whenever they are looked at."""
+    """Attributes that append another message whenever they are read."""
 
     def __init__(self, topic: forebay.Topic) -> None:
         self.topic = topic

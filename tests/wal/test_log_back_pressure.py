@@ -47,7 +47,7 @@ def test_the_queue_is_bounded_and_an_append_that_finds_it_full_waits(
     gated.gate.shut()
     seen: list[int] = []
     if watched:
-        # A reader of what is not synced yet looks into the queue all the time.
+        # A reader of unsynced messages reads from the queue all the time.
         reader = wal.tail_reader(0, visibility="buffered")
         in_thread(lambda: seen.extend(message.offset for message in reader))
     got = fill_queue(wal)
@@ -143,7 +143,7 @@ async def test_asyncio_appends_do_not_block_the_loop_while_a_large_batch_is_take
     gated.gate.shut()
     batch = in_thread(lambda: wal.append_many([bytes(1000)] * 500))
     assert await asyncio.to_thread(gated.gate.reached.wait, PATIENCE_SECONDS)
-    # The batch has the log to itself though there may be room.
+    # While a batch is taken, other appends wait, even if there is room.
     task = asyncio.create_task(wal.append_async(b"one more", durability="synced"))
     await until(lambda: waiting_for_room(wal) == 2)
     assert not task.done()

@@ -1,4 +1,4 @@
-"""A disk that fails from any one call on, and a power loss then: nothing acknowledged is lost."""
+"""A disk that fails at any call, and then a power loss: nothing acknowledged is lost."""
 
 from __future__ import annotations
 

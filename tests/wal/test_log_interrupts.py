@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments of every call: the log goes on, and nothing that returned is lost."""
+"""Ctrl-C at random moments of every call: the log stays usable and loses nothing it returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERRUPTS = 100
 
 
 class Interrupter:
-    """Sends a signal to the main thread again and again, at moments nobody can foresee."""
+    """Sends a signal to the main thread again and again, at random moments."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

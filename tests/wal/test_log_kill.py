@@ -99,11 +99,11 @@ def kill_and_check(killer: Killer, kills: int) -> None:
         if killer.rng.random() < 0.5:
             retain(wal)
         if killer.rng.random() < 0.5:
-            disk.inject(
-                Fault("any", errno.EIO, times=None)
-            )  # it leaves no checkpoint, as if killed
-        with contextlib.suppress(OSError):
             wal.shutdown()
+        else:  # without a checkpoint, as if it had been killed
+            disk.inject(Fault("any", errno.EIO, times=None))
+            with contextlib.suppress(OSError):
+                wal.shutdown()
     wal = killer.open()
     killer.check(wal)
     wal.shutdown()

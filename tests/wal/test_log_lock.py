@@ -1,4 +1,4 @@
-"""The lock: one log at a time writes to a directory, whatever opens or forks."""
+"""The lock: one log at a time writes to a directory, also when a process forks."""
 
 from __future__ import annotations
 

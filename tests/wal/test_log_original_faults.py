@@ -1,4 +1,4 @@
-"""The faults of the original log, each as a test that fails on its behaviour.
+"""The faults of the original log: each has a test that the original would fail.
 
 P1 to P7 are the probes that were run against it; the others were read in its code.
 """
@@ -278,7 +278,7 @@ def test_an_acknowledgement_goes_out_only_after_the_sync_of_its_segment(
     waiting = in_thread(lambda: wal.append(b"second", durability="synced"))
     assert gated.gate.reached.wait(PATIENCE_SECONDS)
     # The bytes are written, the sync has not returned: there is no acknowledgement yet, and a
-    # power loss now takes the message.
+    # message is lost if the power fails now.
     assert len(gated.frames("wal.log")) == 2
     assert not waiting.done()
     gated.crash.crash()

@@ -112,7 +112,7 @@ def test_two_threads_that_shut_down_at_once_both_return_when_it_is_done(
     assert gated.gate.reached.wait(PATIENCE_SECONDS)
     second = in_thread(wal.shutdown)
     with pytest.raises(TimeoutError):
-        second.result(0.05)  # however long: it cannot return while the gate is shut
+        second.result(0.05)  # it cannot return before the gate is opened
     gated.gate.open()
     first.result(PATIENCE_SECONDS)
     second.result(PATIENCE_SECONDS)
@@ -141,7 +141,7 @@ def test_a_shutdown_interrupted_before_its_last_sync_can_be_finished(
         wal.shutdown()
     with pytest.raises(LogStopped):
         wal.shutdown()
-    # Nobody knows whether the interrupted sync was done; what came before it was.
+    # The interrupted sync may or may not have happened; those before it did.
     assert payloads(gated.open())[:1] == [b"x"]
 
 

@@ -85,7 +85,7 @@ class LogMachine(RuleBasedStateMachine):
     # -- opening and ending ---------------------------------------------------------------------
 
     def open(self) -> None:
-        """Opens the log on a disk of its own, so that the one before can be cut off from it."""
+        """Opens the log behind its own `FaultDisk`, so that the log before it can be cut off."""
         dice = random.Random(self.serial) if self.short_writes else None
         self.disk = FaultDisk(self.power, short_writes=dice)
         self.pool = WriterPool(1, self.clock)
@@ -106,7 +106,7 @@ class LogMachine(RuleBasedStateMachine):
         with contextlib.suppress(ForebayError, OSError):
             self.wal.abandon()
         self.pool.close()
-        self.note_acknowledged()  # with what was synced at the last moment
+        self.note_acknowledged()  # including what was synced just before
         self.wal = None
 
     @property

@@ -1,4 +1,4 @@
-"""Threads: many logs share a few, and one that hangs does not hold up another."""
+"""Many logs share a few threads, and one that hangs does not block another."""
 
 from __future__ import annotations
 

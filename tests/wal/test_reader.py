@@ -1,4 +1,4 @@
-"""Readers: from anywhere, in order, without gaps, at any speed."""
+"""Readers start anywhere, read in order and without gaps, and may be slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opening a log makes of what it finds: torn is cut and kept aside, corrupt is left alone."""
+"""Opening a log: a torn tail is cut and kept aside, and corrupt files are left alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_torn_tail_is_cut_and_kept_aside_at_every_byte_of_the_last_frame(memor
         directory = in_memory()
         directory.write("wal.log", whole[:cut])
         if memories == "kept":
-            # What a crash leaves: the last frame was never synced, all before it was.
+            # What a crash leaves: all frames but the last were synced.
             directory.write("wal.synced", behind)
         wal = directory.open()
         assert payloads(wal) == texts(0, 4)

@@ -129,7 +129,7 @@ def test_a_power_loss_at_any_moment_of_retention_loses_nothing_that_should_stay(
     assert directory.crash is not None
     fill_segments(directory)
     wal = directory.open(rotate_max_bytes=SEGMENT_BYTES)
-    # Half of what may go, so that the rest has to stay.
+    # Only some segments may be removed: the others must stay.
     committed = wal.segments()[2].end_offset
     wal.retain(EVERYTHING, committed)
     directory.crash.crash(rng)

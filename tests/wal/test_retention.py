@@ -1,4 +1,4 @@
-"""Readers and retention: what a reader is on stays, and what is gone is said to be gone."""
+"""Readers and retention: a segment in use stays, and reading a deleted one raises an error."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_reading_while_retention_runs_ends_in_an_error_or_in_everything(
     done.set()
     for consumer in consumers:
         consumer.result(PATIENCE_SECONDS)
-    # The last pass may have found all of it pinned by readers, who are gone now.
+    # Readers may have held segments during the last pass; now there are none.
     wal.retain(EVERYTHING, wal.current_offset() - 100)
     assert wal.start_offset > 800
 

@@ -1,4 +1,4 @@
-"""Readers of other processes: they see what is published, and never a hole."""
+"""Readers in other processes see what is published, without gaps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_another_process_reads_what_is_published_and_nothing_behind_it(tmp_path:
             assert seen() == (0, wal.current_offset())
         wal.retain(EVERYTHING, 30)
         assert seen() == (wal.start_offset, 40)
-        # Bytes that are in the file and not published do not exist.
+        # Bytes that are in the file but not published are not read.
         newest = wal.segments()[-1].path
         with newest.open("ab") as file:
             file.write(newest.read_bytes()[:30])
@@ -72,7 +72,7 @@ def test_a_view_of_a_log_whose_retention_runs_meanwhile_never_shows_a_hole(
     dropped: list[int] = []
 
     class Racing(CrashDisk):
-        """Retention removes files between the listing and the look at each of them."""
+        """Retention removes files after they were listed and before they are opened."""
 
         def __init__(self, inner: CrashDisk) -> None:
             self.__dict__.update(inner.__dict__)
