@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("support")
 
@@ -47,6 +48,12 @@ os.environ |= {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
 os.environ |= dict.fromkeys(["SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"], SHORT_LIVED_JVM)
 time.tzset()
 os.umask(0o022)
+
+# Hypothesis fails an example that takes 200 ms, and data that take long to make: a busy machine.
+settings.register_profile(
+    "forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("forebay")
 
 SOAK = os.environ.get("FOREBAY_SOAK", "0") not in {"", "0"}
 SPARK = importlib.util.find_spec("pyspark") is not None

@@ -19,6 +19,8 @@ import pytest
 
 from support.paths import ROOT, SUPPORT
 
+pytestmark = pytest.mark.timeout(300)  # each test starts processes
+
 SRC: Final = ROOT / "src"
 BARE: Final = {**os.environ, "PYTHONPATH": str(SUPPORT / "bare")}
 
@@ -42,7 +44,7 @@ SAMPLE: Final = [
 ]
 
 
-def bare(*command: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def bare(*command: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
     """Runs Python without the packages."""
     return subprocess.run(
         [sys.executable, *command],

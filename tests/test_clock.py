@@ -10,7 +10,7 @@ from forebay.clock import SYSTEM_CLOCK
 
 
 def test_intervals_go_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases end meanwhile: the time since boot counts, not the time that the machine was awake."""
+    """Leases end while a machine sleeps, so the time since boot counts, sleep included."""
     monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 5000.25}.__getitem__)
     assert SYSTEM_CLOCK.monotonic() == 5000.25
 

@@ -8,9 +8,11 @@ import io
 import json
 import logging
 import re
+import socket
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -47,7 +49,7 @@ class Lines:
         return self.text.getvalue().splitlines()[-1]
 
     def fields(self) -> dict[str, Any]:
-        """Of the last line, without the moment."""
+        """The fields of the last line, without its time."""
         found: dict[str, Any] = json.loads(self.json.getvalue().split("\n")[-2])
         assert found.pop("at").endswith("Z")
         return found
@@ -57,21 +59,33 @@ class Lines:
         return self.text.getvalue() + self.json.getvalue()
 
 
-@pytest.fixture
-def lines() -> Iterator[Lines]:
-    """All that any logger says from now on."""
+@contextmanager
+def listening(logger: logging.Logger) -> Iterator[Lines]:
     lines = Lines()
     text, in_json = logging.StreamHandler(lines.text), logging.StreamHandler(lines.json)
     in_json.setFormatter(JsonFormatter())
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.DEBUG)
-    root.addHandler(text)
-    root.addHandler(in_json)
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(text)
+    logger.addHandler(in_json)
     yield lines
-    root.removeHandler(text)
-    root.removeHandler(in_json)
-    root.setLevel(level)
+    logger.removeHandler(text)
+    logger.removeHandler(in_json)
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    """What the tests' logger logs."""
+    with listening(LOG) as lines:
+        yield lines
+
+
+@pytest.fixture
+def all_lines() -> Iterator[Lines]:
+    """What any logger logs."""
+    with listening(logging.getLogger()) as lines:
+        yield lines
 
 
 def test_a_line_is_what_happened_and_its_fields(lines: Lines) -> None:
@@ -151,7 +165,6 @@ def test_what_nobody_listens_to_is_not_formatted(lines: Lines) -> None:
 
     LOG.setLevel(logging.ERROR)
     event(LOG, logging.INFO, "it happened", value=Fragile())
-    LOG.setLevel(logging.NOTSET)
     assert lines.all == ""
 
 
@@ -242,7 +255,7 @@ PASSWORD: Final = "correct-horse-battery"
 
 
 class Parrot(BaseHTTPRequestHandler):
-    """Refuses everything, and repeats all that it was told."""
+    """Refuses every request, and repeats all of it in the response."""
 
     def _refuse(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -261,21 +274,22 @@ class Parrot(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _refuse  # noqa: N815 - the names it looks for
 
     def log_message(self, *_: object) -> None:
-        """Says nothing: a test listens."""
+        """Logs nothing: the test looks for secrets in what the client logs."""
 
 
 @pytest.fixture
 def parrot() -> Iterator[str]:
+    """The address of a server that repeats what it is sent."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Parrot) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
 
 
 S3: Final = {"access_key": "a-name", "secret_key": SECRET, "session_token": TOKEN, "region": "r"}
-PLACES: Final[dict[str, tuple[str, str, dict[str, str]]]] = {
+CLOUDS: Final[dict[str, tuple[str, str, dict[str, str]]]] = {
     "s3": ("s3", "s3://bucket/prefix", S3),
     "azure key": ("azure", "azure://box", {"account_name": "me", "account_key": KEY}),
     "azure token": (
@@ -284,24 +298,30 @@ PLACES: Final[dict[str, tuple[str, str, dict[str, str]]]] = {
         {"account_name": "me", "sas_token": f"sv=2024-01-01&sig={quote(SIGNATURE, safe='')}"},
     ),
 }
-DEAD: Final = "http://127.0.0.1:1"
-"""Nothing listens there: only the superuser may."""
 
 
-def cloud(place: str, endpoint: str) -> CloudSettings:
-    backend, root, options = PLACES[place]
+@pytest.fixture
+def dead() -> Iterator[str]:
+    """The address of a port that is taken, so that nobody else listens there either."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def cloud(store: str, endpoint: str) -> CloudSettings:
+    backend, root, options = CLOUDS[store]
     return CloudSettings(
         backend=backend,  # type: ignore[arg-type] # one of its literals
         root=root,
         options={**options, "endpoint": endpoint},
-        request_timeout_seconds=5,
+        request_timeout_seconds=60,
         retry_timeout_seconds=0.2,
         max_retries=1,
     )
 
 
 def fail_to_upload(settings: StoreSettings) -> ForebayError:
-    """What a program is told that uploads to a store that worked when the topic was made."""
+    """The error of an upload to a store that worked when the topic was created."""
     before = replace(settings, cloud=CloudSettings(backend="memory", root=str(settings.data)))
     with Store(before) as store:
         store.topic("orders").append(b"x")
@@ -317,18 +337,20 @@ def require_no_secret(text: str, *secrets: str) -> None:
 
 
 @pytest.mark.parametrize("server", ["dead", "parrot"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("store", CLOUDS)
 def test_an_upload_that_fails_tells_no_secret(
-    tmp_path: Path, lines: Lines, place: str, server: str, request: pytest.FixtureRequest
+    tmp_path: Path, all_lines: Lines, store: str, server: str, request: pytest.FixtureRequest
 ) -> None:
-    endpoint = DEAD if server == "dead" else request.getfixturevalue("parrot")
+    address = request.getfixturevalue(server)
     settings = StoreSettings(
-        data=tmp_path, cloud=cloud(place, endpoint), uploader=UploaderSettings(enabled=False)
+        data=tmp_path,
+        cloud=cloud(store, f"http://{address}"),
+        uploader=UploaderSettings(enabled=False),
     )
     error = fail_to_upload(settings)
-    assert "upload failed topic=/default/orders" in lines.text.getvalue()
+    assert "upload failed topic=/default/orders" in all_lines.text.getvalue()
     said = [
-        lines.all,
+        all_lines.all,
         repr(error),
         *traceback.format_exception(error),
         repr(settings),
@@ -339,7 +361,7 @@ def test_an_upload_that_fails_tells_no_secret(
 
 
 def test_a_secret_of_the_environment_is_told_no_more_than_one_of_the_file(
-    tmp_path: Path, lines: Lines, parrot: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, all_lines: Lines, parrot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a-name")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -347,21 +369,23 @@ def test_a_secret_of_the_environment_is_told_no_more_than_one_of_the_file(
     place = CloudSettings(
         backend="s3",
         root="s3://bucket",
-        options={"endpoint": parrot, "region": "r"},
+        options={"endpoint": f"http://{parrot}", "region": "r"},
         retry_timeout_seconds=0.2,
         max_retries=1,
     )
     settings = StoreSettings(tmp_path, cloud=place, uploader=UploaderSettings(enabled=False))
     error = fail_to_upload(settings)
-    assert "not you: ***" in str(error), "the server's words are told, but for the secrets"
-    everything = "".join(traceback.format_exception(error)) + lines.all + repr(settings)
+    assert "not you: ***" in str(error), "the server's words are shown, without the secrets"
+    everything = "".join(traceback.format_exception(error)) + all_lines.all + repr(settings)
     require_no_secret(everything, SECRET, TOKEN)
 
 
-def test_the_catalogs_password_is_told_by_nobody(tmp_path: Path, lines: Lines) -> None:
+def test_the_catalogs_password_is_told_by_nobody(
+    tmp_path: Path, all_lines: Lines, dead: str
+) -> None:
     metadata = MetadataSettings(
         backend="etcd",
-        endpoints=[DEAD.removeprefix("http://")],
+        endpoints=[dead],
         username="me",
         password=PASSWORD,
         timeout_seconds=1,
@@ -370,5 +394,5 @@ def test_the_catalogs_password_is_told_by_nobody(tmp_path: Path, lines: Lines) -
     with Store(settings) as store, pytest.raises(ServiceError) as caught:
         store.topic("orders")
     error = caught.value
-    everything = "".join(traceback.format_exception(error)) + repr(error) + lines.all
+    everything = "".join(traceback.format_exception(error)) + repr(error) + all_lines.all
     require_no_secret(everything + repr(settings) + json.dumps(describe(settings)), PASSWORD)

@@ -23,7 +23,7 @@ def test_the_package_runs_as_a_module_and_as_a_file(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -36,7 +36,7 @@ def test_the_file_runs_from_its_own_directory() -> None:
         cwd=FILE.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from forebay.metrics import (
     Metric,
     collect_from,
 )
+from support.disks import PATIENCE_SECONDS
 from support.paths import ROOT
 from support.prometheus_text import Family, parse
 
@@ -36,7 +37,7 @@ def read(metric: Metric) -> Family:
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Metric]:
-    """An empty one, so that what tests make is in no other page."""
+    """An empty registry, so that metrics of these tests are on no other page."""
     own: dict[str, Metric] = {}
     monkeypatch.setattr(metrics, "_registry", own)
     return own
@@ -127,11 +128,11 @@ def test_a_metric_has_one_place_and_its_labels_are_always_given() -> None:
     with pytest.raises(AssertionError, match="once_total"):
         Gauge("once_total", "Twice.")
     gauge, histogram = Gauge("level", "Level."), Histogram("spread", "Spread.", SECONDS)
-    with pytest.raises(AssertionError, match="has the labels"):
+    with pytest.raises(AssertionError, match=r"^once_total "):
         counter.add()
-    with pytest.raises(AssertionError, match="has the labels"):
+    with pytest.raises(AssertionError, match=r"^level "):
         gauge.set(1, "surplus")
-    with pytest.raises(AssertionError, match="has the labels"):
+    with pytest.raises(AssertionError, match=r"^spread "):
         histogram.observe(1, "surplus")
     assert read(counter).samples == {}
 
@@ -142,7 +143,7 @@ def test_no_count_is_lost_between_threads_while_the_page_is_read() -> None:
     start = threading.Barrier(5)
 
     def count(name: str) -> None:
-        start.wait(60)
+        start.wait(PATIENCE_SECONDS)
         for turn in range(2000):
             counter.add(1, "all")
             counter.add(1, f"{name}-{turn % 50}")
@@ -151,7 +152,7 @@ def test_no_count_is_lost_between_threads_while_the_page_is_read() -> None:
     threads = [threading.Thread(target=count, args=[str(number)]) for number in range(4)]
     for thread in threads:
         thread.start()
-    start.wait(60)
+    start.wait(PATIENCE_SECONDS)
     while any(thread.is_alive() for thread in threads):
         parse(metrics.render())
     assert counter.value("all") == 8000
@@ -207,7 +208,7 @@ def test_pages_that_are_made_at_once_are_each_whole(registry: dict[str, Metric])
     seen: list[int] = []
 
     def look() -> None:
-        start.wait(60)
+        start.wait(PATIENCE_SECONDS)
         seen.extend(len(parse(metrics.render())["shelf"].samples) for _ in range(20))
 
     threads = [threading.Thread(target=look) for _ in range(4)]
@@ -235,7 +236,7 @@ for each in catalogue():
 
 
 def modules() -> list[str]:
-    """Those of the library that define metrics."""
+    """The modules of the library that define metrics."""
     source = ROOT / "src"
     return [
         ".".join(path.relative_to(source).with_suffix("").parts)

@@ -1,10 +1,11 @@
-"""Every metric there is moves when a store does what the metric counts."""
+"""Every metric of a store moves when the store does what the metric counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -19,27 +20,24 @@ from forebay.objects.memory import MemoryBackend
 from forebay.settings import CloudReaderSettings, RemoteRetentionSettings
 from forebay.testing import FaultBackend, FaultKv, ObjectFault
 from forebay.topic.factory import Background
-from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store, Topic
 from forebay.upload.sweep import sweep
 from forebay.wal.pool import WriterPool
 from support.disks import wait_until
 from support.prometheus_text import Family, parse
-from support.tiered_stores import TOPIC, Setup, fill, offsets
+from support.tiered_stores import TOPIC, Setup, fill, lease_of, offsets, resources_of, storage_of
 
 
 class Scene:
-    """A topic with one object and more segments than one, and what it takes to harm it."""
+    """A store whose objects and catalog can be made to fail, and damaged."""
 
     def __init__(self, data: Path) -> None:
         self.backend = FaultBackend(MemoryBackend())
         self.kv = FaultKv(SqliteKv(None))
         self.setup = Setup(data, backend=self.backend, kv=ObservedKv(self.kv, "sqlite"))
 
-    def open(self, **changes: object) -> None:
-        settings = self.setup.settings()
-        for name, value in changes.items():
-            object.__setattr__(settings, name, value)
+    def open(self, **changes: Any) -> None:
+        settings = replace(self.setup.settings(), **changes)
         self.store = Store(
             settings, clock=self.setup.clock, catalog=self.setup.catalog, store=self.setup.objects
         )
@@ -48,14 +46,8 @@ class Scene:
     def topic(self) -> Topic:
         return self.store.topic(str(TOPIC))
 
-    @property
-    def resources(self) -> StoreResources:
-        resources = self.store._factory.resources
-        assert resources is not None
-        return resources
-
     def damage_object(self) -> None:
-        """Another byte in the first message, which the etag tells."""
+        """Changes a byte of the first message; the etag changes with it."""
         descriptor = self.setup.descriptors()[0]
         key = object_key(TOPIC, descriptor.object_id)
         data = bytearray(self.backend.inner.get_range(key, 0, descriptor.size))
@@ -125,7 +117,7 @@ def gives_up_objects(scene: Scene) -> None:
     scene.store.close()
     scene.open(remote_retention=RemoteRetentionSettings(size_mb=0))
     uploads(scene)
-    assert scene.store._factory.for_topic(str(TOPIC)).trim_remote()
+    assert storage_of(scene.store).trim_remote()
 
 
 def sweeps(scene: Scene) -> None:
@@ -138,11 +130,9 @@ def sweeps(scene: Scene) -> None:
 
 def loses_its_lease(scene: Scene) -> None:
     appends(scene)
-    lease = scene.resources.session.current
-    assert lease is not None
-    scene.kv.revoke(lease)
+    scene.kv.revoke(lease_of(scene.store))
     with pytest.raises(TopicFenced):
-        scene.resources.session.renew()
+        resources_of(scene.store).session.renew()
 
 
 def cannot_reach_its_catalog(scene: Scene) -> None:
@@ -153,7 +143,7 @@ def cannot_reach_its_catalog(scene: Scene) -> None:
 
 def fails_in_the_background(scene: Scene) -> None:
     pool = WriterPool(1)
-    storage = scene.store._factory.for_topic(str(TOPIC))
+    storage = storage_of(scene.store)
     failed = False
 
     def chore(_: object) -> None:
@@ -228,11 +218,11 @@ NOW: Final = {
     "wal_cache_size",
     "uploader_memory_usage_bytes",
 }
-"""Gauges: what they tell is over when the store is closed."""
+"""Gauges: they have no value once the store is closed."""
 
 
 def page() -> dict[str, Family]:
-    """The metrics of the library, without what their names have in common."""
+    """The metrics of the library by name, without the common prefix and suffix."""
     found = {
         name.removeprefix("forebay_").removesuffix("_total"): family
         for name, family in parse(metrics.render()).items()
@@ -293,7 +283,7 @@ def test_the_numbers_are_those_of_the_work(scene: Scene) -> None:
 
 
 def told(name: str) -> dict[tuple[str, ...], float]:
-    """A gauge by the values of its labels, of the topic alone."""
+    """A gauge's values by label, for the topic alone."""
     family = page()[name]
     return {
         tuple(value for _, value in labels): number
@@ -335,7 +325,7 @@ def test_an_open_topic_tells_how_long_its_oldest_message_waits(scene: Scene) -> 
 
 def test_a_message_that_was_published_long_ago_has_waited_since_it_came(scene: Scene) -> None:
     scene.open()
-    storage = scene.store._factory.for_topic(str(TOPIC))
+    storage = storage_of(scene.store)
     storage.append_message(StreamMessage(b"x", publish_time=1), durability="synced")
     scene.setup.clock.advance(3)
     assert told("topic_upload_lag_seconds") == {(str(TOPIC),): 3}

@@ -1,4 +1,4 @@
-"""What other processes counted is counted here."""
+"""Counters of other processes are added to those of this one."""
 
 from __future__ import annotations
 

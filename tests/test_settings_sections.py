@@ -29,19 +29,19 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
 )
 def test_anything_else_is_no_address(address: Any) -> None:
     for kind in (BrokerSettings, AdminSettings):
-        with pytest.raises(InvalidSetting, match=r"^listen is .*; it must be host:port"):
+        with pytest.raises(InvalidSetting, match=r"^listen is .*host:port"):
             kind(listen=address)
 
 
 def test_a_broker_acknowledges_at_a_known_stage() -> None:
-    with pytest.raises(InvalidSetting, match="ack is 'never'"):
+    with pytest.raises(InvalidSetting, match=r"^ack is 'never'"):
         BrokerSettings(ack="never")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [CloudSettings, SparkSettings])
 @pytest.mark.parametrize("options", [None, [], "a", {"a": 1}, {1: "a"}, {"a": None}])
 def test_options_are_texts(kind: type[Any], options: Any) -> None:
-    with pytest.raises(InvalidSetting, match="options must be a mapping"):
+    with pytest.raises(InvalidSetting, match=r"^options must"):
         kind(options=options)
 
 
@@ -58,12 +58,12 @@ def test_options_are_the_settings_own() -> None:
      ("s3", "file:///x"), ("s3", "memory://")],
 )  # fmt: skip
 def test_a_root_of_another_backend_is_refused(backend: Any, root: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"^root is .*, which needs backend"):
+    with pytest.raises(InvalidSetting, match=r"^root is "):
         CloudSettings(backend=backend, root=root)
 
 
 def test_a_root_has_no_password() -> None:
-    with pytest.raises(InvalidSetting, match="root is a URL with a password") as raised:
+    with pytest.raises(InvalidSetting, match=r"^root is .*password") as raised:
         CloudSettings(backend="s3", root="s3://me:hunter2@bucket")
     assert "hunter2" not in str(raised.value)
     CloudSettings(backend="azure", root="abfs://container@account/prefix")
@@ -71,26 +71,26 @@ def test_a_root_has_no_password() -> None:
 
 @pytest.mark.parametrize("endpoints", ["h:1", None, [""], [1], {"h:1"}])
 def test_endpoints_are_a_list_of_texts(endpoints: Any) -> None:
-    with pytest.raises(InvalidSetting, match=r"endpoints is .*; it must be a list of host:port"):
+    with pytest.raises(InvalidSetting, match=r"^endpoints is .*host:port"):
         MetadataSettings(backend="etcd", endpoints=endpoints)
 
 
 def test_etcd_needs_an_endpoint() -> None:
-    with pytest.raises(InvalidSetting, match="endpoints is empty"):
+    with pytest.raises(InvalidSetting, match=r"^endpoints is "):
         MetadataSettings(backend="etcd")
 
 
 @pytest.mark.parametrize("name", ["prefix", "username", "password"])
 def test_texts_are_texts(name: str) -> None:
     secret: Any = {name: ["hunter2"]}
-    with pytest.raises(InvalidSetting, match=f"^{name} is .*; it must be a str") as raised:
+    with pytest.raises(InvalidSetting, match=f"^{name} is ") as raised:
         MetadataSettings(**secret)
     assert ("hunter2" in str(raised.value)) == (name != "password")
 
 
 def test_a_store_in_memory_has_no_logs_on_disk() -> None:
     assert StoreSettings(data="d", wal_root="w").wal_root == Path("w")
-    with pytest.raises(InvalidSetting, match="wal_root is 'w'"):
+    with pytest.raises(InvalidSetting, match=r"^wal_root is 'w'"):
         StoreSettings(data=None, wal_root="w")
 
 

@@ -1,4 +1,4 @@
-"""`replace_file` leaves the old file or the new one, wherever in it the power fails."""
+"""`replace_file` leaves the old file or the new one, whenever the power fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(disk: CrashDisk) -> bytes | None:
 
 
 def calls_of_replace_file() -> int:
-    """How many calls of the disk one replace_file makes, found by letting ever more pass."""
+    """How many calls of the disk `replace_file` makes, found by letting more and more succeed."""
     for passed in range(100):
         disk = FaultDisk(new_disk())
         disk.inject(Fault("any", errno.EIO, skip=passed, times=None))

@@ -1,4 +1,4 @@
-"""Checkpoints: nothing but a whole, plausible one is read, and nothing but CheckpointError comes.
+"""Checkpoints: only a whole and plausible one is read; all else raises CheckpointError.
 
 Bodies with a right checksum and a wrong content are what a faulty or a hostile writer leaves.
 """
@@ -91,7 +91,7 @@ uploader_checkpoints = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(checkpoint=wal_checkpoints())
 def test_a_checkpoint_of_the_log_comes_back_as_it_was(checkpoint: WalCheckpoint) -> None:
     data = encode_checkpoint(checkpoint)
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_the_log_comes_back_as_it_was(checkpoint: WalCheckpoint)
     assert decode_checkpoint(data, WalCheckpoint) == checkpoint
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(checkpoint=uploader_checkpoints)
 def test_a_checkpoint_of_the_uploader_comes_back_as_it_was(checkpoint: UploaderCheckpoint) -> None:
     data = encode_checkpoint(checkpoint)
@@ -147,24 +147,24 @@ def test_bytes_behind_a_checkpoint_are_refused() -> None:
 @pytest.mark.parametrize("version", [0, 2, 0xFFFF])
 def test_an_unknown_version_is_refused_by_its_number(version: int) -> None:
     data = sealed(encode_checkpoint(WAL)[16:], version=version)
-    with pytest.raises(CheckpointError, match=f"version {version};"):
+    with pytest.raises(CheckpointError, match=rf"version {version}\b"):
         decode_any_checkpoint(data)
 
 
 @pytest.mark.parametrize("kind", [0, 3, 0xFFFF])
 def test_an_unknown_kind_is_refused_by_its_number(kind: int) -> None:
-    with pytest.raises(CheckpointError, match=f"unknown kind of checkpoint: {kind}"):
+    with pytest.raises(CheckpointError, match=rf"\b{kind}$"):
         decode_any_checkpoint(sealed(encode_checkpoint(WAL)[16:], kind))
 
 
 def test_the_other_kind_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="UploaderCheckpoint where a WalCheckpoint"):
+    with pytest.raises(CheckpointError, match="UploaderCheckpoint"):
         decode_checkpoint(encode_checkpoint(UPLOADER), WalCheckpoint)
-    with pytest.raises(CheckpointError, match="WalCheckpoint where a UploaderCheckpoint"):
+    with pytest.raises(CheckpointError, match="WalCheckpoint"):
         decode_checkpoint(encode_checkpoint(WAL), UploaderCheckpoint)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=120), framed=st.booleans(), kind=st.integers(0, 3))
 def test_no_bytes_raise_anything_but_checkpoint_error(data: bytes, framed: bool, kind: int) -> None:
     with pytest.raises(CheckpointError):
@@ -178,7 +178,7 @@ _NESTED = st.lists(_PLAIN, max_size=3) | st.dictionaries(st.text(max_size=5), _P
 JSON_VALUES = _PLAIN | _NESTED | st.lists(_NESTED, max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=JSON_VALUES, kind=st.sampled_from([WAL_KIND, UPLOADER_KIND]))
 def test_any_other_json_is_refused(value: object, kind: int) -> None:
     with pytest.raises(CheckpointError):
@@ -348,9 +348,9 @@ DANUBE_UPLOADER: Final = bytes.fromhex(
 
 def test_danubes_checkpoint_is_refused_by_its_name() -> None:
     assert not is_checkpoint(DANUBE_WAL)
-    with pytest.raises(CheckpointError, match=r"'FBCK'; it looks like Danube's wal\.ckpt"):
+    with pytest.raises(CheckpointError, match=r"Danube's wal\.ckpt"):
         decode_checkpoint(DANUBE_WAL, WalCheckpoint)
-    with pytest.raises(CheckpointError, match=r"'FBCK'; it looks like Danube's uploader\.ckpt"):
+    with pytest.raises(CheckpointError, match=r"Danube's uploader\.ckpt"):
         decode_checkpoint(DANUBE_UPLOADER, UploaderCheckpoint)
     with pytest.raises(CheckpointError, match=r"'FBCK'$"):
         decode_any_checkpoint(b"\xff" * 50)
@@ -360,7 +360,7 @@ def test_danubes_checkpoint_is_refused_by_its_name() -> None:
     ("decode", "data", "mistaken"),
     [
         pytest.param(decode_danube_wal_checkpoint, DANUBE_WAL, [], id="wal.ckpt"),
-        # Nothing tells these five bytes from a whole varint checkpoint of small numbers.
+        # These five bytes are also a whole varint checkpoint of small numbers.
         pytest.param(decode_danube_uploader_checkpoint, DANUBE_UPLOADER, [5], id="uploader.ckpt"),
     ],
 )
@@ -374,7 +374,7 @@ def test_danubes_checkpoints_cut_or_prolonged_are_refused(
         decode(data + b"\0")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     data=st.binary(max_size=120)
     | st.tuples(st.integers(0, 90), st.integers(0, 255)).map(

@@ -1,4 +1,4 @@
-"""The plain codec and its compiled twin: the same limits, runs that grow alike, nothing kept."""
+"""The plain codec and its compiled twin: same limits, same runs, and no reference is kept."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ from support.codec_twins import (
     ],
 )
 def test_the_limits_of_a_frame_are_the_same(length: int, end: int) -> None:
-    answer = same("scan", pure.HEADER.pack(5, length, 0), 0, -1, CONSECUTIVE)
-    assert answer == (b"", b"", b"", 0, end, 5)
+    result = same("scan", pure.HEADER.pack(5, length, 0), 0, -1, CONSECUTIVE)
+    assert result == (b"", b"", b"", 0, end, 5)
 
 
 @pytest.mark.parametrize(
     ("offset", "end"), [(OFFSET_MAX, pure.COMPLETE), (OFFSET_MAX + 1, pure.BAD_OFFSET)]
 )
 def test_the_limit_of_offsets_is_the_same(offset: int, end: int) -> None:
-    answer = same("scan", encode_frame(offset, bytes(10)), 0, -1, CONSECUTIVE)
-    assert isinstance(answer, tuple)
-    assert answer[-2:] == (end, OFFSET_MAX + 1)
+    result = same("scan", encode_frame(offset, bytes(10)), 0, -1, CONSECUTIVE)
+    assert isinstance(result, tuple)
+    assert result[-2:] == (end, OFFSET_MAX + 1)
 
 
 @pytest.mark.parametrize("count", [16, 17, ATTRIBUTES_MAX, ATTRIBUTES_MAX + 1])
 @pytest.mark.parametrize("kind", [dict, MappingProxyType])
 def test_the_limit_of_attributes_is_the_same(count: int, kind: Callable[[Any], Any]) -> None:
     attributes = kind({f"ключ {number}": str(number) for number in range(count)})
-    answer = same("encode_one", b"", b"", 0, b"", 0, attributes, None)
-    assert (answer is MessageTooLarge) == (count > ATTRIBUTES_MAX)
+    result = same("encode_one", b"", b"", 0, b"", 0, attributes, None)
+    assert (result is MessageTooLarge) == (count > ATTRIBUTES_MAX)
     twice = same("encode_many", b"", b"", 0, [b"", b""], 0, 0, [attributes, {"a": "b"}], None, 9**9)
     assert (twice is MessageTooLarge) == (count > ATTRIBUTES_MAX)
 
@@ -182,8 +182,8 @@ def test_bytes_behind_the_count_do_not_exist(twin: Any) -> None:
     ],
 )
 def test_what_is_no_run_is_refused_alike(run: Any) -> None:
-    answer = same("append_one", run, 1, b"h", b"m", b"payload", 0, None, None)
-    assert answer in (TypeError, ValueError)
+    result = same("append_one", run, 1, b"h", b"m", b"payload", 0, None, None)
+    assert result in (TypeError, ValueError)
 
 
 @pytest.mark.parametrize("twin", [pure, native])

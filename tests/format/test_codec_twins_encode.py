@@ -1,4 +1,4 @@
-"""Encoding one message or many: both twins of the codec answer and raise the same."""
+"""Encoding one message or many: both twins of the codec return and raise the same."""
 
 from __future__ import annotations
 
@@ -169,18 +169,18 @@ def test_many_bad_messages_are_refused_the_same(
 )
 def test_batches_of_unequal_messages_are_cut_the_same(sizes: list[int], bytes_max: int) -> None:
     payloads = [b"x" * size for size in sizes]
-    answer = same("encode_many", b"h", b"m", 0, payloads, 0, 5, None, None, bytes_max)
-    assert isinstance(answer, tuple)
-    assert answer[1] >= 1
+    result = same("encode_many", b"h", b"m", 0, payloads, 0, 5, None, None, bytes_max)
+    assert isinstance(result, tuple)
+    assert result[1] >= 1
 
 
 @pytest.mark.parametrize(("spare", "index"), [(-1, 1), (0, 2), (1, 2)])
 def test_a_batch_may_be_exactly_as_large_as_asked(spare: int, index: int) -> None:
     frame = len(pure.encode_one(b"h", b"m", 0, b"payload", 5, None, None))
     args = (b"h", b"m", 0, [b"payload"] * 4, 0, 5, None, None, 2 * frame + spare)
-    answer = same("encode_many", *args)
-    assert isinstance(answer, tuple)
-    assert answer[1] == index
+    result = same("encode_many", *args)
+    assert isinstance(result, tuple)
+    assert result[1] == index
 
 
 texts = st.text(max_size=10)

@@ -29,9 +29,9 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[array[int], array[int]]:
 
 @given(st.binary(max_size=64), st.lists(spans, max_size=20))
 def test_both_gather_alike_or_refuse_alike(buffer: bytes, pairs: list[tuple[int, int]]) -> None:
-    answer = same("gather", buffer, *columns(pairs))
+    result = same("gather", buffer, *columns(pairs))
     inside = all(length < 0 or (at >= 0 and at + length <= len(buffer)) for at, length in pairs)
-    assert (answer is ValueError) == (not inside)
+    assert (result is ValueError) == (not inside)
 
 
 @given(st.binary(max_size=200), st.data())
@@ -40,9 +40,9 @@ def test_what_is_gathered_is_the_spans(buffer: bytes, data: st.DataObject) -> No
         lambda at: st.tuples(st.just(at), st.integers(-1, len(buffer) - at))
     )
     pairs = data.draw(st.lists(places, max_size=30))
-    answer = same("gather", memoryview(buffer), *columns(pairs))
-    assert isinstance(answer, tuple)
-    offsets, gathered, validity = answer
+    result = same("gather", memoryview(buffer), *columns(pairs))
+    assert isinstance(result, tuple)
+    offsets, gathered, validity = result
     ends = struct.unpack(f"<{len(pairs) + 1}i", offsets)
     for row, (at, length) in enumerate(pairs):
         found = gathered[ends[row] : ends[row + 1]]
@@ -55,9 +55,9 @@ def test_what_is_gathered_is_the_spans(buffer: bytes, data: st.DataObject) -> No
 def test_large_columns_are_copied_whole() -> None:
     buffer = bytes(range(256)) * 4096
     pairs = [(at * 8, 8) for at in range(len(buffer) // 8)]
-    answer = same("gather", buffer, *columns(pairs))
-    assert isinstance(answer, tuple)
-    assert answer[1] == buffer
+    result = same("gather", buffer, *columns(pairs))
+    assert isinstance(result, tuple)
+    assert result[1] == buffer
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_more_than_arrow_can_address_is_refused_alike() -> None:
     too_much = columns([(0, len(buffer))] * rows)
     assert sum(enough[1]) == pure.GATHER_BYTES_MAX
     assert outcome(native.gather, buffer, *too_much) is OverflowError
-    # The plain twin holds no copy before it knows: so many spans of one buffer cost nothing.
+    # The plain twin adds up the lengths before it copies anything.
     assert outcome(pure.gather, buffer, *too_much) is OverflowError
 
 
@@ -89,10 +89,10 @@ def test_the_compiled_twin_keeps_no_reference() -> None:
     bad = array("q", [10, 90, 1])
     watched = [buffer, positions, lengths, bad, None]
     before = [sys.getrefcount(thing) for thing in watched]
-    for _ in range(100):
+    for _ in range(1000):
         outcome(native.gather, buffer, positions, lengths)
         outcome(native.gather, buffer, positions, bad)
     after = [sys.getrefcount(thing) for thing in watched]
     assert after[:-1] == before[:-1]
-    assert abs(after[-1] - before[-1]) < 50
+    assert abs(after[-1] - before[-1]) < 500  # other threads use None too
     buffer.clear()

@@ -1,4 +1,4 @@
-"""Scanning frames and locating messages: both twins of the codec answer and raise the same."""
+"""Scanning frames and locating messages: both twins of the codec return and raise the same."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_any_start_scans_the_same(
 @given(log=logs(st.binary(min_size=10, max_size=30)), consecutive=st.booleans())
 def test_a_log_torn_at_every_byte_scans_the_same(log: bytes, consecutive: bool) -> None:
     for cut in range(len(log) + 1):
-        answer = same("scan", log[:cut], 0, -1, consecutive)
-        assert isinstance(answer, tuple)
+        result = same("scan", log[:cut], 0, -1, consecutive)
+        assert isinstance(result, tuple)
 
 
 @given(message=messages(), kind=buffer_types)
@@ -136,34 +136,34 @@ def test_a_message_that_reads_both_ways_goes_to_the_rooted_topic(
     ids = b"\0\0" + b"\xfb" + struct.pack("<H", 3 + len(start)) + varint_topic + b"zz"
     message = ids + start + payload + end
     rows = array("Q", [0]), array("I", [len(message)])
-    answer = same("columns", message, *rows)
-    assert isinstance(answer, tuple)
-    assert answer[-2:] == (bytes([flavour]), -1)
+    result = same("columns", message, *rows)
+    assert isinstance(result, tuple)
+    assert result[-2:] == (bytes([flavour]), -1)
 
 
 @pytest.mark.parametrize(("version", "bad"), [(2**32 - 1, -1), (2**32, 0)])
 def test_a_schema_version_over_32_bits_is_no_message(version: int, bad: int) -> None:
     message = bytes(10) + b"\0\1" + struct.pack("<BQ", 253, version)
-    answer = same("columns", message, array("Q", [0]), array("I", [len(message)]))
-    assert isinstance(answer, tuple)
-    assert answer[-1] == bad
+    result = same("columns", message, array("Q", [0]), array("I", [len(message)]))
+    assert isinstance(result, tuple)
+    assert result[-1] == bad
 
 
 @pytest.mark.parametrize(("mark", "width"), [(250, 0), (251, 2), (252, 4), (253, 8)])
 def test_a_varint_has_the_width_of_its_mark(mark: int, width: int) -> None:
     message = bytes([mark]) + bytes(width + 9)
-    answer = same("columns", message, array("Q", [0]), array("I", [len(message)]))
-    assert isinstance(answer, tuple)
-    assert answer[-1] == -1
+    result = same("columns", message, array("Q", [0]), array("I", [len(message)]))
+    assert isinstance(result, tuple)
+    assert result[-1] == -1
 
 
 @pytest.mark.parametrize("mark", [254, 255])
 @pytest.mark.parametrize("width", [0, 1, 2, 4, 8, 16])
 def test_a_varint_over_64_bits_is_no_message(mark: int, width: int) -> None:
     message = bytes([mark]) + bytes(width + 9)
-    answer = same("columns", message, array("Q", [0]), array("I", [len(message)]))
-    assert isinstance(answer, tuple)
-    assert answer[-1] == 0
+    result = same("columns", message, array("Q", [0]), array("I", [len(message)]))
+    assert isinstance(result, tuple)
+    assert result[-1] == 0
 
 
 @pytest.mark.parametrize("at", [8, 10, 11, 12])
@@ -171,9 +171,9 @@ def test_a_varint_over_64_bits_is_no_message(mark: int, width: int) -> None:
 def test_a_tag_is_zero_or_one(at: int, tag: int) -> None:
     message = bytearray(13)  # varint, all fields absent or empty
     message[at : at + 1] = [tag, 0] if tag == 1 else [tag]
-    answer = same("columns", message, array("Q", [0]), array("I", [len(message)]))
-    assert isinstance(answer, tuple)
-    assert answer[-1] == (-1 if tag <= 1 else 0)
+    result = same("columns", message, array("Q", [0]), array("I", [len(message)]))
+    assert isinstance(result, tuple)
+    assert result[-1] == (-1 if tag <= 1 else 0)
 
 
 def test_buffers_that_are_large_enough_to_be_read_unlocked_give_the_same() -> None:

@@ -1,4 +1,4 @@
-"""Descriptors: Danube's JSON, read with suspicion."""
+"""Descriptors: Danube's JSON, with every field checked when it is read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def descriptors(draw: st.DrawFn) -> ObjectDescriptor:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(descriptor=descriptors())
 def test_a_descriptor_comes_back_as_it_was(descriptor: ObjectDescriptor) -> None:
     assert decode_descriptor(encode_descriptor(descriptor)) == descriptor
@@ -181,7 +181,7 @@ _nested = st.lists(_plain, max_size=3) | st.dictionaries(st.text(max_size=5), _p
 json_values = _plain | _nested | st.lists(_nested, max_size=3)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     fields=st.dictionaries(st.sampled_from(sorted(json.loads(DANUBES))), json_values, max_size=3)
 )
@@ -193,7 +193,7 @@ def test_hostile_json_is_read_or_refused_and_nothing_else(fields: dict[str, Any]
     assert decode_descriptor(encode_descriptor(descriptor)) == descriptor
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(at=st.integers(0, len(DANUBES) - 1), byte=st.integers(0, 255))
 def test_a_damaged_byte_is_read_or_refused_and_nothing_else(at: int, byte: int) -> None:
     data = bytearray(DANUBES)
@@ -232,7 +232,7 @@ def test_a_descriptor_that_could_not_be_read_back_is_not_written() -> None:
 # ---- finding offsets ----
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(descriptor=descriptors())
 def test_seek_and_position_after_answer_the_nearest_entries(descriptor: ObjectDescriptor) -> None:
     index = descriptor.offset_index or ((descriptor.start_offset, 0),)

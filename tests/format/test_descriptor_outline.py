@@ -1,4 +1,4 @@
-"""Outlines of descriptors: what plans over very many of them look at."""
+"""Outlines of descriptors, which plans over very many objects read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_entries_are_taken_evenly() -> None:
     found = decode_outline(encode_descriptor(descriptor), 9).offset_index
     assert found is not None
     assert len(found) == 10
-    # By the text of the index, in which later entries have more digits.
+    # Evenly by position in the text, where later entries have more digits.
     for number, (_, position) in enumerate(found):
         assert abs(position - number * 10**6) < 3 * 10**5
 

@@ -60,7 +60,7 @@ def golden(
     schema_id: int | None = None,
     schema_version: int | None = None,
 ) -> StreamMessage:
-    """The message that all vectors hold, but for what is named."""
+    """The message of all vectors, with the given fields changed."""
     return StreamMessage(
         payload,
         request_id=2,

@@ -99,7 +99,7 @@ def test_the_decoder_gives_the_same_frames_however_the_bytes_are_cut(consecutive
             assert decoder.pending == cut - want.safe_length
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     payloads=st.lists(st.binary(min_size=10, max_size=80), max_size=6),
     first=st.integers(0, OFFSET_MAX - 10),
@@ -286,7 +286,7 @@ def test_the_decoder_has_the_same_meaning_of_expected_and_consecutive(step: int)
 # ---- anything at all ----
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=200), expected=st.none() | st.integers(0, OFFSET_MAX))
 def test_no_bytes_make_the_scanner_or_the_decoder_raise(data: bytes, expected: int | None) -> None:
     makers: list[Callable[[], Scan]] = [

@@ -1,4 +1,4 @@
-"""Frames out of chunks that are cut anywhere, copied only where a cut is."""
+"""Frames from chunks that are cut anywhere; only a frame that is cut is copied."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_header_that_is_not_all_there_is_no_candidate() -> None:
     assert candidates(header(5, 20)[:-1], 0, 10) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     before=st.binary(max_size=60),
     offset=st.integers(0, OFFSET_MAX),

@@ -38,7 +38,7 @@ def indexed(data: bytes, places: Frames, cuts: list[int]) -> ObjectIndex:
 
 
 def wanted(places: Frames, messages: int, bytes_: int) -> Frames:
-    """The entries by the rule, frame by frame."""
+    """The entries that the rule gives, found frame by frame."""
     entries: Frames = []
     for offset, position in places:
         if (
@@ -52,7 +52,7 @@ def wanted(places: Frames, messages: int, bytes_: int) -> Frames:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals and a bound that a few frames reach."""
+    """Small intervals and a small bound, which a few frames reach."""
     monkeypatch.setattr(object_index, "OBJECT_INDEX_MESSAGES", 5)
     monkeypatch.setattr(object_index, "OBJECT_INDEX_BYTES", 300)
     monkeypatch.setattr(object_index, "OBJECT_INDEX_ENTRIES_MAX", 8)
@@ -70,7 +70,7 @@ def test_entries_come_by_count_or_by_bytes_wherever_pieces_are_cut() -> None:
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), first=st.integers(0, 2**62))
 def test_however_many_frames_the_entries_are_few_true_and_evenly_spread(
     data: st.DataObject, first: int

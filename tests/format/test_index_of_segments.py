@@ -1,4 +1,4 @@
-"""The segment index: sparse, sorted, and worthless unless every byte of it is right."""
+"""The segment index: sparse, sorted, and used only if every byte of it is right."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logs(draw: st.DrawFn) -> list[tuple[int, int]]:
     return frames
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(frames=logs(), segment_bytes=st.integers(0, 2**64 - 1))
 def test_an_index_comes_back_as_it_was(frames: list[tuple[int, int]], segment_bytes: int) -> None:
     index = index_of(frames)
@@ -50,7 +50,7 @@ def test_an_index_comes_back_as_it_was(frames: list[tuple[int, int]], segment_by
     assert len(decoded) == len(index)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(frames=logs())
 def test_entries_are_sparse_and_start_with_the_first_frame(frames: list[tuple[int, int]]) -> None:
     index = index_of(frames)
@@ -61,7 +61,7 @@ def test_entries_are_sparse_and_start_with_the_first_frame(frames: list[tuple[in
     assert set(entries(index)) <= set(frames)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(frames=logs())
 def test_seek_answers_the_last_entry_at_or_before_the_offset(
     frames: list[tuple[int, int]],
@@ -117,7 +117,7 @@ def test_an_index_with_more_entries_than_the_limit_is_none() -> None:
     assert decode_index(encode_index(index, SEGMENT_BYTES), SEGMENT_BYTES) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=100))
 def test_no_bytes_raise(data: bytes) -> None:
     assert decode_index(data, SEGMENT_BYTES) is None

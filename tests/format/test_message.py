@@ -25,7 +25,7 @@ from support.danube_messages import SAMPLE, Number, encoded, fixed, messages, va
 # ---- round trips ----
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(message=messages(), offset=st.integers(0, OFFSET_MAX))
 def test_a_message_comes_back_as_it_was_at_the_offset_it_was_stamped_with(
     message: StreamMessage, offset: int
@@ -37,7 +37,7 @@ def test_a_message_comes_back_as_it_was_at_the_offset_it_was_stamped_with(
     assert data == encoded(decoded, fixed, 3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(message=messages(), before=st.binary(max_size=20), after=st.binary(max_size=20))
 def test_a_message_is_read_anywhere_in_any_kind_of_buffer(
     message: StreamMessage, before: bytes, after: bytes
@@ -62,7 +62,7 @@ def test_the_messages_of_scanned_frames_have_the_frames_offsets() -> None:
 # ---- columns ----
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(
     batch=st.lists(
         st.tuples(messages(), st.sampled_from([fixed, varint]), st.sampled_from([0, 2, 3])),

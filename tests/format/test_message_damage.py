@@ -65,7 +65,7 @@ def decodes_or_message_error(data: bytes) -> None:
         decode_message(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.binary(max_size=200))
 @example(b"")
 @example(bytes(10))
@@ -75,7 +75,7 @@ def test_no_bytes_raise_anything_but_message_error(data: bytes) -> None:
     decodes_or_message_error(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     message=messages(),
     number=st.sampled_from([fixed, varint]),

@@ -1,4 +1,4 @@
-"""Danube's encodings of a message: told apart, and the oldest decoder reads what is written."""
+"""Danube's encodings: each is recognised, and the oldest decoder reads what is written."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read_as_v0_5_0(data: bytes) -> StreamMessage:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(message=messages())
 def test_a_decoder_of_danube_v0_5_0_reads_what_is_written(message: StreamMessage) -> None:
     offset = message.offset
@@ -80,7 +80,7 @@ def test_a_decoder_of_danube_v0_5_0_reads_what_is_written(message: StreamMessage
 
 
 @pytest.mark.parametrize(("number", "flavour", "appended"), ENCODINGS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     message=messages(
         broker_addrs=st.from_regex(r"(http://)?[a-z]{4,12}:[0-9]{4}", fullmatch=True),
@@ -108,7 +108,7 @@ def test_short_names_and_plain_payloads_are_recognised_too(
         assert decode_message(data) == without(message, appended)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(message=messages(), inner=messages(), appended=st.sampled_from([0, 2, 3]))
 def test_no_payload_changes_how_a_written_message_is_read(
     message: StreamMessage, inner: StreamMessage, appended: int

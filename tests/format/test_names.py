@@ -44,7 +44,7 @@ parts = st.text(
 # ---- topics ----
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(namespace=parts, topic=parts)
 def test_two_parts_of_letters_digits_underscore_and_dash_are_a_topic(
     namespace: str, topic: str
@@ -54,14 +54,14 @@ def test_two_parts_of_letters_digits_underscore_and_dash_are_a_topic(
     assert parse_topic(str(name)) == name
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(topic=parts)
 def test_one_part_alone_is_in_the_default_namespace(topic: str) -> None:
     assert str(parse_topic(topic)) == f"/default/{topic}"
 
 
 def follows_the_rule(name: str) -> bool:
-    """The rule of docs/formats/names.md, said in another way than the code says it."""
+    """The rule of docs/formats/names.md, written differently from the code."""
     found = [name] if "/" not in name else name.split("/")[1:]
     return (
         (len(found) == 1 or (len(found) == 2 and name.startswith("/")))
@@ -76,7 +76,7 @@ def follows_the_rule(name: str) -> bool:
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     name=st.one_of(
         st.text(max_size=12),
@@ -120,11 +120,11 @@ def test_a_part_is_as_long_as_a_directory_name_may_be_in_bytes(letter: str) -> N
     most = TOPIC_NAME_BYTES_MAX // len(letter.encode())
     for build in ("{}", "/default/{}", "/{}/t"):
         parse_topic(build.format(letter * most))
-        with pytest.raises(InvalidTopicName, match="at most 255 bytes"):
+        with pytest.raises(InvalidTopicName, match="255 bytes"):
             parse_topic(build.format(letter * (most + 1)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(namespace=parts, topic=parts)
 def test_a_topics_directory_is_two_levels_below_the_data_directory(
     namespace: str, topic: str
@@ -171,7 +171,7 @@ file_names = st.builds("{}.{}".format, ascii_parts, ascii_parts)
 numbers = st.integers(0, 10**18 - 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(first=file_names, seq=numbers)
 def test_a_segments_name_tells_its_number(first: str, seq: int) -> None:
     names = SegmentNames(first)
@@ -181,7 +181,7 @@ def test_a_segments_name_tells_its_number(first: str, seq: int) -> None:
     assert names.parse(names.segment(seq) + ".tmp") is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(first=file_names, name=st.one_of(st.text("wal.log0123456789", max_size=12), file_names))
 def test_whatever_parses_as_a_segment_is_the_name_of_that_segment(first: str, name: str) -> None:
     names = SegmentNames(first)
@@ -189,7 +189,7 @@ def test_whatever_parses_as_a_segment_is_the_name_of_that_segment(first: str, na
     assert seq is None or names.segment(seq) == name
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(first=file_names, one=numbers, other=numbers)
 def test_no_two_files_of_a_log_have_one_name(first: str, one: int, other: int) -> None:
     names = SegmentNames(first)
@@ -241,7 +241,7 @@ def test_only_exact_names_are_segments(name: str, seq: int | None) -> None:
     ],
 )  # fmt: skip
 def test_a_file_name_that_another_file_of_the_log_has_is_refused(taken: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"file_name .* is taken"):
+    with pytest.raises(InvalidSetting, match=f"^file_name '{taken}'"):
         SegmentNames(taken)
 
 
@@ -280,7 +280,7 @@ def test_what_a_repair_writes_beside_a_segment_is_known_by_its_name() -> None:
 
 @pytest.mark.parametrize("taken", [LOG_ID_FILE, "x.id"])
 def test_a_file_name_that_would_meet_the_logs_id_is_refused(taken: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"file_name .* is taken"):
+    with pytest.raises(InvalidSetting, match=f"^file_name '{taken}'"):
         SegmentNames(taken)
 
 
@@ -300,7 +300,7 @@ tokens = st.text("0123456789abcdef", min_size=1, max_size=32)
 topics = st.builds(TopicName, parts, parts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ends=st.tuples(offsets, offsets), attempt=st.integers(0, 999_999_999))
 def test_an_objects_name_comes_back_as_its_range(ends: tuple[int, int], attempt: int) -> None:
     start, end = sorted(ends)
@@ -310,7 +310,7 @@ def test_an_objects_name_comes_back_as_its_range(ends: tuple[int, int], attempt:
     assert parse_object(sidecar(str(name))) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(start=offsets, token=tokens)
 def test_a_pending_name_comes_back_as_its_start(start: int, token: str) -> None:
     name = pending_object(start, token)
@@ -318,7 +318,7 @@ def test_a_pending_name_comes_back_as_its_start(start: int, token: str) -> None:
     assert parse_object(name) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     name=st.one_of(
         st.text(max_size=30),
@@ -363,7 +363,7 @@ def test_what_is_almost_a_pending_name_is_none(name: str) -> None:
     assert parse_pending(name) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(topic=topics, ends=st.tuples(offsets, offsets))
 def test_an_objects_key_comes_back_as_its_topic_and_name(
     topic: TopicName, ends: tuple[int, int]
@@ -391,7 +391,7 @@ def test_a_key_elsewhere_is_no_objects(key: str) -> None:
 roots = st.sampled_from(["", "/", "/forebay", "/a/b", "/größe/"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(root=roots, topic=topics, start=offsets)
 def test_keys_of_the_catalog_come_back_as_what_they_are_for(
     root: str, topic: TopicName, start: int
@@ -406,7 +406,7 @@ def test_keys_of_the_catalog_come_back_as_what_they_are_for(
         assert keys.topics() <= keys.topic(topic) <= key < after_prefix(keys.topic(topic))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(topic=topics, starts=st.tuples(offsets, offsets))
 def test_descriptors_are_ordered_by_offset_and_the_pointer_is_behind_them(
     topic: TopicName, starts: tuple[int, int]
@@ -417,7 +417,7 @@ def test_descriptors_are_ordered_by_offset_and_the_pointer_is_behind_them(
     assert keys.descriptor(topic, OFFSET_MAX) < keys.current(topic)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(first=topics, second=topics)
 def test_no_key_of_one_topic_is_among_those_of_another(first: TopicName, second: TopicName) -> None:
     keys = CatalogKeys("/forebay")
@@ -425,7 +425,7 @@ def test_no_key_of_one_topic_is_among_those_of_another(first: TopicName, second:
     assert inside is (first == second)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(prefix=st.text(min_size=1, max_size=5).map(lambda text: text + "/"), rest=st.text())
 def test_what_starts_with_a_prefix_is_before_what_is_after_it(prefix: str, rest: str) -> None:
     assert prefix <= prefix + rest < after_prefix(prefix)

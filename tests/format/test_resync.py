@@ -18,7 +18,7 @@ from support.frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, header
 
 LAST = FIRST + len(PAYLOADS) - 1
 HEAD_BYTES = 4096
-"""What the search looks at of a message that has to repeat its offset."""
+"""How many bytes of a message the search reads to find the repeated offset."""
 
 
 def message_frame(offset: int, payload: bytes = b"", repeated: int | None = None) -> bytes:
@@ -27,7 +27,7 @@ def message_frame(offset: int, payload: bytes = b"", repeated: int | None = None
 
 
 class Bytes:
-    """A source that refuses reads outside of it, and remembers the largest."""
+    """A source that refuses reads outside of it, and records the largest one."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -43,7 +43,7 @@ class Bytes:
 
 
 def every_frame(data: bytes, start: int, stop: int, first: int, last: int) -> list[OffsetPosition]:
-    """What `between` promises, by trying each position."""
+    """What `between` must find, by trying each position."""
     found = []
     for at in range(start, max(stop - HEADER_BYTES + 1, start)):
         for frame in scan(data, at):
@@ -148,7 +148,7 @@ def test_zeros_are_no_frames() -> None:
 @pytest.mark.parametrize("payload_bytes", [0, 100, HEAD_BYTES, 3 * HEAD_BYTES])
 def test_a_message_is_found_wherever_a_window_or_the_file_cuts_it(payload_bytes: int) -> None:
     frame = message_frame(9, bytes(payload_bytes))
-    for gap in range(0, 70, 3):
+    for gap in range(0, 70, 3 if payload_bytes < HEAD_BYTES else 11):  # small windows take long
         source = Bytes(b"\xff" * gap + frame)
         for window_bytes in (16, 40, 5000):
             search = source.search(window_bytes, hash_bytes_max=2**20)
@@ -202,7 +202,7 @@ def damaged_logs(draw: st.DrawFn) -> bytes:
     return data[start:]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     data=damaged_logs(),
     window_bytes=st.integers(1, 120),

@@ -24,7 +24,7 @@ _native: Any = pytest.importorskip(
 
 
 def _encode_one(head: Any, middle: Any, offset: Any, *rest: Any) -> bytes:
-    """A frame by way of a run: the compiled twin makes single frames only there."""
+    """A frame made by appending to a run: the compiled twin has no other way."""
     run = pure.new_run()
     assert _native.append_one(run, offset, head, middle, *rest) == offset
     return bytes(pure.run_frames(run))
@@ -48,25 +48,25 @@ CONSECUTIVE: Final = True
 
 
 def outcome(function: Callable[..., Any], *args: object) -> object:
-    """The answer with its columns as bytes, or the type of the exception."""
+    """The result with its columns as bytes, or the type of the exception."""
     try:
-        answer = function(*args)
+        result = function(*args)
     except Exception as error:  # noqa: BLE001 - which one it is is the point
         return type(error)
-    if isinstance(answer, tuple):
-        return tuple(bytes(part) if isinstance(part, memoryview) else part for part in answer)
-    return answer
+    if isinstance(result, tuple):
+        return tuple(bytes(part) if isinstance(part, memoryview) else part for part in result)
+    return result
 
 
 def same(name: str, *args: object) -> object:
-    """What both twins answer, once they are known to agree."""
+    """What both twins return, after checking that they agree."""
     plain = outcome(getattr(pure, name), *args)
     assert outcome(getattr(native, name), *args) == plain
     return plain
 
 
 def same_columns_of(buffer: Buffer) -> None:
-    """Of all frames, and of each one alone: the columns stop at the first that is no message."""
+    """Compares all frames, and each one alone: columns stop at the first that is no message."""
     _, positions, lengths, *_ = pure.scan(buffer, 0, -1, ANY_ORDER)
     same("columns", buffer, positions, lengths)
     for row in range(len(positions)):
@@ -164,7 +164,7 @@ expectations = st.sampled_from([-1, -(2**70), 0, 7, OFFSET_MAX, OFFSET_MAX + 1, 
 
 
 class ForeignMapping(Mapping[str, str]):
-    """A mapping that is no dict, and answers whatever items it was given."""
+    """A mapping that is not a dict and returns whatever items it was given."""
 
     def __init__(self, items: Sequence[Any], on_items: Callable[[], object] = bool) -> None:
         self._items = items

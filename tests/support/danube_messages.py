@@ -1,4 +1,4 @@
-"""An encoder of its own for every encoding of Danube's, and messages to encode."""
+"""An independent encoder for each of Danube's encodings, and messages to encode."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Logs on every kind of disk, and a disk that can be watched, for the suites of the log."""
+"""Logs on every kind of disk, a disk that can be watched, and ways to wait for a condition."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import threading
@@ -23,26 +24,28 @@ from forebay.settings import WalSettings
 from forebay.testing import CrashDisk, FaultDisk
 from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
+from forebay.wal.watermarks import Visibility
 
 SHORT_WRITES_SEED = 20_261_115
 NEVER_MS = 10**9
 """An fsync interval that no test lives to see."""
 PATIENCE_SECONDS = 60.0
+"""How long a test waits for what must happen before it fails: no expectation of speed."""
 
 Result = TypeVar("Result")
 
 
 @dataclass
-class Place:
+class LogDirectory:
     """A disk with a directory for one log, and the logs that a test opened there."""
 
     disk: Disk
-    dir: Path
+    path: Path
     crash: CrashDisk | None = None
     opened: list[Wal] = field(default_factory=list)
 
     def settings(self, **changes: Any) -> WalSettings:
-        return WalSettings(**{"dir": self.dir, "fsync_interval_ms": NEVER_MS, **changes})
+        return WalSettings(**{"dir": self.path, "fsync_interval_ms": NEVER_MS, **changes})
 
     def open(
         self, *, clock: Clock = SYSTEM_CLOCK, pool: WriterPool | None = None, **changes: Any
@@ -57,10 +60,10 @@ class Place:
                 wal.shutdown()
 
     def names(self) -> list[str]:
-        return self.disk.list_dir(self.dir)
+        return self.disk.list_dir(self.path)
 
     def read(self, name: str) -> bytes:
-        return read_file(self.disk, self.dir / name, bytes_max=1 << 30)
+        return read_file(self.disk, self.path / name, bytes_max=1 << 30)
 
     def frames(self, name: str) -> Scan:
         return scan(self.read(name))
@@ -70,33 +73,33 @@ class Place:
 
     def write(self, name: str, data: bytes) -> None:
         """Makes the file hold `data`, synced, as if somebody had put it there."""
-        self.disk.make_dirs(self.dir)
-        if self.disk.exists(self.dir / name):
-            self.disk.unlink(self.dir / name)
-        file = self.disk.create(self.dir / name)
+        self.disk.make_dirs(self.path)
+        if self.disk.exists(self.path / name):
+            self.disk.unlink(self.path / name)
+        file = self.disk.create(self.path / name)
         append_all(file, data)
         file.sync()
         file.close()
-        self.disk.sync_dir(self.dir)
+        self.disk.sync_dir(self.path)
 
     def remove(self, name: str) -> None:
-        self.disk.unlink(self.dir / name)
-        self.disk.sync_dir(self.dir)
+        self.disk.unlink(self.path / name)
+        self.disk.sync_dir(self.path)
 
 
-def on_local_disk(path: Path) -> Place:
-    return Place(LocalDisk(), path / "log")
+def on_local_disk(path: Path) -> LogDirectory:
+    return LogDirectory(LocalDisk(), path / "log")
 
 
-def in_memory(*, short_writes: bool = False) -> Place:
+def in_memory(*, short_writes: bool = False) -> LogDirectory:
     crash = CrashDisk()
     if not short_writes:
-        return Place(crash, Path("/data/log"), crash)
+        return LogDirectory(crash, Path("/data/log"), crash)
     faults = FaultDisk(crash, short_writes=random.Random(SHORT_WRITES_SEED))
-    return Place(faults, Path("/data/log"), crash)
+    return LogDirectory(faults, Path("/data/log"), crash)
 
 
-PLACES: dict[str, Callable[[Path], Place]] = {
+DIRECTORIES: dict[str, Callable[[Path], LogDirectory]] = {
     "local": on_local_disk,
     "crash": lambda _: in_memory(),
     "short writes": lambda _: in_memory(short_writes=True),
@@ -104,7 +107,7 @@ PLACES: dict[str, Callable[[Path], Place]] = {
 
 
 def payloads(wal: Wal, start: int | None = None, end: int | None = None) -> list[bytes]:
-    """What a reader that never waits gets; the offsets are checked on the way."""
+    """What a reader that never waits gets; the offsets are checked too."""
     first = wal.start_offset if start is None else start
     stop = wal.watermarks().synced if end is None else end
     with wal.tail_reader(first, end=stop) as reader:
@@ -118,12 +121,12 @@ def payloads_of(frames: Scan) -> list[bytes]:
 
 
 def texts(first: int, end: int, size: int = 0) -> list[bytes]:
-    """Payloads that tell their offset."""
+    """Payloads that name their offset."""
     return [f"message {number}".encode().ljust(size, b".") for number in range(first, end)]
 
 
 def in_thread(call: Callable[[], Result]) -> Future[Result]:
-    """Runs `call` on a thread of its own; ask the future with a timeout."""
+    """Runs `call` on its own thread; ask the future with a timeout."""
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -142,6 +145,47 @@ def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS)
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.0005)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """`wait_until` for asyncio: the event loop runs meanwhile."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        await asyncio.sleep(0)
+
+
+# Nothing public says who waits for a log: callers have no use for it. Tests that act on somebody
+# who already waits ask here, instead of sleeping until that is likely.
+
+
+def waiting(wal: Wal, visibility: Visibility = "synced") -> int:
+    """How many threads and tasks wait for the log's watermark to move."""
+    return len(wal._committer._waiters[visibility])
+
+
+def waiting_for_room(wal: Wal) -> int:
+    """How many appends wait for room in the queue."""
+    return len(wal._committer._room_waiters)
+
+
+def idle_threads(pool: WriterPool) -> int:
+    """How many threads of the pool have started and wait for work."""
+    return pool._idle
+
+
+def open_files(below: Path) -> list[str]:
+    """Files and directories below a path that this process holds open."""
+    held = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it is closed by now
+            held.append(str(each.readlink()))
+    return sorted(each for each in held if Path(each).is_relative_to(below))
+
+
+def errno_text(code: int) -> str:
+    """How the text of an `OSError` with that errno begins, as a pattern."""
+    return rf"\[Errno {code}\]"
 
 
 class WatchedDisk:
@@ -235,13 +279,13 @@ class _WatchedReadFile:
 
 
 class Gate:
-    """Something to stand in front of: who passes waits until it is open."""
+    """Where syncs of segments wait until it is open."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
         self._open.set()
         self.reached = threading.Event()
-        """Somebody has come to the gate since it was shut."""
+        """A sync has begun to wait since the gate was shut."""
 
     def shut(self) -> None:
         self.reached.clear()
@@ -257,8 +301,8 @@ class Gate:
 
 
 @dataclass
-class GatedPlace(Place):
-    """A place whose segments are synced only while the gate is open."""
+class GatedDirectory(LogDirectory):
+    """A directory whose segments are synced only while the gate is open."""
 
     gate: Gate = field(default_factory=Gate)
 
@@ -267,9 +311,9 @@ class GatedPlace(Place):
         super().close()
 
 
-def gated() -> GatedPlace:
+def gated_directory() -> GatedDirectory:
     crash = CrashDisk()
     disk = WatchedDisk(crash)
-    place = GatedPlace(disk, Path("/data/log"), crash)
-    disk.on_sync = place.gate.pass_through
-    return place
+    directory = GatedDirectory(disk, Path("/data/log"), crash)
+    disk.on_sync = directory.gate.pass_through
+    return directory

@@ -1,4 +1,4 @@
-"""Directories for a log on a disk that fails as it is told to, and can lose its power."""
+"""Directories for a log on a disk that fails on request and can lose its power."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from forebay.testing import CrashDisk, Fault, FaultDisk
 from forebay.testing.faults import Operation
 from forebay.wal.log import Wal
 from forebay.wal.retention import Deleter
-from support.disks import Place
+from support.disks import LogDirectory
 
 EVERYTHING = Deleter(DeleterSettings(retention_time_minutes=0))
 
 
 @dataclass
-class FaultyPlace(Place):
+class FaultyDirectory(LogDirectory):
     faults: FaultDisk = field(default_factory=lambda: FaultDisk(CrashDisk()))
     power: CrashDisk = field(default_factory=CrashDisk)
 
@@ -34,7 +34,7 @@ class FaultyPlace(Place):
         self.faults.inject(Fault(operation, code, path, skip, times, partial))
 
     def reopen(self) -> Wal:
-        """After the disk was mended."""
+        """Opens the log again, on a disk that works."""
         self.faults.clear()
         self.faults.space = None
         for wal in self.opened:
@@ -42,7 +42,7 @@ class FaultyPlace(Place):
         return self.open()
 
 
-def new_place() -> FaultyPlace:
+def faulty_directory() -> FaultyDirectory:
     crash = CrashDisk()
     faults = FaultDisk(crash)
-    return FaultyPlace(faults, Path("/data/log"), crash, faults=faults, power=crash)
+    return FaultyDirectory(faults, Path("/data/log"), crash, faults=faults, power=crash)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forebay.read.object_stream import FetchPool
-from support.disks import PLACES, GatedPlace, Place, gated, in_memory
+from support.disks import DIRECTORIES, GatedDirectory, LogDirectory, gated_directory, in_memory
 from support.served import Served, served
 
 
@@ -34,24 +34,25 @@ def pool() -> Iterator[FetchPool]:
     pool.close()
 
 
-@pytest.fixture(params=sorted(PLACES))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+@pytest.fixture(params=sorted(DIRECTORIES))
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogDirectory]:
     """A directory for a log, on each kind of disk."""
-    place = PLACES[request.param](tmp_path)
-    yield place
-    place.close()
+    directory = DIRECTORIES[request.param](tmp_path)
+    yield directory
+    directory.close()
 
 
 @pytest.fixture
-def crashing() -> Iterator[Place]:
+def crashing() -> Iterator[LogDirectory]:
     """A directory for a log on a disk that can lose its power."""
-    place = in_memory()
-    yield place
-    place.close()
+    directory = in_memory()
+    yield directory
+    directory.close()
 
 
 @pytest.fixture
-def gated_place() -> Iterator[GatedPlace]:
-    place = gated()
-    yield place
-    place.close()
+def gated() -> Iterator[GatedDirectory]:
+    """A directory for a log on a disk whose syncs of segments wait at a gate."""
+    directory = gated_directory()
+    yield directory
+    directory.close()

@@ -1,4 +1,4 @@
-"""Steps that the suites of appends and readers share: fill a log, read on, ask what is synced."""
+"""Steps that the suites of appends and readers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that appends until it is killed, and tells on its standard output what was synced.
+"""A process that appends until it is killed, and prints what was synced.
 
 Each acknowledged append is one line, `offset payload`, written in one system call after the
 append returned. Started by the tests that kill it; its arguments are the directory of the log,

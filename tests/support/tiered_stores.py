@@ -25,6 +25,8 @@ from forebay.settings import (
     WalSettings,
 )
 from forebay.testing import ManualClock
+from forebay.topic.resources import StoreResources
+from forebay.topic.storage import WalStorage
 from forebay.topic.store import Store, Topic
 
 TOPIC = parse_topic("/default/orders")
@@ -59,7 +61,7 @@ class Setup:
         )
 
     def uploading(self, **changes: Any) -> None:
-        """Changes settings of the uploader for the stores opened from now on."""
+        """Changes settings of the uploader for the stores that are opened later."""
         self.uploader = replace(self.uploader, **changes)
 
     @contextmanager
@@ -120,6 +122,24 @@ def require_chain(setup: Setup, topic: TopicName = TOPIC) -> None:
     )
     if expected is not None and not record.lost:
         assert record.tail == expected
+
+
+def storage_of(store: Store, name: str = str(TOPIC)) -> WalStorage:
+    """The storage behind a topic: what background work calls, and `Topic` does not offer."""
+    return store._factory.for_topic(name)
+
+
+def resources_of(store: Store) -> StoreResources:
+    """What a store has opened. It is not public: a program has no use for it."""
+    resources = store._factory.resources
+    assert resources is not None
+    return resources
+
+
+def lease_of(store: Store) -> int:
+    lease = resources_of(store).session.current
+    assert lease is not None
+    return lease
 
 
 def store_on(disk: Disk, settings: StoreSettings | None = None) -> Store:

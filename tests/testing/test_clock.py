@@ -17,7 +17,7 @@ def test_a_manual_clock_moves_when_told_and_tells_its_subscribers() -> None:
     clock.advance(2)
     assert seen == [1_700_000_000_001, 1_700_000_002_001]
     assert clock.monotonic() == 2.0015
-    with pytest.raises(ValueError, match="never goes back"):
+    with pytest.raises(ValueError, match="goes back"):
         clock.advance(-1)
 
 

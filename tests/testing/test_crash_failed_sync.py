@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.files.disk import AppendFile, append_all, read_file, write_all_at
 from forebay.testing import CrashDisk, Fault, FaultDisk
+from support.disks import errno_text
 
 FILE = Path("/file")
 seeds = st.integers(0, 2**32)
@@ -38,7 +39,7 @@ def read(disk: FaultDisk | CrashDisk) -> bytes:
 
 def fail_sync(disk: FaultDisk, file: AppendFile) -> None:
     disk.inject(Fault("sync", errno.EIO))
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(OSError, match=errno_text(errno.EIO)):
         file.sync()
 
 
@@ -152,7 +153,7 @@ def run_step(file: AppendFile, disk: FaultDisk, step: tuple[str, bytes, int]) ->
 
 
 class ModelFile:
-    """The same file kept byte by byte: slow, plain, and without a thought of undoing."""
+    """The same file, modelled byte by byte: slow, but simple."""
 
     def __init__(self) -> None:
         self.device = b""

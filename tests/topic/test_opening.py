@@ -1,4 +1,4 @@
-"""How a topic goes on when it is taken over: no offset twice, and every hole written down."""
+"""How a topic goes on when it is taken over: no offset is used twice, and every gap is recorded."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_the_topics_own_log_goes_on(start: int, end: int) -> None:
 
 
 def test_the_topics_own_log_is_believed_beyond_the_reservation() -> None:
-    """As after a catalog was put back from a copy."""
+    """For example after a catalog was restored from a copy."""
     assert settle(RECORD, LocalLog("mine", 0, 1200), "fresh") == replace(RECORD, reserved=1200)
 
 
 def test_the_topics_own_log_with_a_hole_before_it_is_refused() -> None:
-    with pytest.raises(MissingData, match="end at offset 60, but the local log begins at 61"):
+    with pytest.raises(MissingData, match=r"\b60\b.*\b61\b"):
         settle(RECORD, LocalLog("mine", 61, 99), "fresh")
 
 
@@ -84,7 +84,7 @@ def test_a_topic_with_too_many_holes_is_refused_and_not_shortened() -> None:
     lost = tuple((3 * n, 3 * n + 1) for n in range(LOST_RANGES_MAX))
     tail = lost[-1][1] + 1
     full = TopicRecord(1, "mine", tail=tail, reserved=tail + 5, lost=lost)
-    with pytest.raises(DescriptorError, match="no more room"):
+    with pytest.raises(DescriptorError, match=str(LOST_RANGES_MAX)):
         settle(full, LocalLog("other", 0, 0), "fresh")
 
 
@@ -127,7 +127,7 @@ def locals_of(draw: st.DrawFn) -> LocalLog:
     return LocalLog(draw(st.sampled_from(["a", "b"])), start, end)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(record=st.none() | records(), local=locals_of())
 def test_any_settlement_keeps_the_chain_and_uses_no_offset_again(
     record: TopicRecord | None, local: LocalLog
@@ -155,7 +155,7 @@ def test_any_settlement_keeps_the_chain_and_uses_no_offset_again(
 
 
 class Failovers(RuleBasedStateMachine):
-    """A topic on machines that come and go, with a model that knows what was handed out."""
+    """A topic on machines that come and go, with a model of the offsets that were used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,4 +239,4 @@ class Failovers(RuleBasedStateMachine):
 
 
 TestFailovers = Failovers.TestCase
-TestFailovers.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestFailovers.settings = settings(max_examples=60, stateful_step_count=25)

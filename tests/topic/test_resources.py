@@ -1,4 +1,4 @@
-"""What a process opens of a store is opened once, when it is used, and closed with the rest."""
+"""The resources of a store are opened once, on first use, and closed together."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from forebay.errors import ForebayError, InvalidSetting, LogClosed
 from forebay.format.names import TopicName
 from forebay.settings import CloudSettings, StoreSettings
 from forebay.topic.resources import StoreResources, catalog_file
+from support.disks import PATIENCE_SECONDS
 
 TOPIC = TopicName("default", "orders")
 
@@ -34,7 +35,7 @@ def test_threads_share_what_is_opened(tmp_path: Path) -> None:
         found: list[tuple[int, ...]] = []
 
         def use() -> None:
-            start.wait()
+            start.wait(PATIENCE_SECONDS)
             opened = (resources.catalog, resources.store, resources.fetch_pool, resources.session)
             found.append(tuple(map(id, opened)))
 

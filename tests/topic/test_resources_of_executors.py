@@ -1,10 +1,12 @@
-"""What a worker keeps open belongs to the store that is there now."""
+"""What a Spark worker keeps open belongs to the store that exists now."""
 
 from __future__ import annotations
 
 import os
 import signal
 from pathlib import Path
+
+import pytest
 
 import forebay
 from forebay.pipeline.location import job_settings
@@ -47,14 +49,19 @@ def test_nothing_is_closed_that_another_thread_may_use(tmp_path: Path) -> None:
     close_executor_resources()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_opens_its_own_whatever_its_parent_was_doing(tmp_path: Path) -> None:
     settings = job_settings(StoreSettings(data=tmp_path))
     forebay.open(settings).close()
     mine = executor_resources(settings)
-    with resources._open_lock:  # as a thread of the parent that opens something
+    with resources._open_lock:  # as if another thread of the parent were opening something
         child = os.fork()
         if child == 0:
-            signal.alarm(20)
-            os._exit(executor_resources(settings) is mine)
+            code = 1
+            signal.alarm(100)  # a child that hangs must not outlive the test
+            try:
+                code = int(executor_resources(settings) is mine)
+            finally:
+                os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     close_executor_resources()

@@ -34,7 +34,7 @@ from forebay.topic.storage import StartPosition
 from forebay.topic.store import Store
 from forebay.upload.restore import restore_topic
 from forebay.wal.identity import LocalLog
-from support.tiered_stores import TOPIC, Setup, fill, offsets, payloads, require_chain
+from support.tiered_stores import TOPIC, Setup, fill, offsets, payloads, require_chain, storage_of
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_segment_stays_when_its_object_has_gone(setup: Setup) -> None:
         topic.upload()
         first = setup.descriptors()[0]
         setup.objects.delete_object(object_key(TOPIC, first.object_id))
-        with pytest.raises(MissingData, match="is missing"):
+        with pytest.raises(MissingData, match=first.object_id):
             topic.trim_local()
         assert topic.segments()[0].first_offset == 0
         assert offsets(topic.read(0)) == list(range(300))
@@ -192,11 +192,12 @@ def test_an_object_that_was_copied_elsewhere_and_back_is_read_and_accepted(
 
 def test_remote_retention_by_size_leaves_the_newest_objects(setup: Setup) -> None:
     setup.remote = RemoteRetentionSettings(size_mb=0.03)
-    with setup.topic() as topic:
+    with setup.store() as store:
+        topic = store.topic(str(TOPIC))
         fill(topic, 300)
         topic.upload()
         before = setup.descriptors()
-        gone = topic._storage.trim_remote()
+        gone = storage_of(store).trim_remote()
         kept = setup.descriptors()
         assert [*gone, *kept] == before
         assert sum(each.size for each in kept) <= 0.03 * 1024 * 1024
@@ -216,23 +217,25 @@ def test_remote_retention_by_size_leaves_the_newest_objects(setup: Setup) -> Non
 
 def test_remote_retention_by_time(setup: Setup) -> None:
     setup.remote = RemoteRetentionSettings(time_minutes=60)
-    with setup.topic() as topic:
+    with setup.store() as store:
+        topic = store.topic(str(TOPIC))
         fill(topic, 100)
         topic.upload()
         setup.clock.advance(3000)
         fill(topic, 100)
         topic.upload()
         setup.clock.advance(601)
-        topic._storage.trim_remote()
+        storage_of(store).trim_remote()
         assert topic.start_offset == 100
 
 
 def test_a_segment_below_the_remote_start_may_go_without_an_object(setup: Setup) -> None:
     setup.remote = RemoteRetentionSettings(size_mb=0)
-    with setup.topic() as topic:
+    with setup.store() as store:
+        topic = store.topic(str(TOPIC))
         fill(topic, 300)
         topic.upload()
-        topic._storage.trim_remote()
+        storage_of(store).trim_remote()
         assert setup.descriptors() == []
         assert topic.trim_local()
         assert topic.append(payloads(300, 1)[0], durability="synced") == 300
@@ -303,7 +306,7 @@ def test_a_topic_has_one_owner(setup: Setup, tmp_path: Path) -> None:
         fill(topic, 10)
         other = Session(setup.catalog, MetadataSettings(), setup.clock)
         claim = TopicClaim(other, setup.objects, TOPIC, LocalDisk(), tmp_path, wait_seconds=0)
-        with pytest.raises(TopicOwned, match="whose lease is alive"):
+        with pytest.raises(TopicOwned):
             claim.acquire(LocalLog("0" * 32, 0, 0))
         other.close()
         topic.append(b"still ours", durability="synced")
@@ -318,7 +321,7 @@ def test_objects_that_the_catalog_does_not_know_are_not_written_over(
     forgetful = Setup(tmp_path / "new", backend=setup.backend)
     with (
         forgetful.store() as store,
-        pytest.raises(MissingData, match=r"forebay restore"),
+        pytest.raises(MissingData, match="forebay restore"),
     ):
         store.topic(str(TOPIC))
 
@@ -337,7 +340,7 @@ def test_an_older_copy_of_the_catalog_hands_out_no_offset_again(tmp_path: Path) 
     setup.kv.close()
     older = Setup(tmp_path / "elsewhere", kv=SqliteKv(copy), backend=setup.backend)
     with older.store() as store:
-        with pytest.raises(MissingData, match=r"older than the objects.*forebay restore"):
+        with pytest.raises(MissingData, match="forebay restore"):
             store.topic(str(TOPIC))
         session = Session(older.catalog, MetadataSettings(), older.clock)
         restore_topic(older.catalog, older.objects, session, TOPIC, dry_run=False)
@@ -350,14 +353,14 @@ def test_a_store_in_memory_has_no_objects() -> None:
     with Store(StoreSettings(data=None)) as store:
         topic = store.topic("t")
         topic.append(b"x")
-        with pytest.raises(UsageError, match="no objects"):
+        with pytest.raises(UsageError):
             topic.upload()
         assert topic.watermarks().uploaded == 0
 
 
 def test_the_seeds_api_reads_across_the_tiers(setup: Setup) -> None:
     with setup.store() as store:
-        storage = store._factory.for_topic(str(TOPIC))
+        storage = storage_of(store)
         topic = store.topic(str(TOPIC))
         fill(topic, 200)
         topic.upload()

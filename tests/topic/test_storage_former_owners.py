@@ -1,4 +1,4 @@
-"""Stores that no longer own a topic, and go on as long as they have not noticed."""
+"""Stores that no longer own a topic and have not noticed yet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from forebay.catalog.records import TopicRecord
 from forebay.errors import LogClosed, TopicFenced
 from forebay.settings import WalSettings
-from forebay.topic.store import Store
-from support.tiered_stores import TOPIC, Setup, fill, offsets
+from support.tiered_stores import TOPIC, Setup, fill, lease_of, offsets
 
 
 @pytest.fixture
@@ -25,21 +24,13 @@ def record_of(setup: Setup) -> TopicRecord:
     return record
 
 
-def lose_the_lease(setup: Setup, store: Store) -> None:
-    resources = store._factory.resources
-    assert resources is not None
-    lease = resources.session.current
-    assert lease is not None
-    setup.kv.revoke(lease)
-
-
 def test_an_owner_that_was_fenced_deletes_nothing(setup: Setup, tmp_path: Path) -> None:
-    """For the new owner all that was never uploaded is lost: here it still is."""
+    """The new owner records what was never uploaded as lost, but this one still has it."""
     elsewhere = replace(setup, data=tmp_path / "elsewhere")
     with setup.store() as store:
         topic = store.topic(str(TOPIC))
         fill(topic, 300)
-        lose_the_lease(setup, store)
+        setup.kv.revoke(lease_of(store))
         with elsewhere.topic() as other:
             other.append(b"goes on", durability="synced")
             assert record_of(setup).verified >= 300
@@ -58,7 +49,7 @@ def test_an_owner_that_was_fenced_does_not_take_what_is_lost_for_uploaded(
     with setup.store() as store:
         topic = store.topic(str(TOPIC))
         fill(topic, 50)
-        lose_the_lease(setup, store)
+        setup.kv.revoke(lease_of(store))
         with elsewhere.topic() as other:
             assert record_of(setup).lost_range(49)
             with pytest.raises(TopicFenced):
@@ -68,7 +59,7 @@ def test_an_owner_that_was_fenced_does_not_take_what_is_lost_for_uploaded(
 
 
 def test_a_reader_of_a_closed_topic_raises_no_false_alarm(setup: Setup) -> None:
-    """Its segments went while the next owner had the directory: nothing is missing."""
+    """Its segments were deleted by the next owner of the directory: nothing is missing."""
     with setup.topic() as topic:
         fill(topic, 300)
         reader = topic.read(0, end=300)

@@ -1,4 +1,4 @@
-"""A topic read by a process that does not own it: both tiers, nothing taken, nothing made."""
+"""A topic read by a process that does not own it, over both tiers and without changing anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from forebay.topic.store import Store
 from forebay.topic.view import StoreView, TopicView
 from forebay.wal.log import Wal
 from forebay.wal.retention import Deleter
-from support.tiered_stores import TOPIC, Setup, fill, offsets
+from support.tiered_stores import TOPIC, Setup, fill, offsets, storage_of
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def viewing(setup: Setup) -> Iterator[StoreView]:
 
 
 def tree(path: Path) -> dict[str, int]:
-    """Every file below `path` that is not SQLite's own scratch, with its size."""
+    """Every file below `path`, with its size, but for SQLite's temporary ones."""
     return {
         str(each.relative_to(path)): each.stat().st_size
         for each in sorted(path.rglob("*"))
@@ -83,7 +83,7 @@ def test_a_view_of_a_real_directory_takes_nothing_and_makes_nothing(tmp_path: Pa
     with StoreView(settings) as store:
         assert store.topics() == ["/default/orders"]
         assert everything(store.topic("orders")) == list(range(50))
-        with pytest.raises(UsageError, match="there is no topic /default/absent"):
+        with pytest.raises(UsageError, match="/default/absent"):
             store.topic("absent")
     assert tree(setup.data) == before
     with StoreView(StoreSettings(data=tmp_path / "nowhere")) as store:
@@ -116,7 +116,7 @@ def test_a_reader_goes_on_in_objects_when_its_segments_are_deleted(setup: Setup)
 
 
 class TrimmedWhileListed(LocalDisk):
-    """A disk on which retention runs between two steps of whoever looks at a directory."""
+    """A disk on which retention runs just before a directory is listed."""
 
     def __init__(self, trim: Callable[[], object]) -> None:
         self.trim: Callable[[], object] | None = trim
@@ -260,14 +260,14 @@ def test_segments_without_a_published_position_are_not_passed_over(setup: Setup)
         topic.upload()
         fill(topic, 50)
     (setup.data / "wal" / "default" / "orders" / "wal.synced").unlink()
-    with viewing(setup) as store, pytest.raises(MissingData, match="no published position"):
+    with viewing(setup) as store, pytest.raises(MissingData, match="default/orders"):
         store.topic("orders")
 
 
 def test_an_empty_directory_is_no_log(setup: Setup) -> None:
     (setup.data / "wal" / "default" / "empty").mkdir(parents=True)
     with viewing(setup) as store:
-        with pytest.raises(UsageError, match="there is no topic"):
+        with pytest.raises(UsageError, match="/default/empty"):
             store.topic("empty")
         with pytest.raises(UsageError, match="a topic is /namespace/topic"):
             store.topic("a/b")
@@ -348,7 +348,7 @@ def test_an_offset_that_remote_retention_removed_is_said_to_be(setup: Setup) -> 
         fill(topic, 300)
         topic.upload()
         assert topic.trim_local()
-        assert store._factory.for_topic("orders").trim_remote()
+        assert storage_of(store).trim_remote()
         view = viewed.topic("orders")
         assert view.start_offset == view.segments()[0].first_offset
         removed = explain(view, 5)

@@ -15,8 +15,8 @@ from forebay.testing import ManualClock
 from forebay.wal.pool import WriterPool
 from support.disks import (
     PATIENCE_SECONDS,
-    GatedPlace,
-    Place,
+    GatedDirectory,
+    LogDirectory,
     in_thread,
     payloads,
     texts,
@@ -27,8 +27,8 @@ from support.log_steps import synced
 # -- offsets and durability ---------------------------------------------------------------------
 
 
-def test_offsets_are_consecutive_from_zero_whatever_the_way_in(place: Place) -> None:
-    wal = place.open()
+def test_offsets_are_consecutive_from_zero_whatever_the_way_in(directory: LogDirectory) -> None:
+    wal = directory.open()
     assert wal.append(b"a") == 0
     assert wal.append_many([b"b", b"c"]) == range(1, 3)
     assert wal.append_message(StreamMessage(b"d", msg_id=MessageId(topic_name="/a/b"))) == 3
@@ -38,32 +38,32 @@ def test_offsets_are_consecutive_from_zero_whatever_the_way_in(place: Place) -> 
     assert payloads(wal) == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_a_buffered_append_returns_before_anything_is_synced(gated_place: GatedPlace) -> None:
-    wal = gated_place.open()
-    gated_place.gate.shut()
+def test_a_buffered_append_returns_before_anything_is_synced(gated: GatedDirectory) -> None:
+    wal = gated.open()
+    gated.gate.shut()
     for number in range(100):
         assert wal.append(b"x") == number
     assert wal.watermarks() == forebay.Watermarks(appended=100, synced=0)
-    gated_place.gate.open()
+    gated.gate.open()
     wal.flush()
     assert synced(wal) == 100
 
 
-def test_a_synced_append_returns_only_after_the_sync(gated_place: GatedPlace) -> None:
-    wal = gated_place.open()
-    gated_place.gate.shut()
+def test_a_synced_append_returns_only_after_the_sync(gated: GatedDirectory) -> None:
+    wal = gated.open()
+    gated.gate.shut()
     waiting = in_thread(lambda: wal.append(b"x", durability="synced"))
-    assert gated_place.gate.reached.wait(PATIENCE_SECONDS)
+    assert gated.gate.reached.wait(PATIENCE_SECONDS)
     assert not waiting.done()
     with pytest.raises(WaitTimeout):
         wal.wait(0, timeout=0.01)
-    gated_place.gate.open()
+    gated.gate.open()
     assert waiting.result(PATIENCE_SECONDS) == 0
     wal.wait(0, timeout=0)
 
 
-def test_durability_can_be_awaited_later(place: Place) -> None:
-    wal = place.open()
+def test_durability_can_be_awaited_later(directory: LogDirectory) -> None:
+    wal = directory.open()
     offsets = [wal.append(payload) for payload in texts(0, 10)]
     wal.wait(offsets[3])
     assert synced(wal) >= 4
@@ -74,19 +74,21 @@ def test_durability_can_be_awaited_later(place: Place) -> None:
             wal.wait(bad)
 
 
-def test_whoever_waits_has_the_log_commit_at_once_whatever_the_interval(place: Place) -> None:
+def test_whoever_waits_has_the_log_commit_at_once_whatever_the_interval(
+    directory: LogDirectory,
+) -> None:
     clock = ManualClock()
-    wal = place.open(clock=clock)
+    wal = directory.open(clock=clock)
     wal.append(b"nobody waits")
     assert wal.append(b"somebody does", durability="synced") == 1
     assert synced(wal) == 2
 
 
-def test_the_interval_bounds_how_long_a_message_stays_unsynced(place: Place) -> None:
+def test_the_interval_bounds_how_long_a_message_stays_unsynced(directory: LogDirectory) -> None:
     clock = ManualClock()
     pool = WriterPool(1, clock)
     clock.subscribe(pool.recheck)
-    wal = place.open(clock=clock, pool=pool, fsync_interval_ms=5000)
+    wal = directory.open(clock=clock, pool=pool, fsync_interval_ms=5000)
     for turn in range(1, 4):
         wal.append(b"x")
         clock.advance(4.999)
@@ -98,8 +100,8 @@ def test_the_interval_bounds_how_long_a_message_stays_unsynced(place: Place) -> 
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_full_batch_is_committed_though_nobody_waits(place: Place, many: bool) -> None:
-    wal = place.open(clock=ManualClock(), fsync_max_batch_bytes=4096)
+def test_a_full_batch_is_committed_though_nobody_waits(directory: LogDirectory, many: bool) -> None:
+    wal = directory.open(clock=ManualClock(), fsync_max_batch_bytes=4096)
     if many:
         wal.append_many([bytes(100)] * 60)
     else:
@@ -109,7 +111,7 @@ def test_a_full_batch_is_committed_though_nobody_waits(place: Place, many: bool)
 
 
 def test_a_synced_append_survives_a_power_loss_and_a_buffered_one_need_not(
-    crashing: Place,
+    crashing: LogDirectory,
 ) -> None:
     assert crashing.crash is not None
     wal = crashing.open()
@@ -120,9 +122,9 @@ def test_a_synced_append_survives_a_power_loss_and_a_buffered_one_need_not(
 
 
 def test_many_threads_get_every_offset_once_and_the_log_holds_what_each_appended(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    wal = place.open(rotate_max_bytes=10_000)
+    wal = directory.open(rotate_max_bytes=10_000)
     seen: dict[int, bytes] = {}
 
     def produce(number: int) -> None:
@@ -143,12 +145,12 @@ def test_many_threads_get_every_offset_once_and_the_log_holds_what_each_appended
     assert sorted(seen) == list(range(wal.current_offset()))
     assert payloads(wal) == [seen[offset] for offset in sorted(seen)]
     wal.shutdown()
-    assert payloads(place.open()) == [seen[offset] for offset in sorted(seen)]
+    assert payloads(directory.open()) == [seen[offset] for offset in sorted(seen)]
 
 
-def test_what_a_message_carries_comes_back(place: Place) -> None:
+def test_what_a_message_carries_comes_back(directory: LogDirectory) -> None:
     clock = ManualClock()
-    wal = place.open(clock=clock)
+    wal = directory.open(clock=clock)
     wal.append(b"payload", {"k": "v", "ü": "€"}, "key", "synced")
     wal.append_many([b"a", b"b"], [{"n": "1"}, None], [None, "r"], "synced")
     first, second, third = wal.tail_reader(0, end=3)
@@ -163,7 +165,7 @@ def test_what_a_message_carries_comes_back(place: Place) -> None:
     assert (third.attributes, third.routing_key) == ({}, "r")
 
 
-async def test_asyncio_appends_are_synced_when_they_say_so(crashing: Place) -> None:
+async def test_asyncio_appends_are_synced_when_they_say_so(crashing: LogDirectory) -> None:
     assert crashing.crash is not None
     wal = crashing.open()
     offsets = await asyncio.gather(
@@ -177,16 +179,16 @@ async def test_asyncio_appends_are_synced_when_they_say_so(crashing: Place) -> N
 
 
 async def test_cancelling_a_wait_changes_nothing_about_the_message(
-    gated_place: GatedPlace,
+    gated: GatedDirectory,
 ) -> None:
-    wal = gated_place.open()
-    gated_place.gate.shut()
+    wal = gated.open()
+    gated.gate.shut()
     task = asyncio.create_task(wal.append_async(b"x", durability="synced"))
-    assert await asyncio.to_thread(gated_place.gate.reached.wait, PATIENCE_SECONDS)
+    assert await asyncio.to_thread(gated.gate.reached.wait, PATIENCE_SECONDS)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    gated_place.gate.open()
+    gated.gate.open()
     await wal.wait_async(0)
     assert payloads(wal) == [b"x"]
 
@@ -194,8 +196,8 @@ async def test_cancelling_a_wait_changes_nothing_about_the_message(
 # -- refusals -----------------------------------------------------------------------------------
 
 
-def test_a_bad_argument_is_refused_before_anything_is_appended(place: Place) -> None:
-    wal = place.open()
+def test_a_bad_argument_is_refused_before_anything_is_appended(directory: LogDirectory) -> None:
+    wal = directory.open()
     with pytest.raises(UsageError):
         wal.append(b"x", durability="uploaded")  # type: ignore[arg-type]
     with pytest.raises(UsageError):
@@ -215,14 +217,14 @@ def test_a_bad_argument_is_refused_before_anything_is_appended(place: Place) -> 
     assert payloads(wal) == [b"fine"]
 
 
-async def test_a_bad_durability_is_refused_in_asyncio_too(place: Place) -> None:
-    wal = place.open()
+async def test_a_bad_durability_is_refused_in_asyncio_too(directory: LogDirectory) -> None:
+    wal = directory.open()
     with pytest.raises(UsageError):
         await wal.append_async(b"x", durability="both")  # type: ignore[arg-type]
     assert wal.current_offset() == 0
 
 
-def test_a_message_over_the_limit_leaves_no_hole(crashing: Place) -> None:
+def test_a_message_over_the_limit_leaves_no_hole(crashing: LogDirectory) -> None:
     wal = crashing.open()
     wal.append(b"before")
     for _ in range(3):
@@ -236,9 +238,9 @@ def test_a_message_over_the_limit_leaves_no_hole(crashing: Place) -> None:
 
 @pytest.mark.parametrize("good", [0, 3, 5000])
 def test_a_batch_with_a_message_that_cannot_be_written_is_refused_as_a_whole(
-    place: Place, good: int
+    directory: LogDirectory, good: int
 ) -> None:
-    wal = place.open()
+    wal = directory.open()
     wal.append(b"before")
     for bad in (bytes(MESSAGE_BYTES_MAX + 1), "text", None):
         with pytest.raises((MessageTooLarge, TypeError)):

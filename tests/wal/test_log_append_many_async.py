@@ -1,4 +1,4 @@
-"""Batches from an event loop: all of one or none, in order, and the loop never waits for a disk."""
+"""Batches from an event loop: whole and in order, and the loop never waits for a disk."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ import pytest
 
 from forebay.errors import LogClosed, MessageTooLarge, UsageError
 from forebay.limits import MESSAGE_BYTES_MAX
-from support.disks import gated, in_memory, payloads, texts
+from support.disks import (
+    gated_directory,
+    in_memory,
+    payloads,
+    texts,
+    until,
+    waiting,
+    waiting_for_room,
+)
 
 
 async def test_a_batch_gets_consecutive_offsets_and_is_synced_when_asked() -> None:
-    place = in_memory()
-    wal = place.open()
+    directory = in_memory()
+    wal = directory.open()
     assert await wal.append_many_async(texts(0, 3)) == range(3)
     assert wal.watermarks().synced == 0
     offsets = await wal.append_many_async(
@@ -23,37 +31,36 @@ async def test_a_batch_gets_consecutive_offsets_and_is_synced_when_asked() -> No
     assert wal.watermarks().synced == 5
     assert await wal.append_many_async([], durability="synced") == range(5, 5)
     assert payloads(wal) == texts(0, 5)
-    place.close()
+    directory.close()
 
 
 async def test_a_full_queue_holds_a_batch_back_and_not_the_loop() -> None:
-    place = gated()
-    wal = place.open(queue_max_bytes=4096)
-    place.gate.shut()
+    directory = gated_directory()
+    wal = directory.open(queue_max_bytes=4096)
+    directory.gate.shut()
     first = asyncio.create_task(wal.append_many_async(texts(0, 40, size=100), durability="synced"))
     rest = [asyncio.create_task(wal.append_many_async(texts(0, 2))) for _ in range(3)]
-    for _ in range(50):
-        await asyncio.sleep(0)  # the loop turns, whatever the disk does
+    await until(lambda: waiting_for_room(wal) > 0)  # the loop runs while the disk is stuck
     assert not first.done()
-    place.gate.open()
+    directory.gate.open()
     offsets = [await first, *[await each for each in rest]]
     assert sorted(number for each in offsets for number in each) == list(range(46))
     wal.flush()
     assert len(payloads(wal)) == 46
-    place.close()
+    directory.close()
 
 
 async def test_a_batch_larger_than_the_queue_is_taken_in_pieces() -> None:
-    place = in_memory()
-    wal = place.open(queue_max_bytes=1024)
+    directory = in_memory()
+    wal = directory.open(queue_max_bytes=1024)
     assert await wal.append_many_async(texts(0, 200, size=100), durability="synced") == range(200)
     assert payloads(wal) == texts(0, 200, size=100)
-    place.close()
+    directory.close()
 
 
 async def test_a_batch_that_cannot_be_leaves_nothing() -> None:
-    place = in_memory()
-    wal = place.open()
+    directory = in_memory()
+    wal = directory.open()
     with pytest.raises(MessageTooLarge):
         await wal.append_many_async([b"small", bytes(MESSAGE_BYTES_MAX)])
     with pytest.raises(UsageError, match="2 payloads, but 1 attributes"):
@@ -64,28 +71,28 @@ async def test_a_batch_that_cannot_be_leaves_nothing() -> None:
     wal.shutdown()
     with pytest.raises(LogClosed):
         await wal.append_many_async([b"a"])
-    place.close()
+    directory.close()
 
 
 async def test_pieces_of_frames_are_read_to_the_live_end() -> None:
-    place = in_memory()
-    wal = place.open()
+    directory = in_memory()
+    wal = directory.open()
     wal.append_many(texts(0, 10), durability="synced")
     reader = wal.async_reader(2)
     frames = await reader.next_frames()
     assert frames is not None
     assert list(frames.offsets) == list(range(2, 10))
     assert reader.position == 10
-    waiting = asyncio.create_task(reader.next_frames())
-    await asyncio.sleep(0)
-    assert not waiting.done()
+    next_piece = asyncio.create_task(reader.next_frames())
+    await until(lambda: waiting(wal) == 1)
+    assert not next_piece.done()
     wal.append(b"new")
-    found = await waiting
+    found = await next_piece
     assert found is not None
     assert list(found.offsets) == [10]
     ended = asyncio.create_task(reader.next_frames())
-    await asyncio.sleep(0)
+    await until(lambda: waiting(wal) == 1)
     reader.close()
     assert await ended is None
     assert await reader.next_frames() is None
-    place.close()
+    directory.close()

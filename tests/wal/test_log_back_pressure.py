@@ -10,19 +10,21 @@ import pytest
 from forebay.wal.log import Wal
 from support.disks import (
     PATIENCE_SECONDS,
-    GatedPlace,
-    Place,
+    GatedDirectory,
+    LogDirectory,
     in_thread,
     payloads,
     texts,
+    until,
     wait_until,
+    waiting_for_room,
 )
 
 QUEUE_BYTES = 64 * 1024
 
 
 def fill_queue(wal: Wal, payload: bytes = bytes(1000)) -> list[int]:
-    """Appends from another thread until an append waits; answers the offsets it got."""
+    """Appends from another thread until an append waits for room; returns the offsets it got."""
     got: list[int] = []
     stop = threading.Event()
 
@@ -31,11 +33,7 @@ def fill_queue(wal: Wal, payload: bytes = bytes(1000)) -> list[int]:
             got.append(wal.append(payload))
 
     producer = in_thread(produce)
-    before = -1
-    # Nobody can see a thread wait, but a count that no longer grows while it runs can be seen.
-    while before != len(got):
-        before = len(got)
-        threading.Event().wait(0.05)
+    wait_until(lambda: waiting_for_room(wal) == 1)
     stop.set()
     assert not producer.done()
     return list(got)
@@ -43,19 +41,19 @@ def fill_queue(wal: Wal, payload: bytes = bytes(1000)) -> list[int]:
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_the_queue_is_bounded_and_an_append_that_finds_it_full_waits(
-    gated_place: GatedPlace, watched: bool
+    gated: GatedDirectory, watched: bool
 ) -> None:
-    wal = gated_place.open(queue_max_bytes=QUEUE_BYTES)
-    gated_place.gate.shut()
+    wal = gated.open(queue_max_bytes=QUEUE_BYTES)
+    gated.gate.shut()
     seen: list[int] = []
     if watched:
-        # A reader of what is not synced yet looks into the queue all the time.
+        # A reader of unsynced messages reads from the queue all the time.
         reader = wal.tail_reader(0, visibility="buffered")
         in_thread(lambda: seen.extend(message.offset for message in reader))
     got = fill_queue(wal)
     assert len(got) * 1000 <= 3 * QUEUE_BYTES, "memory is bounded"
     assert len(got) * 1000 >= QUEUE_BYTES / 2
-    gated_place.gate.open()
+    gated.gate.open()
     wait_until(lambda: wal.current_offset() == len(got) + 1)
     wal.flush()
     assert len(payloads(wal)) == len(got) + 1
@@ -64,9 +62,9 @@ def test_the_queue_is_bounded_and_an_append_that_finds_it_full_waits(
         reader.close()
 
 
-def test_small_batches_between_large_messages_count_too(gated_place: GatedPlace) -> None:
-    wal = gated_place.open(queue_max_bytes=QUEUE_BYTES)
-    gated_place.gate.shut()
+def test_small_batches_between_large_messages_count_too(gated: GatedDirectory) -> None:
+    wal = gated.open(queue_max_bytes=QUEUE_BYTES)
+    gated.gate.shut()
     got: list[int] = []
 
     def produce() -> None:
@@ -75,18 +73,17 @@ def test_small_batches_between_large_messages_count_too(gated_place: GatedPlace)
             got.extend(wal.append_many([b"small"]))
 
     producer = in_thread(produce)
-    assert gated_place.gate.reached.wait(PATIENCE_SECONDS)
-    threading.Event().wait(0.1)
+    wait_until(lambda: waiting_for_room(wal) == 1)
     assert len(got) < 60
-    gated_place.gate.open()
+    gated.gate.open()
     producer.result(PATIENCE_SECONDS)
     assert got == list(range(200))
 
 
 def test_a_batch_larger_than_the_queue_gets_a_consecutive_range_while_others_append(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    wal = place.open(queue_max_bytes=QUEUE_BYTES, rotate_max_bytes=100_000)
+    wal = directory.open(queue_max_bytes=QUEUE_BYTES, rotate_max_bytes=100_000)
     done = threading.Event()
     others: dict[int, bytes] = {}
 
@@ -113,8 +110,8 @@ def test_a_batch_larger_than_the_queue_gets_a_consecutive_range_while_others_app
     assert len(everything) == 3 * 600 + len(others)
 
 
-def test_a_message_larger_than_the_queue_passes(place: Place) -> None:
-    wal = place.open(queue_max_bytes=1000, fsync_max_batch_bytes=1000)
+def test_a_message_larger_than_the_queue_passes(directory: LogDirectory) -> None:
+    wal = directory.open(queue_max_bytes=1000, fsync_max_batch_bytes=1000)
     for _ in range(3):
         wal.append(bytes(50_000))
     wal.append(bytes(50_000), durability="synced")
@@ -122,55 +119,51 @@ def test_a_message_larger_than_the_queue_passes(place: Place) -> None:
 
 
 async def test_asyncio_appends_wait_for_room_without_blocking_the_loop(
-    gated_place: GatedPlace,
+    gated: GatedDirectory,
 ) -> None:
-    wal = gated_place.open(queue_max_bytes=QUEUE_BYTES)
-    gated_place.gate.shut()
+    wal = gated.open(queue_max_bytes=QUEUE_BYTES)
+    gated.gate.shut()
 
     async def produce() -> list[int]:
         return [await wal.append_async(bytes(1000)) for _ in range(100)]
 
     tasks = [asyncio.create_task(produce()) for _ in range(5)]
-    assert await asyncio.to_thread(gated_place.gate.reached.wait, PATIENCE_SECONDS)
-    for _ in range(1000):
-        await asyncio.sleep(0)
+    await until(lambda: waiting_for_room(wal) == len(tasks))
     assert not any(task.done() for task in tasks)
     assert wal.current_offset() * 1000 <= 3 * QUEUE_BYTES
-    gated_place.gate.open()
+    gated.gate.open()
     offsets = [offset for task in tasks for offset in await asyncio.wait_for(task, 60)]
     assert sorted(offsets) == list(range(500))
 
 
 async def test_asyncio_appends_do_not_block_the_loop_while_a_large_batch_is_taken(
-    gated_place: GatedPlace,
+    gated: GatedDirectory,
 ) -> None:
-    wal = gated_place.open(queue_max_bytes=QUEUE_BYTES)
-    gated_place.gate.shut()
+    wal = gated.open(queue_max_bytes=QUEUE_BYTES)
+    gated.gate.shut()
     batch = in_thread(lambda: wal.append_many([bytes(1000)] * 500))
-    assert await asyncio.to_thread(gated_place.gate.reached.wait, PATIENCE_SECONDS)
-    # The batch has the log to itself though there may be room.
+    assert await asyncio.to_thread(gated.gate.reached.wait, PATIENCE_SECONDS)
+    # While a batch is taken, other appends wait, even if there is room.
     task = asyncio.create_task(wal.append_async(b"one more", durability="synced"))
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await until(lambda: waiting_for_room(wal) == 2)
     assert not task.done()
-    gated_place.gate.open()
+    gated.gate.open()
     assert await asyncio.wait_for(task, 60) == 500
     assert batch.result(PATIENCE_SECONDS) == range(500)
 
 
 async def test_a_cancelled_asyncio_append_that_waits_for_room_appends_nothing(
-    gated_place: GatedPlace,
+    gated: GatedDirectory,
 ) -> None:
-    wal = gated_place.open(queue_max_bytes=QUEUE_BYTES)
-    gated_place.gate.shut()
+    wal = gated.open(queue_max_bytes=QUEUE_BYTES)
+    gated.gate.shut()
     got = await asyncio.to_thread(fill_queue, wal)
     task = asyncio.create_task(wal.append_async(b"never"))
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await until(lambda: waiting_for_room(wal) == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    gated_place.gate.open()
+    gated.gate.open()
     await asyncio.to_thread(wait_until, lambda: wal.current_offset() == len(got) + 1)
     await asyncio.to_thread(wal.flush)
     assert b"never" not in payloads(wal)

@@ -1,4 +1,4 @@
-"""A disk that fails from any one call on, and a power loss then: nothing acknowledged is lost."""
+"""A disk that fails at any call, and then a power loss: nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from forebay.errors import ForebayError
 from forebay.wal.log import Wal
 from support.disks import payloads, texts
-from support.faulty_disks import EVERYTHING, new_place
+from support.faulty_disks import EVERYTHING, faulty_directory
 
 
 def run_a_while(wal: Wal) -> int:
-    """Everything that writes; answers how many messages were acknowledged."""
+    """Makes every call that writes; returns how many messages were acknowledged."""
     acknowledged = wal.watermarks().synced
     try:
         for number in range(4):
@@ -38,28 +38,28 @@ def test_a_power_loss_at_every_single_call_of_the_disk_loses_nothing_acknowledge
     seed: int | None,
 ) -> None:
     for call in itertools.count():
-        place = new_place()
-        setup = place.open(rotate_max_bytes=300)
-        setup.append_many(texts(0, 9), durability="synced")
-        setup.shutdown()
-        place.fail("any", skip=call, times=None)
+        directory = faulty_directory()
+        first = directory.open(rotate_max_bytes=300)
+        first.append_many(texts(0, 9), durability="synced")
+        first.shutdown()
+        directory.fail("any", skip=call, times=None)
         acknowledged = 9
         try:
-            wal = place.open(rotate_max_bytes=300)
+            wal = directory.open(rotate_max_bytes=300)
         except (OSError, ForebayError):
             wal = None
         if wal is not None:
             acknowledged = run_a_while(wal)
             wal.abandon()
-        fired = place.faults.fired
-        place.faults.clear()
-        place.power.crash(None if seed is None else random.Random(seed * 10_000 + call))
-        reopened = place.open(rotate_max_bytes=300)
+        fired = directory.faults.fired
+        directory.faults.clear()
+        directory.power.crash(None if seed is None else random.Random(seed * 10_000 + call))
+        reopened = directory.open(rotate_max_bytes=300)
         assert reopened.watermarks().synced >= acknowledged, f"at call {call}"
         assert len(payloads(reopened)) == reopened.current_offset() - reopened.start_offset
         offset = reopened.append(b"next", durability="synced")
         assert payloads(reopened, offset) == [b"next"]
-        place.close()
+        directory.close()
         if not fired:
             assert call > 50
             return

@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments of every call: the log goes on, and nothing that returned is lost."""
+"""Ctrl-C at random moments of every call: the log stays usable and loses nothing it returned."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from types import FrameType
 import pytest
 
 from forebay.wal.log import Wal
-from support.disks import PATIENCE_SECONDS, Place, in_thread, payloads
+from support.disks import PATIENCE_SECONDS, LogDirectory, in_thread, payloads
 
 INTERRUPTS = 100
 
 
 class Interrupter:
-    """Sends a signal to the main thread again and again, at moments nobody can foresee."""
+    """Sends a signal to the main thread again and again, at random moments."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -80,8 +80,10 @@ def calls(wal: Wal, returned: dict[int, bytes]) -> list[Callable[[bytes], None]]
 # An interrupt that lands in a finaliser or a weak reference's callback is reported and lost there.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("seed", range(3))
-def test_an_interrupted_call_leaves_the_log_usable_and_in_order(place: Place, seed: int) -> None:
-    wal = place.open(rotate_max_bytes=50_000, queue_max_bytes=20_000, cache_capacity=20)
+def test_an_interrupted_call_leaves_the_log_usable_and_in_order(
+    directory: LogDirectory, seed: int
+) -> None:
+    wal = directory.open(rotate_max_bytes=50_000, queue_max_bytes=20_000, cache_capacity=20)
     returned: dict[int, bytes] = {}
     stop = threading.Event()
 
@@ -108,7 +110,7 @@ def test_an_interrupted_call_leaves_the_log_usable_and_in_order(place: Place, se
         other.result(PATIENCE_SECONDS)
     last = in_thread(lambda: wal.append(b"last", durability="synced")).result(PATIENCE_SECONDS)
     in_thread(wal.shutdown).result(PATIENCE_SECONDS)
-    found = payloads(place.open(), 0)
+    found = payloads(directory.open(), 0)
     assert found[last] == b"last"
     for offset, payload in returned.items():
         assert found[offset] == payload

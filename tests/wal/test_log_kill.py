@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 import subprocess
 import sys
@@ -10,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import OffsetOutOfRange
+from forebay.files.disk import Disk
+from forebay.files.local import LocalDisk
 from forebay.settings import DeleterSettings, WalSettings
+from forebay.testing import Fault, FaultDisk
 from forebay.wal.log import Wal
 from forebay.wal.retention import Deleter
 from forebay.wal.view import LogView
@@ -25,11 +30,11 @@ EXTRAS: tuple[list[str], ...] = (
     ["buffered", "reader", "many"],
 )
 ACKNOWLEDGED_MAX = 60
-"""At most so many lines are waited for before the kill, so that a cycle stays short."""
+"""How many lines are awaited at most before the kill, so that a cycle stays short."""
 
 
 class Killer:
-    """Starts, kills and checks, and remembers everything that was ever acknowledged."""
+    """Starts a process, kills it, and remembers everything that was ever acknowledged."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
@@ -60,8 +65,9 @@ class Killer:
             assert number not in self.acknowledged, f"offset {number} was given twice"
             self.acknowledged[number] = payload
 
-    def open(self) -> Wal:
-        return Wal(WalSettings(dir=self.directory, cache_capacity=16, rotate_max_bytes=8192))
+    def open(self, disk: Disk | None = None) -> Wal:
+        settings = WalSettings(dir=self.directory, cache_capacity=16, rotate_max_bytes=8192)
+        return Wal(settings, disk=disk)
 
     def check(self, wal: Wal) -> None:
         start, end = wal.start_offset, wal.current_offset()
@@ -82,7 +88,8 @@ def kill_and_check(killer: Killer, kills: int) -> None:
         if killer.rng.random() < 0.4:
             continue  # the next process finds what this one left
         view = LogView(killer.directory) if killer.acknowledged else None
-        wal = killer.open()
+        disk = FaultDisk(LocalDisk())
+        wal = killer.open(disk)
         killer.check(wal)
         if view is not None:
             assert view.end_offset > max(killer.acknowledged)
@@ -93,9 +100,10 @@ def kill_and_check(killer: Killer, kills: int) -> None:
             retain(wal)
         if killer.rng.random() < 0.5:
             wal.shutdown()
-        else:
-            wal._journal.close(clean=False)
-            wal._committer._pool.close()
+        else:  # without a checkpoint, as if it had been killed
+            disk.inject(Fault("any", errno.EIO, times=None))
+            with contextlib.suppress(OSError):
+                wal.shutdown()
     wal = killer.open()
     killer.check(wal)
     wal.shutdown()
@@ -108,6 +116,7 @@ def retain(wal: Wal) -> None:
         wal.tail_reader(wal.start_offset - 1)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_acknowledged_is_lost_when_the_process_is_killed_again_and_again(
     tmp_path: Path, seed: int

@@ -1,4 +1,4 @@
-"""The faults of the original log, each as a test that fails on its behaviour.
+"""The faults of the original log: each has a test that the original would fail.
 
 P1 to P7 are the probes that were run against it; the others were read in its code.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import CorruptFrame, OffsetOutOfRange
+from forebay.errors import CorruptFrame, LogStopped, OffsetOutOfRange
 from forebay.format.checkpoint import WalCheckpoint, decode_checkpoint
 from forebay.format.frame import End
 from forebay.format.names import SegmentNames
@@ -22,8 +22,8 @@ from forebay.testing import Fault, FaultDisk
 from forebay.wal.retention import Deleter
 from support.disks import (
     PATIENCE_SECONDS,
-    GatedPlace,
-    Place,
+    GatedDirectory,
+    LogDirectory,
     in_thread,
     on_local_disk,
     payloads,
@@ -35,67 +35,67 @@ NAMES = SegmentNames()
 EVERYTHING = Deleter(DeleterSettings(retention_time_minutes=0))
 
 
-def checkpoint(place: Place) -> WalCheckpoint:
-    return decode_checkpoint(place.read("wal.ckpt"), WalCheckpoint)
+def checkpoint(directory: LogDirectory) -> WalCheckpoint:
+    return decode_checkpoint(directory.read("wal.ckpt"), WalCheckpoint)
 
 
 # -- P1: offsets start again at 0 after a restart -----------------------------------------------
 
 
-def test_p1_offsets_continue_after_a_restart_with_the_checkpoint(place: Place) -> None:
-    wal = place.open()
+def test_p1_offsets_continue_after_a_restart_with_the_checkpoint(directory: LogDirectory) -> None:
+    wal = directory.open()
     for payload in texts(0, 10):
         wal.append(payload)
     wal.shutdown()
-    assert checkpoint(place).last_offset == 9
-    wal = place.open()
+    assert checkpoint(directory).last_offset == 9
+    wal = directory.open()
     assert wal.current_offset() == 10
     assert wal.append(b"next", durability="synced") == 10
-    assert list(place.frames("wal.log").offsets) == list(range(11))
+    assert list(directory.frames("wal.log").offsets) == list(range(11))
 
 
 @pytest.mark.parametrize("lost", [("wal.ckpt",), ("wal.synced",), ("wal.ckpt", "wal.synced")])
 def test_p1_offsets_continue_after_a_restart_without_the_checkpoint(
-    place: Place, lost: tuple[str, ...]
+    directory: LogDirectory, lost: tuple[str, ...]
 ) -> None:
-    wal = place.open(rotate_max_bytes=300)
+    wal = directory.open(rotate_max_bytes=300)
     for payload in texts(0, 10):
         wal.append(payload, durability="synced")
     wal.shutdown()
     for name in lost:
-        place.remove(name)
-    wal = place.open()
+        directory.remove(name)
+    wal = directory.open()
     assert wal.current_offset() == 10
     assert wal.append(b"next", durability="synced") == 10
     assert payloads(wal) == [*texts(0, 10), b"next"]
 
 
 APPEND_AND_WAIT = """
-import sys, time, pathlib
+import sys, pathlib
 from forebay import Wal, WalSettings
 wal = Wal(WalSettings(dir=pathlib.Path(sys.argv[1]), fsync_interval_ms=3600000))
 for number in range(10):
     wal.append(f"message {number}".encode(), durability="synced")
 print("ready", flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
 
 
 def test_p1_offsets_continue_after_kill_9(tmp_path: Path) -> None:
-    place = on_local_disk(tmp_path)
-    command = [sys.executable, "-c", APPEND_AND_WAIT, str(place.dir)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+    directory = on_local_disk(tmp_path)
+    command = [sys.executable, "-c", APPEND_AND_WAIT, str(directory.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         child.kill()
-    wal = place.open()
+    wal = directory.open()
     assert wal.current_offset() == 10
     assert wal.append(b"next", durability="synced") == 10
     assert payloads(wal) == [*texts(0, 10), b"next"]
-    place.close()
+    directory.close()
 
 
-def test_p1_offsets_continue_after_a_power_loss(crashing: Place) -> None:
+def test_p1_offsets_continue_after_a_power_loss(crashing: LogDirectory) -> None:
     assert crashing.crash is not None
     wal = crashing.open()
     for payload in texts(0, 10):
@@ -107,11 +107,11 @@ def test_p1_offsets_continue_after_a_power_loss(crashing: Place) -> None:
 # -- P2: frames are not where the checkpoint says -----------------------------------------------
 
 
-def expect_files_as_the_checkpoint_says(place: Place, count: int) -> None:
-    found = checkpoint(place)
+def expect_files_as_the_checkpoint_says(directory: LogDirectory, count: int) -> None:
+    found = checkpoint(directory)
     expected = 0
     for entry in found.segments:
-        frames = place.frames(NAMES.segment(entry.seq))
+        frames = directory.frames(NAMES.segment(entry.seq))
         assert frames.end is End.COMPLETE
         assert frames.offsets[0] == entry.first_offset == expected
         expected += len(frames)
@@ -122,24 +122,26 @@ def expect_files_as_the_checkpoint_says(place: Place, count: int) -> None:
 
 
 def test_p2_rotation_with_unflushed_data_keeps_frames_where_the_checkpoint_says(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    wal = place.open(rotate_max_bytes=1000)
+    wal = directory.open(rotate_max_bytes=1000)
     for payload in texts(0, 300):
         wal.append(payload)  # nobody waits: all of it is unflushed when the log rotates
     wal.shutdown()
-    assert len(checkpoint(place).segments) > 10
-    expect_files_as_the_checkpoint_says(place, 300)
+    assert len(checkpoint(directory).segments) > 10
+    expect_files_as_the_checkpoint_says(directory, 300)
 
 
-def test_p2_a_rotation_that_is_asked_for_takes_what_is_buffered_with_it(place: Place) -> None:
-    wal = place.open()
+def test_p2_a_rotation_that_is_asked_for_takes_what_is_buffered_with_it(
+    directory: LogDirectory,
+) -> None:
+    wal = directory.open()
     for end in (10, 20, 30):
         for payload in texts(end - 10, end):
             wal.append(payload)
         wal.rotate()
     assert [segment.first_offset for segment in wal.segments()] == [0, 10, 20]
-    expect_files_as_the_checkpoint_says(place, 30)
+    expect_files_as_the_checkpoint_says(directory, 30)
 
 
 # -- P3: acknowledged appends are lost ----------------------------------------------------------
@@ -147,7 +149,7 @@ def test_p2_a_rotation_that_is_asked_for_takes_what_is_buffered_with_it(place: P
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_p3_appends_acknowledged_as_synced_survive_a_power_loss(
-    crashing: Place, seed: int | None
+    crashing: LogDirectory, seed: int | None
 ) -> None:
     assert crashing.crash is not None
     wal = crashing.open(rotate_max_bytes=5000)
@@ -162,9 +164,9 @@ def test_p3_appends_acknowledged_as_synced_survive_a_power_loss(
 
 
 def test_p4_a_latest_reader_that_is_not_polled_during_1000_appends_loses_nothing(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    wal = place.open(cache_capacity=64, rotate_max_bytes=10_000)
+    wal = directory.open(cache_capacity=64, rotate_max_bytes=10_000)
     wal.append(b"before", durability="synced")
     reader = wal.tail_reader("latest")
     for payload in texts(1, 1001):
@@ -179,9 +181,9 @@ def test_p4_a_latest_reader_that_is_not_polled_during_1000_appends_loses_nothing
 
 
 def test_p5_a_reader_paused_for_100_000_messages_with_a_cache_of_64_gets_every_one(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    wal = place.open(cache_capacity=64, rotate_max_bytes=1 << 20)
+    wal = directory.open(cache_capacity=64, rotate_max_bytes=1 << 20)
     wal.append_many(texts(0, 5), durability="synced")
     reader = wal.tail_reader(0)
     got = [next(reader).payload for _ in range(5)]
@@ -197,8 +199,8 @@ def test_p5_a_reader_paused_for_100_000_messages_with_a_cache_of_64_gets_every_o
 # -- P6: concurrent producers write out of order -------------------------------------------------
 
 
-def produce_concurrently(place: Place, producers: int, each: int) -> dict[int, bytes]:
-    wal = place.open(rotate_max_bytes=1 << 20)
+def produce_concurrently(directory: LogDirectory, producers: int, each: int) -> dict[int, bytes]:
+    wal = directory.open(rotate_max_bytes=1 << 20)
     seen: list[dict[int, bytes]] = [{} for _ in range(producers)]
     begin = threading.Barrier(producers)
 
@@ -215,31 +217,33 @@ def produce_concurrently(place: Place, producers: int, each: int) -> dict[int, b
     return {offset: payload for part in seen for offset, payload in part.items()}
 
 
-def test_p6_8_concurrent_producers_give_files_in_strict_offset_order(place: Place) -> None:
-    appended = produce_concurrently(place, 8, 500)
+def test_p6_8_concurrent_producers_give_files_in_strict_offset_order(
+    directory: LogDirectory,
+) -> None:
+    appended = produce_concurrently(directory, 8, 500)
     offsets: list[int] = []
-    for entry in checkpoint(place).segments:
-        frames = place.frames(NAMES.segment(entry.seq))
+    for entry in checkpoint(directory).segments:
+        frames = directory.frames(NAMES.segment(entry.seq))
         assert frames.end is End.COMPLETE
         offsets += frames.offsets
     assert offsets == list(range(4000))
-    assert payloads(place.open()) == [appended[offset] for offset in range(4000)]
+    assert payloads(directory.open()) == [appended[offset] for offset in range(4000)]
 
 
 def test_p6b_4_producers_of_25_000_then_reopen_and_replay_from_0(tmp_path: Path) -> None:
-    place = on_local_disk(tmp_path)
-    appended = produce_concurrently(place, 4, 25_000)
-    assert payloads(place.open(), 0) == [appended[offset] for offset in range(100_000)]
-    place.close()
+    directory = on_local_disk(tmp_path)
+    appended = produce_concurrently(directory, 4, 25_000)
+    assert payloads(directory.open(), 0) == [appended[offset] for offset in range(100_000)]
+    directory.close()
 
 
 # -- P7: the checkpoint forgets what retention removed -------------------------------------------
 
 
 def test_p7_retention_then_appends_then_a_reopen_keeps_the_start_and_lists_no_removed_file(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    wal = place.open(rotate_max_bytes=500)
+    wal = directory.open(rotate_max_bytes=500)
     for payload in texts(0, 40):
         wal.append(payload, durability="synced")
     dropped = wal.retain(EVERYTHING, 35)
@@ -250,10 +254,10 @@ def test_p7_retention_then_appends_then_a_reopen_keeps_the_start_and_lists_no_re
     wal.rotate()
     wal.shutdown()
     removed = {segment.seq for segment in dropped}
-    assert checkpoint(place).start_offset == start
-    assert not removed & {entry.seq for entry in checkpoint(place).segments}
-    assert not {segment.path.name for segment in dropped} & set(place.names())
-    wal = place.open()
+    assert checkpoint(directory).start_offset == start
+    assert not removed & {entry.seq for entry in checkpoint(directory).segments}
+    assert not {segment.path.name for segment in dropped} & set(directory.names())
+    wal = directory.open()
     assert wal.start_offset == start
     with pytest.raises(OffsetOutOfRange) as caught:
         wal.tail_reader(0)
@@ -265,37 +269,39 @@ def test_p7_retention_then_appends_then_a_reopen_keeps_the_start_and_lists_no_re
 
 
 def test_an_acknowledgement_goes_out_only_after_the_sync_of_its_segment(
-    gated_place: GatedPlace,
+    gated: GatedDirectory,
 ) -> None:
-    assert gated_place.crash is not None
-    wal = gated_place.open()
+    assert gated.crash is not None
+    wal = gated.open()
     wal.append(b"first", durability="synced")
-    gated_place.gate.shut()
+    gated.gate.shut()
     waiting = in_thread(lambda: wal.append(b"second", durability="synced"))
-    assert gated_place.gate.reached.wait(PATIENCE_SECONDS)
+    assert gated.gate.reached.wait(PATIENCE_SECONDS)
     # The bytes are written, the sync has not returned: there is no acknowledgement yet, and a
-    # power loss now takes the message.
-    assert len(gated_place.frames("wal.log")) == 2
+    # message is lost if the power fails now.
+    assert len(gated.frames("wal.log")) == 2
     assert not waiting.done()
-    gated_place.crash.crash()
-    assert len(gated_place.frames("wal.log")) == 1
-    gated_place.gate.open()
+    gated.crash.crash()
+    assert len(gated.frames("wal.log")) == 1
+    gated.gate.open()
 
 
-def test_every_acknowledged_append_is_on_the_device_at_that_very_moment(crashing: Place) -> None:
+def test_every_acknowledged_append_is_on_the_device_at_that_very_moment(
+    crashing: LogDirectory,
+) -> None:
     assert crashing.crash is not None
     for count in range(1, 25):
-        place = Place(crashing.disk, Path(f"/log-{count}"), crashing.crash)
-        wal = place.open(rotate_max_bytes=250)
+        directory = LogDirectory(crashing.disk, Path(f"/log-{count}"), crashing.crash)
+        wal = directory.open(rotate_max_bytes=250)
         for payload in texts(0, count):
             wal.append(payload, durability="synced")
         crashing.crash.crash()
-        reopened = place.open()
+        reopened = directory.open()
         assert payloads(reopened) == texts(0, count)
         reopened.shutdown()
 
 
-def test_a_checkpoint_is_durable_with_its_name_and_its_bytes(crashing: Place) -> None:
+def test_a_checkpoint_is_durable_with_its_name_and_its_bytes(crashing: LogDirectory) -> None:
     assert crashing.crash is not None
     wal = crashing.open(rotate_max_bytes=250)
     for payload in texts(0, 20):
@@ -307,33 +313,35 @@ def test_a_checkpoint_is_durable_with_its_name_and_its_bytes(crashing: Place) ->
 
 
 def test_a_new_segment_has_its_name_before_its_first_frame_is_acknowledged(
-    crashing: Place,
+    crashing: LogDirectory,
 ) -> None:
     """Rule R3, with a disk that fails the sync of the directory: nothing is acknowledged."""
     assert crashing.crash is not None
     faults = FaultDisk(crashing.crash)
-    place = Place(faults, crashing.dir, crashing.crash)
-    wal = place.open()
+    directory = LogDirectory(faults, crashing.path, crashing.crash)
+    wal = directory.open()
     wal.append(b"one", durability="synced")
     wal.rotate()
     faults.inject(Fault("sync_dir", 5))
-    with pytest.raises(Exception, match="stopped"):
+    with pytest.raises(LogStopped):
         wal.append(b"two", durability="synced")
     crashing.crash.crash()
-    assert payloads(place.open()) == [b"one"]
+    assert payloads(directory.open()) == [b"one"]
 
 
-def test_one_bad_crc_is_an_error_and_what_follows_it_is_never_skipped_to(place: Place) -> None:
-    wal = place.open(rotate_max_bytes=500)
+def test_one_bad_crc_is_an_error_and_what_follows_it_is_never_skipped_to(
+    directory: LogDirectory,
+) -> None:
+    wal = directory.open(rotate_max_bytes=500)
     for payload in texts(0, 40):
         wal.append(payload, durability="synced")
     victim = wal.segments()[2]
     wal.shutdown()
-    frames = place.frames(victim.path.name)
-    data = bytearray(place.read(victim.path.name))
+    frames = directory.frames(victim.path.name)
+    data = bytearray(directory.read(victim.path.name))
     data[frames.positions[1] + 30] ^= 1
-    place.write(victim.path.name, bytes(data))
-    wal = place.open(cache_capacity=0)
+    directory.write(victim.path.name, bytes(data))
+    wal = directory.open(cache_capacity=0)
     reader = wal.tail_reader(0)
     bad = victim.first_offset + 1
     assert [next(reader).offset for _ in range(bad)] == list(range(bad))
@@ -341,16 +349,18 @@ def test_one_bad_crc_is_an_error_and_what_follows_it_is_never_skipped_to(place: 
         with pytest.raises(CorruptFrame) as caught:
             next(reader)
         assert caught.value.offset == bad
-    assert bytes(data) == place.read(victim.path.name)
+    assert bytes(data) == directory.read(victim.path.name)
 
 
-def test_a_trailing_partial_frame_does_not_stall_what_is_appended_later(place: Place) -> None:
-    wal = place.open()
+def test_a_trailing_partial_frame_does_not_stall_what_is_appended_later(
+    directory: LogDirectory,
+) -> None:
+    wal = directory.open()
     wal.append_many(texts(0, 5), durability="synced")
     wal.shutdown()
-    whole = place.read("wal.log")
-    place.write("wal.log", whole + whole[:25])
-    wal = place.open()
+    whole = directory.read("wal.log")
+    directory.write("wal.log", whole + whole[:25])
+    wal = directory.open()
     wal.append_many(texts(5, 10), durability="synced")
     assert payloads(wal) == texts(0, 10)
-    assert place.frames("wal.log").end is End.COMPLETE
+    assert directory.frames("wal.log").end is End.COMPLETE

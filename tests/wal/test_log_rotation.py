@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from forebay.testing import ManualClock
-from forebay.wal.pool import WriterPool
-from support.disks import Place, payloads, texts, wait_until
+from forebay.wal.pool import Job, WriterPool
+from support.disks import LogDirectory, payloads, texts, wait_until
 from support.log_steps import synced
 
 
-def test_a_segment_that_is_full_is_followed_by_another(place: Place) -> None:
-    wal = place.open(rotate_max_bytes=1000)
+def test_a_segment_that_is_full_is_followed_by_another(directory: LogDirectory) -> None:
+    wal = directory.open(rotate_max_bytes=1000)
     for payload in texts(0, 100):
         wal.append(payload, durability="synced")
     segments = wal.segments()
@@ -19,22 +19,24 @@ def test_a_segment_that_is_full_is_followed_by_another(place: Place) -> None:
     assert payloads(wal) == texts(0, 100)
 
 
-def test_rotation_is_by_size_within_one_large_commit_too(place: Place) -> None:
-    wal = place.open(rotate_max_bytes=5000)
+def test_rotation_is_by_size_within_one_large_commit_too(directory: LogDirectory) -> None:
+    wal = directory.open(rotate_max_bytes=5000)
     for payload in texts(0, 500):
         wal.append(payload)
     wal.append_many(texts(500, 1000))
     wal.flush()
     assert all(segment.size < 12_000 for segment in wal.segments())
     wal.shutdown()
-    assert payloads(place.open()) == texts(0, 1000)
+    assert payloads(directory.open()) == texts(0, 1000)
 
 
-def test_a_segment_that_is_old_is_sealed_even_if_nothing_is_appended(place: Place) -> None:
+def test_a_segment_that_is_old_is_sealed_even_if_nothing_is_appended(
+    directory: LogDirectory,
+) -> None:
     clock = ManualClock()
     pool = WriterPool(1, clock)
     clock.subscribe(pool.recheck)
-    wal = place.open(clock=clock, pool=pool, rotate_max_seconds=60)
+    wal = directory.open(clock=clock, pool=pool, rotate_max_seconds=60)
     wal.append(b"one", durability="synced")
     first = wal.segments()[0]
     assert first.index is not None
@@ -51,11 +53,11 @@ def test_a_segment_that_is_old_is_sealed_even_if_nothing_is_appended(place: Plac
     pool.close()
 
 
-def test_an_empty_segment_is_never_sealed(place: Place) -> None:
+def test_an_empty_segment_is_never_sealed(directory: LogDirectory) -> None:
     clock = ManualClock()
     pool = WriterPool(1, clock)
     clock.subscribe(pool.recheck)
-    wal = place.open(clock=clock, pool=pool, rotate_max_seconds=60)
+    wal = directory.open(clock=clock, pool=pool, rotate_max_seconds=60)
     for _ in range(5):
         wal.rotate()
         clock.advance(100)
@@ -69,18 +71,25 @@ def test_an_empty_segment_is_never_sealed(place: Place) -> None:
     pool.close()
 
 
-def test_a_log_that_rotates_often_does_not_pile_up_timers(place: Place) -> None:
-    pool = WriterPool(1)
-    wal = place.open(pool=pool, rotate_max_bytes=1)
+def test_a_log_that_rotates_often_does_not_pile_up_timers(directory: LogDirectory) -> None:
+    class CountingPool(WriterPool):
+        timers = 0
+
+        def call_at(self, when: float, job: Job) -> None:
+            self.timers += 1
+            super().call_at(when, job)
+
+    pool = CountingPool(1, ManualClock())  # no timer ends, as no time passes
+    wal = directory.open(pool=pool, rotate_max_bytes=1)
     for _ in range(50):
         wal.append(b"x", durability="synced")
     assert len(wal.segments()) == 50
-    assert len(pool._timers) < 5
+    assert pool.timers < 5
     wal.shutdown()
     pool.close()
 
 
-def test_a_clock_that_goes_back_keeps_the_log_going(place: Place) -> None:
+def test_a_clock_that_goes_back_keeps_the_log_going(directory: LogDirectory) -> None:
     class JumpingClock(ManualClock):
         jump_ms = 0
 
@@ -90,7 +99,7 @@ def test_a_clock_that_goes_back_keeps_the_log_going(place: Place) -> None:
     clock = JumpingClock()
     pool = WriterPool(1, clock)
     clock.subscribe(pool.recheck)
-    wal = place.open(clock=clock, pool=pool, rotate_max_seconds=60, fsync_interval_ms=1000)
+    wal = directory.open(clock=clock, pool=pool, rotate_max_seconds=60, fsync_interval_ms=1000)
     wal.append(b"one", durability="synced")
     clock.jump_ms = -86_400_000
     wal.append(b"two")
@@ -99,7 +108,7 @@ def test_a_clock_that_goes_back_keeps_the_log_going(place: Place) -> None:
     clock.advance(100)
     wal.append(b"three", durability="synced")
     wal.shutdown()
-    reopened = place.open(clock=clock, pool=pool)
+    reopened = directory.open(clock=clock, pool=pool)
     assert payloads(reopened) == [b"one", b"two", b"three"]
     reopened.shutdown()
     pool.close()

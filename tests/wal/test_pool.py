@@ -1,4 +1,4 @@
-"""Threads: many logs share a few, and one that hangs does not hold up another."""
+"""Many logs share a few threads, and one that hangs does not block another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pathlib import Path
 from forebay.settings import StoreSettings
 from forebay.testing import CrashDisk
 from forebay.wal.pool import WriterPool
-from support.disks import PATIENCE_SECONDS, GatedPlace, Place, in_thread, wait_until
+from support.disks import (
+    PATIENCE_SECONDS,
+    GatedDirectory,
+    LogDirectory,
+    idle_threads,
+    in_thread,
+    wait_until,
+)
 from support.tiered_stores import store_on
 
 
@@ -33,19 +40,22 @@ def test_a_thousand_open_topics_share_a_few_threads() -> None:
 
 
 def test_a_log_whose_disk_hangs_does_not_hold_up_another_while_there_are_threads(
-    gated_place: GatedPlace,
+    gated: GatedDirectory,
 ) -> None:
     pool = WriterPool(2)
-    slow = gated_place.open(pool=pool)
-    other = Place(CrashDisk(), Path("/other"))
+    slow = gated.open(pool=pool)
+    other = LogDirectory(CrashDisk(), Path("/other"))
     fast = other.open(pool=pool)
     slow.append(b"warm", durability="synced")
     for turn in range(20):
-        wait_until(lambda: pool._idle == pool.thread_count)
-        gated_place.gate.shut()
+        wait_until(lambda: idle_threads(pool) == pool.thread_count)
+        gated.gate.shut()
         waiting = in_thread(lambda: slow.append(b"x", durability="synced"))
-        assert in_thread(lambda: fast.append(b"y", durability="synced")).result(30) == turn
-        gated_place.gate.open()
+        assert (
+            in_thread(lambda: fast.append(b"y", durability="synced")).result(PATIENCE_SECONDS)
+            == turn
+        )
+        gated.gate.open()
         waiting.result(PATIENCE_SECONDS)
     fast.shutdown()
     slow.shutdown()
@@ -57,9 +67,9 @@ def test_two_jobs_at_once_get_two_threads_though_one_is_idle() -> None:
     idle = threading.Event()
     pool.submit(idle.set)
     assert idle.wait(PATIENCE_SECONDS)
-    wait_until(lambda: pool._idle == 1)
+    wait_until(lambda: idle_threads(pool) == 1)
     second_ran = threading.Event()
-    first_saw_it = in_thread_job(pool, lambda: second_ran.wait(5))
+    first_saw_it = in_thread_job(pool, lambda: second_ran.wait(PATIENCE_SECONDS))
     pool.submit(second_ran.set)
     assert first_saw_it.result(PATIENCE_SECONDS)
     pool.close()

@@ -1,4 +1,4 @@
-"""Readers: from anywhere, in order, without gaps, at any speed."""
+"""Readers start anywhere, read in order and without gaps, and may be slow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from forebay.testing import CrashDisk, ManualClock
 from forebay.wal.watermarks import Visibility
 from support.disks import (
     PATIENCE_SECONDS,
-    GatedPlace,
-    Place,
+    GatedDirectory,
+    LogDirectory,
     WatchedDisk,
     in_thread,
     payloads,
     texts,
     wait_until,
+    waiting,
 )
 from support.log_steps import fill, take
 
@@ -30,9 +31,9 @@ from support.log_steps import fill, take
 
 @pytest.mark.parametrize("cache", [0, 7, 1000])
 def test_a_reader_starts_at_any_offset_and_gets_everything_from_there(
-    place: Place, cache: int
+    directory: LogDirectory, cache: int
 ) -> None:
-    wal = place.open(rotate_max_bytes=700, cache_capacity=cache)
+    wal = directory.open(rotate_max_bytes=700, cache_capacity=cache)
     for payload in texts(0, 40):
         wal.append(payload, durability="synced")
     for start in range(41):
@@ -42,8 +43,10 @@ def test_a_reader_starts_at_any_offset_and_gets_everything_from_there(
             assert payloads(wal, start, end) == texts(start, end)
 
 
-def test_an_offset_that_is_not_there_is_refused_with_the_range_that_is(place: Place) -> None:
-    wal = place.open()
+def test_an_offset_that_is_not_there_is_refused_with_the_range_that_is(
+    directory: LogDirectory,
+) -> None:
+    wal = directory.open()
     fill(wal, 5)
     for start in (-1, 6, 2**70):
         with pytest.raises(OffsetOutOfRange) as caught:
@@ -64,8 +67,10 @@ def test_a_bad_start_is_refused(tmp_path: Path) -> None:
         assert [m.offset for m in topic.read("latest")] == []
 
 
-def test_a_reader_of_the_latest_sees_what_is_appended_after_it_was_made(place: Place) -> None:
-    wal = place.open()
+def test_a_reader_of_the_latest_sees_what_is_appended_after_it_was_made(
+    directory: LogDirectory,
+) -> None:
+    wal = directory.open()
     fill(wal, 10)
     wal.append(b"buffered, and before")
     reader = wal.tail_reader("latest")
@@ -75,8 +80,8 @@ def test_a_reader_of_the_latest_sees_what_is_appended_after_it_was_made(place: P
     reader.close()
 
 
-def test_pieces_of_frames_are_the_same_as_messages(place: Place) -> None:
-    wal = place.open(rotate_max_bytes=700, cache_capacity=5)
+def test_pieces_of_frames_are_the_same_as_messages(directory: LogDirectory) -> None:
+    wal = directory.open(rotate_max_bytes=700, cache_capacity=5)
     wanted = fill(wal, 40)
     reader = wal.tail_reader(3, end=37)
     got = [m.payload for frames in reader.frames() for m in decode_messages(frames)]
@@ -84,8 +89,8 @@ def test_pieces_of_frames_are_the_same_as_messages(place: Place) -> None:
     assert reader.position == 37
 
 
-def test_messages_and_pieces_of_one_reader_do_not_skip_each_other(place: Place) -> None:
-    wal = place.open()
+def test_messages_and_pieces_of_one_reader_do_not_skip_each_other(directory: LogDirectory) -> None:
+    wal = directory.open()
     fill(wal, 20)
     reader = wal.tail_reader(0, end=20)
     assert take(reader, 3) == [0, 1, 2]
@@ -99,32 +104,32 @@ def test_messages_and_pieces_of_one_reader_do_not_skip_each_other(place: Place) 
 
 
 def test_a_reader_sees_what_is_synced_and_a_buffered_one_what_is_appended(
-    gated_place: GatedPlace,
+    gated: GatedDirectory,
 ) -> None:
-    wal = gated_place.open()
+    wal = gated.open()
     fill(wal, 3)
-    gated_place.gate.shut()
+    gated.gate.shut()
     for payload in texts(3, 6):
         wal.append(payload)
     eager = wal.tail_reader(0, visibility="buffered")
     assert take(eager, 6) == [0, 1, 2, 3, 4, 5]
     careful = wal.tail_reader(0)
     assert take(careful, 3) == [0, 1, 2]
-    waiting = in_thread(lambda: next(careful).offset)
-    assert gated_place.gate.reached.wait(PATIENCE_SECONDS)
-    assert not waiting.done()
+    reading = in_thread(lambda: next(careful).offset)
+    assert gated.gate.reached.wait(PATIENCE_SECONDS)
+    assert not reading.done()
     wal.append(b"behind what is in flight")
     assert take(eager, 1) == [6]
-    gated_place.gate.open()
-    assert waiting.result(PATIENCE_SECONDS) == 3
+    gated.gate.open()
+    assert reading.result(PATIENCE_SECONDS) == 3
 
 
 @pytest.mark.parametrize("visibility", ["synced", "buffered"])
 @pytest.mark.parametrize("how", ["append", "synced", "many", "message"])
 def test_a_live_reader_gets_each_message_at_once_whatever_the_interval(
-    place: Place, visibility: Visibility, how: str
+    directory: LogDirectory, visibility: Visibility, how: str
 ) -> None:
-    wal = place.open(clock=ManualClock())
+    wal = directory.open(clock=ManualClock())
     got: list[int] = []
     arrived = threading.Semaphore(0)
     reader = wal.tail_reader("latest", visibility=visibility)
@@ -136,7 +141,7 @@ def test_a_live_reader_gets_each_message_at_once_whatever_the_interval(
 
     consumer = in_thread(consume)
     for turn in range(20):
-        wait_until(lambda: len(wal._committer._waiters[visibility]) == 1)
+        wait_until(lambda: waiting(wal, visibility) == 1)
         if how == "many":
             wal.append_many([b"x"])
         elif how == "message":
@@ -149,8 +154,10 @@ def test_a_live_reader_gets_each_message_at_once_whatever_the_interval(
     consumer.result(PATIENCE_SECONDS)
 
 
-def test_a_slow_reader_falls_back_to_the_files_and_catches_up_again(place: Place) -> None:
-    wal = place.open(cache_capacity=4, rotate_max_bytes=2000)
+def test_a_slow_reader_falls_back_to_the_files_and_catches_up_again(
+    directory: LogDirectory,
+) -> None:
+    wal = directory.open(cache_capacity=4, rotate_max_bytes=2000)
     reader = wal.tail_reader(0)
     got: list[int] = []
     for turn in range(30):
@@ -163,8 +170,10 @@ def test_a_slow_reader_falls_back_to_the_files_and_catches_up_again(place: Place
     reader.close()
 
 
-def test_a_reader_of_each_unsynced_message_does_not_let_the_pieces_pile_up(place: Place) -> None:
-    wal = place.open(clock=ManualClock())
+def test_a_reader_of_each_unsynced_message_does_not_let_the_pieces_pile_up(
+    directory: LogDirectory,
+) -> None:
+    wal = directory.open(clock=ManualClock())
     reader = wal.tail_reader(0, visibility="buffered")
     for number in range(5 * QUEUE_BATCHES_MAX):
         wal.append(b"x")
@@ -173,8 +182,8 @@ def test_a_reader_of_each_unsynced_message_does_not_let_the_pieces_pile_up(place
     reader.close()
 
 
-def test_many_readers_at_once_all_get_everything_in_order(place: Place) -> None:
-    wal = place.open(cache_capacity=16, rotate_max_bytes=5000)
+def test_many_readers_at_once_all_get_everything_in_order(directory: LogDirectory) -> None:
+    wal = directory.open(cache_capacity=16, rotate_max_bytes=5000)
     total = 600
 
     def consume(start: int, visibility: Visibility) -> list[int]:
@@ -193,8 +202,8 @@ def test_many_readers_at_once_all_get_everything_in_order(place: Place) -> None:
         assert reader.result(PATIENCE_SECONDS) == list(range(total))
 
 
-def test_messages_larger_than_a_read_are_read(place: Place) -> None:
-    wal = place.open(cache_capacity=0)
+def test_messages_larger_than_a_read_are_read(directory: LogDirectory) -> None:
+    wal = directory.open(cache_capacity=0)
     sizes = [10, READ_CHUNK_BYTES - 100, READ_CHUNK_BYTES, READ_CHUNK_BYTES * 3 + 7, 5]
     for number, size in enumerate(sizes):
         wal.append(bytes([number]) * size)
@@ -205,8 +214,8 @@ def test_messages_larger_than_a_read_are_read(place: Place) -> None:
 
 def test_a_reader_in_the_middle_of_a_segment_does_not_read_it_from_the_front() -> None:
     disk = WatchedDisk(CrashDisk())
-    place = Place(disk, Path("/log"))
-    wal = place.open(cache_capacity=0, rotate_max_bytes=16 << 20)
+    directory = LogDirectory(disk, Path("/log"))
+    wal = directory.open(cache_capacity=0, rotate_max_bytes=16 << 20)
     count, size = 16_000, 1000
     for payload in texts(0, count, size):
         wal.append(payload)
@@ -224,25 +233,25 @@ def test_a_reader_in_the_middle_of_a_segment_does_not_read_it_from_the_front() -
     for start in (count // 2, count - 1, 1):
         assert cost(start) <= 2 * READ_CHUNK_BYTES
     wal.shutdown()
-    wal = place.open(cache_capacity=0)
+    wal = directory.open(cache_capacity=0)
     for start in (count // 2, count - 1, 1):
         assert cost(start) <= 2 * READ_CHUNK_BYTES
-    place.close()
+    directory.close()
 
 
 def test_a_reader_in_memory_does_not_touch_the_files() -> None:
     disk = WatchedDisk(CrashDisk())
-    place = Place(disk, Path("/log"))
-    wal = place.open(cache_capacity=100)
+    directory = LogDirectory(disk, Path("/log"))
+    wal = directory.open(cache_capacity=100)
     fill(wal, 50)
     disk.bytes_read = 0
     assert payloads(wal) == texts(0, 50)
     assert disk.bytes_read == 0
-    place.close()
+    directory.close()
 
 
-def test_the_cache_answers_what_came_after_an_offset(place: Place) -> None:
-    wal = place.open(cache_capacity=10)
+def test_the_cache_answers_what_came_after_an_offset(directory: LogDirectory) -> None:
+    wal = directory.open(cache_capacity=10)
     for payload in texts(0, 30):
         wal.append(payload, durability="synced")
     wal.append(b"buffered")

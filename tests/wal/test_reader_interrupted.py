@@ -10,7 +10,15 @@ from forebay.errors import LogClosed, MessageError
 from forebay.format.frame import encode_frame
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.wal.watermarks import Visibility
-from support.disks import PATIENCE_SECONDS, Place, in_thread, payloads, texts, wait_until
+from support.disks import (
+    PATIENCE_SECONDS,
+    LogDirectory,
+    in_thread,
+    payloads,
+    texts,
+    wait_until,
+    waiting,
+)
 from support.log_steps import fill, take
 
 # -- closing ------------------------------------------------------------------------------------
@@ -18,22 +26,22 @@ from support.log_steps import fill, take
 
 @pytest.mark.parametrize("visibility", ["synced", "buffered"])
 def test_closing_from_another_thread_ends_a_reader_that_waits(
-    place: Place, visibility: Visibility
+    directory: LogDirectory, visibility: Visibility
 ) -> None:
-    wal = place.open()
+    wal = directory.open()
     fill(wal, 3)
     reader = wal.tail_reader(0, visibility=visibility)
-    waiting = in_thread(lambda: [message.offset for message in reader])
-    wait_until(lambda: len(wal._committer._waiters[visibility]) == 1)
+    reading = in_thread(lambda: [message.offset for message in reader])
+    wait_until(lambda: waiting(wal, visibility) == 1)
     reader.close()
-    assert waiting.result(PATIENCE_SECONDS) == [0, 1, 2]
-    assert len(wal._committer._waiters[visibility]) == 0
+    assert reading.result(PATIENCE_SECONDS) == [0, 1, 2]
+    assert waiting(wal, visibility) == 0
     assert list(reader) == []
     reader.close()
 
 
-def test_a_closed_reader_hands_out_nothing_more(place: Place) -> None:
-    wal = place.open()
+def test_a_closed_reader_hands_out_nothing_more(directory: LogDirectory) -> None:
+    wal = directory.open()
     fill(wal, 10)
     with wal.tail_reader(0) as reader:
         assert take(reader, 3) == [0, 1, 2]
@@ -41,8 +49,10 @@ def test_a_closed_reader_hands_out_nothing_more(place: Place) -> None:
     assert reader.position == 3
 
 
-def test_closing_and_appending_at_once_neither_hangs_nor_breaks_the_log(place: Place) -> None:
-    wal = place.open()
+def test_closing_and_appending_at_once_neither_hangs_nor_breaks_the_log(
+    directory: LogDirectory,
+) -> None:
+    wal = directory.open()
     for turn in range(60):
         reader = wal.tail_reader("latest")
         consumer = in_thread(lambda reader=reader: list(reader))  # type: ignore[misc]
@@ -55,9 +65,9 @@ def test_closing_and_appending_at_once_neither_hangs_nor_breaks_the_log(place: P
 
 
 def test_shutting_the_log_down_ends_a_live_reader_loudly_after_the_last_message(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    wal = place.open()
+    wal = directory.open()
     fill(wal, 3)
     reader = wal.tail_reader(0)
     got: list[int] = []
@@ -67,7 +77,7 @@ def test_shutting_the_log_down_ends_a_live_reader_loudly_after_the_last_message(
             got.append(message.offset)
 
     consumer = in_thread(consume)
-    wait_until(lambda: len(wal._committer._waiters["synced"]) == 1)
+    wait_until(lambda: waiting(wal) == 1)
     wal.append(b"last")
     wal.shutdown()
     with pytest.raises(LogClosed):
@@ -79,14 +89,14 @@ def test_shutting_the_log_down_ends_a_live_reader_loudly_after_the_last_message(
 
 
 def test_a_message_that_cannot_be_decoded_is_an_error_each_time_and_never_skipped(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    wal = place.open()
+    wal = directory.open()
     fill(wal, 3)
     wal.shutdown()
-    whole = place.read("wal.log")
-    place.write("wal.log", whole + encode_frame(3, b"not a message, but a valid frame"))
-    wal = place.open()
+    whole = directory.read("wal.log")
+    directory.write("wal.log", whole + encode_frame(3, b"not a message, but a valid frame"))
+    wal = directory.open()
     wal.append(b"behind it", durability="synced")
     reader = wal.tail_reader(0)
     assert take(reader, 3) == [0, 1, 2]
@@ -98,9 +108,9 @@ def test_a_message_that_cannot_be_decoded_is_an_error_each_time_and_never_skippe
 
 
 def test_an_interrupt_in_the_middle_of_reading_loses_nothing(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wal = place.open(cache_capacity=5, rotate_max_bytes=3000)
+    wal = directory.open(cache_capacity=5, rotate_max_bytes=3000)
     for payload in texts(0, 100):
         wal.append(payload, durability="synced")
     calls = 0
@@ -127,9 +137,9 @@ def test_an_interrupt_in_the_middle_of_reading_loses_nothing(
 
 
 def test_an_interrupted_wait_leaves_nobody_behind_and_the_reader_goes_on(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wal = place.open()
+    wal = directory.open()
 
     def interrupt(self: object, timeout: float | None = None) -> bool:
         raise KeyboardInterrupt
@@ -141,6 +151,6 @@ def test_an_interrupted_wait_leaves_nobody_behind_and_the_reader_goes_on(
             next(reader)
         with pytest.raises(KeyboardInterrupt):
             wal.append(b"x", durability="synced")
-    assert len(wal._committer._waiters["synced"]) == 0
+    assert waiting(wal) == 0
     assert next(reader).payload == b"x"
     reader.close()

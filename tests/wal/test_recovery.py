@@ -1,4 +1,4 @@
-"""What opening a log makes of what it finds: torn is cut and kept aside, corrupt is left alone."""
+"""Opening a log: a torn tail is cut and kept aside, and corrupt files are left alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.closed_logs import (
     forget_memories,
     frame_starts,
 )
-from support.disks import Place, in_memory, payloads, texts
+from support.disks import LogDirectory, in_memory, payloads, texts
 
 # -- torn tails ---------------------------------------------------------------------------------
 
@@ -29,69 +29,69 @@ def test_a_torn_tail_is_cut_and_kept_aside_at_every_byte_of_the_last_frame(memor
     behind = source_of_four.read("wal.synced")
     assert published != behind
     for cut in range(last + 1, len(whole)):
-        place = in_memory()
-        place.write("wal.log", whole[:cut])
+        directory = in_memory()
+        directory.write("wal.log", whole[:cut])
         if memories == "kept":
-            # What a crash leaves: the last frame was never synced, all before it was.
-            place.write("wal.synced", behind)
-        wal = place.open()
+            # What a crash leaves: all frames but the last were synced.
+            directory.write("wal.synced", behind)
+        wal = directory.open()
         assert payloads(wal) == texts(0, 4)
-        assert place.read(f"wal.log.{last}.torn") == whole[last:cut]
-        assert place.read("wal.log") == whole[:last]
+        assert directory.read(f"wal.log.{last}.torn") == whole[last:cut]
+        assert directory.read("wal.log") == whole[:last]
         assert wal.append(b"again", durability="synced") == 4
         wal.shutdown()
-        assert payloads(place.open()) == [*texts(0, 4), b"again"]
-        place.close()
+        assert payloads(directory.open()) == [*texts(0, 4), b"again"]
+        directory.close()
 
 
 def test_a_torn_tail_right_behind_the_synced_position_is_cut_before_anything_is_appended(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    fill(place)
-    whole = place.read("wal.log")
-    published = place.read("wal.synced")
-    place.write("wal.log", whole + whole[:7])
-    place.write("wal.synced", published)
-    wal = place.open()
-    assert place.read("wal.log") == whole
+    fill(directory)
+    whole = directory.read("wal.log")
+    published = directory.read("wal.synced")
+    directory.write("wal.log", whole + whole[:7])
+    directory.write("wal.synced", published)
+    wal = directory.open()
+    assert directory.read("wal.log") == whole
     assert wal.append(b"next", durability="synced") == 5
     wal.shutdown()
-    assert payloads(place.open()) == [*texts(0, 5), b"next"]
+    assert payloads(directory.open()) == [*texts(0, 5), b"next"]
 
 
 @pytest.mark.parametrize("zeros", [1, 15, 16, 17, 4096, 3 << 20])
-def test_a_tail_of_zeros_is_cut_and_kept_aside(place: Place, zeros: int) -> None:
-    fill(place)
-    whole = place.read("wal.log")
-    place.write("wal.log", whole + bytes(zeros))
-    wal = place.open()
+def test_a_tail_of_zeros_is_cut_and_kept_aside(directory: LogDirectory, zeros: int) -> None:
+    fill(directory)
+    whole = directory.read("wal.log")
+    directory.write("wal.log", whole + bytes(zeros))
+    wal = directory.open()
     assert payloads(wal) == texts(0, 5)
-    assert place.read(f"wal.log.{len(whole)}.torn") == bytes(zeros)
-    assert place.read("wal.log") == whole
+    assert directory.read(f"wal.log.{len(whole)}.torn") == bytes(zeros)
+    assert directory.read("wal.log") == whole
 
 
-def test_a_segment_of_nothing_but_a_torn_frame_is_used_again(place: Place) -> None:
-    names = fill_segments(place)
+def test_a_segment_of_nothing_but_a_torn_frame_is_used_again(directory: LogDirectory) -> None:
+    names = fill_segments(directory)
     newest = names[-1]
-    place.write(f"wal.{len(names)}.log", place.read(newest)[:20])
-    wal = place.open(rotate_max_bytes=SEGMENT_BYTES)
+    directory.write(f"wal.{len(names)}.log", directory.read(newest)[:20])
+    wal = directory.open(rotate_max_bytes=SEGMENT_BYTES)
     assert wal.append(b"next", durability="synced") == 30
     wal.shutdown()
-    assert payloads(place.open())[-1] == b"next"
+    assert payloads(directory.open())[-1] == b"next"
 
 
-def test_torn_tails_of_several_crashes_are_all_kept(place: Place) -> None:
-    fill(place)
-    whole = place.read("wal.log")
+def test_torn_tails_of_several_crashes_are_all_kept(directory: LogDirectory) -> None:
+    fill(directory)
+    whole = directory.read("wal.log")
     for tail in (b"one", b"two", b"three"):
-        place.write("wal.log", whole + tail)
-        place.open().shutdown()
-    kept = [name for name in place.names() if name.endswith(".torn")]
-    assert sorted(place.read(name) for name in kept) == [b"one", b"three", b"two"]
+        directory.write("wal.log", whole + tail)
+        directory.open().shutdown()
+    kept = [name for name in directory.names() if name.endswith(".torn")]
+    assert sorted(directory.read(name) for name in kept) == [b"one", b"three", b"two"]
 
 
 def test_frames_that_were_written_and_never_synced_are_durable_once_they_were_served(
-    crashing: Place,
+    crashing: LogDirectory,
 ) -> None:
     assert crashing.crash is not None
     fill(crashing)
@@ -99,7 +99,7 @@ def test_frames_that_were_written_and_never_synced_are_durable_once_they_were_se
     starts = frame_starts(crashing)
     crashing.write("wal.log", whole[: starts[3]])
     # Written by a process that was killed before its sync.
-    file = crashing.disk.open_append(crashing.dir / "wal.log")
+    file = crashing.disk.open_append(crashing.path / "wal.log")
     file.append(whole[starts[3] :])
     crashing.remove("wal.synced")
     crashing.remove("wal.ckpt")
@@ -116,114 +116,115 @@ def test_frames_that_were_written_and_never_synced_are_durable_once_they_were_se
 @pytest.mark.parametrize("part", ["offset", "length", "crc", "payload"])
 @pytest.mark.parametrize("frame", [0, 1, 3])
 def test_a_damaged_frame_in_the_middle_of_the_newest_segment_is_an_error_that_changes_nothing(
-    place: Place, frame: int, part: str, memories: str
+    directory: LogDirectory, frame: int, part: str, memories: str
 ) -> None:
-    fill(place)
-    data = bytearray(place.read("wal.log"))
-    start = frame_starts(place)[frame]
+    fill(directory)
+    data = bytearray(directory.read("wal.log"))
+    start = frame_starts(directory)[frame]
     data[start + {"offset": 0, "length": 8, "crc": 12, "payload": 40}[part]] ^= 0x40
-    place.write("wal.log", bytes(data))
+    directory.write("wal.log", bytes(data))
     if memories == "lost":
-        forget_memories(place)
-    before = place.contents()
+        forget_memories(directory)
+    before = directory.contents()
     with pytest.raises(CorruptFrame) as caught:
-        place.open()
+        directory.open()
     known_first = memories == "kept" or frame > 0 or part != "offset"
     if known_first:
         assert caught.value.position == start
         assert caught.value.offset == frame
-    assert caught.value.file == str(place.dir / "wal.log")
-    expect_unchanged(place, before)
+    assert caught.value.file == str(directory.path / "wal.log")
+    expect_unchanged(directory, before)
 
 
 @pytest.mark.parametrize("part", ["offset", "length", "crc", "payload"])
 def test_a_damaged_last_frame_that_was_synced_is_an_error_and_not_a_torn_tail(
-    place: Place, part: str
+    directory: LogDirectory, part: str
 ) -> None:
-    fill(place)
-    data = bytearray(place.read("wal.log"))
-    start = frame_starts(place)[-1]
+    fill(directory)
+    data = bytearray(directory.read("wal.log"))
+    start = frame_starts(directory)[-1]
     data[start + {"offset": 0, "length": 8, "crc": 12, "payload": 40}[part]] ^= 0x40
-    place.write("wal.log", bytes(data))
-    before = place.contents()
+    directory.write("wal.log", bytes(data))
+    before = directory.contents()
     with pytest.raises(CorruptFrame) as caught:
-        place.open()
+        directory.open()
     assert (caught.value.position, caught.value.offset) == (start, 4)
-    expect_unchanged(place, before)
+    expect_unchanged(directory, before)
 
 
 @pytest.mark.parametrize("part", ["offset", "length", "crc", "payload"])
 def test_a_damaged_last_frame_that_only_the_checkpoint_knows_of_is_not_cut(
-    place: Place, part: str
+    directory: LogDirectory, part: str
 ) -> None:
-    fill(place)
-    data = bytearray(place.read("wal.log"))
-    start = frame_starts(place)[-1]
+    fill(directory)
+    data = bytearray(directory.read("wal.log"))
+    start = frame_starts(directory)[-1]
     data[start + {"offset": 0, "length": 8, "crc": 12, "payload": 40}[part]] ^= 0x40
-    place.write("wal.log", bytes(data))
-    place.remove("wal.synced")
-    before = place.contents()
+    directory.write("wal.log", bytes(data))
+    directory.remove("wal.synced")
+    before = directory.contents()
     with pytest.raises((CorruptFrame, MissingData)):
-        place.open()
-    expect_unchanged(place, before)
+        directory.open()
+    expect_unchanged(directory, before)
 
 
 def test_a_whole_last_frame_with_a_wrong_offset_is_corrupt_even_when_nothing_was_published(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    fill(place)
-    data = bytearray(place.read("wal.log"))
-    start = frame_starts(place)[-1]
+    fill(directory)
+    data = bytearray(directory.read("wal.log"))
+    start = frame_starts(directory)[-1]
     data[start] = 9
-    place.write("wal.log", bytes(data))
-    forget_memories(place)
-    before = place.contents()
+    directory.write("wal.log", bytes(data))
+    forget_memories(directory)
+    before = directory.contents()
     with pytest.raises(CorruptFrame) as caught:
-        place.open()
+        directory.open()
     assert (caught.value.position, caught.value.offset) == (start, 4)
-    expect_unchanged(place, before)
+    expect_unchanged(directory, before)
 
 
-def test_an_impossible_length_below_the_synced_position_is_corrupt(place: Place) -> None:
-    fill(place)
-    data = bytearray(place.read("wal.log"))
-    start = frame_starts(place)[-1]
+def test_an_impossible_length_below_the_synced_position_is_corrupt(directory: LogDirectory) -> None:
+    fill(directory)
+    data = bytearray(directory.read("wal.log"))
+    start = frame_starts(directory)[-1]
     data[start + 8 : start + 12] = (0xFFFF_FFFF).to_bytes(4, "little")
-    place.write("wal.log", bytes(data))
-    before = place.contents()
-    with pytest.raises(CorruptFrame, match="impossible frame length below the synced position"):
-        place.open()
-    expect_unchanged(place, before)
+    directory.write("wal.log", bytes(data))
+    before = directory.contents()
+    with pytest.raises(CorruptFrame) as caught:
+        directory.open()
+    assert (caught.value.position, caught.value.offset) == (start, 4)
+    expect_unchanged(directory, before)
 
 
 @pytest.mark.parametrize("length", [0, 9, 0xFFFF_FFFF, 64 << 20])
 def test_an_impossible_length_with_valid_frames_behind_it_is_corrupt(
-    place: Place, length: int
+    directory: LogDirectory, length: int
 ) -> None:
-    fill(place)
-    data = bytearray(place.read("wal.log"))
-    start = frame_starts(place)[2]
+    fill(directory)
+    data = bytearray(directory.read("wal.log"))
+    start = frame_starts(directory)[2]
     data[start + 8 : start + 12] = length.to_bytes(4, "little")
-    place.write("wal.log", bytes(data))
-    forget_memories(place)
-    before = place.contents()
-    with pytest.raises(CorruptFrame, match="valid frames follow") as caught:
-        place.open()
+    directory.write("wal.log", bytes(data))
+    forget_memories(directory)
+    before = directory.contents()
+    with pytest.raises(CorruptFrame) as caught:
+        directory.open()
     assert (caught.value.position, caught.value.offset) == (start, 2)
-    expect_unchanged(place, before)
+    expect_unchanged(directory, before)
 
 
 def test_a_damaged_frame_in_a_sealed_segment_is_an_error_for_the_reader_and_never_skipped(
-    place: Place,
+    directory: LogDirectory,
 ) -> None:
-    names = fill_segments(place)
+    names = fill_segments(directory)
     victim = names[1]
-    data = bytearray(place.read(victim))
-    first, second = place.frames(victim).offsets[:2]
-    start = frame_starts(place, victim)[1]
+    data = bytearray(directory.read(victim))
+    first, second = directory.frames(victim).offsets[:2]
+    start = frame_starts(directory, victim)[1]
     data[start + 40] ^= 1
-    place.write(victim, bytes(data))
-    wal = place.open(cache_capacity=0)
+    directory.write(victim, bytes(data))
+    wal = directory.open(cache_capacity=0)
     reader = wal.tail_reader(0, end=30)
     got = []
     for _ in range(3):
@@ -231,27 +232,29 @@ def test_a_damaged_frame_in_a_sealed_segment_is_an_error_for_the_reader_and_neve
             got += list(reader)
         assert caught.value.offset == second
         assert caught.value.position == start
-        assert caught.value.file == str(place.dir / victim)
+        assert caught.value.file == str(directory.path / victim)
     assert reader.position == second
     assert second == first + 1
 
 
-def test_a_sealed_segment_cut_at_a_frame_boundary_is_an_error_for_the_reader(place: Place) -> None:
-    names = fill_segments(place)
+def test_a_sealed_segment_cut_at_a_frame_boundary_is_an_error_for_the_reader(
+    directory: LogDirectory,
+) -> None:
+    names = fill_segments(directory)
     victim = names[1]
-    start = frame_starts(place, victim)[-1]
-    place.write(victim, place.read(victim)[:start])
-    wal = place.open(cache_capacity=0)
+    start = frame_starts(directory, victim)[-1]
+    directory.write(victim, directory.read(victim)[:start])
+    wal = directory.open(cache_capacity=0)
     with pytest.raises(CorruptFrame):
         list(wal.tail_reader(0, end=30))
 
 
-def test_the_last_sealed_segment_must_end_where_the_newest_begins(place: Place) -> None:
-    names = fill_segments(place)
+def test_the_last_sealed_segment_must_end_where_the_newest_begins(directory: LogDirectory) -> None:
+    names = fill_segments(directory)
     victim = names[-2]
-    start = frame_starts(place, victim)[-1]
-    place.write(victim, place.read(victim)[:start])
-    before = place.contents()
+    start = frame_starts(directory, victim)[-1]
+    directory.write(victim, directory.read(victim)[:start])
+    before = directory.contents()
     with pytest.raises((CorruptFrame, MissingData)):
-        place.open()
-    expect_unchanged(place, before)
+        directory.open()
+    expect_unchanged(directory, before)

@@ -1,4 +1,4 @@
-"""Readers of other processes: they see what is published, and never a hole."""
+"""Readers in other processes see what is published, without gaps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from forebay.testing import CrashDisk
 from forebay.wal.view import LogView
 from support.closed_logs import EVERYTHING, SEGMENT_BYTES, fill_segments
-from support.disks import Place, on_local_disk, payloads, texts, wait_until
+from support.disks import LogDirectory, on_local_disk, payloads, texts, wait_until
 
 VIEWER = """
 import sys, pathlib
@@ -27,9 +27,9 @@ for line in sys.stdin:
 
 
 def test_another_process_reads_what_is_published_and_nothing_behind_it(tmp_path: Path) -> None:
-    place = on_local_disk(tmp_path)
-    wal = place.open(rotate_max_bytes=SEGMENT_BYTES)
-    command = [sys.executable, "-c", VIEWER, str(place.dir)]
+    directory = on_local_disk(tmp_path)
+    wal = directory.open(rotate_max_bytes=SEGMENT_BYTES)
+    command = [sys.executable, "-c", VIEWER, str(directory.path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as viewer:
@@ -54,25 +54,25 @@ def test_another_process_reads_what_is_published_and_nothing_behind_it(tmp_path:
             assert seen() == (0, wal.current_offset())
         wal.retain(EVERYTHING, 30)
         assert seen() == (wal.start_offset, 40)
-        # Bytes that are in the file and not published do not exist.
+        # Bytes that are in the file but not published are not read.
         newest = wal.segments()[-1].path
         with newest.open("ab") as file:
             file.write(newest.read_bytes()[:30])
         assert seen() == (wal.start_offset, 40)
         viewer.stdin.close()
         assert viewer.wait(60) == 0
-    place.close()
+    directory.close()
 
 
 def test_a_view_of_a_log_whose_retention_runs_meanwhile_never_shows_a_hole(
-    crashing: Place,
+    crashing: LogDirectory,
 ) -> None:
     fill_segments(crashing, 60)
     wal = crashing.open(rotate_max_bytes=SEGMENT_BYTES)
     dropped: list[int] = []
 
     class Racing(CrashDisk):
-        """Retention removes files between the listing and the look at each of them."""
+        """Retention removes files after they were listed and before they are opened."""
 
         def __init__(self, inner: CrashDisk) -> None:
             self.__dict__.update(inner.__dict__)
@@ -84,7 +84,7 @@ def test_a_view_of_a_log_whose_retention_runs_meanwhile_never_shows_a_hole(
             return modified
 
     assert crashing.crash is not None
-    view = LogView(crashing.dir, disk=Racing(crashing.crash))
+    view = LogView(crashing.path, disk=Racing(crashing.crash))
     assert dropped
     segments = view.segments()
     for before, after in pairwise(segments):
@@ -95,10 +95,10 @@ def test_a_view_of_a_log_whose_retention_runs_meanwhile_never_shows_a_hole(
         assert [m.payload for m in reader] == texts(segments[0].first_offset, 60)
 
 
-def test_a_closed_logs_directory_can_be_opened_by_anybody(place: Place) -> None:
-    wal = place.open()
+def test_a_closed_logs_directory_can_be_opened_by_anybody(directory: LogDirectory) -> None:
+    wal = directory.open()
     wal.append(b"one")
     wal.shutdown()
-    second = place.open()
+    second = directory.open()
     wait_until(lambda: second.current_offset() == 1)
     assert payloads(second) == [b"one"]
