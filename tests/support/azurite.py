@@ -19,7 +19,7 @@ from support.s3_server import free_ports
 
 ACCOUNT: Final = "devstoreaccount1"
 CONTAINER: Final = "forebay"
-START_SECONDS_MAX: Final = 30.0
+START_SECONDS_MAX: Final = 60.0
 _API_VERSION: Final = "2021-12-02"
 _TOOLS: Final = ROOT / ".tools" / "node_modules" / ".bin" / "azurite-blob"
 

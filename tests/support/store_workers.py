@@ -22,7 +22,7 @@ from support.paths import SUPPORT
 T = TypeVar("T")
 
 SCRIPT: Final = SUPPORT / "worker_process.py"
-PATIENCE: Final = 40.0
+PATIENCE: Final = 100.0
 """Seconds to wait for what must happen."""
 
 

@@ -35,7 +35,7 @@ from forebay.wal.reader import AsyncLogReader
 
 NAME: Final = "/default/scenario"
 BATCH: Final = 2_000
-PATIENCE: Final = 60.0
+PATIENCE: Final = 100.0
 
 QUIET: Final = UploaderSettings(enabled=False, max_object_bytes=6 * MIB)
 """Uploads when it is told to."""
