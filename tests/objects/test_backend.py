@@ -209,9 +209,9 @@ def test_ranges_are_exact_at_all_edges(backend: Backend) -> None:
 @pytest.mark.parametrize(("start", "end"), [(0, 11), (9, 11), (10, 11), (11, 12), (11, 11)])
 def test_a_range_past_the_end_is_an_error(backend: Backend, start: int, end: int) -> None:
     backend.put_object(KEY, b"0123456789")
-    with pytest.raises(ServiceError, match="ends before") as caught:
+    with pytest.raises(ServiceError) as caught:
         backend.get_range(KEY, start, end)
-    assert not isinstance(caught.value, ObjectMissing)
+    assert type(caught.value) is ServiceError, "neither missing nor unavailable"
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 4)])

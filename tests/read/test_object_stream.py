@@ -24,6 +24,7 @@ from forebay.read.metrics import (
 from forebay.read.object_stream import FetchPool, ObjectStream
 from forebay.read.plan import DESCRIPTOR_PAGE
 from support.stored_objects import (
+    PATIENCE,
     TOPIC,
     Gate,
     HookedStore,
@@ -464,7 +465,7 @@ def test_close_wakes_a_reader_that_waits_for_a_slow_request(pool: FetchPool) -> 
     reader.start()
     gate.arrived(2)
     stream.close()
-    reader.join(20)
+    reader.join(PATIENCE)
     assert answers == [None]
     assert stream.next() is None
     gate.open()
@@ -479,7 +480,7 @@ def test_close_wakes_a_reader_that_waits_for_the_catalog(pool: FetchPool) -> Non
     reader.start()
     gate.arrived(1)
     stream.close()
-    reader.join(20)
+    reader.join(PATIENCE)
     assert answers == [None]
     gate.open()
 
@@ -493,7 +494,7 @@ def test_close_cancels_requests_that_have_not_begun() -> None:
     reader.start()
     gate.arrived(1)
     stream.close()
-    reader.join(20)
+    reader.join(PATIENCE)
     gate.open()
     assert pool.submit(lambda: 1).result() == 1
     assert len(store.requests) == 1

@@ -23,6 +23,7 @@ from forebay.testing.objects import FaultBackend
 from forebay.topic.factory import WalStorageFactory
 from forebay.topic.store import Store
 from support.paths import TESTS
+from support.storages import storage_of
 from support.tiers import (
     NAME,
     QUIET,
@@ -263,7 +264,7 @@ def test_remote_retention_by_size_removes_the_oldest_objects(simple: TierSetting
         produce(topic, 60_000)
         done = topic.upload()
         named = named_when_deleted(backend, store)
-        gone = store._factory.for_topic(NAME).trim_remote()
+        gone = storage_of(topic).trim_remote()
         assert gone == done[: len(gone)]
         kept = done[len(gone) :]
         stays = sum(each.size for each in kept)
@@ -310,7 +311,7 @@ def test_remote_retention_by_time_removes_objects_when_they_are_old(tiers: TierS
     settings = tiers.settings(remote_retention=RemoteRetentionSettings(time_minutes=60))
     with Store(settings, clock=clock) as store:
         topic = store.topic(NAME)
-        storage = store._factory.for_topic(NAME)
+        storage = storage_of(topic)
         produce(topic, 20_000)
         topic.upload()
         clock.later_ms = 50 * 60_000
@@ -338,7 +339,7 @@ def test_a_reader_in_an_object_that_retention_removes_is_told(simple: TierSettin
         topic.trim_local()
         reader = topic.read(0)
         check(next(reader), 0)
-        store._factory.for_topic(NAME).trim_remote()
+        storage_of(topic).trim_remote()
         with pytest.raises(OffsetOutOfRange) as gone:
             for _ in reader:
                 pass

@@ -32,6 +32,7 @@ from forebay.settings import (
 )
 from forebay.topic.store import Start, Store, Topic
 from forebay.wal.reader import AsyncLogReader
+from support.storages import factory_of
 
 NAME: Final = "/default/scenario"
 BATCH: Final = 2_000
@@ -111,7 +112,7 @@ def produce(topic: Topic, count: int) -> None:
 
 
 def catalog_of(store: Store) -> Catalog:
-    resources = store._factory.resources
+    resources = factory_of(store).resources
     assert resources is not None
     return resources.catalog
 
@@ -135,7 +136,7 @@ def hand_over(topic: Topic) -> int:
 
 
 def read_all(topic: Topic, start: int, end: int | None = None) -> int:
-    """Reads and checks; answers how many messages there were."""
+    """Reads and checks; returns how many messages there were."""
     expected = start
     for message in topic.read(start, end=end):
         check(message, expected)

@@ -326,10 +326,7 @@ def _follow(storage: Maintained) -> None:
 
 def _trim(storage: Maintained) -> None:
     assert isinstance(storage, WalStorage)
-    try:
-        storage.trim_remote()
-    finally:  # a store that deletes nothing must not fill the local disk
-        storage.trim_local()
+    storage.trim_due()
 
 
 def _close_by(close: Callable[[float], None], deadline: float) -> None:
