@@ -107,7 +107,7 @@ def the_store_goes_away(server: ServerProcess, proxy: FaultProxy, seconds: float
 def failed_uploads(server: ServerProcess) -> int:
     """Failed cycles of the pipeline, and failed uploads of the server that the page tells of."""
     return len(server.jobs(state="failed")) + sum(
-        notice["count"]
+        int(notice["count"])
         for notice in overview(server)["notices"]
         if notice["text"] == "background work failed"
     )

@@ -14,7 +14,7 @@ import pytest
 
 from forebay.clock import SystemClock
 from forebay.errors import LostOffsets, OffsetOutOfRange
-from forebay.format.names import parse_topic, sidecar
+from forebay.format.names import object_key, parse_topic, sidecar
 from forebay.limits import MIB
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore, connect
@@ -30,12 +30,15 @@ from support.tiers import (
     TierSettings,
     check,
     descriptors,
+    end_lease,
     make_tiers,
     payload,
     produce,
     read_all,
     require_chain,
 )
+
+pytestmark = pytest.mark.timeout(300)
 
 TOPIC = parse_topic(NAME)
 
@@ -97,8 +100,6 @@ class KeptSegments:
 
 
 def stored_bytes(tiers: TierSettings, object_ids: list[str]) -> bytes:
-    from forebay.format.names import object_key
-
     store = connect(tiers.cloud, tiers.data)
     try:
         return b"".join(
@@ -155,6 +156,7 @@ def test_a_log_that_is_lost_after_a_crash_leaves_a_hole_that_readers_are_told_of
 ) -> None:
     tiers.metadata = replace(tiers.metadata, offsets_reserved=5_000)
     die_with(tiers, uploaded=12_000, synced=2_000)
+    end_lease(tiers.metadata, NAME)
     lose_the_log(tiers)
     with tiers.open() as store:
         topic = store.topic(NAME)
@@ -187,7 +189,7 @@ def require_hole(store: Store, start: int, end: int) -> None:
 
 
 def die_with(tiers: TierSettings, *, uploaded: int, synced: int) -> None:
-    """A process that uploads some, syncs some more, and ends without a word."""
+    """A process that uploads some messages, syncs some more, and dies."""
     given = {
         "data": str(tiers.data),
         "cloud": {
@@ -207,7 +209,7 @@ def die_with(tiers: TierSettings, *, uploaded: int, synced: int) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 7, done.stderr
 
