@@ -123,7 +123,7 @@ class Actor(threading.Thread):
 
 
 def look(catalog: Catalog, stop: threading.Event) -> int:
-    """A reader that asks for the chain again and again; answers how often it did."""
+    """Reads the chain again and again until it is stopped; returns how often it did."""
     looks = 0
     while not stop.is_set():
         start = random.randrange(200)

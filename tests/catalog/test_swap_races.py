@@ -37,7 +37,7 @@ def fresh(backend: Backend) -> Setup:
 
 
 def interrupt(setup: Setup, call: int, other: Callable[[], object]) -> list[object]:
-    """`other` runs before the so manieth call of the catalog's backend; answers what it did."""
+    """Runs `other` before the given call of the catalog's backend; returns what it did."""
     outcomes: list[object] = []
     calls = 0
 

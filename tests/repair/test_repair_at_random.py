@@ -1,5 +1,7 @@
-"""Damage of all kinds at random places: what is still whole somewhere is read back after a repair,
-or the repair has said that it is left."""
+"""Damage of all kinds at random places: a repair restores what is whole in some other copy.
+
+Whatever it cannot restore it reports.
+"""
 
 from __future__ import annotations
 

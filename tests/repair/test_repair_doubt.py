@@ -147,7 +147,7 @@ def test_one_flipped_bit_in_the_id_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / LOG / "wal.id"
     digits = path.read_text()
     path.write_text(("1" if digits[0] == "0" else "0") + digits[1:])
-    with pytest.raises(CorruptLog, match="run `forebay repair`"):
+    with pytest.raises(CorruptLog, match="`forebay repair`"):
         read_from(settings)
     (finding,) = repair(settings, apply=True).findings
     assert (finding.kind, finding.repaired) == (Kind.LOG_ID, True)

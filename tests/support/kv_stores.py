@@ -26,7 +26,7 @@ _numbers: Final = itertools.count()
 
 
 class ManualBoottime:
-    """The seconds since a boot that never happened; they pass when told to."""
+    """Seconds since a boot that never happened. A test decides when they pass."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -68,7 +68,7 @@ class Backend:
         return [entry.key.removeprefix(self.prefix) for entry in found]
 
     def pass_seconds(self, seconds: float) -> None:
-        """On a real clock this is what the test is about, not a way to wait for something."""
+        """Sleeps on a real clock: that time passes is what such a test is about."""
         if self.boottime is None:
             time.sleep(seconds)
         else:
