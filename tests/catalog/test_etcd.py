@@ -41,7 +41,7 @@ PASSWORD = "correct horse 7351"  # of a server that lives as long as a test
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EtcdServer]:
-    """One that the test may stop."""
+    """A server that the test may stop."""
     server = EtcdServer(tmp_path / "etcd").start()
     yield server
     server.stop()
@@ -170,7 +170,7 @@ def test_a_connection_that_a_restart_broke_is_made_again(
 def test_a_transaction_without_an_answer_may_have_happened_and_is_not_repeated(
     server: EtcdServer, backend: Backend
 ) -> None:
-    """Writers go on through restarts; what was acknowledged is there, and nothing is twice."""
+    """Writers go on through restarts. What was acknowledged is there, nothing twice."""
     stop = threading.Event()
     acknowledged: list[int] = []
     unknown: list[int] = []
@@ -315,7 +315,7 @@ def test_a_token_that_the_server_forgot_is_renewed(guarded: EtcdServer) -> None:
     guarded.restart()
 
     def written() -> bool:
-        """By a transaction that is refused for its token first. One may break the connection."""
+        """The transaction is refused for its token first. It may also meet a broken connection."""
         try:
             kv.commit([Compare("/a", first)], [Put("/a", b"2")])
         except ServiceUnavailable:
@@ -486,7 +486,7 @@ def test_a_request_that_runs_when_the_catalog_is_closed_says_so(server: EtcdServ
 
 
 def test_threads_that_ask_when_the_catalog_is_closed_are_all_told_so(etcd: EtcdServer) -> None:
-    """Whether their request had left, was about to, or came later."""
+    """Whether a request was sent before the catalog was closed, at that moment, or after it."""
     for _ in range(10):
         kv = EtcdKv([etcd.endpoint], timeout_seconds=PATIENCE_SECONDS)
         kv.revision()

@@ -25,7 +25,7 @@ from support.catalogs import TOPIC
 from support.disks import wait_until
 
 LEASE: Final = 1200.0
-"""So long that the threads, which go by the real clock, renew nothing while a test runs."""
+"""So long that the threads, which use the real clock, renew nothing while a test runs."""
 MARGIN: Final = 100.0
 BLOCK: Final = 50
 
@@ -35,7 +35,7 @@ def settle_new(record: TopicRecord | None) -> TopicRecord:
 
 
 class Machine:
-    """One process: its session, its own way to the catalog, its own clock."""
+    """One process, with a session, a connection to the catalog and a clock of its own."""
 
     def __init__(self, kv: SqliteKv, clock: ManualClock, **changes: Any) -> None:
         self.kv = FaultKv(kv)
@@ -67,7 +67,7 @@ class Machine:
 
 @dataclass
 class Cluster:
-    """Machines around one catalog; the catalog's clock is everybody's unless a test says else."""
+    """Machines that share a catalog. They share its clock too, unless a test gives them another."""
 
     clock: ManualClock = field(default_factory=ManualClock)
     kv: SqliteKv = field(init=False)
@@ -160,7 +160,7 @@ def _later(session: Session, moment: float) -> bool:
 
 
 def test_the_thread_keeps_the_lease() -> None:
-    """The catalog's clock stands still: a thread that comes late has lost no lease."""
+    """The catalog's clock stands still, so a thread that renews late has not lost its lease."""
     kv = SqliteKv(None, boottime=lambda: 1000.0)
     session = Session(Catalog(kv), MetadataSettings(lease_seconds=0.5, lease_margin_seconds=0.05))
     try:
@@ -347,7 +347,7 @@ def test_a_topic_is_taken_with_a_new_lease_when_the_old_one_turns_out_to_be_gone
 def test_a_lease_lost_right_after_the_takeover_does_not_count_for_the_topic(
     cluster: Cluster,
 ) -> None:
-    """The owner key went with the lease: a newer lease of the session must not stand in for it."""
+    """The owner key is gone with the lease: a newer lease of the session must not replace it."""
     machine, other = cluster.machine(), cluster.machine()
     commit = machine.kv.commit
 
@@ -495,7 +495,7 @@ def test_a_clock_that_runs_ahead_costs_a_question_and_nothing_else(cluster: Clus
 def test_a_catalog_that_began_anew_does_not_give_the_topic_back_to_a_zombie(
     cluster: Cluster,
 ) -> None:
-    """Epochs began anew too, so that the numbers are equal: the owner's name tells."""
+    """Epochs began anew too, so the numbers are equal, and only the owner's name differs."""
     machine, other = cluster.machine(), cluster.machine()
     owned = machine.take()
     assert machine.session.current is not None
@@ -664,7 +664,7 @@ def test_a_release_whose_answer_was_lost_is_made(cluster: Cluster) -> None:
 
 
 def test_at_no_moment_do_two_owners_confirm(cluster: Cluster) -> None:
-    """The second takes over at every single call of the first one's slow confirmation."""
+    """The second takes over before each call of the first one's slow confirmation."""
     for call in range(1, 12):
         topic = TopicName("round", str(call))
         machine, other = cluster.machine(), cluster.machine()

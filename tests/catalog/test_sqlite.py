@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(program: str, *arguments: object) -> str:
-    """What a fresh interpreter prints that runs the program."""
+    """What the program prints in a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)],
         check=False,

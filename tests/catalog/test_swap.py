@@ -170,7 +170,7 @@ def test_it_is_refused_when_another_compaction_was_faster(setup: Setup) -> None:
 
 
 def test_it_is_refused_when_the_same_compaction_runs_twice(setup: Setup) -> None:
-    """The second one took the name over: the object belongs to it."""
+    """The second one took over the name, so the object belongs to it."""
     made = fill(setup, 0, 10, 20)
     first, second = planned(setup, made), planned(setup, made)
     assert first[0].object_id == second[0].object_id

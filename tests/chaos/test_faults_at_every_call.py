@@ -42,13 +42,13 @@ from support.topic_evidence import (
 
 MESSAGES: Final = 15
 CALLS_MAX: Final = 400
-"""A cycle has fewer calls than this, or the test does not end."""
+"""More calls than a cycle has: a test that reaches this does not end by itself."""
 
 Uploading = Literal["planned", "rolling"]
 
 
 class Setup:
-    """A store with one topic on a catalog and objects that fail when told to."""
+    """A store with one topic, whose catalog and object store fail when a test says so."""
 
     def __init__(self, path: Path, uploading: Uploading) -> None:
         self._disk = CrashDisk()

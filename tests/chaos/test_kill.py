@@ -60,7 +60,7 @@ FAULTY_SECONDS: Final = 3.0
 """How long the moment of a kill is waited for under faults, and then without: it must come."""
 
 EXPECTED_ERRORS: Final = {"TopicFenced", "TopicOwned", "ServiceUnavailable", "ServiceError"}
-"""What a process may meet when servers fail, and outlive."""
+"""Errors that a process may get while servers fail, and after which it goes on."""
 
 WAL: Final = WalSettings(rotate_max_bytes=16_384, cache_capacity=16)
 UPLOADER: Final = UploaderSettings(
@@ -149,7 +149,7 @@ class Killer:
 
     @contextmanager
     def hole(self, faults: dict[FaultProxy, Faults]) -> Iterator[None]:
-        """Sometimes one of the servers is not there for a while."""
+        """Sometimes one of the servers does not respond for a while."""
         proxy = self.rng.choice([self.s3_proxy, self.etcd_proxy, None, None])
         if proxy is None:
             yield
@@ -170,7 +170,7 @@ class Killer:
             thread.join()
 
     def came(self, moment: str, seconds: float) -> bool:
-        """Waits for the moment; whether it came in that time."""
+        """Waits for the moment, and returns whether it came in that time."""
         if moment == "random":
             threading.Event().wait(self.rng.uniform(0, 0.5))
             return True

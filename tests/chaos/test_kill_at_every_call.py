@@ -34,7 +34,7 @@ from support.topic_evidence import (
 
 MEMORY: Final = Path("/dev/shm")
 NEEDED_BYTES: Final = 256 * MIB
-"""All of them together write less than half of this."""
+"""Together they write less than half of this."""
 
 
 @pytest.fixture

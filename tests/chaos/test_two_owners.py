@@ -40,7 +40,7 @@ from support.topic_evidence import (
 pytestmark = pytest.mark.timeout(300)
 
 LEASE_SECONDS: Final = 3.0
-"""Real time passes here, and a process that the machine holds up for so long loses its lease."""
+"""Of real time: a process that does not run for so long loses its lease."""
 MARGIN_SECONDS: Final = 0.5
 Backend = Literal["etcd", "sqlite"]
 
@@ -62,7 +62,7 @@ class Setup:
         self.etcd_proxy = FaultProxy(metadata.endpoints[0]) if metadata.endpoints else None
 
     def settings(self, name: str, *, proxied: bool = False) -> StoreSettings:
-        """No upload and no trimming but those that are asked for."""
+        """Nothing is uploaded or trimmed unless the test asks for it."""
         cloud, metadata = self.cloud, self.metadata
         if proxied:
             cloud = replace(cloud, options={**cloud.options, "endpoint": self.s3_proxy.url})
@@ -199,7 +199,7 @@ def errors(lines: list[str]) -> list[str]:
 def assert_only_what_was_under_way(
     process: WorkerProcess, before: list[Ack], stopped_at: float
 ) -> None:
-    """One append may have been confirmed when the process stood still; none began later."""
+    """One append may have been confirmed when the process was stopped; none began later."""
     after = process.acks()[len(before) :]
     assert [ack for ack in after if ack.started > stopped_at] == []
     assert len({ack.started for ack in after}) <= 1

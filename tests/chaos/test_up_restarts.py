@@ -73,7 +73,7 @@ def restart_under_load(
 
 
 def require(found: list[Any], acknowledged: dict[int, str]) -> None:
-    """Everything acknowledged at its offset, everything once, and in the order of its numbers."""
+    """What was acknowledged is at its offset; every message is there once, in order."""
     assert [each["offset"] for each in found] == list(range(len(found)))
     payloads = [each["payload"] for each in found]
     assert len(set(payloads)) == len(payloads)

@@ -105,7 +105,7 @@ def the_store_goes_away(server: ServerProcess, proxy: FaultProxy, seconds: float
 
 
 def failed_uploads(server: ServerProcess) -> int:
-    """Failed cycles of the pipeline, and failed uploads of the server that the page tells of."""
+    """Failed cycles of the pipeline, and failed uploads that the page reports."""
     return len(server.jobs(state="failed")) + sum(
         int(notice["count"])
         for notice in overview(server)["notices"]

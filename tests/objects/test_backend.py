@@ -1,6 +1,6 @@
 """What every object store backend promises: this machine's own, the double, and real servers.
 
-What only one of them can be asked (a killed process, a wrong secret) is in `tests/objects/`.
+What only one of them can get wrong (a killed process, a wrong secret) is in the other modules.
 """
 
 from __future__ import annotations

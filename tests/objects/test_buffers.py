@@ -1,4 +1,4 @@
-"""Buffers are used again, and never while somebody looks at them."""
+"""Buffers are used again, but never while a view of them is held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only objects on this machine's disk can be asked: killed processes and what they leave."""
+"""What only objects on this machine's disk can get wrong: what killed processes leave behind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ for step in range(30):
 
 
 def killed_at_every_step(root: Path, name: str) -> int:
-    """How many steps there are: the directory `root/<n>` is what death at the n-th left."""
+    """How many steps there are. `root/<n>` is what a process killed at the n-th step left."""
     command = [sys.executable, "-c", PROGRAM, str(root), name]
     done = subprocess.run(command, timeout=100, check=True, capture_output=True, text=True)
     return int(done.stdout)

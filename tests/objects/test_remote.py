@@ -1,4 +1,4 @@
-"""What only remote stores can be asked: options, credentials, dead servers, forks, secrets."""
+"""What only remote stores can get wrong: options, credentials, dead servers, forks, secrets."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ class CountingStore:
 
 
 def settle(pool: FetchPool) -> None:
-    """Waits until a pool of one thread has done all it was asked for."""
+    """Waits until a pool of one thread has run everything submitted so far."""
     pool.submit(lambda: None).result()
 
 

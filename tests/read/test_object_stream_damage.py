@@ -1,4 +1,4 @@
-"""Damaged objects: an error that names the place, or, where the reader is lenient, a step over."""
+"""Damaged objects: an error names the place, and a lenient reader skips the damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The threads that fetch: few, started late, and never in the way of whoever closes."""
+"""The threads that fetch: few, started when needed, and closing never waits for a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading an object back: what passes, and what is said of what does not."""
+"""Reading an object back: what passes, and what is reported of what does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A damaged store is put right where that can be done, and says so where it cannot."""
+"""A damaged store is repaired where that is possible; what is not possible is reported."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ TIDY = replace(PROMPT, check_interval_minutes=0.01)
 
 
 def produce_in_the_background(tiers: TierSettings, uploader: UploaderSettings) -> None:
-    """Nobody calls `upload` or `trim_local`; readers run all the while."""
+    """Nobody calls `upload` or `trim_local`, and readers run the whole time."""
     with tiers.open(uploader=uploader, deleter=TIDY) as store:
         topic = store.topic(NAME)
         live = Readers(topic, MESSAGES)

@@ -20,7 +20,7 @@ READER = CloudReaderSettings(fetch_threads=5)
 
 
 def forebay_threads(before: set[threading.Thread]) -> Counter[str]:
-    """How many there are of each kind, the name's second word, without those from before."""
+    """How many new threads there are of each kind, which is the second word of the name."""
     names = (thread.name for thread in threading.enumerate() if thread not in before)
     return Counter(name.split("-")[1] for name in names if name.startswith("forebay-"))
 

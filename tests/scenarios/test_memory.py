@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 SMALL: Final = 64
 LARGE: Final = 192
-"""MiB of an object."""
+"""In MiB, of an object."""
 
 ABOVE_IDLE_MAX: Final = 64.0
 """MiB, for one object with the default settings. A process that held the large object whole would

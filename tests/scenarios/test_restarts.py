@@ -175,7 +175,7 @@ def test_a_log_that_is_lost_after_a_crash_leaves_a_hole_that_readers_are_told_of
 
 
 def require_hole(store: Store, start: int, end: int) -> None:
-    """What is before and behind it can be read; whoever meets it is told where to go on."""
+    """What is before and after it can be read, and the error says where to go on."""
     topic = store.topic(NAME)
     reader = topic.read(0)
     for offset in range(start):
@@ -247,7 +247,7 @@ def test_only_what_was_not_uploaded_is_lost_with_the_disk_after_a_clean_end(
 
 
 class MovedClock(SystemClock):
-    """The system's, some time later."""
+    """The system's clock, moved into the future."""
 
     later_ms = 0
 
@@ -284,7 +284,7 @@ def test_remote_retention_by_size_removes_the_oldest_objects(simple: TierSetting
 
 
 def named_when_deleted(backend: FaultBackend, store: Store) -> list[str]:
-    """Grows by the name of every object that is deleted while a descriptor still names it."""
+    """A list that gets the name of each object deleted while a descriptor still names it."""
     found: list[str] = []
 
     def look(key: str) -> None:

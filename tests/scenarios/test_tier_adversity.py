@@ -1,4 +1,4 @@
-"""What must not go wrong around the tiers: lost ownership, half-done steps, interrupts, clocks."""
+"""What must not go wrong in the tiers: lost ownership, half-done steps, interrupts, clocks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_object_with_another_etag_is_read_even_where_nothing_is_read_back(
 
 
 def test_an_index_that_leads_nowhere_is_not_verified(setup: Setup) -> None:
-    """A sidecar may have been tampered with: what it says decides where readers look."""
+    """A sidecar may be wrong, and readers look for frames where it says."""
     with setup.topic() as topic:
         fill(topic, 50)
         made = topic.upload()[0]
@@ -122,7 +122,7 @@ def test_an_index_that_leads_nowhere_is_not_verified(setup: Setup) -> None:
 
 
 def test_an_uploaded_append_succeeds_when_only_reading_back_failed(setup: Setup) -> None:
-    """Who is told of an error appends again, and has the message twice."""
+    """A producer that gets an error appends again, and then the message is there twice."""
     with setup.topic() as topic:
         faults(setup).inject(ObjectFault("get_range"))
         assert topic.append(b"once", durability="uploaded") == 0
@@ -214,7 +214,7 @@ def test_an_interrupt_of_an_upload_ends_it_at_once(setup: Setup) -> None:
 
 
 class _Interrupt(BaseException):
-    """As KeyboardInterrupt is, wherever it comes from."""
+    """An interrupt such as KeyboardInterrupt."""
 
 
 # ---- closing ----------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_a_reader_of_objects_goes_on_after_an_interrupt_at_any_line(
 
 
 def _interrupted_at(line: int, topic: Topic) -> bool:
-    """Whether a reader met the interrupt; then it read on to the end without a gap."""
+    """Whether the interrupt came while the reader read; it then reads on without a gap."""
     count = 0
 
     def trace(frame: FrameType, kind: str, _argument: object) -> Any:
@@ -382,7 +382,7 @@ def test_metadata_files_that_make_no_sense_are_as_none(tmp_path: Path) -> None:
 
 
 class _MovedClock(ManualClock):
-    """Whose wall time can be put back, as people and time servers do."""
+    """A clock whose wall time can be set back, as people and time servers do."""
 
     moved_ns = 0
 

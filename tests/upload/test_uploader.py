@@ -1,4 +1,4 @@
-"""One topic's way from segments to objects."""
+"""The uploader: how a topic's segments become objects."""
 
 from __future__ import annotations
 
