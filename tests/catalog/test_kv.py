@@ -18,6 +18,7 @@ from support.kv_stores import (
     Backend,
     Watcher,
     etcd_backend,
+    grant_with,
     increment,
     start_increments,
 )
@@ -200,7 +201,7 @@ def test_the_largest_value_fits_and_a_larger_one_is_refused(backend: Backend) ->
     value = bytes(range(256)) * (CATALOG_VALUE_BYTES_MAX // 256)
     backend.put("a", value)
     assert backend.value("a") == value
-    with pytest.raises(UsageError, match="at most"):
+    with pytest.raises(UsageError, match=str(CATALOG_VALUE_BYTES_MAX)):
         backend.put("a", value + b"x")
     assert backend.value("a") == value
 
@@ -209,7 +210,7 @@ def test_a_transaction_over_the_size_of_a_request_is_refused_and_names_no_servic
     backend: Backend,
 ) -> None:
     puts = [Put(backend.key(name), bytes(CATALOG_VALUE_BYTES_MAX)) for name in "ab"]
-    with pytest.raises(UsageError, match="transaction of 2"):
+    with pytest.raises(UsageError):
         backend.kv.commit([], puts)
     assert backend.names() == []
 
@@ -253,7 +254,7 @@ def test_processes_that_compare_and_set_lose_no_increment(backend: Backend) -> N
     key = backend.key("counter")
     process = start_increments(backend, key, 30)
     increment(backend.kv, key, 30)
-    assert process.wait(60) == 0
+    assert process.wait(100) == 0
     assert backend.value("counter") == b"60"
 
 
@@ -261,15 +262,10 @@ def test_processes_that_compare_and_set_lose_no_increment(backend: Backend) -> N
 
 
 def test_the_keys_of_a_lease_go_when_it_ends_and_not_before(backend: Backend) -> None:
-    asked = time.monotonic()
-    lease = backend.kv.grant(backend.ttl)
-    assert lease != 0
     backend.put("free", b"1")
-    backend.put("a", b"1", lease)
-    backend.put("b", b"2", lease)
-    entry = backend.kv.get(backend.key("a"))
-    assert entry is not None
-    assert entry.lease == lease
+    asked = time.monotonic()
+    lease, _ = leased(backend, "a", "b")
+    assert lease != 0
     if backend.boottime is not None:
         backend.pass_seconds(backend.ttl - 0.01)
         assert backend.names() == ["a", "b", "free"]
@@ -281,9 +277,13 @@ def test_the_keys_of_a_lease_go_when_it_ends_and_not_before(backend: Backend) ->
         assert time.monotonic() - asked >= backend.ttl
 
 
+def leased(backend: Backend, *names: str) -> tuple[int, int]:
+    """A lease that has these keys, and the revision at which they were put."""
+    return grant_with(backend.kv, backend.ttl, {backend.key(name): b"1" for name in names})
+
+
 def test_the_end_of_a_lease_is_a_change_of_its_keys(backend: Backend) -> None:
-    lease = backend.kv.grant(backend.ttl)
-    put = backend.put("a", b"1", lease)
+    _, put = leased(backend, "a")
     backend.pass_seconds(backend.ttl)
     wait_until(lambda: backend.value("a") is None)
     assert backend.kv.revision() > put
@@ -293,19 +293,35 @@ def test_the_end_of_a_lease_is_a_change_of_its_keys(backend: Backend) -> None:
 
 
 def test_a_lease_that_is_kept_alive_lives_on(backend: Backend) -> None:
-    lease = backend.kv.grant(backend.ttl)
-    backend.put("a", b"1", lease)
-    for _ in range(4):
-        backend.pass_seconds(backend.ttl * 0.4)
-        assert backend.kv.keep_alive(lease) >= backend.ttl
-    assert backend.value("a") == b"1"
+    """For longer than its time. A test that was held up itself tries again."""
+    while (lease := kept_alive(backend)) is None:
+        pass
     backend.kv.revoke(lease)
 
 
+def kept_alive(backend: Backend) -> int | None:
+    """A lease after four renewals; None if this process came too late for one of them."""
+    lease, _ = leased(backend, "a")
+    for _ in range(4):
+        asked = time.monotonic()
+        backend.pass_seconds(backend.ttl * 0.4)
+        try:
+            assert backend.kv.keep_alive(lease) >= backend.ttl
+            assert backend.value("a") == b"1"
+        except (TopicFenced, AssertionError):
+            if backend.boottime is None and time.monotonic() - asked >= backend.ttl:
+                return None
+            raise
+    return lease
+
+
 def test_a_revoked_lease_takes_its_keys_with_it(backend: Backend) -> None:
-    lease, other = backend.kv.grant(60), backend.kv.grant(60)
+    lease, other = backend.kv.grant(600), backend.kv.grant(600)
     backend.put("a", b"1", lease)
     backend.put("b", b"2", other)
+    entry = backend.kv.get(backend.key("a"))
+    assert entry is not None
+    assert entry.lease == lease
     backend.kv.revoke(lease)
     assert backend.names() == ["b"]
     backend.kv.revoke(lease)
@@ -314,15 +330,14 @@ def test_a_revoked_lease_takes_its_keys_with_it(backend: Backend) -> None:
 
 
 def test_a_lease_that_is_gone_cannot_be_kept_alive(backend: Backend) -> None:
-    lease = backend.kv.grant(60)
+    lease = backend.kv.grant(600)
     backend.kv.revoke(lease)
     with pytest.raises(TopicFenced):
         backend.kv.keep_alive(lease)
 
 
 def test_a_lease_that_ended_by_itself_cannot_be_kept_alive(backend: Backend) -> None:
-    lease = backend.kv.grant(backend.ttl)
-    backend.put("a", b"", lease)
+    lease, _ = leased(backend, "a")
     backend.pass_seconds(backend.ttl)
     wait_until(lambda: backend.value("a") is None)
     with pytest.raises(TopicFenced):
@@ -330,7 +345,7 @@ def test_a_lease_that_ended_by_itself_cannot_be_kept_alive(backend: Backend) -> 
 
 
 def test_a_put_with_a_lease_that_is_gone_writes_nothing(backend: Backend) -> None:
-    lease = backend.kv.grant(60)
+    lease = backend.kv.grant(600)
     backend.kv.revoke(lease)
     with pytest.raises(TopicFenced):
         backend.kv.commit([], [Put(backend.key("a"), b"1"), Put(backend.key("b"), b"1", lease)])
@@ -338,7 +353,7 @@ def test_a_put_with_a_lease_that_is_gone_writes_nothing(backend: Backend) -> Non
 
 
 def test_a_put_without_the_lease_frees_the_key_of_it(backend: Backend) -> None:
-    lease = backend.kv.grant(60)
+    lease = backend.kv.grant(600)
     backend.put("a", b"1", lease)
     backend.put("a", b"2")
     backend.kv.revoke(lease)
@@ -399,8 +414,7 @@ def test_a_watch_sees_its_own_range_only(backend: Backend) -> None:
 
 
 def test_a_watch_sees_keys_go_with_their_lease(backend: Backend) -> None:
-    lease = backend.kv.grant(backend.ttl)
-    put = backend.put("a", b"1", lease)
+    _, put = leased(backend, "a")
     watcher = Watcher(backend.kv.watch(backend.prefix, backend.end, after=put))
     try:
         backend.pass_seconds(backend.ttl)
@@ -469,7 +483,7 @@ def test_a_closed_catalog_says_so(backend: Backend, operation: str) -> None:
     backend.kv.revision()
     backend.kv.close()
     backend.kv.close()
-    with pytest.raises(LogClosed, match="closed"):
+    with pytest.raises(LogClosed):
         OPERATIONS[operation](backend.kv)
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(program: str, *arguments: object) -> str:
-    """What a fresh interpreter prints that runs the program."""
+    """What the program prints in a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)],
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -63,6 +64,7 @@ def test_what_was_written_is_there_after_closing(path: Path) -> None:
 
 def test_every_commit_is_synced_and_the_log_is_write_ahead(path: Path) -> None:
     kv = SqliteKv(path)
+    # Only the catalog's own connection says whether it syncs: the file does not keep that.
     with kv._file.writer() as writer:
         assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert writer.execute("PRAGMA synchronous").fetchone() == (2,)
@@ -81,7 +83,7 @@ print("done", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     process = subprocess.run(
-        [sys.executable, "-c", program, str(path)], check=False, capture_output=True, timeout=60
+        [sys.executable, "-c", program, str(path)], check=False, capture_output=True, timeout=100
     )
     assert process.stdout == b"done\n"
     kv = SqliteKv(path)
@@ -94,7 +96,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_file_that_is_no_database_is_refused_by_its_path(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    with pytest.raises(ServiceRefused, match=r"catalog\.db.*not a SQLite database"):
+    with pytest.raises(ServiceRefused, match=r"catalog\.db.*SQLite"):
         SqliteKv(path)
     assert path.read_bytes() == content
 
@@ -125,7 +127,7 @@ def test_a_catalog_of_a_later_format_is_refused(path: Path) -> None:
     other = sqlite3.connect(path)
     other.execute("PRAGMA user_version=99")
     other.close()
-    with pytest.raises(ServiceRefused, match="format 99"):
+    with pytest.raises(ServiceRefused, match=r"\b99\b"):
         SqliteKv(path)
 
 
@@ -138,21 +140,21 @@ def test_a_damaged_database_is_refused_by_its_path(path: Path) -> None:
     content[4096:] = b"\xa5" * (len(content) - 4096)
     path.write_bytes(content)
     kv = SqliteKv(path)
-    with pytest.raises(ServiceRefused, match=r"catalog\.db.*damaged"):
+    with pytest.raises(ServiceRefused, match=r"catalog\.db.*backup"):
         kv.range("0", "9", limit=100)
-    with pytest.raises(ServiceRefused, match=r"catalog\.db.*damaged"):
+    with pytest.raises(ServiceRefused, match=r"catalog\.db.*backup"):
         kv.commit([], [Put("a", b"")])
     kv.close()
 
 
 def test_a_directory_is_no_catalog(tmp_path: Path) -> None:
-    with pytest.raises(ServiceRefused, match="cannot be opened"):
+    with pytest.raises(ServiceRefused, match="permissions"):
         SqliteKv(tmp_path)
 
 
 def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ServiceRefused, match="not a directory"):
+    with pytest.raises(ServiceRefused, match="file"):
         SqliteKv(tmp_path / "file" / "catalog.db")
 
 
@@ -161,10 +163,10 @@ def test_nothing_is_written_to_a_file_that_was_replaced(path: Path) -> None:
     kv.commit([], [Put("a", b"1")])
     for file in path.parent.iterdir():
         file.unlink()
-    with pytest.raises(ServiceRefused, match="removed or replaced"):
+    with pytest.raises(ServiceRefused, match="replaced"):
         kv.commit([], [Put("a", b"2")])
     other = SqliteKv(path)
-    with pytest.raises(ServiceRefused, match="removed or replaced"):
+    with pytest.raises(ServiceRefused, match="replaced"):
         kv.commit([], [Put("a", b"2")])
     assert other.get("a") is None
     other.close()
@@ -206,6 +208,7 @@ def test_an_error_of_sqlite_says_what_to_do(
 def test_a_full_disk_makes_a_commit_fail_and_the_next_one_work(path: Path) -> None:
     kv = SqliteKv(path)
     kv.commit([], [Put("a", b"1")])
+    # The bound holds for the connection that sets it, so it must be the catalog's own.
     with kv._file.writer() as writer:
         (pages,) = writer.execute("PRAGMA page_count").fetchone()
         writer.execute(f"PRAGMA max_page_count={pages}")
@@ -224,7 +227,7 @@ def test_a_lock_held_for_too_long_is_unavailable_to_writers_and_not_to_readers(p
     kv.commit([], [Put("a", b"1")])
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(ServiceUnavailable, match="another process holds its lock"):
+    with pytest.raises(ServiceUnavailable, match="lock"):
         kv.commit([], [Put("a", b"2")])
     entry = kv.get("a")
     assert entry is not None
@@ -257,7 +260,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
         "22 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n"
         f"90 22 0:50 / {tmp_path}/net rw - {kind} server:/x rw\n"
     )
-    with pytest.raises(InvalidSetting, match=f"network file system.*{kind}.*etcd"):
+    with pytest.raises(InvalidSetting, match=f"{kind}.*etcd"):
         SqliteKv(tmp_path / "net" / "deep" / "catalog.db", mountinfo=mountinfo)
     assert not (tmp_path / "net").exists()
     SqliteKv(tmp_path / "network" / "catalog.db", mountinfo=mountinfo).close()
@@ -332,7 +335,7 @@ def test_changes_that_were_cut_off_are_an_error_and_later_ones_are_told(path: Pa
     kv = SqliteKv(path, changes_max=10)
     for number in range(1, 31):
         assert kv.commit([], [Put("a", b"%d" % number)]) == number
-    with pytest.raises(ServiceError, match="no longer known"):
+    with pytest.raises(ServiceError, match="after revision 1 "):
         next(iter(kv.watch("a", "b", after=1)))
     watch = kv.watch("a", "b", after=29)
     assert next(iter(watch)) == Change("a", b"30", 30)
@@ -347,7 +350,7 @@ def test_a_watch_that_is_overtaken_says_so(path: Path) -> None:
     assert next(iter(slow)).revision == 1
     for _ in range(50):
         kv.commit([], [Put("a", b"")])
-    with pytest.raises(ServiceError, match="no longer known"):
+    with pytest.raises(ServiceError, match="after revision 0 "):
         next(iter(slow))
     kv.close()
 
@@ -370,11 +373,11 @@ def test_the_log_of_changes_is_bounded_in_bytes(path: Path) -> None:
     for _ in range(50):
         kv.commit([], [Put("a", bytes(10_000))])
     kv.commit([], [Remove("a")])
-    with kv._file.reader() as reader:
-        (kept,) = reader.execute("SELECT sum(length(value)) FROM changes").fetchone()
-        (counted,) = reader.execute("SELECT bytes FROM state").fetchone()
-    assert kept == counted <= 100_000
     kv.close()
+    with closing(sqlite3.connect(path)) as file:
+        (kept,) = file.execute("SELECT sum(length(value)) FROM changes").fetchone()
+        (counted,) = file.execute("SELECT bytes FROM state").fetchone()
+    assert kept == counted <= 100_000
 
 
 def test_a_watch_sees_what_another_process_writes(path: Path) -> None:
@@ -401,12 +404,12 @@ import os, signal, sys, threading
 from forebay.catalog.kv import Put
 from forebay.catalog.sqlite import SqliteKv
 from forebay.errors import LogClosed
-kv = SqliteKv(sys.argv[1] if len(sys.argv) > 1 else None)
+kv = SqliteKv(sys.argv[1] if len(sys.argv) > 1 else None, timeout_seconds=60)
 
 def in_child(work):
     child = os.fork()
     if child == 0:
-        signal.alarm(30)
+        signal.alarm(90)
         try:
             os._exit(work())
         finally:
@@ -450,10 +453,8 @@ print(codes)
 """
     )
     assert run(program, path) == "[0, 0, 0, 0, 0]\n"
-    kv = SqliteKv(path)
-    with kv._file.reader() as reader:
-        assert reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    kv.close()
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_forked_child_has_no_catalog_in_memory() -> None:
@@ -476,11 +477,12 @@ print(in_child(work), kv.get("a").value)
 
 
 def test_a_spawned_process_shares_the_file(path: Path) -> None:
-    kv = SqliteKv(path)
+    kv = SqliteKv(path, timeout_seconds=60)
     process = multiprocessing.get_context("spawn").Process(target=_increment, args=(str(path),))
     process.start()
     increment(kv, "n", 20)
-    process.join(60)
+    process.join(100)
+    assert process.exitcode == 0
     entry = kv.get("n")
     assert entry is not None
     assert entry.value == b"40"
@@ -488,7 +490,7 @@ def test_a_spawned_process_shares_the_file(path: Path) -> None:
 
 
 def _increment(path: str) -> None:
-    kv = SqliteKv(path)
+    kv = SqliteKv(path, timeout_seconds=60)
     increment(kv, "n", 20)
     kv.close()
 

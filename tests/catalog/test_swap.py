@@ -156,7 +156,7 @@ def refused(setup: Setup, intent: Intent, large: ObjectDescriptor, made: object,
 def test_it_is_refused_when_retention_took_one(setup: Setup) -> None:
     plan = planned(setup, fill(setup, 0, 10, 20))
     assert setup.catalog.retire(TOPIC, 1, plan[2][0]) is not None
-    refused(setup, *plan, "have changed")
+    refused(setup, *plan, "changed")
 
 
 def test_it_is_refused_when_another_compaction_was_faster(setup: Setup) -> None:
@@ -164,13 +164,13 @@ def test_it_is_refused_when_another_compaction_was_faster(setup: Setup) -> None:
     plan = planned(setup, made)
     intent, large, _ = planned(setup, made[1:])
     swap(setup.catalog, TOPIC, intent, large, made[1:], clock=setup.clock)
-    with pytest.raises(CommitRefused, match="have changed"):
+    with pytest.raises(CommitRefused, match="changed"):
         swap(setup.catalog, TOPIC, *plan, clock=setup.clock)
     assert setup.chain() == [(0, 9), (10, 29)]
 
 
 def test_it_is_refused_when_the_same_compaction_runs_twice(setup: Setup) -> None:
-    """The second one took the name over: the object belongs to it."""
+    """The second one took over the name, so the object belongs to it."""
     made = fill(setup, 0, 10, 20)
     first, second = planned(setup, made), planned(setup, made)
     assert first[0].object_id == second[0].object_id
@@ -183,7 +183,7 @@ def test_it_is_refused_when_the_topic_has_a_new_owner(setup: Setup) -> None:
     plan = planned(setup, fill(setup, 0, 10))
     record = replace(setup.record(), epoch=2)
     setup.put(setup.catalog.keys.record(TOPIC), encode_record(record))
-    refused(setup, *plan, "new owner")
+    refused(setup, *plan, "epoch is 2")
 
 
 def test_it_is_refused_when_a_sweep_took_the_intent_back(setup: Setup) -> None:
@@ -204,7 +204,7 @@ def test_what_cannot_be_one_swap_is_a_wrong_call(setup: Setup) -> None:
     for wrong in (made[:2], made[1:], [made[0], made[2]], made[:1], [], made * 11):
         with pytest.raises(UsageError):
             swap(setup.catalog, TOPIC, intent, large, wrong)
-    with pytest.raises(UsageError, match="the intent is for"):
+    with pytest.raises(UsageError, match=r"data-0-9\.dnb1"):
         swap(setup.catalog, TOPIC, replace(intent, object_id="data-0-9.dnb1"), large, made)
     assert len(setup.chain()) == 3
 
@@ -222,7 +222,7 @@ def test_a_swap_is_taken_back(setup: Setup) -> None:
     assert kept(setup) == []
     again = swapped(setup, made[:3])
     assert again.object_id == "data-0-29-1.dnb1", "the name is taken until a sweep frees it"
-    with pytest.raises(CommitRefused, match="is not in the topic"):
+    with pytest.raises(CommitRefused, match=large.object_id):
         swap_back(setup.catalog, TOPIC, large.object_id)
 
 
@@ -230,7 +230,7 @@ def test_swaps_of_swaps_are_taken_back_one_by_one(setup: Setup) -> None:
     made = fill(setup, 0, 10, 20, 30)
     halves = [swapped(setup, made[:2]), swapped(setup, made[2:])]
     whole = swapped(setup, halves)
-    with pytest.raises(CommitRefused, match="is not in the topic"):
+    with pytest.raises(CommitRefused, match=halves[0].object_id):
         swap_back(setup.catalog, TOPIC, halves[0].object_id)
     assert swap_back(setup.catalog, TOPIC, whole.object_id) == halves
     assert swap_back(setup.catalog, TOPIC, halves[1].object_id) == made[2:]
@@ -250,16 +250,16 @@ def test_it_cannot_be_taken_back_once_one_of_the_objects_is_being_deleted(
     if buried:
         setup.catalog.bury(TOPIC, name, token, certain=True)
     assert len(kept(setup)) == 2, "its descriptor went with its life"
-    with pytest.raises(CommitRefused, match="some of the objects that it replaced are left"):
+    with pytest.raises(CommitRefused, match=LARGE):
         swap_back(setup.catalog, TOPIC, LARGE)
     assert setup.chain() == [(0, 29)]
 
 
 def test_what_was_never_swapped_cannot_be_taken_back(setup: Setup) -> None:
     fill(setup, 0, 10)
-    with pytest.raises(CommitRefused, match="none of the objects"):
+    with pytest.raises(CommitRefused, match=r"data-0-9\.dnb1"):
         swap_back(setup.catalog, TOPIC, "data-0-9.dnb1")
-    with pytest.raises(UsageError, match="not the name of an object"):
+    with pytest.raises(UsageError):
         swap_back(setup.catalog, TOPIC, "orders")
 
 

@@ -35,7 +35,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
 
 
 class Actor(threading.Thread):
-    """One of them. The objects are names in a set: what is deleted while it counts is missed."""
+    """One of the processes. Objects are names in a set: one deleted while it counts is noticed."""
 
     def __init__(self, catalog: Catalog, objects: set[str], seed: int, steps: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Actor(threading.Thread):
 
 
 def look(catalog: Catalog, stop: threading.Event) -> int:
-    """A reader that asks for the chain again and again; answers how often it did."""
+    """Reads the chain again and again until it is stopped; returns how often it did."""
     looks = 0
     while not stop.is_set():
         start = random.randrange(200)

@@ -37,7 +37,7 @@ def fresh(backend: Backend) -> Setup:
 
 
 def interrupt(setup: Setup, call: int, other: Callable[[], object]) -> list[object]:
-    """`other` runs before the so manieth call of the catalog's backend; answers what it did."""
+    """Runs `other` before the given call of the catalog's backend; returns what it did."""
     outcomes: list[object] = []
     calls = 0
 
@@ -53,7 +53,7 @@ def interrupt(setup: Setup, call: int, other: Callable[[], object]) -> list[obje
 
 
 def done(work: Callable[[], object]) -> bool:
-    """Whether it was not refused."""
+    """Whether the work was done, and not refused."""
     try:
         return work() is not None
     except CommitRefused:
@@ -139,7 +139,7 @@ def test_of_a_swap_and_a_condemnation_one_wins_at_every_interleaving(
 
 
 def test_a_range_is_answered_as_of_one_moment(backend: Backend) -> None:
-    """Though two requests find it, and a swap, or an undo, comes in between."""
+    """It takes two requests to find it, and a swap or an undo comes between them."""
     setup = fresh(backend)
     made = fill(setup, 0, 10, 20, 30)
     compacted = False

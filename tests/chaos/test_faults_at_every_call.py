@@ -31,6 +31,7 @@ from forebay.testing import CrashDisk
 from forebay.testing.kv import FaultKv
 from forebay.testing.objects import FaultBackend, ObjectFault
 from forebay.topic.store import Store
+from support.storages import storage_of
 from support.topic_evidence import (
     NAME,
     assert_chain,
@@ -41,13 +42,13 @@ from support.topic_evidence import (
 
 MESSAGES: Final = 15
 CALLS_MAX: Final = 400
-"""A cycle has fewer calls than this, or the test does not end."""
+"""More calls than a cycle has: a test that reaches this does not end by itself."""
 
 Uploading = Literal["planned", "rolling"]
 
 
 class Setup:
-    """A store with one topic on a catalog and objects that fail when told to."""
+    """A store with one topic, whose catalog and object store fail when a test says so."""
 
     def __init__(self, path: Path, uploading: Uploading) -> None:
         self._disk = CrashDisk()
@@ -139,7 +140,7 @@ def fail_each_call(
             setup.append()
             struck = plan(setup, number)
             try:
-                setup.topic._storage.upload_due()  # leaves a rolling object open
+                storage_of(setup.topic).upload_due()  # leaves a rolling object open
                 setup.append(5)
                 setup.topic.upload()
             except ForebayError:
@@ -218,10 +219,10 @@ def test_cycle_after_cycle_may_fail_anywhere(
                 if with_force:
                     setup.topic.upload()
                 else:
-                    setup.topic._storage.upload_due()
+                    storage_of(setup.topic).upload_due()
                 setup.topic.trim_local()
             except ForebayError:
-                assert not setup.topic._wal.ended
+                assert not storage_of(setup.topic).wal.ended
             setup.heal()
             if rng.random() < 0.3:
                 setup.reopen()

@@ -12,13 +12,13 @@ import yaml
 from forebay.errors import ForebayError
 from support.proxy import FaultProxy, Faults
 from support.s3_server import S3Server
-from support.server_processes import ServerProcess
+from support.server_processes import PATIENCE, ServerProcess
 
 TOPIC: Final = "/default/orders"
 
 
 def write_config(folder: Path, s3: S3Server, endpoint: str) -> Path:
-    """Uploads are due at once, over a way to the store that can be cut."""
+    """Uploads are due at once, and the connection to the store can be cut."""
     cloud = s3.settings()
     data = folder / "data"
     document = {
@@ -77,25 +77,26 @@ def the_store_goes_away(server: ServerProcess, proxy: FaultProxy, seconds: float
     server.wait_until(lambda: producer.count > 0 and uploaded(server) > 0, "an upload")
     away = Faults(refuse=True, http_error_rate=1.0)
     with proxy.faults(away):
-        before = producer.count
+        before, failures = producer.count, failed_uploads(server)
         server.wait_until(
             lambda: any(alert["kind"] == "store" for alert in overview(server)["alerts"]),
             "the page says that the store is away",
         )
         server.wait_until(lambda: producer.count > before + 50, "appends go on")
-        server.wait_until(lambda: troubles(server), "the trouble is told")
+        # The upload that was under way when the store went away is over after two that failed.
+        server.wait_until(lambda: failed_uploads(server) >= failures + 2, "uploads fail")
         stuck = uploaded(server)
         over = threading.Event()
         threading.Timer(seconds, over.set).start()
         server.wait_until(over.is_set, "the end of the outage")
-        assert uploaded(server) <= stuck + 10, "one upload may have been through already"
+        assert uploaded(server) == stuck
         assert producer.error is None
     server.wait_until(
         lambda: not any(alert["kind"] == "store" for alert in overview(server)["alerts"]),
         "the page says that the store answers",
     )
     producer.over.set()
-    producer.join(30)
+    producer.join(PATIENCE)
     assert producer.error is None
     server.wait_until(lambda: uploaded(server) == producer.count, "uploads catch up")
     found = server.consume(TOPIC)
@@ -103,14 +104,16 @@ def the_store_goes_away(server: ServerProcess, proxy: FaultProxy, seconds: float
     assert server.stop() == 0, server.said
 
 
-def troubles(server: ServerProcess) -> bool:
-    """A failed cycle of the pipeline, or a notice of a failed upload."""
-    return bool(server.jobs(state="failed")) or any(
-        notice["text"] == "background work failed" for notice in overview(server)["notices"]
+def failed_uploads(server: ServerProcess) -> int:
+    """Failed cycles of the pipeline, and failed uploads that the page reports."""
+    return len(server.jobs(state="failed")) + sum(
+        int(notice["count"])
+        for notice in overview(server)["notices"]
+        if notice["text"] == "background work failed"
     )
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_serve_goes_on_while_the_object_store_is_away(tmp_path: Path, s3: S3Server) -> None:
     with FaultProxy(s3.endpoint.removeprefix("http://"), http=True) as proxy:
         config = write_config(tmp_path, s3, proxy.url)
@@ -120,7 +123,7 @@ def test_serve_goes_on_while_the_object_store_is_away(tmp_path: Path, s3: S3Serv
 
 @pytest.mark.soak
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_up_goes_on_while_the_object_store_is_away_for_half_a_minute(
     tmp_path: Path, s3: S3Server
 ) -> None:

@@ -1,6 +1,6 @@
 """What every object store backend promises: this machine's own, the double, and real servers.
 
-What only one of them can be asked (a killed process, a wrong secret) is in `tests/objects/`.
+What only one of them can get wrong (a killed process, a wrong secret) is in the other modules.
 """
 
 from __future__ import annotations
@@ -209,9 +209,9 @@ def test_ranges_are_exact_at_all_edges(backend: Backend) -> None:
 @pytest.mark.parametrize(("start", "end"), [(0, 11), (9, 11), (10, 11), (11, 12), (11, 11)])
 def test_a_range_past_the_end_is_an_error(backend: Backend, start: int, end: int) -> None:
     backend.put_object(KEY, b"0123456789")
-    with pytest.raises(ServiceError, match="ends before") as caught:
+    with pytest.raises(ServiceError) as caught:
         backend.get_range(KEY, start, end)
-    assert not isinstance(caught.value, ObjectMissing)
+    assert type(caught.value) is ServiceError, "neither missing nor unavailable"
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 4)])
@@ -292,8 +292,9 @@ def test_after_leaves_out_the_keys_up_to_it(backend: Backend) -> None:
 def test_a_long_list_comes_in_order_with_nothing_missing(
     backend: Backend, request: pytest.FixtureRequest
 ) -> None:
-    # A page of S3 and GCS has 1000 objects. One of Azurite has 5000, which take it long to make.
-    count = 60 if request.node.callspec.params["backend"] == "azure" else 1100
+    # A page of S3 and GCS has 1000 objects. One of Azurite has 5000, which take it long to make,
+    # and a directory has no pages but a sync for every object.
+    count = {"azure": 60, "local": 200}.get(request.node.callspec.params["backend"], 1100)
     names = [f"many/data-{number:05d}" for number in range(count)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: backend.put_object(name, b"x"), reversed(names)))

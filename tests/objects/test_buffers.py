@@ -1,4 +1,4 @@
-"""Buffers are used again, and never while somebody looks at them."""
+"""Buffers are used again, but never while a view of them is held."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_no_more_than_a_few_are_kept() -> None:
     views = [pool.take(MIB) for _ in range(3 * KEPT_MAX)]
     assert len({address(view) for view in views}) == 3 * KEPT_MAX
     del views
-    assert len(pool._buffers) == KEPT_MAX
+    assert pool.kept == KEPT_MAX
 
 
 def test_a_larger_buffer_takes_the_place_of_one_that_is_too_small() -> None:

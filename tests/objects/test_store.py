@@ -102,7 +102,7 @@ def test_get_has_a_limit(faults: FaultBackend) -> None:
     store.put_object("empty", b"")
     assert bytes(store.get_object("a", 5)) == b"12345"
     assert bytes(store.get_object("empty", 0)) == b""
-    with pytest.raises(ServiceError, match="over the limit"):
+    with pytest.raises(ServiceError, match=r"5 bytes.* 4"):
         store.get_object("a", 4)
 
 
@@ -183,15 +183,15 @@ def test_a_hook_can_hold_a_call_back(faults: FaultBackend) -> None:
 
     def hold(key: str) -> None:
         arrived.set()
-        assert released.wait(30)
+        assert released.wait(60)
 
     faults.hook("put", hold)
     thread = threading.Thread(target=faults.put_object, args=("a", b"x"))
     thread.start()
-    assert arrived.wait(30)
+    assert arrived.wait(60)
     assert list(faults.list("")) == []
     released.set()
-    thread.join(30)
+    thread.join(60)
     assert [meta.key for meta in faults.list("")] == ["a"]
 
 

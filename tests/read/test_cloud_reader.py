@@ -15,7 +15,7 @@ from forebay.read.cloud_reader import CloudReader
 from forebay.read.object_stream import FetchPool
 from forebay.settings import CloudReaderSettings
 from support.danube_messages import SAMPLE, encoded, fixed, varint, without
-from support.stored_objects import TOPIC, Gate, HookedStore, StoredTopic, message, payload
+from support.stored_objects import PATIENCE, TOPIC, Gate, HookedStore, StoredTopic, message, payload
 
 
 def reader_of(topic: StoredTopic, pool: FetchPool, store: HookedStore | None = None) -> CloudReader:
@@ -117,7 +117,7 @@ def test_close_ends_an_iteration_that_waits(pool: FetchPool) -> None:
     thread.start()
     gate.arrived(1)
     reader.close()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert found == []
     gate.open()

@@ -71,7 +71,7 @@ def test_an_object_that_is_named_and_gone_is_missing_data(pool: FetchPool, lenie
     stream = stream_of(topic, pool, lenient=lenient)
     found: list[tuple[int, bytes]] = []
     for _ in range(2):
-        with pytest.raises(MissingData, match=r"data-8-11\.dnb1 is not in memory://.*offset 8"):
+        with pytest.raises(MissingData, match=r"data-8-11\.dnb1.*memory://.*offset 8"):
             drained(stream, found=found)
     assert [offset for offset, _ in found] == list(range(8))
     assert ERRORS.value("missing") == before + 2
@@ -86,8 +86,9 @@ def test_an_object_that_retention_removed_is_reported_as_out_of_range(pool: Fetc
     assert stream.next() is not None
     for one in made[:3]:
         topic.delete(one)
-    with pytest.raises(OffsetOutOfRange, match="no object holds"):
+    with pytest.raises(OffsetOutOfRange) as raised:
         drained(stream)
+    assert raised.value.start == made[3].start_offset
 
 
 def test_when_all_objects_were_removed_the_stream_ends(pool: FetchPool) -> None:

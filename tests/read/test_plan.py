@@ -1,4 +1,4 @@
-"""Which bytes to fetch next: enough, in bounded chunks, hardly more, and nothing is changed."""
+"""Which bytes to fetch next: all that are needed, hardly more, in bounded chunks."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ async def test_a_lenient_stream_ends_on_a_topic_whose_log_was_lost(setup: Setup)
     with Store(settings, clock=setup.clock, catalog=setup.catalog, store=setup.objects) as store:
         topic = store.topic(str(TOPIC))
         expected = list(range(MESSAGES - 5))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             found = [message.offset async for message in topic.stream(0, follow=False)]
         assert found == expected
         assert [offset for chunk in all_frames(topic) for offset in chunk] == expected

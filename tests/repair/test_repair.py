@@ -1,4 +1,4 @@
-"""A damaged store is put right where that can be done, and says so where it cannot."""
+"""A damaged store is repaired where that is possible; what is not possible is reported."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ def test_a_topic_in_use_is_refused(data: Path) -> None:
     with Store(settings_of(data)) as store:
         store.topic("orders")
         for apply in (False, True):
-            with pytest.raises(LogLocked, match="is in use"):
+            with pytest.raises(LogLocked, match=str(data)):
                 repair(settings_of(data), apply=apply)
 
 
@@ -389,7 +389,7 @@ def test_a_store_that_is_served_is_refused(data: Path) -> None:
     with served(settings_of(data)) as server:
         note = ServerInfo(server.url, server.context.instance, 1)
         server_file(data).write_bytes(note.encode())
-        with pytest.raises(UsageError, match=f"a server runs on .*{server.url}: stop it first"):
+        with pytest.raises(UsageError, match=f"{server.url}.*stop it"):
             repair(settings_of(data))
 
 
@@ -410,9 +410,9 @@ def test_a_log_of_an_earlier_owner_is_none_of_our_business(data: Path) -> None:
 
 
 def test_unknown_topics_and_stores_in_memory_are_refused(data: Path) -> None:
-    with pytest.raises(UnknownTopic, match="there is no topic /default/absent"):
+    with pytest.raises(UnknownTopic, match="/default/absent"):
         repair(settings_of(data), ["absent"])
-    with pytest.raises(UsageError, match="in memory"):
+    with pytest.raises(UsageError, match="memory"):
         repair(replace(settings_of(data), data=None))
 
 
@@ -472,7 +472,7 @@ def test_a_repair_that_lost_its_power_at_any_call_is_finished_by_the_next(
 ) -> None:
     ended = False
     for call in itertools.count(0, 3 if seed is None else 7):
-        setup = damaged_ground()
+        setup = damaged()
         setup.faults.inject(Fault("any", errno.EIO, skip=call, times=None))
         try:
             setup.repair()
@@ -487,7 +487,7 @@ def test_a_repair_that_lost_its_power_at_any_call_is_finished_by_the_next(
             break
 
 
-def damaged_ground() -> Setup:
+def damaged() -> Setup:
     """A segment that an object holds, one that none does, and an object are damaged."""
     setup = Setup()
     with setup.store() as store:
@@ -523,7 +523,7 @@ def test_a_repair_whose_object_store_went_away_is_finished_by_the_next(
     when: Literal["before", "after"],
 ) -> None:
     for call in itertools.count(0, 2):
-        setup = damaged_ground()
+        setup = damaged()
         fault = ObjectFault("any", when=when, skip=call, times=None)
         setup.backend.inject(fault)
         try:
@@ -542,7 +542,7 @@ def test_a_repair_whose_object_store_went_away_is_finished_by_the_next(
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_repair_whose_catalog_went_away_is_finished_by_the_next(applied: bool) -> None:
     for call in itertools.count(1):
-        setup = damaged_ground()
+        setup = damaged()
         setup.kv.fail("commit", at=call, times=20, applied=applied)
         try:
             setup.repair()

@@ -1,5 +1,7 @@
-"""Damage of all kinds at random places: what is still whole somewhere is read back after a repair,
-or the repair has said that it is left."""
+"""Damage of all kinds at random places: a repair restores what is whole in some other copy.
+
+Whatever it cannot restore it reports.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ def live(data: Path) -> Iterator[Path]:
 
 
 def whole(data: Path, model: Model) -> set[int]:
-    """The offsets whose frames are somewhere in segments and objects, at whatever place."""
+    """The offsets whose frames are in any segment or object, at any position."""
     raws = [path.read_bytes() for path in live(data)]
     return {
         offset for offset, frame in enumerate(model.frames) if any(frame in raw for raw in raws)

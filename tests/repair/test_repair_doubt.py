@@ -1,5 +1,7 @@
-"""A repair believes only what it can know: which log it is, which frames are the topic's, and that
-the log will open."""
+"""A repair changes nothing on a guess.
+
+It must know which log it has, which frames are the topic's, and that the log opens afterwards.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ def machine(root: Path, name: str) -> StoreSettings:
 def test_a_log_never_gets_the_id_of_one_that_is_elsewhere(
     tmp_path: Path, lost: tuple[str, ...]
 ) -> None:
-    """Its owner would hand out offsets again that were acknowledged there."""
+    """Otherwise its owner would reuse offsets that were acknowledged there."""
     here, there = machine(tmp_path, "here"), machine(tmp_path, "there")
     with Store(here) as store:
         topic = store.topic("orders")
@@ -147,7 +149,7 @@ def test_one_flipped_bit_in_the_id_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / LOG / "wal.id"
     digits = path.read_text()
     path.write_text(("1" if digits[0] == "0" else "0") + digits[1:])
-    with pytest.raises(CorruptLog, match="run `forebay repair`"):
+    with pytest.raises(CorruptLog, match="`forebay repair`"):
         read_from(settings)
     (finding,) = repair(settings, apply=True).findings
     assert (finding.kind, finding.repaired) == (Kind.LOG_ID, True)
@@ -211,7 +213,7 @@ def test_a_newest_segment_of_zeros_or_junk_is_put_right_so_that_the_log_opens(
 def test_offsets_of_a_newest_segment_that_nobody_remembers_are_not_used_again(
     tmp_path: Path, gone: tuple[str, ...]
 ) -> None:
-    """The file holds frames of another place, so it is not torn: there was something else."""
+    """The file holds frames of another position, so it is not torn but overwritten."""
     settings = write(tmp_path)
     folder = tmp_path / LOG
     (folder / "wal.4.log").write_bytes((folder / "wal.2.log").read_bytes())
@@ -362,7 +364,7 @@ def test_segments_that_hold_each_others_frames_survive_a_power_loss_at_any_call(
 
 
 def attempt(mend: Callable[[], RepairReport]) -> bool:
-    """Whether it came to its end."""
+    """Whether the repair was completed."""
     try:
         mend()
     except (ForebayError, OSError):

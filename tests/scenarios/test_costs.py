@@ -21,6 +21,8 @@ from support.proxy import ProxyProcess
 from support.s3_server import S3Server
 from support.tiers import NAME, TierSettings
 
+pytestmark = pytest.mark.timeout(300)
+
 GB = 10**9
 PART = 64 * MIB
 
@@ -47,7 +49,7 @@ def counted(s3: S3Server, tmp_path: Path) -> Iterator[Counted]:
 
 
 def fill(topic: Topic, mib: int, payload_bytes: int) -> int:
-    """So many MiB of payloads; answers the bytes of the log."""
+    """Appends so many MiB of payloads; returns the bytes of the log."""
     payload = bytes(range(256)) * (payload_bytes // 256)
     for _ in range(mib):
         topic.append_many([payload] * (MIB // payload_bytes))

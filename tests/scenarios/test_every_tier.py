@@ -6,7 +6,6 @@ objects are uploaded and segments are deleted.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from forebay.limits import MIB
 from forebay.settings import UploaderSettings
 from forebay.topic.store import Topic
 from forebay.wal.watermarks import Watermarks
+from support.disks import wait_until
 from support.tiers import (
     NAME,
     PATIENCE,
@@ -31,6 +31,8 @@ from support.tiers import (
     read_all,
     require_chain,
 )
+
+pytestmark = pytest.mark.timeout(300)
 
 MESSAGES = 200_000
 OBJECTS = ("memory", "fs", "s3")
@@ -79,10 +81,10 @@ def test_readers_at_once_see_every_offset_once_in_order(anywhere: TierSettings) 
 
 def until(topic: Topic, reached: Callable[[], bool]) -> None:
     """Waits for the background work."""
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < deadline, topic.watermarks()
-        time.sleep(0.005)
+    try:
+        wait_until(reached, PATIENCE)
+    except AssertionError as error:
+        raise AssertionError(str(topic.watermarks())) from error
 
 
 BACKGROUND = UploaderSettings(interval_seconds=0.02, max_object_bytes=4 * MIB, max_open_seconds=0.2)
@@ -90,7 +92,7 @@ TIDY = replace(PROMPT, check_interval_minutes=0.01)
 
 
 def produce_in_the_background(tiers: TierSettings, uploader: UploaderSettings) -> None:
-    """Nobody calls `upload` or `trim_local`; readers run all the while."""
+    """Nobody calls `upload` or `trim_local`, and readers run the whole time."""
     with tiers.open(uploader=uploader, deleter=TIDY) as store:
         topic = store.topic(NAME)
         live = Readers(topic, MESSAGES)

@@ -14,7 +14,7 @@ import pytest
 
 from forebay.clock import SystemClock
 from forebay.errors import LostOffsets, OffsetOutOfRange
-from forebay.format.names import parse_topic, sidecar
+from forebay.format.names import object_key, parse_topic, sidecar
 from forebay.limits import MIB
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore, connect
@@ -23,18 +23,22 @@ from forebay.testing.objects import FaultBackend
 from forebay.topic.factory import WalStorageFactory
 from forebay.topic.store import Store
 from support.paths import TESTS
+from support.storages import storage_of
 from support.tiers import (
     NAME,
     QUIET,
     TierSettings,
     check,
     descriptors,
+    end_lease,
     make_tiers,
     payload,
     produce,
     read_all,
     require_chain,
 )
+
+pytestmark = pytest.mark.timeout(300)
 
 TOPIC = parse_topic(NAME)
 
@@ -96,8 +100,6 @@ class KeptSegments:
 
 
 def stored_bytes(tiers: TierSettings, object_ids: list[str]) -> bytes:
-    from forebay.format.names import object_key
-
     store = connect(tiers.cloud, tiers.data)
     try:
         return b"".join(
@@ -154,6 +156,7 @@ def test_a_log_that_is_lost_after_a_crash_leaves_a_hole_that_readers_are_told_of
 ) -> None:
     tiers.metadata = replace(tiers.metadata, offsets_reserved=5_000)
     die_with(tiers, uploaded=12_000, synced=2_000)
+    end_lease(tiers.metadata, NAME)
     lose_the_log(tiers)
     with tiers.open() as store:
         topic = store.topic(NAME)
@@ -172,7 +175,7 @@ def test_a_log_that_is_lost_after_a_crash_leaves_a_hole_that_readers_are_told_of
 
 
 def require_hole(store: Store, start: int, end: int) -> None:
-    """What is before and behind it can be read; whoever meets it is told where to go on."""
+    """What is before and after it can be read, and the error says where to go on."""
     topic = store.topic(NAME)
     reader = topic.read(0)
     for offset in range(start):
@@ -186,7 +189,7 @@ def require_hole(store: Store, start: int, end: int) -> None:
 
 
 def die_with(tiers: TierSettings, *, uploaded: int, synced: int) -> None:
-    """A process that uploads some, syncs some more, and ends without a word."""
+    """A process that uploads some messages, syncs some more, and dies."""
     given = {
         "data": str(tiers.data),
         "cloud": {
@@ -206,7 +209,7 @@ def die_with(tiers: TierSettings, *, uploaded: int, synced: int) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 7, done.stderr
 
@@ -244,7 +247,7 @@ def test_only_what_was_not_uploaded_is_lost_with_the_disk_after_a_clean_end(
 
 
 class MovedClock(SystemClock):
-    """The system's, some time later."""
+    """The system's clock, moved into the future."""
 
     later_ms = 0
 
@@ -263,7 +266,7 @@ def test_remote_retention_by_size_removes_the_oldest_objects(simple: TierSetting
         produce(topic, 60_000)
         done = topic.upload()
         named = named_when_deleted(backend, store)
-        gone = store._factory.for_topic(NAME).trim_remote()
+        gone = storage_of(topic).trim_remote()
         assert gone == done[: len(gone)]
         kept = done[len(gone) :]
         stays = sum(each.size for each in kept)
@@ -281,7 +284,7 @@ def test_remote_retention_by_size_removes_the_oldest_objects(simple: TierSetting
 
 
 def named_when_deleted(backend: FaultBackend, store: Store) -> list[str]:
-    """Grows by the name of every object that is deleted while a descriptor still names it."""
+    """A list that gets the name of each object deleted while a descriptor still names it."""
     found: list[str] = []
 
     def look(key: str) -> None:
@@ -310,7 +313,7 @@ def test_remote_retention_by_time_removes_objects_when_they_are_old(tiers: TierS
     settings = tiers.settings(remote_retention=RemoteRetentionSettings(time_minutes=60))
     with Store(settings, clock=clock) as store:
         topic = store.topic(NAME)
-        storage = store._factory.for_topic(NAME)
+        storage = storage_of(topic)
         produce(topic, 20_000)
         topic.upload()
         clock.later_ms = 50 * 60_000
@@ -338,7 +341,7 @@ def test_a_reader_in_an_object_that_retention_removes_is_told(simple: TierSettin
         topic.trim_local()
         reader = topic.read(0)
         check(next(reader), 0)
-        store._factory.for_topic(NAME).trim_remote()
+        storage_of(topic).trim_remote()
         with pytest.raises(OffsetOutOfRange) as gone:
             for _ in reader:
                 pass

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from email.utils import formatdate
 from typing import Final
@@ -19,7 +20,8 @@ from support.s3_server import free_ports
 
 ACCOUNT: Final = "devstoreaccount1"
 CONTAINER: Final = "forebay"
-START_SECONDS_MAX: Final = 30.0
+START_SECONDS_MAX: Final = 60.0
+STARTS_MAX: Final = 3
 _API_VERSION: Final = "2021-12-02"
 _TOOLS: Final = ROOT / ".tools" / "node_modules" / ".bin" / "azurite-blob"
 
@@ -39,6 +41,16 @@ class Azurite:
     def start(self) -> None:
         found = program()
         assert found is not None
+        for attempt in range(STARTS_MAX):
+            try:
+                self._start(found)
+            except RuntimeError:  # the port may have been taken in between
+                if attempt == STARTS_MAX - 1:
+                    raise
+            else:
+                return
+
+    def _start(self, found: str) -> None:
         port = free_ports(1)[0]
         self.endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
         self._process = subprocess.Popen(
@@ -80,8 +92,10 @@ class Azurite:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=2) as answer:
+            with urllib.request.urlopen(request, timeout=10) as answer:
                 return bool(answer.status == 201)
+        except urllib.error.HTTPError as error:
+            return error.code == 409  # an earlier request made it
         except OSError:
             return False
 
@@ -100,7 +114,7 @@ class Azurite:
                 "account_name": ACCOUNT,
                 "account_key": self.account_key,
             },
-            request_timeout_seconds=20,
-            retry_timeout_seconds=20,
+            request_timeout_seconds=60,
+            retry_timeout_seconds=60,
             max_retries=2,
         )

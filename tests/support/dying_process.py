@@ -1,4 +1,4 @@
-"""A process that uploads some messages, syncs some more, and ends without a word: status 7.
+"""A process that uploads some messages, syncs some more, and dies with status 7.
 
 Run as a script; its argument is JSON, the parts of the store's settings and the two counts.
 """

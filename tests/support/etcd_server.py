@@ -15,8 +15,9 @@ import pytest
 
 from support.s3_server import free_ports
 
-START_SECONDS_MAX: Final = 30.0
-STOP_SECONDS_MAX: Final = 10.0
+START_SECONDS_MAX: Final = 60.0
+STOP_SECONDS_MAX: Final = 60.0
+STARTS_MAX: Final = 3
 
 
 def program(name: str) -> str:
@@ -74,9 +75,24 @@ class EtcdServer:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> EtcdServer:
-        assert self._process is None
-        if not self.port:
+        """The first start chooses the ports, and others if one was taken in the meantime."""
+        if self.port:
+            self._start()
+            return self
+        for attempt in range(STARTS_MAX):
             self.port, self._peer_port = free_ports(2)
+            try:
+                self._start()
+            except AssertionError:
+                if attempt == STARTS_MAX - 1:
+                    raise
+                shutil.rmtree(self.data / "member", ignore_errors=True)
+            else:
+                break
+        return self
+
+    def _start(self) -> None:
+        assert self._process is None
         self.data.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -87,7 +103,6 @@ class EtcdServer:
         except BaseException:
             self.stop()
             raise
-        return self
 
     def stop(self, *, kill: bool = False) -> None:
         process, self._process = self._process, None
@@ -108,13 +123,13 @@ class EtcdServer:
         self.start()
 
     def control(self, *arguments: str, check: bool = True) -> str:
-        """What `etcdctl` answers."""
+        """What `etcdctl` prints."""
         done = subprocess.run(
             [program("etcdctl"), "--endpoints", self.endpoint, *self._tls(), *arguments],
             check=False,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             env={"ETCDCTL_API": "3"},
         )
         assert done.returncode == 0 or not check, done.stderr
@@ -171,7 +186,7 @@ class EtcdServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5):
                 return True
         except OSError:
             return False

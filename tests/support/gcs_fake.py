@@ -222,7 +222,7 @@ class GcsFake:
             backend="gcs",
             root=root or f"gs://{BUCKET}/{secrets.token_hex(6)}",
             options={"endpoint": self.endpoint, "credentials_path": str(self._account)},
-            request_timeout_seconds=20,
-            retry_timeout_seconds=20,
+            request_timeout_seconds=60,
+            retry_timeout_seconds=60,
             max_retries=2,
         )

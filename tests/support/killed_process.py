@@ -26,6 +26,7 @@ from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, W
 from forebay.testing.kv import FaultKv
 from forebay.testing.objects import FaultBackend
 from forebay.topic.store import Store
+from support.storages import storage_of
 
 TOPIC: Final = "/default/orders"
 
@@ -90,7 +91,7 @@ def scenario(folder: Path, uploading: str, death: Death) -> None:
             payloads = [payload(next(numbers)) for _ in range(count)]
             topic.append_many(payloads, durability="synced")
             os.write(acks, b"." * count)
-            topic._storage.upload_due()
+            storage_of(topic).upload_due()
         topic.append(payload(next(numbers)), durability="uploaded")
         os.write(acks, b".")
         topic.rotate()

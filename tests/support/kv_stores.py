@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,18 +15,18 @@ from typing import Final
 from forebay.catalog.etcd import EtcdKv
 from forebay.catalog.kv import Change, Compare, Kv, ObservedKv, Put, Watch
 from forebay.catalog.sqlite import SqliteKv
-from forebay.errors import ServiceUnavailable
+from forebay.errors import ServiceUnavailable, TopicFenced
 from forebay.testing.kv import FaultKv
 from support.disks import wait_until
 from support.etcd_server import EtcdServer
 from support.paths import TESTS
 
-PATIENCE_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 60.0
 _numbers: Final = itertools.count()
 
 
 class ManualBoottime:
-    """The seconds since a boot that never happened; they pass when told to."""
+    """Seconds since a boot that never happened. A test decides when they pass."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -68,7 +68,7 @@ class Backend:
         return [entry.key.removeprefix(self.prefix) for entry in found]
 
     def pass_seconds(self, seconds: float) -> None:
-        """On a real clock this is what the test is about, not a way to wait for something."""
+        """Sleeps on a real clock: that time passes is what such a test is about."""
         if self.boottime is None:
             time.sleep(seconds)
         else:
@@ -78,7 +78,8 @@ class Backend:
 def sqlite_backend(path: Path | None, wrap: Callable[[Kv], Kv] = lambda kv: kv) -> Backend:
     boottime = ManualBoottime()
     location = () if path is None else ("sqlite", str(path))
-    return Backend(wrap(SqliteKv(path, boottime=boottime)), 10.0, boottime, location)
+    kv = SqliteKv(path, boottime=boottime, timeout_seconds=PATIENCE_SECONDS)
+    return Backend(wrap(kv), 10.0, boottime, location)
 
 
 BACKENDS: Final[dict[str, Callable[[Path], Backend]]] = {
@@ -92,7 +93,26 @@ BACKENDS: Final[dict[str, Callable[[Path], Backend]]] = {
 
 
 def etcd_backend(server: EtcdServer) -> Backend:
-    return Backend(EtcdKv([server.endpoint]), 1.0, None, ("etcd", server.endpoint))
+    """A lease of a second is the shortest that etcd grants."""
+    kv = EtcdKv([server.endpoint], timeout_seconds=PATIENCE_SECONDS)
+    return Backend(kv, 1.0, None, ("etcd", server.endpoint))
+
+
+def grant_with(kv: Kv, ttl: float, values: Mapping[str, bytes]) -> tuple[int, int]:
+    """A lease that has keys with these values, and the revision at which they were put.
+
+    On a busy machine a lease of a second can end before its keys are put: then it takes another.
+    """
+    while True:
+        asked = time.monotonic()
+        lease = kv.grant(ttl)
+        try:
+            put = kv.commit([], [Put(key, value, lease) for key, value in values.items()])
+        except TopicFenced:
+            assert time.monotonic() - asked >= ttl, "it ended before its time"
+        else:
+            assert put is not None
+            return lease, put
 
 
 class Watcher:
@@ -140,7 +160,9 @@ def increment(kv: Kv, key: str, times: int) -> None:
 
 
 def open_location(kind: str, place: str) -> Kv:
-    return SqliteKv(place) if kind == "sqlite" else EtcdKv([place])
+    if kind == "sqlite":
+        return SqliteKv(place, timeout_seconds=PATIENCE_SECONDS)
+    return EtcdKv([place], timeout_seconds=PATIENCE_SECONDS)
 
 
 def start_increments(backend: Backend, key: str, times: int) -> subprocess.Popen[bytes]:

@@ -1,7 +1,7 @@
-"""A process whose memory is measured. Run as a script: its argument is JSON, and so is its answer.
+"""A process whose memory is measured. Its argument is JSON, and so is what it prints.
 
 It opens a store and its topics, notes what it needs while it does nothing, does one thing, and
-tells the peak: `{"idle": KiB, "peak": KiB}`. The store's client is warm before that.
+prints the peak: `{"idle": KiB, "peak": KiB}`. The store's client was used before that.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import forebay
 from forebay.limits import MIB
-from forebay.settings import CloudSettings, DeleterSettings, StoreSettings, UploaderSettings
+from forebay.settings import (
+    CloudReaderSettings,
+    CloudSettings,
+    DeleterSettings,
+    StoreSettings,
+    UploaderSettings,
+)
 from forebay.topic.store import Store, Topic
-from forebay.upload.rolling import RollingUploader
+from support.storages import checkpoints_of
 
 PAYLOAD = bytes(range(256)) * 256
 PATIENCE = 600.0
@@ -38,7 +45,9 @@ def settings(given: dict[str, Any]) -> StoreSettings:
             interval_seconds=1,
             max_open_seconds=600 if rolling else 0,
             rolling=rolling,
+            **given["uploader"],
         ),
+        cloud_reader=CloudReaderSettings(**given["reader"]),
         cloud=CloudSettings(**given["cloud"]),
         deleter=DeleterSettings(retention_size_mb=0, deletion_lag_minutes=0),
     )
@@ -46,23 +55,26 @@ def settings(given: dict[str, Any]) -> StoreSettings:
 
 def build(store: Store, names: list[str], mib: int) -> None:
     """So many MiB in each topic, and a last segment, which retention leaves alone."""
-    for name in names:
+
+    def fill(name: str) -> None:
         topic = store.topic(name)
         for _ in range(mib):
             topic.append_many([PAYLOAD] * (MIB // len(PAYLOAD)))
         topic.rotate()
         topic.append(b"last", durability="synced")
 
+    with ThreadPoolExecutor(8) as pool:  # most of the time is spent on syncs
+        list(pool.map(fill, names))
 
-def read(topics: list[Topic], times: int) -> None:
-    """Everything that is in objects, so many times."""
+
+def read(topics: list[Topic]) -> None:
+    """Everything that is in objects."""
     for topic in topics:
         topic.trim_local()
         [last] = topic.segments()
         assert last.count == 1
-        for _ in range(times):
-            for frames in topic.read(0, end=last.first_offset).frames():
-                del frames  # else its chunk stays while the next one is fetched
+        for frames in topic.read(0, end=last.first_offset).frames():
+            del frames  # else its chunk stays while the next one is fetched
 
 
 def is_uploaded(topic: Topic) -> bool:
@@ -71,11 +83,11 @@ def is_uploaded(topic: Topic) -> bool:
 
 
 def is_in_open_object(topic: Topic) -> bool:
-    """Whether all of it is in an object that is not yet ended."""
-    uploader = topic._storage.uploader
-    assert isinstance(uploader, RollingUploader)
-    opened = uploader._open
-    return opened is not None and opened.position.offset == topic.watermarks().appended
+    """Whether all of it is in an object that is still open."""
+    found = checkpoints_of(topic).get_uploader()
+    if found is None or found.active_start_offset is None or found.active_msgs_written is None:
+        return False
+    return found.active_start_offset + found.active_msgs_written == topic.watermarks().appended
 
 
 def await_all(topics: list[Topic], done: Callable[[Topic], bool]) -> None:
@@ -100,7 +112,7 @@ def main(given: dict[str, Any]) -> dict[str, int]:
             for topic in topics:
                 topic.upload()
         elif action == "read":
-            read(topics, given["times"])
+            read(topics)
         elif action == "background":
             await_all(topics, is_uploaded)
         elif action == "rolling":

@@ -26,7 +26,7 @@ from forebay.testing.kv import FaultKv
 from forebay.upload.restore import RestoreReport, restore_topic
 
 TOPIC: Final = TopicName("default", "orders")
-PATIENCE: Final = 20.0
+PATIENCE: Final = 60.0
 """Seconds to wait for what must happen."""
 BLOCK: Final = 1000
 """Offsets that are reserved at a time."""

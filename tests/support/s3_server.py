@@ -11,7 +11,9 @@ objects. A bucket that does not exist is not made by writing to it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -21,7 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -30,7 +32,7 @@ from forebay.objects.store import connect
 from forebay.settings import CloudSettings
 
 BUCKET: Final = "forebay"
-START_SECONDS_MAX: Final = 30.0
+START_SECONDS_MAX: Final = 60.0
 STARTS_MAX: Final = 3
 _LOOK_SECONDS: Final = 0.05
 _OUTPUT_BYTES_SHOWN: Final = 2000
@@ -53,16 +55,40 @@ _FLAGS: Final = (
 )
 
 
-def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens on now; all are held until the last is known."""
-    holders = [socket.socket() for _ in range(count)]
+def _unused_by_clients() -> range:
+    """Ports that the system gives to no outgoing connection.
+
+    A port of its own range can be taken by any connection while the server that had it restarts.
+    """
     try:
-        for holder in holders:
-            holder.bind(("127.0.0.1", 0))
-        return [holder.getsockname()[1] for holder in holders]
-    finally:
-        for holder in holders:
-            holder.close()
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    except OSError:
+        return range(0)
+    return range(10_000, int(text.split()[0]))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now. Another process may still be faster: be ready to retry."""
+    candidates = _unused_by_clients()
+    numbers = random.SystemRandom().sample(candidates, min(len(candidates), 100 * count))
+    with contextlib.ExitStack() as held:  # until the last one is known
+        found: list[int] = []
+        for number in [*numbers, *(0 for _ in range(count))]:
+            holder = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                holder.bind(("127.0.0.1", number))
+                found.append(holder.getsockname()[1])
+            if len(found) == count:
+                break
+    return found
+
+
+@contextlib.contextmanager
+def refusing_port() -> Iterator[int]:
+    """A port that refuses connections, and that nobody else can take meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, but not listening
+        yield held.getsockname()[1]
 
 
 def weed() -> str | None:
@@ -119,7 +145,7 @@ class S3Server:
         self._wait(self._process, self._dir / "weed.out")
 
     def _wait(self, process: subprocess.Popen[bytes], output: Path) -> None:
-        """Until it answers that it is healthy, and its bucket takes an object."""
+        """Returns once it says that it is healthy, and its bucket takes an object."""
         end = time.monotonic() + START_SECONDS_MAX
         while time.monotonic() < end and process.poll() is None:
             if self._healthy() and self._takes_objects():
@@ -131,7 +157,7 @@ class S3Server:
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.endpoint}/healthz", timeout=1) as answer:
+            with urllib.request.urlopen(f"{self.endpoint}/healthz", timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -164,8 +190,8 @@ class S3Server:
         root: str | None = None,
         *,
         options: Mapping[str, str] | None = None,
-        request_timeout_seconds: float = 30,
-        retry_timeout_seconds: float = 30,
+        request_timeout_seconds: float = 60,
+        retry_timeout_seconds: float = 60,
         max_retries: int = 4,
     ) -> CloudSettings:
         """Those of `root`, else of a fresh one; `options` replace the server's own."""

@@ -56,7 +56,7 @@ class ServerProcess:
         """The end of its log."""
         return self._log.read_text(errors="replace")[-4000:]
 
-    def new_client(self, timeout_seconds: float = 30) -> ServerClient:
+    def new_client(self, timeout_seconds: float = PATIENCE) -> ServerClient:
         address = ServerAddress(self.where["url"], self.where["instance"])
         return ServerClient(address, timeout_seconds=timeout_seconds)
 
@@ -118,12 +118,12 @@ class ServerProcess:
 
     # -- its end --------------------------------------------------------------------------------
 
-    def stop(self, number: signal.Signals = signal.SIGINT, seconds: float = 30) -> int:
-        """Asks it to end; its exit code."""
+    def stop(self, number: signal.Signals = signal.SIGINT, seconds: float = PATIENCE) -> int:
+        """Asks it to end, and returns its exit code."""
         os.kill(self.pid, number)
         return self.wait(seconds)
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         return self._process.wait(seconds)
 
     def kill(self) -> None:

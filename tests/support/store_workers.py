@@ -1,4 +1,4 @@
-"""Real processes that use a store (`chaos/worker_process.py`), as the tests hold them."""
+"""Real processes that use a store (`worker_process.py`), for tests that stop and kill them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.paths import SUPPORT
 T = TypeVar("T")
 
 SCRIPT: Final = SUPPORT / "worker_process.py"
-PATIENCE: Final = 40.0
+PATIENCE: Final = 100.0
 """Seconds to wait for what must happen."""
 
 
@@ -54,7 +54,7 @@ def as_json(settings: StoreSettings, name: str) -> dict[str, Any]:
 
 
 class WorkerProcess:
-    """Lines that it wrote are read by a thread, so that it never waits for us."""
+    """A thread reads the lines that it writes, so that it never waits for the test."""
 
     def __init__(self, given: dict[str, Any], errors: Path) -> None:
         with errors.open("ab") as log:
@@ -93,7 +93,7 @@ class WorkerProcess:
         self._process.stdin.flush()
 
     def ask(self, command: str) -> list[str]:
-        """Waits for the command's end; answers its lines, the last of which is done or error."""
+        """Waits for the command's end; returns its lines, the last of which is done or error."""
         before = len(self._lines)
         self.send(command)
         return self.wait_until(
@@ -143,7 +143,7 @@ class WorkerProcess:
     # -- signals --------------------------------------------------------------------------------
 
     def stop(self) -> float:
-        """SIGSTOP; answers the monotonic time at which all of its threads stood still."""
+        """SIGSTOP; returns the monotonic time at which all of its threads stood still."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
         return time.monotonic()

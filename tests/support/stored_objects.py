@@ -18,7 +18,7 @@ from forebay.read.object_stream import FetchPool, ObjectStream
 from forebay.settings import CloudReaderSettings
 
 TOPIC: Final = TopicName("default", "orders")
-PATIENCE: Final = 20.0
+PATIENCE: Final = 60.0
 """Seconds to wait for what must happen."""
 
 

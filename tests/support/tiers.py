@@ -11,6 +11,7 @@ import functools
 import secrets
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from typing import Any, Final
 import pytest
 
 from forebay.catalog.catalog import Catalog
+from forebay.catalog.connect import connect_kv
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
@@ -32,10 +34,11 @@ from forebay.settings import (
 )
 from forebay.topic.store import Start, Store, Topic
 from forebay.wal.reader import AsyncLogReader
+from support.storages import factory_of
 
 NAME: Final = "/default/scenario"
 BATCH: Final = 2_000
-PATIENCE: Final = 60.0
+PATIENCE: Final = 100.0
 
 QUIET: Final = UploaderSettings(enabled=False, max_object_bytes=6 * MIB)
 """Uploads when it is told to."""
@@ -77,9 +80,6 @@ def make_tiers(
     )
 
 
-_LEASE: Final[dict[str, Any]] = {"lease_margin_seconds": 0.3}
-
-
 def _cloud(objects: str, folder: Path, request: pytest.FixtureRequest) -> CloudSettings:
     if objects == "memory":
         return CloudSettings(backend="memory", root=secrets.token_hex(8))
@@ -91,14 +91,13 @@ def _cloud(objects: str, folder: Path, request: pytest.FixtureRequest) -> CloudS
 
 def _metadata(catalog: str, folder: Path, request: pytest.FixtureRequest) -> MetadataSettings:
     if catalog == "sqlite":
-        return MetadataSettings(path=folder / "catalog.db", lease_seconds=1.5, **_LEASE)
+        return MetadataSettings(path=folder / "catalog.db", timeout_seconds=PATIENCE)
     server = request.getfixturevalue("etcd")
     return MetadataSettings(
         backend="etcd",
         endpoints=[server.endpoint],
         prefix=f"/{secrets.token_hex(8)}",
-        lease_seconds=2,
-        **_LEASE,
+        timeout_seconds=PATIENCE,
     )
 
 
@@ -111,9 +110,18 @@ def produce(topic: Topic, count: int) -> None:
 
 
 def catalog_of(store: Store) -> Catalog:
-    resources = store._factory.resources
+    resources = factory_of(store).resources
     assert resources is not None
     return resources.catalog
+
+
+def end_lease(metadata: MetadataSettings, name: str) -> None:
+    """Ends the lease of the topic's owner, a process that was killed: nobody has to wait for it."""
+    with closing(connect_kv(metadata, None)) as kv:
+        owner = kv.get(Catalog(kv, metadata.prefix or "/forebay").keys.owner(parse_topic(name)))
+        assert owner is not None
+        assert owner.lease is not None
+        kv.revoke(owner.lease)
 
 
 def descriptors(store: Store, name: str = NAME) -> list[ObjectDescriptor]:
@@ -135,7 +143,7 @@ def hand_over(topic: Topic) -> int:
 
 
 def read_all(topic: Topic, start: int, end: int | None = None) -> int:
-    """Reads and checks; answers how many messages there were."""
+    """Reads and checks; returns how many messages there were."""
     expected = start
     for message in topic.read(start, end=end):
         check(message, expected)

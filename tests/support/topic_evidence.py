@@ -121,7 +121,7 @@ def assert_only_orphans_are_swept(
 ) -> set[str]:
     """What nothing names is what a sweep reports, and then removes; what counts stays.
 
-    Answers the keys that were orphans.
+    Returns the keys that were orphans.
     """
     chain = list(raw_descriptors(catalog, topic))
     objects = {object_key(topic, each.object_id) for each in chain}

@@ -1,15 +1,16 @@
-"""A process that uses a store as told on its standard input, and tells what happened.
+"""A process that uses a store as its standard input says, and prints what happened.
 
 The first line is JSON: `data`, `cloud`, `metadata`, `uploader`, `deleter`, `wal` (fields of the
 settings) and `name`, which is in every payload. Then commands, one to a line:
 
     append COUNT DURABILITY    so many messages
-    run                        appends without end; some of them are "uploaded"
+    run                        appends without end
+    run again                  the same; some appends are "uploaded", and no error ends it
     upload, open, close        what they say; `open` gets the topic (again)
 
-Answers, each one system call: `ack OFFSET STARTED DURABILITY PAYLOAD` once a message was
-acknowledged, STARTED being the monotonic time at which it was appended; `error KIND TEXT`;
-`done COMMAND`. An error ends the command. `run` opens the topic again after errors, with `again`.
+It prints, each line with one system call: `ack OFFSET STARTED DURABILITY PAYLOAD` once a message
+was acknowledged, where STARTED is the monotonic time at which it was appended; `error KIND TEXT`;
+`done COMMAND`. An error ends the command. `run again` opens the topic again after an error.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ class Worker:
             case ["upload"]:
                 self.topic.upload()
             case ["open"]:
-                self.opened = None
-                tell(f"epoch {self.topic._storage.uploader.epoch}")  # type: ignore[union-attr]
+                self.opened = self.store.topic(TOPIC)
             case ["close"]:
                 self.store.close()
         tell(f"done {command}")

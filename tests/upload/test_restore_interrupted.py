@@ -37,7 +37,7 @@ MANY = tuple(range(0, 2 * (2 * ADOPTED_MAX + 5) + 1, 2))
 def test_a_restore_goes_on_after_an_interruption_at_any_transaction(
     at: Reservoir, number: int, applied: bool
 ) -> None:
-    """They are: taking the topic, three with objects, the end, giving the topic back."""
+    """The transactions: take the topic, three with objects, finish, release the topic."""
     lay(at, *MANY)
     at.kv.fail("commit", at=number, applied=applied)
     with pytest.raises(ServiceUnavailable):

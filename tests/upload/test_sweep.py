@@ -138,7 +138,7 @@ def test_a_replaced_object_is_kept_for_its_grace_time(at: Reservoir) -> None:
 
 
 def test_a_descriptor_that_is_only_kept_names_nothing(at: Reservoir) -> None:
-    """The small objects lose their rows, as if an older catalog had come back: they are orphans."""
+    """The small objects lose their rows, as with an older catalog: then they are orphans."""
     owner = at.own()
     small = at.fill(owner, 0, 10, 20)
     for each in small:

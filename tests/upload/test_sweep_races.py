@@ -161,7 +161,7 @@ def test_the_late_delete_of_a_stalled_sweeper_hits_only_the_old_name(at: Reservo
 def test_a_second_sweeper_takes_the_deletion_over_and_the_name_is_never_used_again(
     at: Reservoir,
 ) -> None:
-    """The first one wakes up when all is over, and its request goes out only then."""
+    """The first one goes on when the second is done, and sends its request only then."""
     old = at.own()
     at.fill(old, 0, 10)
     at.write(at.intend(old, 10, 19).object_id, frames(10, 10))
@@ -271,7 +271,7 @@ def _race(at: Reservoir, intent: Intent, descriptor: ObjectDescriptor) -> tuple[
 
 
 class LateCatalog(Catalog):
-    """Somebody else is faster than each condemnation."""
+    """Something else happens right before each condemnation."""
 
     def __init__(self, at: Reservoir, between: Callable[[], object]) -> None:
         super().__init__(at.kv, clock=at.clock)
@@ -394,7 +394,7 @@ def test_a_store_without_an_answer_leaves_the_key_condemned(at: Reservoir) -> No
 
 
 def test_a_compaction_in_the_middle_of_a_sweep_is_no_alarm(at: Reservoir) -> None:
-    """It is committed, and undone again, before every single call of the sweep's."""
+    """A compaction is committed, or undone, before each call of the sweep."""
     for back in (False, True):
         call, calls = 0, 1
         while calls > call:

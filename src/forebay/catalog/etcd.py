@@ -500,6 +500,10 @@ class EtcdChannel:
             self._asking += 1
         try:
             yield
+        except ValueError as error:  # what gRPC raises for a channel that was just closed
+            if self.closed.is_set():
+                raise LogClosed(f"{self.name}: it was closed") from error
+            raise
         finally:
             with self._gate:
                 self._asking -= 1

@@ -49,6 +49,11 @@ class BufferPool:
         self._lock = threading.Lock()
         self._buffers: list[bytearray] = []
 
+    @property
+    def kept(self) -> int:
+        """Buffers that the pool holds, lent or free."""
+        return len(self._buffers)
+
     def take(self, size: int) -> memoryview:
         """Returns a writable view of `size` bytes that is used by nobody else.
 

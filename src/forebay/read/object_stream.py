@@ -550,6 +550,11 @@ class FetchPool:
     def thread_count(self) -> int:
         return len(self._threads)
 
+    @property
+    def idle_count(self) -> int:
+        """Threads that wait for a request."""
+        return self._idle
+
     def submit(self, job: Callable[[], _Result]) -> FetchFuture[_Result]:
         """Runs `job` on one of the threads. Raises LogClosed after `close`."""
         fetch: FetchFuture[_Result] = FetchFuture(job)

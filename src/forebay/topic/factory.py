@@ -332,10 +332,7 @@ def _follow(storage: Maintained) -> None:
 
 def _trim(storage: Maintained) -> None:
     assert isinstance(storage, WalStorage)
-    try:
-        storage.trim_remote()
-    finally:  # if the object store fails, local segments must still be deleted
-        storage.trim_local()
+    storage.trim_due()
 
 
 def _close_by(close: Callable[[float], None], deadline: float) -> None:

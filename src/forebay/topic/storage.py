@@ -239,6 +239,13 @@ class WalStorage(PersistentStorage):
     def fence(self, error: TopicFenced) -> None:
         self.wal.fence(error)
 
+    def trim_due(self) -> None:
+        """One cycle of retention, of both tiers."""
+        try:
+            self.trim_remote()
+        finally:  # a store that deletes nothing must not fill the local disk
+            self.trim_local()
+
     def trim_local(self) -> list[Segment]:
         """Runs one retention pass and returns the deleted segments.
 
