@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from support.jvm import LAUNCHER_OPTIONS, SPARK_OPTIONS
+
 pytest.register_assert_rewrite("support")
 
 pytest_plugins = [
@@ -29,8 +31,6 @@ for _number, _handler in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)  # children inherit what is ignored
 
-SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
 # What a caller's shell may set that would change what a test sees.
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "PYSPARK_", "SPARK_")
 NAMES = {"COLUMNS", "FORCE_COLOR", "NO_COLOR", "PYTHONDONTWRITEBYTECODE", "PYTHONOPTIMIZE"} | {
@@ -42,9 +42,7 @@ for _name in list(os.environ):
     if _name.startswith(PREFIXES) or _name in NAMES or _name.lower().endswith("_proxy"):
         del os.environ[_name]
 os.environ |= {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
-# Tests start many JVMs that live for seconds: without the second compiler and with the plain
-# collector each start takes 8 seconds of CPU time instead of 14.
-os.environ |= dict.fromkeys(["SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"], SHORT_LIVED_JVM)
+os.environ |= {"SPARK_SUBMIT_OPTS": SPARK_OPTIONS, "SPARK_LAUNCHER_OPTS": LAUNCHER_OPTIONS}
 time.tzset()
 os.umask(0o022)
 
