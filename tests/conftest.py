@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from support.jvm import LAUNCHER_OPTIONS, SPARK_OPTIONS
-
 pytest.register_assert_rewrite("support")
+
+from support.jvm import LAUNCHER_OPTIONS, SPARK_OPTIONS  # noqa: E402  # is rewritten, too
 
 pytest_plugins = [
     "support.server_fixtures",  # before those that import it
@@ -73,3 +73,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if fixture in fixtures:
                 item.add_marker(pytest.mark.xdist_group(group))
                 item.add_marker("browser" if group == "browser" else "spark")
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))

@@ -19,9 +19,9 @@ README = ROOT / "README.md"
 STOP = "<!-- tour: stop the server -->"
 ADDRESS = "127.0.0.1:8650"
 BOTH_KINDS = r"^```(console|python)\n(.*?)^```|^(<!-- tour: .*? -->)"
-START_SECONDS = 60
-COMMAND_SECONDS = 300  # the start of Spark on a machine that is busy
-STOP_SECONDS = 30
+START_SECONDS = 400
+COMMAND_SECONDS = 400  # the start of Spark on a machine that is busy
+STOP_SECONDS = 400
 
 
 def blocks(language: str) -> list[str]:

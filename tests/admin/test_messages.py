@@ -311,7 +311,7 @@ def test_a_stop_lets_producers_end(tmp_path: Path) -> None:
 
         in_thread(produce)
         wait_until(lambda: len(acknowledged) > 5)
-    assert ended.wait(10)
+    assert ended.wait(120)
     with Store(StoreSettings(data=tmp_path)) as store:
         assert store.topic("/default/orders").watermarks().synced >= len(acknowledged)
 

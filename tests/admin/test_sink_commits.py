@@ -180,7 +180,7 @@ def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(setup: Sink
     def hold(key: str) -> None:
         if key == first[0].key:
             begun.set()
-            goes_on.wait(30)
+            goes_on.wait(120)
 
     backend = FaultBackend(LocalBackend(setup.data / "objects"))
     backend.hook("get_range", hold)
@@ -199,7 +199,7 @@ def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(setup: Sink
 
         try:
             one = pool.submit(commit_through, client.address, NAMED, first)
-            assert begun.wait(10)
+            assert begun.wait(120)
             two = pool.submit(commit_through, client.address, replace(NAMED, number=1), second)
             # A file that is not there, of the same write: it stays from when the batch has come.
             wait_until(lambda: not is_forgotten((second[0].key or "").replace("0-", "999-")))
@@ -341,7 +341,7 @@ def test_a_killed_server_leaves_a_batch_that_goes_on(setup: SinkSetup) -> None:
                 threading.Event().wait(0.001)
             process.kill()
             with pytest.raises(ServiceUnavailable):
-                commit.result(timeout=60)
+                commit.result(timeout=120)
     assert find_server(setup.settings) is None
     with serving_process(setup.data):
         address = find_server(setup.settings)

@@ -148,7 +148,7 @@ def test_quick_commands_import_nothing_slow(words: list[str], tmp_path: Path) ->
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     loaded = set(shown.stdout.splitlines()[-1].split())
     assert {"loaded", "forebay", "click"} <= loaded

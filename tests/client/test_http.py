@@ -68,7 +68,7 @@ class Script:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # who waits for a connection waits no longer
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
 

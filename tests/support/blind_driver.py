@@ -22,7 +22,7 @@ from support.spark_cluster import LocalCluster, end_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE: Final = 100.0
+PATIENCE: Final = 400.0
 FILLER: Final = "." * 500
 
 

@@ -1,8 +1,9 @@
 """How tests start JVMs, of which they need many that live for seconds.
 
-Without the second compiler and with the plain collector the start of a Spark session takes 8 seconds
-of CPU time instead of 14. An archive of Spark's classes saves 3 more: `python -m support.jvm FILE`
-makes it, by a program that does what the tests do. A JVM ignores an archive that does not fit it.
+Without the second compiler and with the plain collector the start of a Spark session takes 8
+seconds of CPU time instead of 14. An archive of Spark's classes saves 3 more: `python -m
+support.jvm FILE` makes it with a program that does what the tests do. A JVM ignores an archive that
+does not fit it.
 """
 
 from __future__ import annotations

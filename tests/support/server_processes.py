@@ -20,7 +20,8 @@ from forebay.format.names import parse_topic
 from forebay.settings import ServerAddress
 from support.spark_cluster import end_session
 
-PATIENCE: Final = 110.0
+PATIENCE: Final = 400.0
+"""Seconds that anything may take on a busy machine before it counts as hung."""
 NDJSON: Final = {"Content-Type": "application/x-ndjson"}
 _LOOK_SECONDS: Final = 0.02
 
@@ -56,7 +57,7 @@ class ServerProcess:
         """The end of its log."""
         return self._log.read_text(errors="replace")[-4000:]
 
-    def new_client(self, timeout_seconds: float = 30) -> ServerClient:
+    def new_client(self, timeout_seconds: float = 120) -> ServerClient:
         address = ServerAddress(self.where["url"], self.where["instance"])
         return ServerClient(address, timeout_seconds=timeout_seconds)
 
@@ -118,12 +119,12 @@ class ServerProcess:
 
     # -- its end --------------------------------------------------------------------------------
 
-    def stop(self, number: signal.Signals = signal.SIGINT, seconds: float = 30) -> int:
+    def stop(self, number: signal.Signals = signal.SIGINT, seconds: float = PATIENCE) -> int:
         """Asks it to end; its exit code."""
         os.kill(self.pid, number)
         return self.wait(seconds)
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         return self._process.wait(seconds)
 
     def kill(self) -> None:

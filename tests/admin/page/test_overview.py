@@ -186,7 +186,7 @@ def test_it_is_made_once_for_all_who_ask_at_once(server: Served) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert len(answers) == 8
     assert len(set(answers)) < 8
 
@@ -257,7 +257,7 @@ def test_a_store_that_does_not_answer_is_told_before_the_client_gives_up() -> No
     gate = threading.Event()
 
     def ask_for_long() -> None:
-        gate.wait(30)
+        gate.wait(120)
 
     probe = StoreProbe(ask_for_long)
     asking = threading.Thread(target=probe.run_once)
@@ -266,7 +266,7 @@ def test_a_store_that_does_not_answer_is_told_before_the_client_gives_up() -> No
     wait_until(lambda: probe.result().state == "away", seconds=10)
     assert probe.result().why == "it does not answer"
     gate.set()
-    asking.join(10)
+    asking.join(120)
     assert probe.result().state == "answers"
 
 

@@ -322,7 +322,7 @@ def test_what_is_uploaded_meanwhile_is_no_damage(spark: SparkSession, folders: F
         reports = [verify(folders.settings, spark=spark) for _ in range(3)]
     finally:
         enough.set()
-        thread.join(60)
+        thread.join(120)
     assert uploads[0] > 0
     for report in reports:
         assert report.ok, report.findings
