@@ -22,7 +22,7 @@ from support.spark_cluster import LocalCluster
 from support.spark_drivers import Driver, write_config
 
 TOPICS: Final = [f"/default/t{number}" for number in range(6)]
-MESSAGES: Final = 12_000
+MESSAGES: Final = 6_000
 """Of about a kilobyte, in each topic."""
 
 

@@ -142,9 +142,9 @@ def test_a_server_raises_here_what_it_raised_there(tmp_path: Path) -> None:
     admin = AdminSettings(request_bytes_max=64 * KIB)
     with served(StoreSettings(data=tmp_path, admin=admin)) as server:
         client = server.client
-        with pytest.raises(UnknownTopic, match="no topic /default/orders"):
+        with pytest.raises(UnknownTopic, match="/default/orders"):
             client.request("GET", PATH)
-        with pytest.raises(UsageError, match="nothing at /v2"):
+        with pytest.raises(UsageError, match="/v2"):
             client.json("GET", "/v2")
         with pytest.raises(MessageTooLarge, match="request_bytes_max"):
             client.request("POST", PATH, body=b"x" * (8 * 1024 * KIB))
@@ -176,7 +176,7 @@ def test_nobody_there_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     client = ServerClient(ServerAddress(f"http://127.0.0.1:{port}"))
-    with client, pytest.raises(ServiceUnavailable, match=f"127.0.0.1:{port} does not answer"):
+    with client, pytest.raises(ServiceUnavailable, match=f"127.0.0.1:{port}"):
         client.json("GET", "/healthz")
 
 

@@ -176,7 +176,7 @@ async def test_the_queue_is_bounded(tmp_path: Path) -> None:
         await setup.until(lambda: setup.now(first).state == "running")
         for _ in range(WAITING_MAX):
             setup.queue.submit("offload", ["/jobs/a"], {})
-        with pytest.raises(JobsFull, match="come back"):
+        with pytest.raises(JobsFull):
             setup.queue.submit("offload", ["/jobs/a"], {})
 
 

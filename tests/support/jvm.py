@@ -45,7 +45,7 @@ def exercise(folder: Path) -> None:
     )
     stream = spark.readStream.format("forebay").option("subscribe", "orders").load(str(data))
     query = (
-        stream.writeStream.foreachBatch(lambda batch, _number: batch.count())
+        stream.writeStream.foreachBatch(lambda batch, _number: print(batch.count()))
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()
