@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,13 @@ SHARED = {
     "browser": "browser",
 }
 """What takes seconds to start, and the group of tests that one worker of xdist runs with it."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Other temporary files go where those of `tmp_path` do: to memory, where there is room."""
+    if config.option.basetemp is not None:
+        os.environ["TMPDIR"] = str(Path(config.option.basetemp).absolute().parent)
+        tempfile.tempdir = None  # read again
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

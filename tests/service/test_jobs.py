@@ -128,7 +128,7 @@ async def test_a_driver_that_is_killed_loses_its_job_and_is_started_again(tmp_pa
 
 
 async def test_a_driver_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
-    async with running(tmp_path, silence=8) as setup:
+    async with running(tmp_path, silence=5) as setup:
         hanging = setup.queue.submit("offload", ["/jobs/stop"], {})
         behind = setup.queue.submit("offload", ["/jobs/a"], {})
         await setup.until(lambda: setup.now(hanging).state == "running")

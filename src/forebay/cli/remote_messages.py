@@ -342,6 +342,7 @@ def received(
     wanted: Wanted,
     find_again: Callable[[], ServerAddress | None],
     reconnect_seconds: float = RECONNECT_SECONDS,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Generator[dict[str, Any], None, None]:
     """The messages as JSON has them.
 
@@ -351,7 +352,7 @@ def received(
     seen = False
     away: float | None = None
     while True:
-        began = time.monotonic()
+        began = monotonic()
         try:
             with connected(address) as client:
                 address = client.address  # held to its store from the first time on
@@ -368,7 +369,7 @@ def received(
         except _AWAY as error:
             if not seen and not wanted.follow:
                 raise
-            now = time.monotonic()
+            now = monotonic()
             if away is None or now - began > _STEADY_SECONDS:
                 away = now  # it was there until now, whether or not anything came
             if now - away >= reconnect_seconds:
