@@ -206,7 +206,7 @@ def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(setup: Sink
             assert not is_forgotten(second[0].key)
         finally:
             goes_on.set()
-        assert one.result(30) == two.result(30) == Committed(10, 0)
+        assert one.result(120) == two.result(120) == Committed(10, 0)
         assert values(Served(context, client)) == texts(numbered(0, 20))
 
 

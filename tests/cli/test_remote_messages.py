@@ -189,17 +189,20 @@ def test_a_token_is_taken_from_the_configuration_or_the_environment(tmp_path: Pa
         assert read.stdout == "x\n"
 
 
-def free_port() -> int:
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nobody listens, and which nobody else can take meanwhile."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("command", [("produce", "t"), ("consume", "t"), ("topics",)])
 @pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://", "http://h:port", None])
-def test_a_server_that_is_none_is_one_line(command: tuple[str, ...], url: str | None) -> None:
-    url = url or f"http://127.0.0.1:{free_port()}"
-    said = run(*command, "--url", url, stdin="x\n")
+def test_a_server_that_is_none_is_one_line(
+    command: tuple[str, ...], url: str | None, nobody: str
+) -> None:
+    said = run(*command, "--url", url or nobody, stdin="x\n")
     assert said.exit_code == 2
     assert said.stderr.count("\n") == 1
     assert said.stderr.startswith("forebay: ")
@@ -229,8 +232,8 @@ def test_a_follower_goes_on_by_offset_when_the_server_restarts(tmp_path: Path) -
         assert reader.wait(120) == 0
 
 
-def test_a_server_that_stays_away_is_given_up() -> None:
-    address = ServerAddress(f"http://127.0.0.1:{free_port()}")
+def test_a_server_that_stays_away_is_given_up(nobody: str) -> None:
+    address = ServerAddress(nobody)
     wanted = Wanted("5", end=None, follow=True, limit=None, skip_lost=False)
     with pytest.raises(ServiceUnavailable, match="go on with --start 5"):
         list(received(address, parse_topic("t"), wanted, lambda: None, reconnect_seconds=0.5))
