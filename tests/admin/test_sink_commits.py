@@ -330,15 +330,16 @@ def test_a_body_that_does_not_go_on_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_killed_server_leaves_a_batch_that_goes_on(setup: SinkSetup) -> None:
     rows = numbered(0, 20_000)
-    with serving_process(setup.data) as process:
+    parts = setup.stage(rows[:10_000], rows[10_000:], piece=400)
+    held = parts[1].key
+    assert held is not None
+    with serving_process(setup.data, held) as process:
         address = find_server(setup.settings)
         assert address is not None
-        parts = setup.stage(rows[:10_000], rows[10_000:], piece=400)
         log = setup.data / "wal/default/orders/wal.log"
         with ThreadPoolExecutor() as pool:
             commit = pool.submit(commit_through, address, NAMED, parts)
-            while not commit.done() and not (log.exists() and log.stat().st_size > 50_000):
-                threading.Event().wait(0.001)
+            wait_until(lambda: log.exists() and log.stat().st_size > 50_000)
             process.kill()
             with pytest.raises(ServiceUnavailable):
                 commit.result(timeout=120)

@@ -14,6 +14,7 @@ from forebay.admin.app import build_app
 from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
 from forebay.client.http import ServerClient
+from forebay.objects.store import CloudStore
 from forebay.service.directory import store_id
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.topic.store import Store
@@ -42,12 +43,12 @@ class Served:
 
 
 @contextmanager
-def served(settings: StoreSettings | Path) -> Iterator[Served]:
+def served(settings: StoreSettings | Path, objects: CloudStore | None = None) -> Iterator[Served]:
     """Serves a store on a free port of the loopback, in a thread, until the block ends."""
     if isinstance(settings, Path):
         settings = StoreSettings(data=settings)
     settings = replace(settings, admin=replace(settings.admin, listen="127.0.0.1:0"))
-    with Store(settings) as store:
+    with Store(settings, store=objects) as store:
         data = store.settings.data
         if data is not None:
             Path(data).mkdir(parents=True, exist_ok=True)
