@@ -29,10 +29,10 @@ pytestmark = pytest.mark.timeout(900)
 
 TOKEN: Final = "a-token-of-the-tests"
 TOPICS: Final = [f"/default/t{number}" for number in range(4)]
-MESSAGES: Final = 6_000
+MESSAGES: Final = 4_000
 """Of about a kilobyte, in each topic."""
 SIZE: Final = len(TOPICS) * MESSAGES * 1000
-ROWS: Final = 24_000
+ROWS: Final = 12_000
 WRITTEN: Final = 3
 """Topics of a write."""
 

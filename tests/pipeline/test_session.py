@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyspark
 
 from forebay.pipeline.session import public_options, spark_home_without_zip
 from support.spark_fixtures import LOCAL
@@ -26,15 +30,11 @@ def test_secret_options_are_in_no_arguments_and_in_the_session(spark: SparkSessi
 
 def test_python_processes_of_spark_import_the_installed_package(spark: SparkSession) -> None:
     """Not the zip file of its source, which each of them would have to compile."""
-    found = spark.sparkContext.parallelize([0], 1).map(lambda _: where_pyspark_is()).collect()
-    assert found == [where_pyspark_is()]
+    # Functions of the library: a worker cannot import this module.
+    names = spark.sparkContext.parallelize(["pyspark"], 1)
+    found = names.map(find_spec).map(attrgetter("origin")).collect()
+    assert found == [pyspark.__file__]
     assert "SPARK_HOME" not in os.environ
-
-
-def where_pyspark_is() -> str:
-    import pyspark
-
-    return pyspark.__file__
 
 
 def test_a_spark_home_is_linked_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
