@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("support")
+
+from support.jvm import LAUNCHER_OPTIONS, SPARK_OPTIONS  # noqa: E402  # is rewritten, too
 
 pytest_plugins = [
     "support.server_fixtures",  # before those that import it
@@ -30,8 +34,6 @@ for _number, _handler in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)  # children inherit what is ignored
 
-SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
 # What a caller's shell may set that would change what a test sees.
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "PYSPARK_", "SPARK_")
 NAMES = {"COLUMNS", "FORCE_COLOR", "NO_COLOR", "PYTHONDONTWRITEBYTECODE", "PYTHONOPTIMIZE"} | {
@@ -43,9 +45,7 @@ for _name in list(os.environ):
     if _name.startswith(PREFIXES) or _name in NAMES or _name.lower().endswith("_proxy"):
         del os.environ[_name]
 os.environ |= {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
-# Tests start many JVMs that live for seconds: without the second compiler and with the plain
-# collector each start takes 8 seconds of CPU time instead of 14.
-os.environ |= dict.fromkeys(["SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"], SHORT_LIVED_JVM)
+os.environ |= {"SPARK_SUBMIT_OPTS": SPARK_OPTIONS, "SPARK_LAUNCHER_OPTS": LAUNCHER_OPTIONS}
 time.tzset()
 os.umask(0o022)
 
@@ -69,6 +69,13 @@ SHARED = {
 """What takes seconds to start, and the group of tests that one worker of xdist runs with it."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Other temporary files go where those of `tmp_path` do: to memory, where there is room."""
+    if config.option.basetemp is not None:
+        os.environ["TMPDIR"] = str(Path(config.option.basetemp).absolute().parent)
+        tempfile.tempdir = None  # read again
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
@@ -82,3 +89,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if fixture in fixtures:
                 item.add_marker(pytest.mark.xdist_group(group))
                 item.add_marker("browser" if group == "browser" else "spark")
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,9 @@ README = ROOT / "README.md"
 STOP = "<!-- tour: stop the server -->"
 ADDRESS = "127.0.0.1:8650"
 BOTH_KINDS = r"^```(console|python)\n(.*?)^```|^(<!-- tour: .*? -->)"
-START_SECONDS = 60
-COMMAND_SECONDS = 300  # the start of Spark on a machine that is busy
-STOP_SECONDS = 30
+START_SECONDS = 400
+COMMAND_SECONDS = 400  # the start of Spark on a machine that is busy
+STOP_SECONDS = 400
 
 
 def blocks(language: str) -> list[str]:
@@ -44,9 +46,12 @@ def steps(block: str) -> list[tuple[str, str]]:
 
 
 def free_address() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    """With a port below those that the system gives to clients: nobody else gets it meanwhile."""
+    while True:
+        address = ("127.0.0.1", random.randrange(10_000, 30_000))
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(address)
+            return f"{address[0]}:{address[1]}"
 
 
 class Tour:

@@ -70,7 +70,7 @@ class Follower:
             self.failure = error
 
     def end(self) -> list[Any]:
-        self._thread.join(30)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         return self.lines
 
@@ -250,7 +250,7 @@ def test_a_client_that_goes_frees_its_place(tmp_path: Path) -> None:
 def test_a_silent_stream_tells_that_it_lives(tmp_path: Path) -> None:
     with Store(StoreSettings(data=tmp_path)) as store, _beating(store) as port:
         store.topic(TOPIC).append(b"a", durability="synced")
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=120) as client:
             target = f"{PATH}?start=latest&follow=true"
             client.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             data = b""
@@ -274,7 +274,7 @@ def _beating(store: Store) -> Iterator[int]:
         yield port
     finally:
         server.stop()
-        thread.join(10)
+        thread.join(120)
         server.close()
 
 

@@ -201,7 +201,7 @@ def test_an_object_that_is_not_there_is_missing(server: Served) -> None:
 def test_a_client_that_breaks_off_leaves_nothing(server: Served) -> None:
     key = "staging/0123456789abcdef/4-1.frames"
     where = urlsplit(server.url)
-    with socket.create_connection((where.hostname, where.port), timeout=10) as raw:
+    with socket.create_connection((where.hostname, where.port), timeout=120) as raw:
         raw.sendall(
             f"PUT /v1/objects/{key} HTTP/1.1\r\nHost: {where.netloc}\r\n"
             "Transfer-Encoding: chunked\r\n\r\n".encode()

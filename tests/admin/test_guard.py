@@ -289,7 +289,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         [*OPENSSL.split(), "-keyout", str(key), "-out", str(cert)],
         check=True,
         capture_output=True,
-        timeout=30,
+        timeout=120,
     )
     return cert, key
 

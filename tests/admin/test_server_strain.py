@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import os
 import resource
 import socket
@@ -57,7 +58,7 @@ def strained(
             yield Served(context, client)
     finally:
         server.stop()
-        thread.join(10)
+        thread.join(120)
         server.close()
         assert not thread.is_alive()
 
@@ -106,7 +107,8 @@ def test_a_body_that_does_not_go_on_is_not_waited_for(store: Store) -> None:
                 answer = stalled.recv(KIB)
                 assert b" 504 " in answer.splitlines()[0]
         wait_until(lambda: PENDING.value() == before)
-        assert ask(server, "POST", PATH, b"x").status == 200
+        # A busy machine may be too slow for the short limit itself, and nothing is appended then.
+        wait_until(lambda: ask(server, "POST", PATH, b"x").status == 200)
         assert store.topic(TOPIC).watermarks().appended == 1
 
 
@@ -164,7 +166,7 @@ def test_readers_that_hang_hold_up_no_producer(tmp_path: Path) -> None:
     def hang(path: Path) -> None:
         if "orders" in str(path):
             waiting.append(path)
-            goes_on.wait(60)
+            goes_on.wait(300)
 
     with Store(settings, disk=disk) as store, serving(context := ServerContext(store)) as client:
         server = Served(context, client)
@@ -183,7 +185,7 @@ def test_readers_that_hang_hold_up_no_producer(tmp_path: Path) -> None:
         finally:
             goes_on.set()
         for reader in readers:
-            assert reader.result(30).status == 200
+            assert reader.result(120).status == 200
 
 
 # ---- who never asks ----
@@ -196,7 +198,15 @@ def test_a_connection_that_never_asks_is_closed(store: Store) -> None:
             with plain_socket(server) as silent:
                 silent.sendall(sent)
                 assert rest_of(silent) == b""
-        assert ask(server, "GET", "/healthz").status == 200
+        wait_until(lambda: _is_healthy(server))
+
+
+def _is_healthy(server: Served) -> bool:
+    """False too where a busy machine is too slow for the server's short limit."""
+    try:
+        return ask(server, "GET", "/healthz").status == 200
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def test_a_body_that_nobody_times_does_not_keep_its_connection(store: Store) -> None:

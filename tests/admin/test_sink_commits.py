@@ -98,7 +98,7 @@ def test_rows_arrive_once_and_in_order(setup: SinkSetup, server: Served) -> None
     assert done == Committed(300, 0)
     again = commit_through(address, NAMED, setup.stage(rows[:150], rows[150:]))
     assert again == Committed(0, 300)
-    with pytest.raises(UsageError, match="they are not the same rows"):
+    with pytest.raises(UsageError, match="not the same rows"):
         commit_through(address, NAMED, setup.stage(rows[:10]))
     assert values(server) == texts(rows)
     assert values(server, OTHER) == texts(rows, OTHER)
@@ -180,7 +180,7 @@ def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(setup: Sink
     def hold(key: str) -> None:
         if key == first[0].key:
             begun.set()
-            goes_on.wait(30)
+            goes_on.wait(120)
 
     backend = FaultBackend(LocalBackend(setup.data / "objects"))
     backend.hook("get_range", hold)
@@ -199,14 +199,14 @@ def test_no_other_sink_forgets_the_rows_of_a_batch_that_is_under_way(setup: Sink
 
         try:
             one = pool.submit(commit_through, client.address, NAMED, first)
-            assert begun.wait(10)
+            assert begun.wait(120)
             two = pool.submit(commit_through, client.address, replace(NAMED, number=1), second)
             # A file that is not there, of the same write: it stays from when the batch has come.
             wait_until(lambda: not is_forgotten((second[0].key or "").replace("0-", "999-")))
             assert not is_forgotten(second[0].key)
         finally:
             goes_on.set()
-        assert one.result(30) == two.result(30) == Committed(10, 0)
+        assert one.result(120) == two.result(120) == Committed(10, 0)
         assert values(Served(context, client)) == texts(numbered(0, 20))
 
 
@@ -333,18 +333,19 @@ def test_a_body_that_does_not_go_on_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_killed_server_leaves_a_batch_that_goes_on(setup: SinkSetup) -> None:
     rows = numbered(0, 20_000)
-    with serving_process(setup.data) as process:
+    parts = setup.stage(rows[:10_000], rows[10_000:], piece=400)
+    held = parts[1].key
+    assert held is not None
+    with serving_process(setup.data, held) as process:
         address = find_server(setup.settings)
         assert address is not None
-        parts = setup.stage(rows[:10_000], rows[10_000:], piece=400)
         log = setup.data / "wal/default/orders/wal.log"
         with ThreadPoolExecutor() as pool:
             commit = pool.submit(commit_through, address, NAMED, parts)
-            while not commit.done() and not (log.exists() and log.stat().st_size > 50_000):
-                threading.Event().wait(0.001)
+            wait_until(lambda: log.exists() and log.stat().st_size > 50_000)
             process.kill()
             with pytest.raises(ServiceUnavailable):
-                commit.result(timeout=60)
+                commit.result(timeout=120)
     assert find_server(setup.settings) is None
     with serving_process(setup.data):
         address = find_server(setup.settings)

@@ -185,7 +185,7 @@ def test_a_limit_that_is_none_is_refused(shared: Served, limit: str | int) -> No
 
 @pytest.mark.parametrize("path", ["", "/explain/0"])
 def test_a_topic_that_nobody_knows_is_not_found(shared: Served, path: str) -> None:
-    with pytest.raises(UnknownTopic, match="no topic /default/orders"):
+    with pytest.raises(UnknownTopic, match="/default/orders"):
         get(shared, ORDERS + path)
     with pytest.raises(UnknownTopic):
         shared.client.json("POST", f"{ORDERS}/trim")
@@ -199,7 +199,7 @@ def test_a_topic_that_nobody_knows_is_not_found(shared: Served, path: str) -> No
 def test_a_name_that_is_no_topics_is_refused(
     shared: Served, name: str, method: str, path: str
 ) -> None:
-    with pytest.raises(InvalidTopicName, match="is not a topic name"):
+    with pytest.raises(InvalidTopicName):
         shared.client.json(method, f"/v1/topics/default/{name}{path}")
 
 

@@ -50,7 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def imported(*commands: str) -> set[str]:
     """By all of the commands, one after the other in one process."""
     arguments = [sys.executable, "-c", PROGRAM, *commands]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
     return set(done.stderr.split())
 
 

@@ -23,7 +23,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -61,11 +61,11 @@ def test_lines_are_stored_as_they_arrive(data: Path) -> None:
             [sys.executable, "-m", "forebay", *follow],
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=120,
         )
         assert shown.stdout == b"first\n"
         producer.send_signal(signal.SIGINT)
-        out, _ = producer.communicate(timeout=60)
+        out, _ = producer.communicate(timeout=120)
         assert out == b"1 message in /default/slow, synced; next offset 1\n"
         assert producer.returncode == 130
 
@@ -127,7 +127,7 @@ def test_following_prints_what_comes_later(data: Path) -> None:
             assert consumer.stdout.readline() == "after\n"
             topic.append(b"last", durability="synced")
             assert consumer.stdout.readline() == "last\n"
-            assert consumer.wait(timeout=30) == 0
+            assert consumer.wait(timeout=120) == 0
 
 
 def test_bad_input_is_one_line_and_exit_code_2(data: Path, tmp_path: Path) -> None:
@@ -213,4 +213,4 @@ def test_a_reader_of_the_output_that_leaves_is_no_error(data: Path) -> None:
         assert consumer.stdout.readline() == "line\n"
         consumer.stdout.close()
         assert consumer.stderr.read() == ""
-        assert consumer.wait(timeout=30) == 0
+        assert consumer.wait(timeout=120) == 0

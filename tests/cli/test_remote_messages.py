@@ -84,11 +84,11 @@ def test_lines_go_in_the_same_with_and_without_a_server(tmp_path: Path) -> None:
             pass
         command = [sys.executable, "-m", "forebay", "produce", "t", "--data", str(data)]
         if name == "alone":
-            said = subprocess.run(command, input=sent, capture_output=True, check=True, timeout=60)
+            said = subprocess.run(command, input=sent, capture_output=True, check=True, timeout=120)
         else:
             with noted(small_segments(data)):
                 said = subprocess.run(
-                    command, input=sent, capture_output=True, check=True, timeout=60
+                    command, input=sent, capture_output=True, check=True, timeout=120
                 )
         assert said.stdout == b"7 messages in /default/t, synced; next offset 7\n"
         with Store(small_segments(data)) as store:
@@ -189,17 +189,20 @@ def test_a_token_is_taken_from_the_configuration_or_the_environment(tmp_path: Pa
         assert read.stdout == "x\n"
 
 
-def free_port() -> int:
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nobody listens, and which nobody else can take meanwhile."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("command", [("produce", "t"), ("consume", "t"), ("topics",)])
 @pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://", "http://h:port", None])
-def test_a_server_that_is_none_is_one_line(command: tuple[str, ...], url: str | None) -> None:
-    url = url or f"http://127.0.0.1:{free_port()}"
-    said = run(*command, "--url", url, stdin="x\n")
+def test_a_server_that_is_none_is_one_line(
+    command: tuple[str, ...], url: str | None, nobody: str
+) -> None:
+    said = run(*command, "--url", url or nobody, stdin="x\n")
     assert said.exit_code == 2
     assert said.stderr.count("\n") == 1
     assert said.stderr.startswith("forebay: ")
@@ -226,11 +229,11 @@ def test_a_follower_goes_on_by_offset_when_the_server_restarts(tmp_path: Path) -
         assert [reader.stdout.readline() for _ in range(2)] == ["2\n", "3\n"]
         topic.append_many([b"4", b"5", b"6"], durability="synced")
         assert reader.stdout.read() == "4\n5\n"
-        assert reader.wait(30) == 0
+        assert reader.wait(120) == 0
 
 
-def test_a_server_that_stays_away_is_given_up() -> None:
-    address = ServerAddress(f"http://127.0.0.1:{free_port()}")
+def test_a_server_that_stays_away_is_given_up(nobody: str) -> None:
+    address = ServerAddress(nobody)
     wanted = Wanted("5", end=None, follow=True, limit=None, skip_lost=False)
     with pytest.raises(ServiceUnavailable, match="--start 5"):
         list(received(address, parse_topic("t"), wanted, lambda: None, reconnect_seconds=0.5))
@@ -246,7 +249,7 @@ def test_following_through_a_server_ends_with_ctrl_c(tmp_path: Path) -> None:
             assert reader.stdout is not None
             assert json.loads(reader.stdout.readline())["payload"] == "first"
             reader.send_signal(signal.SIGINT)
-            assert reader.wait(30) == 130
+            assert reader.wait(120) == 130
 
 
 def test_lines_appear_at_once_through_a_server(tmp_path: Path) -> None:
@@ -256,10 +259,10 @@ def test_lines_appear_at_once_through_a_server(tmp_path: Path) -> None:
             assert producer.stdin is not None
             producer.stdin.write(b"first\n")
             producer.stdin.flush()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while (topic := server.store.opened("t")) is None or not topic.watermarks().synced:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            out, _ = producer.communicate(timeout=30)
+            out, _ = producer.communicate(timeout=120)
             assert out == b"1 message in /default/t, synced; next offset 1\n"
             assert producer.returncode == 0

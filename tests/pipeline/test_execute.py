@@ -32,7 +32,10 @@ COUNTED: Final = Counter("test_executor_items_total", "Items of this suite.", ["
 TASKS: Final = 8
 
 
-@pytest.fixture(params=["threads", "spark"])
+SPARK = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+@pytest.fixture(params=["threads", pytest.param("spark", marks=SPARK)])
 def executor(request: pytest.FixtureRequest) -> Executor:
     if request.param == "threads":
         return ThreadExecutor(2)
@@ -166,7 +169,7 @@ def test_an_interrupt_ends_a_run_of_threads(tmp_path: Path) -> None:
         assert child.poll() is None
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
-    _out, errors = child.communicate(timeout=30)
+    _out, errors = child.communicate(timeout=120)
     assert "KeyboardInterrupt" in errors
     assert len(list(tmp_path.iterdir())) < 59
 

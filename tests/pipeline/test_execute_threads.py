@@ -50,7 +50,7 @@ def without_spark(*arguments: object, code: int = 0) -> str:
         [sys.executable, "-c", WITHOUT, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == code, done.stderr

@@ -274,7 +274,7 @@ def test_a_process_that_reads_the_servers_note_reads_its_files(tmp_path: Path) -
         blind = open_resources(settings)
         assert isinstance(blind.disk, ServerDisk)
         assert not blind.objects_are_files
-        with pytest.raises(UsageError, match="keep the catalog in etcd"):
+        with pytest.raises(UsageError, match="etcd"):
             assert isinstance(blind.catalog, Catalog)
         for bench in (seeing, blind):
             bench.close()
@@ -429,5 +429,5 @@ def test_addresses_that_make_no_sense_are_refused(options: dict[str, str], why: 
 
 
 def test_a_server_that_does_not_answer_is_said_when_the_write_is_planned() -> None:
-    with pytest.raises(ServiceUnavailable, match="does not respond"):
+    with pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:1"):
         sink_options({"server": "http://127.0.0.1:1", "topic": "a"}, streaming=False)

@@ -14,7 +14,7 @@ from support.scan_stores import fill_both_tiers, settings_of
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_client_of_spark_connect_reads_streams_and_writes(
     connect_server: ConnectServer, tmp_path: Path
 ) -> None:

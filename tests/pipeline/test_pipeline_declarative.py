@@ -37,7 +37,7 @@ def run(server: ConnectServer, project: Path, data: Path) -> None:
         cwd=project,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +53,7 @@ def tables(server: ConnectServer, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.soak  # two runs of half a minute each
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_a_pipeline_takes_what_is_new_in_every_run(
     connect_server: ConnectServer, tmp_path: Path
 ) -> None:

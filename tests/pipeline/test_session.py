@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.pipeline.session import public_options
+import pyspark
+
+from forebay.pipeline.session import public_options, spark_home_without_zip
 from support.spark_fixtures import LOCAL
 
 if TYPE_CHECKING:
@@ -22,6 +26,24 @@ def test_secret_options_are_in_no_arguments_and_in_the_session(spark: SparkSessi
     assert b"spark.sql.shuffle.partitions=2" in seen, "the JVM was looked at"
     assert value.encode() not in seen
     assert spark.sparkContext.getConf().get(SECRET) == value
+
+
+def test_python_processes_of_spark_import_the_installed_package(spark: SparkSession) -> None:
+    """Not the zip file of its source, which each of them would have to compile."""
+    # Functions of the library: a worker cannot import this module.
+    names = spark.sparkContext.parallelize(["pyspark"], 1)
+    found = names.map(find_spec).map(attrgetter("origin")).collect()
+    assert found == [pyspark.__file__]
+    assert "SPARK_HOME" not in os.environ
+
+
+def test_a_spark_home_is_linked_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    home = spark_home_without_zip(environment)
+    assert spark_home_without_zip(environment) == home
+    assert (home / "bin" / "spark-submit").is_file()
+    assert any((home / "jars").glob("spark-core*.jar"))
+    assert not (home / "python").exists()
 
 
 def test_options_are_secret_by_their_names() -> None:

@@ -30,7 +30,7 @@ def test_what_a_demo_stores_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_demo_fills_every_tier(tmp_path: Path) -> None:
     with ServerProcess("demo", tmp_path / "data", tmp_path / "log") as server:
         server.wait_until(lambda: len(topics(server)) == len(WORKLOADS), "all topics")

@@ -18,7 +18,7 @@ async def test_every_topic_with_a_local_log_is_opened(tmp_path: Path) -> None:
             store.topic(name).append(b"x")
     progress: list[str | None] = []
     with forebay.open(tmp_path) as store:
-        await asyncio.wait_for(TopicOpener(store, progress.append).run(), 30)
+        await asyncio.wait_for(TopicOpener(store, progress.append).run(), 120)
         assert all(store.opened(name) is not None for name in names)
     assert "10 of 10" in (progress[-2] or "")
     assert progress[-1] is None
@@ -38,10 +38,10 @@ async def test_a_topic_that_cannot_be_opened_is_told_and_tried_again(
             store, lambda words: tried.set() if words is None else None, retry_seconds=0.05
         )
         opening = asyncio.create_task(opener.run())
-        await asyncio.wait_for(tried.wait(), 30)
+        await asyncio.wait_for(tried.wait(), 120)
         assert store.opened("/default/b") is not None
         assert store.opened("/default/a") is None
         assert "a topic cannot be opened" in caplog.text
         other.close()
-        await asyncio.wait_for(opening, 30)
+        await asyncio.wait_for(opening, 120)
         assert store.opened("/default/a") is not None

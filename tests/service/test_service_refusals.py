@@ -27,7 +27,7 @@ def refused_process(
         env={**(env or os.environ)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 2, done

@@ -50,3 +50,19 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         os.kill(server.pid, signal.SIGTERM)
         os.kill(server.pid, signal.SIGCONT)
         assert server.wait() in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+
+
+def test_a_server_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    ignoring = ("sh", "-c", "trap '' HUP && exec \"$@\"", "sh")
+    with ServerProcess("serve", tmp_path / "data", tmp_path / "log", ignoring) as server:
+        server.wait_ready()
+        os.kill(server.pid, signal.SIGHUP)
+        assert ignores(server.pid, signal.SIGHUP)
+        server.produce(TOPIC, ["a"])
+        assert server.stop() == 0, server.said
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [mask] = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")]
+    return bool(int(mask, 16) >> (number - 1) & 1)

@@ -1,4 +1,4 @@
-"""A driver of Spark that does what it is told, for clusters whose workers see no store.
+"""A driver of Spark that does what it is told: several jobs on one session, with one JVM.
 
 As a program: takes one JSON object a line, and answers each with one. As a module: starts it.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,16 +21,17 @@ from support.paths import TESTS
 from support.spark_cluster import LocalCluster, end_session
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
-PATIENCE: Final = 100.0
+PATIENCE: Final = 400.0
 FILLER: Final = "." * 500
 
 
 class BlindDriver:
     """The driver's process, with its JVM in a session of its own."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, token: str) -> None:
+    def __init__(self, cluster: LocalCluster, folder: Path, token: str = "") -> None:
         self._errors = folder / "driver.err"
         settings = cluster.settings()
         options = json.dumps(dict(settings.options))
@@ -52,6 +54,12 @@ class BlindDriver:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self._process.stdin.flush()
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether there is an answer that nobody took yet."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -102,6 +110,33 @@ def offload(spark: SparkSession, path: str) -> Any:
     return {"ok": report.ok, "messages": report.messages, "text": str(report.rows)[:2000]}
 
 
+def compact(spark: SparkSession, path: str, target: int) -> bool:
+    from forebay.pipeline import compact as run
+
+    return run(path, spark=spark, target_bytes=target).ok
+
+
+def scan(spark: SparkSession, path: str, mark: str) -> Any:
+    """The sums over all topics `t…`; the file `mark` is there when a task has begun."""
+    reader = spark.read.format("forebay").option("path", path).option("splitBytes", "1MiB")
+    rows = (
+        reader.option("subscribePattern", "/default/t.*").option("columns", "offset,value").load()
+    )
+
+    def marked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            Path(mark).touch()
+            yield batch
+
+    found = (
+        rows.mapInArrow(marked, rows.schema)
+        .selectExpr("count(*) n", "sum(offset) s", "sum(length(value)) b", "sum(crc32(value)) c")
+        .first()
+    )
+    assert found is not None
+    return found.asDict()
+
+
 def write(
     spark: SparkSession, options: dict[str, str], count: int, partitions: int, topics: int
 ) -> None:
@@ -134,6 +169,8 @@ def main(settings: SparkSettings) -> None:
     doing: dict[str, Callable[..., Any]] = {
         "look": look,
         "offload": offload,
+        "compact": compact,
+        "scan": scan,
         "write": write,
         "stream": stream,
     }

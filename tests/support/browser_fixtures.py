@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
-PATIENCE_MS: Final = 15_000
+PATIENCE_MS: Final = 60_000
 _PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS: Final = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 

@@ -17,7 +17,7 @@ from forebay.pipeline.session import OPTIONS
 from support.s3_server import free_ports
 from support.spark_cluster import end_session, spark_environment, spark_home
 
-START_SECONDS_MAX: Final = 90.0
+START_SECONDS_MAX: Final = 400.0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Final, Self
 from support.paths import TESTS
 from support.spark_cluster import end_session
 
-PATIENCE: Final = 100.0
+PATIENCE: Final = 400.0
 LINES_SHOWN: Final = 40
 
 

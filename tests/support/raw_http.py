@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from support.served import Served
 
-SECONDS = 10.0
+SECONDS = 60.0
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
 

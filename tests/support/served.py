@@ -14,11 +14,13 @@ from forebay.admin.app import build_app
 from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
 from forebay.client.http import ServerClient
+from forebay.objects.store import CloudStore
 from forebay.service.directory import store_id
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.topic.store import Store
 
-START_SECONDS = 10.0
+PATIENCE = 60.0
+"""Seconds that anything may take on a busy machine before it counts as hung."""
 
 
 @dataclass(slots=True)
@@ -36,17 +38,17 @@ class Served:
     def url(self) -> str:
         return self.context.url
 
-    def new_client(self, timeout_seconds: float = 10) -> ServerClient:
+    def new_client(self, timeout_seconds: float = PATIENCE) -> ServerClient:
         return ServerClient(self.client.address, timeout_seconds=timeout_seconds)
 
 
 @contextmanager
-def served(settings: StoreSettings | Path) -> Iterator[Served]:
+def served(settings: StoreSettings | Path, objects: CloudStore | None = None) -> Iterator[Served]:
     """Serves a store on a free port of the loopback, in a thread, until the block ends."""
     if isinstance(settings, Path):
         settings = StoreSettings(data=settings)
     settings = replace(settings, admin=replace(settings.admin, listen="127.0.0.1:0"))
-    with Store(settings) as store:
+    with Store(settings, store=objects) as store:
         data = store.settings.data
         if data is not None:
             Path(data).mkdir(parents=True, exist_ok=True)
@@ -68,7 +70,7 @@ def serving(context: ServerContext) -> Iterator[ServerClient]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(build_app(context))))
     thread.start()
     try:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not server.started:
             assert thread.is_alive(), "the server ended"
             assert time.monotonic() < deadline, "the server does not start"
@@ -76,10 +78,10 @@ def serving(context: ServerContext) -> Iterator[ServerClient]:
         address = ServerAddress(
             context.url, context.instance, admin.token, admin.ca_file, context.store_id
         )
-        with ServerClient(address, timeout_seconds=10) as client:
+        with ServerClient(address, timeout_seconds=PATIENCE) as client:
             yield client
     finally:
         server.stop()
-        thread.join(START_SECONDS)
+        thread.join(PATIENCE)
         server.close()
         assert not thread.is_alive(), "the server does not stop"

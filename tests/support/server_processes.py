@@ -20,7 +20,8 @@ from forebay.format.names import parse_topic
 from forebay.settings import ServerAddress
 from support.spark_cluster import end_session
 
-PATIENCE: Final = 110.0
+PATIENCE: Final = 400.0
+"""Seconds that anything may take on a busy machine before it counts as hung."""
 NDJSON: Final = {"Content-Type": "application/x-ndjson"}
 _LOOK_SECONDS: Final = 0.02
 

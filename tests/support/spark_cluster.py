@@ -31,12 +31,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from forebay.pipeline.session import find_java
+from forebay.pipeline.session import find_java, spark_home_without_zip
 from forebay.settings import SparkSettings
+from support.jvm import SPARK_OPTIONS
 from support.s3_server import free_ports
 
-START_SECONDS_MAX: Final = 60.0
-END_SECONDS_MAX: Final = 20.0
+START_SECONDS_MAX: Final = 300.0
+END_SECONDS_MAX: Final = 300.0
 STARTS_MAX: Final = 3
 _LOOK_SECONDS: Final = 0.05
 _OUTPUT_CHARS_SHOWN: Final = 2000
@@ -47,14 +48,12 @@ _DAEMON: Final = (
     "-Dspark.port.maxRetries=0",
     # It would listen on a port that two clusters cannot both have.
     "-Dspark.master.rest.enabled=false",
-    # They live for seconds: no second compiler, and the plain collector.
-    "-XX:TieredStopAtLevel=1",
-    "-XX:+UseSerialGC",
+    SPARK_OPTIONS,
 )
 _OPTIONS: Final = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": SPARK_OPTIONS,
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
 }
@@ -294,7 +293,7 @@ def spark_environment() -> dict[str, str]:
     """What a process of Spark on the loopback is started with, besides what there is."""
     return {
         "JAVA_HOME": str(find_java()),
-        "SPARK_HOME": str(spark_home()),
+        "SPARK_HOME": str(spark_home_without_zip()),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

@@ -103,5 +103,6 @@ def lose_the_start(path: Path) -> None:
     """The first objects of `orders` go, as remote retention takes them, and then their segments."""
     settings = settings_of(path, remote_retention=RemoteRetentionSettings(size_mb=0))
     with Store(settings) as store:
+        # A server does it now and then; there is no call for it.
         assert store._factory.for_topic("/default/orders").trim_remote()
         assert store.topic("orders").trim_local()

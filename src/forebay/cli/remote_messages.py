@@ -352,6 +352,7 @@ def received(
     wanted: Wanted,
     find_again: Callable[[], ServerAddress | None],
     reconnect_seconds: float = RECONNECT_SECONDS,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Generator[dict[str, Any], None, None]:
     """Yields the messages as JSON objects; reconnects for `reconnect_seconds`, then raises.
 
@@ -360,7 +361,7 @@ def received(
     seen = False
     away: float | None = None
     while True:
-        began = time.monotonic()
+        began = monotonic()
         try:
             with connected(address) as client:
                 address = client.address  # has the id of the store, which must stay the same
@@ -377,7 +378,7 @@ def received(
         except _AWAY as error:
             if not seen and not wanted.follow:
                 raise
-            now = time.monotonic()
+            now = monotonic()
             if away is None or now - began > _STEADY_SECONDS:
                 away = now  # it was up until now, even if it sent nothing
             if now - away >= reconnect_seconds:

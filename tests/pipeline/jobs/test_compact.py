@@ -161,7 +161,7 @@ def test_the_default_target_is_that_of_the_uploader(tmp_path: Path) -> None:
 
 def test_what_cannot_be_right_is_refused(setup: Setup, tmp_path: Path) -> None:
     setup.lay([0, 10, 20])
-    with pytest.raises(UsageError, match="does not know the topic /default/other"):
+    with pytest.raises(UsageError, match="/default/other"):
         setup.compacted(topics=["other"])
     for wrong in ({"target": 0}, {"max_bytes": 0}):
         with pytest.raises(UsageError, match="is 0 bytes"):
@@ -262,7 +262,7 @@ def test_a_new_object_that_holds_other_messages_is_refused_by_the_task(
 
     backend.hook("complete", overwrite, when="after")
     monkeypatch.setattr(executor_resources(setup.settings), "_store", CloudStore(backend))
-    with pytest.raises(CorruptLog, match="was read back as"):
+    with pytest.raises(CorruptLog, match=job.intent.object_id):
         rewrite(setup.settings, job)
     assert sidecar(job.intent.object_id) not in setup.names()
 

@@ -69,7 +69,7 @@ def play(data: Path, kills: int, seed: int) -> None:
     setup.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_killed_compaction_loses_and_repeats_nothing(tmp_path: Path) -> None:
     play(tmp_path / "data", 5, 1)
 

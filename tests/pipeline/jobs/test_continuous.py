@@ -53,7 +53,7 @@ def test_it_uploads_what_comes_and_ends_when_it_is_told_to(tmp_path: Path) -> No
         wait_until(lambda: len(reports) > runs + 5)
         assert executor.runs == runs, "a cycle with nothing to do runs nothing"
         driver.stop()
-        thread.join(10)
+        thread.join(120)
         assert not thread.is_alive()
     assert sum(report.messages for report in reports) == 300
 
@@ -100,7 +100,7 @@ def test_it_ends_when_spark_has_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_command_uploads_until_sigterm(tmp_path: Path) -> None:
     config = tmp_path / "forebay.yml"
     config.write_text(
@@ -121,10 +121,10 @@ def test_the_command_uploads_until_sigterm(tmp_path: Path) -> None:
             text=True,
         )
         try:
-            wait_until(lambda: topic.watermarks().verified == 1000, seconds=120)
+            wait_until(lambda: topic.watermarks().verified == 1000, seconds=400)
         finally:
             os.kill(driver.pid, signal.SIGTERM)
-            output, _ = driver.communicate(timeout=60)
+            output, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0
     reports = [json.loads(line) for line in output.splitlines()]
     assert sum(report["messages"] for report in reports) == 1000

@@ -152,7 +152,7 @@ def test_a_killed_replay_goes_on_where_it_was(settings: StoreSettings) -> None:
     assert subprocess.run(command, check=False).returncode == -9
     there = len(numbers(settings))
     assert 0 < there < 5000
-    with pytest.raises(UsageError, match="choose 5000 or later"):
+    with pytest.raises(UsageError, match="5000 or later"):
         replay(settings, SOURCE, TARGET, end=4000, executor=ThisProcess())
     report = replay(settings, SOURCE, TARGET, executor=ThisProcess())
     assert (report.appended, report.known) == (6000 - there, there)
@@ -213,7 +213,7 @@ def test_calls_that_cannot_be_right_are_refused(
 
 
 def test_offsets_that_are_not_in_the_topic_are_an_error(settings: StoreSettings) -> None:
-    with pytest.raises(OffsetOutOfRange, match="the ending offset 6001"):
+    with pytest.raises(OffsetOutOfRange, match="6001"):
         replay(settings, SOURCE, TARGET, end=6001, executor=ThisProcess())
 
 

@@ -145,7 +145,7 @@ def test_a_restore_that_reads_little_starts_no_spark(folders: Folders) -> None:
         "assert 'pyspark' not in sys.modules"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.count(": adopted 3 objects with 30 messages") == 2
     assert "  3 objects read in full, " in done.stdout

@@ -143,8 +143,8 @@ def test_the_memory_survives_its_encoding() -> None:
     ],
 )
 def test_what_is_no_memory_is_refused(data: bytes) -> None:
-    with pytest.raises(DescriptorError, match="it is not a state"):
-        decode_state(data, "it")
+    with pytest.raises(DescriptorError, match="that file"):
+        decode_state(data, "that file")
 
 
 # ---- the chain ----

@@ -225,7 +225,7 @@ def test_an_aborted_write_keeps_the_files_of_a_batch_that_was_begun(setup: SinkS
 
 def test_other_rows_under_a_complete_batch_are_refused(setup: SinkSetup) -> None:
     setup.write(RUN, numbered(0, 20))
-    with pytest.raises(UsageError, match="complete with 20 rows, but this one has 21"):
+    with pytest.raises(UsageError, match=r"20 rows.* 21"):
         setup.write(RUN, numbered(0, 21))
     assert setup.write(SinkBatch("daily", 1, named=True), numbered(20, 1)) == Committed(1, 0)
 
@@ -233,7 +233,7 @@ def test_other_rows_under_a_complete_batch_are_refused(setup: SinkSetup) -> None
 def test_a_write_with_a_lower_batch_is_refused(setup: SinkSetup) -> None:
     """Nobody could tell a late batch from one that is repeated."""
     setup.write(SinkBatch("daily", 5, named=True), numbered(0, 20))
-    with pytest.raises(UsageError, match="batches of one sink must ascend"):
+    with pytest.raises(UsageError, match="ascend"):
         setup.write(SinkBatch("daily", 4, named=True), numbered(0, 20))
 
 

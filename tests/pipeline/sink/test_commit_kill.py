@@ -17,7 +17,7 @@ ROWS = 4000
 KILLS = 20
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_twenty_kills_add_nothing_twice_and_lose_nothing(tmp_path: Path) -> None:
     data, seed = tmp_path / "data", time.time_ns()
     command = [sys.executable, sinks.__file__, *map(str, (data, ROWS, KILLS, seed))]

@@ -151,9 +151,9 @@ def test_a_file_that_ends_too_early_is_refused(store: CloudStore, cut: int) -> N
     whole = bytes(store.get_object(part.key, MIB))
     store.delete_object(part.key)
     store.put_object(part.key, whole[:-cut])
-    with pytest.raises(FormatError, match="it ends after 1 rows of 2"):
+    with pytest.raises(FormatError, match="1 rows of 2"):
         rows(store, replace(part, bytes=part.bytes - cut))
-    with pytest.raises(FormatError, match="it ends after 1 rows of 1"):
+    with pytest.raises(FormatError, match="1 rows of 1"):
         rows(store, replace(part, bytes=part.bytes - cut, rows=1))
 
 
@@ -165,7 +165,7 @@ def test_a_flipped_byte_anywhere_is_found(store: CloudStore, at: int) -> None:
     damaged[at] ^= 1
     store.delete_object(part.key)
     store.put_object(part.key, bytes(damaged))
-    with pytest.raises(FormatError, match="is not a sound staged file"):
+    with pytest.raises(FormatError, match=part.key):
         rows(store, part)
 
 
@@ -198,7 +198,7 @@ def test_a_length_that_no_frame_can_have_is_damage_and_is_not_waited_for(
         return backend(key, start, end)
 
     store.get_range = counted  # type: ignore[method-assign]
-    with pytest.raises(FormatError, match="is not a sound staged file"):
+    with pytest.raises(FormatError, match=key):
         rows(store, Part(0, key, before + 1, len(body), {"/default/orders": before + 1}))
     assert len(reads) <= before + 1
 
@@ -264,7 +264,7 @@ def test_headers_that_are_no_attributes_are_named(headers: list[Any], why: str) 
 
 
 def test_a_message_that_would_be_too_large_is_refused_before_it_is_staged() -> None:
-    with pytest.raises(MessageTooLarge, match="row 0 of partition 3 is too large"):
+    with pytest.raises(MessageTooLarge, match="row 0 of partition 3"):
         list(checked_rows(iter([batch(value=pa.array([bytes(MESSAGE_BYTES_MAX)]))]), 3, "t"))
 
 

@@ -203,7 +203,7 @@ def test_a_catalog_and_a_store_are_enough_for_what_is_uploaded(tmp_path: Path) -
 
 
 def test_a_place_without_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no store at"):
+    with pytest.raises(UsageError, match=str(tmp_path / "nothing")):
         planned(tmp_path / "nothing", subscribe="orders")
 
 
@@ -261,7 +261,7 @@ def test_json_has_to_name_the_topics_that_are_read(tmp_path: Path) -> None:
             append(store.topic(name), 3)
     with pytest.raises(UsageError, match="leaves out /default/b 0"):
         planned(tmp_path, subscribe="a,b", startingOffsets='{"a": {"0": 1}}')
-    with pytest.raises(UsageError, match="names /default/b 0, which is not subscribed"):
+    with pytest.raises(UsageError, match=r"/default/b 0.* not subscribed"):
         planned(tmp_path, subscribe="a", endingOffsets='{"a": {"0": 1}, "b": {"0": 1}}')
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-PATIENCE = 60.0
+PATIENCE = 400.0
 ORDERS = "/default/orders"
 
 

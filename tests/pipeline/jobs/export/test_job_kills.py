@@ -131,7 +131,7 @@ def kill_and_finish(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_export_on_spark_that_is_killed_is_finished_by_the_next(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_parquet_table_without_its_note_is_refused(tmp_path: Path) -> None:
     table = ParquetTable(tmp_path / "t", TOPIC)
     assert len(table.files()) == 1
     (table.batches()[-1] / COMMIT_FILE).unlink()
-    with pytest.raises(MissingData, match="it is unknown which offsets"):
+    with pytest.raises(MissingData):
         table.state()
 
 
