@@ -83,7 +83,7 @@ def test_an_intended_object_is_put_and_read_again(server: Served) -> None:
 
 
 def test_an_object_that_nobody_intends_is_refused(server: Served) -> None:
-    with pytest.raises(CommitRefused, match="nobody intends"):
+    with pytest.raises(CommitRefused, match="has no intent"):
         put(server, object_key(TOPIC, "data-5-9.dnb1"), b"x" * (3 * MIB))
 
 

@@ -173,13 +173,13 @@ def _table(title: str, about: str, rows: list[tuple[str, Key, str]]) -> str:
 
 
 def _kind(key: Key) -> str:
-    kind = {"flag": "flag", "path": "path", "text": "text", "list": "list of texts"}.get(key.kind)
+    kind = {"flag": "flag", "path": "path", "text": "text", "list": "list of strings"}.get(key.kind)
     if key.unit is not None:
         kind = f"{key.unit.measures}, or number of {key.unit.name}"
     elif key.kind == "choice":
         kind = ", ".join(f"`{choice}`" for choice in key.choices)
     elif key.kind == "options":
-        kind = "names and texts"
+        kind = "mapping of names to strings"
     elif key.kind == "number":
         kind = "whole number" if key.whole else "number"
     return f"{kind}, or null" if key.optional else str(kind)
