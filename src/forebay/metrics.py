@@ -10,7 +10,7 @@ histograms stay in their process.
 
 There is no Prometheus client library here because importing it takes 150 ms in every command.
 
-What a caller gets wrong: update a metric once per batch, request or object, never per message.
+Beware: update a metric once per batch, request or object, never per message.
 """
 
 from __future__ import annotations

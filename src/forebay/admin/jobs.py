@@ -50,7 +50,7 @@ _LIST_MAX: Final = 1000
 
 
 class JobFields(Struct, frozen=True):
-    """What is known of a job, wherever it is written."""
+    """The fields of a job in responses and in the file of past jobs."""
 
     id: str
     kind: str
@@ -78,13 +78,13 @@ class JobFields(Struct, frozen=True):
 
 
 class JobRecord(JobFields, frozen=True):
-    """One job as it is now; a line of the file of past jobs."""
+    """The current state of a job, and a line in the file of past jobs."""
 
     done: int = 0
     """Tasks of the running Spark job that are done."""
     total: int = 0
     label: str = ""
-    """What is being done, in plain words."""
+    """A description of the current step."""
 
     @property
     def over(self) -> bool:
@@ -115,7 +115,7 @@ class DriverStatus(Record, frozen=True):
     state: Annotated[str, one_of("starting", "ready", "working", "restarting", "stopped")]
     master: str
     since: Seconds
-    """When it got into this state."""
+    """When this state began."""
     pid: Count | None = None
     restarts: Count = 0
     error: Annotated[
@@ -192,7 +192,7 @@ class Jobs(Protocol):
         """Queues a job; JobsFull if too many wait."""
 
     def list(self) -> Sequence[JobRecord]:
-        """All jobs that are kept, the newest first. From any thread."""
+        """Returns all jobs that are kept, newest first. May be called from any thread."""
 
     def get(self, job_id: str) -> JobRecord | None: ...
 
@@ -200,7 +200,7 @@ class Jobs(Protocol):
         """Ends a waiting job, asks a running one to end, and leaves one that is over."""
 
     def driver(self) -> DriverStatus:
-        """From any thread."""
+        """Returns the state of the driver. May be called from any thread."""
 
 
 # ---- requests ---------------------------------------------------------------------------------
@@ -339,5 +339,5 @@ def _no_spark() -> Response:
         409,
         "ServiceRefused",
         "this server runs no Spark, so it has no jobs: start it with `forebay up`, or run "
-        "`forebay offload`, `forebay compact` or `forebay verify` beside it",
+        "`forebay offload`, `forebay compact` or `forebay verify` in another process",
     )

@@ -4,8 +4,8 @@ A module of handlers returns `Endpoint`s. An endpoint is a Starlette route that 
 `Operation`s: the type of the query, the body and the responses. `document` makes the OpenAPI 3.1
 document from the endpoints of the application, so that a route cannot be missing from it.
 
-What a caller gets wrong: an operation describes its handler and does not check it. The tests send
-every operation requests of all kinds, and compare the responses with the document.
+Beware: an operation describes its handler and does not check it. The tests send every operation
+requests of all kinds, and compare the responses with the document.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A response that is no error."""
+    """A successful response."""
 
     description: str
     kind: Any = None
@@ -63,20 +63,20 @@ class Operation:
     summary: str
     replies: Mapping[int, Reply]
     errors: Sequence[int] = ()
-    """Statuses beside those that every operation has."""
+    """Statuses in addition to those that every operation has."""
     method: str = "GET"
     query: type[Struct] | None = None
-    """Its fields are the parameters."""
+    """A type whose fields are the query parameters."""
     headers: Mapping[str, Any] = field(default_factory=dict)
     """Types of request headers, by name."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """Types, or `Lines`, by media type."""
     public: bool = False
-    """Whether it needs no token."""
+    """Whether the operation is allowed without a token."""
 
 
 class Endpoint(Route):
-    """A route, and the operations that it is for."""
+    """A route and its operations."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Endpoint(Route):
         *operations: Operation,
         all_methods: bool = False,
     ) -> None:
-        """With `all_methods`, the handler refuses by itself the methods that it does not know."""
+        """With `all_methods`, the handler itself refuses unknown methods."""
         methods = None if all_methods else [each.method for each in operations]
         super().__init__(path, handler, methods=methods)
         self.operations = operations
@@ -248,7 +248,7 @@ def _parameter(name: str, place: str, schema: Json, *, required: bool = False) -
 
 
 def _schema(kind: Any) -> Json:
-    """Of a type without records."""
+    """The JSON Schema of a type that contains no record."""
     return schema_components([kind], ref_template=_REFERENCE)[0][0]
 
 

@@ -63,7 +63,7 @@ class TopicQuery(Struct, frozen=True):
 
 
 class TopicOutline(Record, frozen=True):
-    """How far a topic is."""
+    """The name and watermarks of a topic."""
 
     topic: str
     open: _Open
@@ -83,7 +83,7 @@ class TopicList(Record, frozen=True):
 
 
 class Topic(Record, frozen=True):
-    """Where everything of a topic is."""
+    """The watermarks, segments and objects of a topic."""
 
     topic: str
     open: _Open
@@ -107,7 +107,7 @@ class Topic(Record, frozen=True):
 
 
 class Explanation(Record, frozen=True):
-    """Where one offset is."""
+    """The location of one offset."""
 
     topic: str
     offset: Count
@@ -299,7 +299,7 @@ def _fields(facts: TopicFacts | OffsetFacts) -> dict[str, Any]:
 
 
 def _create(context: ServerContext, name: TopicName) -> bool:
-    """Whether it did not exist before."""
+    """Creates the topic if it does not exist. Returns whether it was created."""
     with context.store.view() as view:
         try:
             view.topic(str(name))

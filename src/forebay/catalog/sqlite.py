@@ -8,7 +8,7 @@ Leases are timed by the time since boot, which cannot be set: jumps of the wall 
 and a lease from an earlier boot has ended. No thread watches leases. Every read, write and watch
 first removes the leases that have ended, together with their keys, so nobody sees them.
 
-What a caller gets wrong: the file must be on a local disk. Network file systems are refused.
+Beware: the file must be on a local disk. Network file systems are refused.
 """
 
 from __future__ import annotations

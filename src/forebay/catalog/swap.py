@@ -9,8 +9,8 @@ Replaced objects stay readable for a grace time. Their descriptors are kept belo
 a sweep begins to delete the objects. Until then the swap can be undone. The layout:
 `docs/formats/catalog.md`.
 
-What a caller gets wrong: after CommitRefused, do not delete the object that was written. By now the
-same name may belong to another process. Leave the object to the sweep.
+Beware: after CommitRefused, do not delete the object that was written. By now the same name may
+belong to another process. Leave the object to the sweep.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ There are three formats:
 - Danube's checkpoints, which are read for inspection and never written. They are bincode of either
   flavour without magic or checksum; a decoding is accepted if it consumes every byte.
 
-What a caller gets wrong: the frames in the segments count, not the checkpoint. A checkpoint that is
-behind them is normal. One that is ahead means that acknowledged data is lost. Danube's are not
-reliable: they are not synced, and may name segments that are gone or hold other offsets.
+Beware: the frames in the segments count, not the checkpoint. A checkpoint that is behind them is
+normal. One that is ahead means that acknowledged data is lost. Danube's are not reliable: they are
+not synced, and may name segments that are gone or hold other offsets.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@
 A log has no holes. So before a loss is recorded, the readable messages before it are uploaded, and
 the local log then begins after it.
 
-What a caller gets wrong: the id of a log is never taken from the catalog. A log that fits the
-objects was the topic's log once, but another machine may own the topic since. With that machine's
-id, the old log would assign offsets again that were acknowledged there.
+Beware: the id of a log is never taken from the catalog. A log that fits the objects was the topic's
+log once, but another machine may own the topic since. With that machine's id, the old log would
+assign offsets again that were acknowledged there.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ directory while it works, and refuses to run while a server runs. An object that
 log is read completely, because segments can repair it. For the other objects only existence and
 size are checked; `forebay verify` reads everything.
 
-What a caller gets wrong: a repair without findings proves nothing about objects that it did not
-read.
+Beware: a repair without findings proves nothing about objects that it did not read.
 """
 
 from __future__ import annotations

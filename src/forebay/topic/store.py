@@ -6,8 +6,8 @@
     for message in topic.read(start=0): ...
     store.close()
 
-What a caller gets wrong: `append` is buffered by default, and a crash loses messages that were not
-synced. Closing the store syncs everything: use the store as a context manager.
+Beware: `append` is buffered by default, and a crash loses messages that were not synced. Closing
+the store syncs everything: use the store as a context manager.
 """
 
 from __future__ import annotations

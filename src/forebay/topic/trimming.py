@@ -5,8 +5,8 @@ These objects must have been read back and committed longer ago than the deletio
 still exist unchanged. A segment that ends before the topic's start offset needs no objects: remote
 retention has already deleted those.
 
-What a caller gets wrong: if an object is missing or damaged, its segment is kept and the error is
-raised. Older segments may have been deleted before.
+Beware: if an object is missing or damaged, its segment is kept and the error is raised. Older
+segments may have been deleted before.
 """
 
 from __future__ import annotations

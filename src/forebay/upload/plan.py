@@ -7,8 +7,8 @@ objects, and no message waits forever. `TopicPlanner` applies it to one topic, f
 the Spark driver. `SegmentSource` reads the planned frames. It checks every CRC and the order of the
 offsets, and does not decode payloads.
 
-What a caller gets wrong: a plan belongs to one log. After a topic's log was replaced, the old
-positions and indexes are meaningless; make a new `SegmentSource`.
+Beware: a plan belongs to one log. After a topic's log was replaced, the old positions and indexes
+are meaningless; make a new `SegmentSource`.
 """
 
 from __future__ import annotations

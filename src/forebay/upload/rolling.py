@@ -6,8 +6,8 @@ and copied by the object store when it is complete. The copy is read back and co
 other object. The checkpoint shows the progress, for information only: after a restart or an error
 the object is abandoned and built again from the log.
 
-What a caller gets wrong: while an object is open, up to one part of it is in memory, for each
-topic. The uploader that plans ahead (`uploader.Uploader`) keeps nothing in memory between cycles.
+Beware: while an object is open, up to one part of it is in memory, for each topic. The uploader
+that plans ahead (`uploader.Uploader`) keeps nothing in memory between cycles.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A rotation syncs the old segment, creates the new one and syncs the directory, i
 the first frame is written. The checkpoint is written after that, so that it may be one rotation
 behind the files, and is never ahead of them.
 
-What a caller gets wrong: this class has no locks, so call it from one thread at a time. After any
-error do not write through it again, because what the device holds is then unknown.
+Beware: this class has no locks, so call it from one thread at a time. After any error do not write
+through it again, because what the device holds is then unknown.
 """
 
 from __future__ import annotations

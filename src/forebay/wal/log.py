@@ -5,8 +5,8 @@ An append assigns the offset, encodes the message, queues it and returns. The gr
 frames reach the file in offset order, whatever the number of producers. A reader calls `plan`
 before every chunk to learn where its next offset is: in memory, in a segment, or not there yet.
 
-What a caller gets wrong: a `buffered` append that returned is in memory only. It is lost in a crash
-unless `wait` or `flush` returned after it.
+Beware: a `buffered` append that returned is in memory only. It is lost in a crash unless `wait` or
+`flush` returned after it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A log submits a job when it has something to write, and submits no second one before the first has
 run. One log therefore commits on one thread at a time, and an idle log costs no thread.
 
-What a caller gets wrong: a job that blocks holds up every other log once all threads are busy. A
-job submitted after `close` may never run.
+Beware: a job that blocks holds up every other log once all threads are busy. A job submitted after
+`close` may never run.
 """
 
 from __future__ import annotations

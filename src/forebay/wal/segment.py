@@ -5,8 +5,8 @@ frame that a snapshot covers is synced, and stays in place until retention remov
 segment. `ChunkReader` reads frames from a segment in bounded memory. `SegmentIndexes` finds the
 position in a segment to start from.
 
-What a caller gets wrong: a `ChunkReader` reuses one buffer for every chunk, so the scan that `read`
-returns is valid only until the next read.
+Beware: a `ChunkReader` reuses one buffer for every chunk, so the scan that `read` returns is valid
+only until the next read.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ The first has the topics' numbers, a page of topics at a time, each with its spa
 offsets by tier), and the history after `since`. The second has the spans of one topic in a window,
 for zooming in: spans that the first joined because they were too narrow to be seen are apart here.
 
-What a caller gets wrong: the document is about now. It is made at most once a second for all
-clients, on a thread.
+Beware: the document is about now. It is made at most once a second for all clients, on a thread.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from forebay.objects import store as objects
 
 TOPICS_MAX: Final = 200
 SPANS_MAX: Final = 400
-"""Of one topic; with many topics on a page, each has fewer."""
+"""The maximum number of spans per topic. With many topics on a page, each gets fewer."""
 _PAGE_SPANS_MAX: Final = 4000
 _PAGE_SPANS_MIN: Final = 80
 _FRESH_SECONDS: Final = 0.9
@@ -62,15 +61,15 @@ _LOG_EVENTS_MAX: Final = 50
 _ALERTS_MAX: Final = 20
 _DISK_BYTES_MIN: Final = 256 * MIB
 _DISK_SHARE_MIN: Final = 0.05
-"""The same for a small disk, as a share."""
+"""The same limit for a small disk, as a fraction of its size."""
 _LATE: Final = 3
-"""Uploads that are so many intervals late raise an alert."""
+"""Uploads that are late by this many intervals raise an alert."""
 ROWS_MAX: Final = 20
 _CYCLES_MAX: Final = 8
 """Rows of cycles, so that requested jobs stay visible."""
 _CYCLE: Final = "interval"
 _NOT_SUMMED: Final = "topics"
-"""The one number of a summary that is not summed: every cycle looks at the same topics."""
+"""This number of a summary is not added up, because every cycle has the same topics."""
 
 
 # ---- records ----------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ class OperationCount(Record, frozen=True):
 
 
 class Requests(Record, frozen=True):
-    """To the object store, by this process since it began."""
+    """Requests to the object store by this process since its start."""
 
     by_operation: list[OperationCount]
     bytes_up: Count
@@ -148,14 +147,14 @@ class Requests(Record, frozen=True):
 
 
 class JobRow(Job, frozen=True, kw_only=True):
-    """A job, or cycles in a row that succeeded."""
+    """A job, or several successful cycles in a row."""
 
-    runs: Annotated[Count, Meta(description="How many jobs it stands for that are over.")]
+    runs: Annotated[Count, Meta(description="The number of finished jobs in this row.")]
     since: Seconds
 
 
 class Alert(Record, frozen=True):
-    """What an operator should know now, and what happens next."""
+    """A problem that an operator should know about, and what happens next."""
 
     kind: str
     level: Literal["info", "warning", "error"]
@@ -170,7 +169,7 @@ class HistoryRows(Record, frozen=True):
 
 
 class Page(Record, frozen=True):
-    """A page of topics, and everything that is shown beside it."""
+    """A page of topics, and all other data that is shown with it."""
 
     at: Seconds
     server: ServerFacts
@@ -418,7 +417,7 @@ def _spark_alerts(context: ServerContext) -> list[Alert]:
             "spark",
             "warning",
             f"The Spark driver ended ({driver.error.rstrip('.')}) and is started again. Nothing is "
-            "lost: uploads go on when it is ready.",
+            "lost: uploads continue when it is ready.",
         )
     ]
 

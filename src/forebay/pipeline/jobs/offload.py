@@ -9,7 +9,7 @@ The driver does not own the topics. A commit compares the epoch and the tail of 
 catalog, and is planned again if they have changed. Intents are renewed while a wave runs, so that
 no sweep takes them for abandoned.
 
-What a caller gets wrong: Spark starts only when there is something to upload.
+Beware: Spark starts only when there is something to upload.
 """
 
 from __future__ import annotations

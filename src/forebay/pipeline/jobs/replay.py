@@ -9,8 +9,8 @@ so the sink's state in the target records how far the replay got, and an interru
 continues there. A replay is identified by its source topic, its start and its sink id. A second run
 with the same three appends only the messages after the end of the first run.
 
-What a caller gets wrong: a run with another start is another replay. If the two ranges overlap, the
-messages in the overlap are appended twice.
+Beware: a run with another start is another replay. If the two ranges overlap, the messages in the
+overlap are appended twice.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def open_restore(
 
 
 def _require_objects(settings: StoreSettings) -> None:
-    """UsageError if the directory of the objects does not exist. Creates nothing."""
+    """Raises UsageError if the directory of the objects does not exist. Creates nothing."""
     if settings.cloud.backend == "fs":
         root = Path(settings.cloud.root or Path(settings.data or "") / "objects")
         if not root.is_dir():

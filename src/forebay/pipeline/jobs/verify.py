@@ -8,8 +8,8 @@ a job state for each topic that records what was read (`verify_plan`).
 An object may be replaced or deleted after a run was planned. That is not damage: the run reads the
 object that the catalog names in its place.
 
-What a caller gets wrong: a run that is killed keeps only the progress of its finished waves. The
-next run reads the rest again, which is harmless.
+Beware: a run that is killed keeps only the progress of its finished waves. The next run reads the
+rest again, which is harmless.
 """
 
 from __future__ import annotations
@@ -450,7 +450,7 @@ def _decoded(topic: TopicName, job_state: JobState) -> ScrubState:
 
 @dataclass(slots=True)
 class _TopicState:
-    """What a run knows of one topic."""
+    """The progress of a run in one topic."""
 
     survey: Survey
     record: TopicRecord
@@ -460,7 +460,7 @@ class _TopicState:
 
 
 class _Verification:
-    """One run."""
+    """One run of the job."""
 
     def __init__(self, resources: StoreResources) -> None:
         self._catalog: Catalog = resources.catalog

@@ -1,12 +1,11 @@
 """`spark.readStream.format("forebay")`: the streaming source.
 
-Spark keeps one `ForebayStreamReader` for each query, in a process of its own, which plans. It makes
+Spark keeps one `ForebayStreamReader` for each query, in a separate process, which plans. It makes
 another one in every task, which only reads. The planning one holds `StreamTopics`: views of the
 topics that stay open from trigger to trigger and are refreshed, and no bytes of messages. Decisions
 are in `stream_offsets`.
 
-What a caller gets wrong: with failOnDataLoss=false a stream skips what is lost, and only its log
-says so.
+Beware: with failOnDataLoss=false a stream skips what is lost, and only its log says so.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class _Topic:
         self.view.refresh()
         segments = self.view.segments()
         if segments and segments[-1].path != self._newest:
-            self._begin()  # the previous segment is sealed now, and has an index of its own
+            self._begin()  # the previous segment is sealed now, and has an index file
         else:
             self.places.remember(self.view)
 

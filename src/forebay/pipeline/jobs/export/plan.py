@@ -4,8 +4,8 @@ A commit is bounded by rows and by bytes, so that a long backfill makes progress
 Bytes are the size of the stored frames. They are estimated without an index: all messages of an
 object or a segment are assumed to have the same size.
 
-What a caller gets wrong: `after` is where the table ends, `start` is where the batch starts. They
-differ only if the offsets between them do not exist any more, and `allow_gaps` is set.
+Beware: `after` is where the table ends, `start` is where the batch starts. They differ only if the
+offsets between them do not exist any more, and `allow_gaps` is set.
 """
 
 from __future__ import annotations
