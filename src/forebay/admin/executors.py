@@ -14,8 +14,8 @@ Objects: they are served only if the store keeps them in files on the server's m
 access any other store directly. Staged rows (`staging/...`) can be written through the server to
 every kind of store. An object or a sidecar can be written if the catalog has an intent for it. A
 request with the bytes that are already stored succeeds and changes nothing. Other bytes are refused
-once the object is committed. An object becomes visible when its last byte has arrived. If the
-client disconnects before that, nothing is stored.
+for staged rows, and for an object that is committed. An object becomes visible when its last byte
+has arrived. If the client disconnects before that, nothing is stored.
 """
 
 from __future__ import annotations
@@ -612,7 +612,8 @@ class ObjectUpload:
     def _back_up(self, present: ObjectMeta | None) -> str | None:
         """Copies the present object before it is replaced, because another process may commit it.
 
-        The copy has the name of a staged file. If this process dies, it is deleted with old ones.
+        The copy has the name of a staged file. If this process dies, a sweep of old staged files
+        deletes it.
         """
         if present is None:
             return None

@@ -66,7 +66,7 @@ class JobFields(Struct, frozen=True):
     started: Seconds | None = None
     ended: Seconds | None = None
     summary: Annotated[
-        Mapping[str, int], Meta(description="Numbers of objects, messages, bytes and such.")
+        Mapping[str, int], Meta(description="Counts such as objects, messages and bytes.")
     ] = {}  # msgspec copies it
     error: str | None = None
     details: Annotated[
@@ -134,7 +134,7 @@ class JobsQuery(Struct, frozen=True):
     kind: Annotated[str, Meta(description="Only jobs of this kind.")] = ""
     state: Annotated[str, Meta(description="Only jobs in this state.")] = ""
     trigger: Annotated[str, Meta(description="Only jobs with this trigger.")] = ""
-    limit: Annotated[int, Meta(ge=1, le=_LIST_MAX, description="How many, at most.")] = 100
+    limit: Annotated[int, Meta(ge=1, le=_LIST_MAX, description="The maximum number of jobs.")] = 100
 
 
 _Bytes: TypeAlias = Annotated[int, Meta(ge=1, le=OFFSET_MAX)] | UnsetType
@@ -245,8 +245,8 @@ SHOW_JOB: Final = Operation(
 CANCEL_JOB: Final = Operation(
     "cancelJob",
     "jobs",
-    "Cancels a job that is not over.",
-    {200: Reply("It is over.", Job), 202: Reply("It is asked to end.", Job)},
+    "Cancels a job that has not ended.",
+    {200: Reply("The job has ended.", Job), 202: Reply("The job was asked to end.", Job)},
     errors=(404,),
     method="DELETE",
 )

@@ -74,11 +74,12 @@ _AnyDurability = Literal["buffered", "synced", "uploaded"]
 
 class ProduceQuery(Struct, frozen=True):
     durability: Annotated[
-        _AnyDurability, Meta(description="How safe the messages must be before the response.")
+        _AnyDurability,
+        Meta(description="The durability of the messages when the response is sent."),
     ] = "synced"
-    routing_key: Annotated[str, Meta(description="For a body that is one payload.")] | UnsetType = (
-        UNSET
-    )
+    routing_key: (
+        Annotated[str, Meta(description="Only for a body that is one payload.")] | UnsetType
+    ) = UNSET
     attribute: Annotated[
         list[Annotated[str, Meta(extra_json_schema={"pattern": "^[^=]+=.*$"})]],
         Meta(description="`key=value`, for a body that is one payload; may be repeated."),
@@ -113,7 +114,7 @@ class Appended(Record, frozen=True):
 PRODUCE: Final = Operation(
     "produce",
     "messages",
-    "Appends messages: one that is the body, or one for each line of NDJSON.",
+    "Appends the body as one message, or each line of NDJSON as a message.",
     {200: Reply("The messages are in the topic, which was created if necessary.", Appended)},
     errors=(400, 409, 413, 502, 504, 507),
     method="POST",
@@ -228,8 +229,8 @@ class ProduceHandler:
         if self._uploads.locked():
             with nothing_taken():
                 raise ServiceUnavailable(
-                    f"{_UPLOADS_MAX} requests wait for uploads already: nothing of this one was "
-                    "taken, send it again, or with durability=synced"
+                    f"{_UPLOADS_MAX} requests already wait for uploads: nothing was taken; send "
+                    "the request again, or with durability=synced"
                 )
         async with self._uploads:
             offsets = await topic.append_many_async(
@@ -252,7 +253,7 @@ class ProduceHandler:
         finally:
             stopping.cancel()
         if not uploaded.done():
-            raise WaitTimeout(f"the server stops before the message at {last} is uploaded")
+            raise WaitTimeout(f"the server stopped before the message at {last} is uploaded")
         uploaded.result()
 
 
@@ -262,7 +263,7 @@ def _read_query(raw: bytes, *, lines: bool) -> ProduceQuery:
     for name, is_given in given.items():
         if lines and is_given:
             raise UsageError(
-                f"{name} goes with a body that is one payload; here it is in each line"
+                f"{name} is only for a body that is one payload; in NDJSON it is in each line"
             )
     return query
 

@@ -116,21 +116,27 @@ PATH_PARAMETERS: Final[Mapping[str, Any]] = {
 _SHARED: Final = ("namespace", "topic")
 _ALWAYS: Final = (401, 403, 412, 500, 503)
 ERRORS: Final = {
-    400: ("UsageError", "The request is wrong: the message says what to change."),
+    400: ("UsageError", "The request is invalid: the message says what to change."),
     401: ("TokenWanted", "A token is needed: `Authorization: Bearer`."),
     403: ("Refused", "The request comes from the page of another site, or names another host."),
-    404: ("NotFound", "What the path names does not exist."),
-    409: ("Conflict", "The state of the server, or of the topic, does not allow it."),
+    404: ("NotFound", "The topic, object, job or file in the path does not exist."),
+    409: ("Conflict", "The state of the server or of the topic does not allow the request."),
     410: ("Lost", "The offsets are recorded as lost; `end` is where to continue."),
     412: ("AnotherStore", "`Forebay-Store` names another store: nothing was applied."),
-    413: ("TooLarge", "The body is larger than one request may be."),
+    413: ("TooLarge", "The body is larger than the limit for one request."),
     416: ("OutOfRange", "Outside the range that exists; `start` and `end` are its bounds."),
     429: ("TooMany", "Too many requests wait: try again later."),
     500: ("InternalError", "The server failed, or stored data is damaged; see its log."),
-    502: ("StoreRefused", "The object store or the catalog refuses what the server asks for."),
-    503: ("Unavailable", "Try again later. It may have been applied, unless `taken` is false."),
-    504: ("TimedOut", "It was not done in time; it may still happen."),
-    507: ("DiskFull", "The disk is full. It may have been applied, unless `taken` is false."),
+    502: ("StoreRefused", "The object store or the catalog refused a request of the server."),
+    503: (
+        "Unavailable",
+        "Try again later. The request may have been applied, unless `taken` is false.",
+    ),
+    504: ("TimedOut", "The request did not finish in time. It may still be applied."),
+    507: (
+        "DiskFull",
+        "The disk is full. The request may have been applied, unless `taken` is false.",
+    ),
 }
 """Names and descriptions of the error responses, by status."""
 

@@ -8,7 +8,7 @@ server's `ByteBudget` as they arrive, never by what the header says, so that a s
 nothing. Each reservation doubles what has come, so that a large body does not wait for the budget
 with every chunk. A client that sends nothing for some seconds is not waited for.
 
-Beware: `release` the body in the end, also when the request is refused.
+Beware: always call `release` on the body in the end, even if the request is refused.
 """
 
 from __future__ import annotations
@@ -178,9 +178,9 @@ class RequestBody:
                     timeout.reschedule(min(clock() + self._stall_seconds, last))
         except TimeoutError as error:
             raise WaitTimeout(
-                f"the body is incomplete: after {size} bytes none came for "
-                f"{self._stall_seconds:.0f} seconds, or not all came within {BODY_SECONDS:.0f}: "
-                "nothing of it was taken"
+                f"the body is incomplete: after {size} bytes no more arrived for "
+                f"{self._stall_seconds:.0f} seconds, or not all arrived within "
+                f"{BODY_SECONDS:.0f} seconds: nothing was taken"
             ) from error
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -208,7 +208,7 @@ class RequestBody:
     def _too_large(self) -> MessageTooLarge:
         return MessageTooLarge(
             f"the body is larger than {self._bytes_max} bytes ({self._limit}): send it in several "
-            "requests; nothing of it was taken"
+            "requests; nothing was taken"
         )
 
 
@@ -256,8 +256,8 @@ class ByteBudget:
             if isinstance(error, TimeoutError):
                 raise ServiceUnavailable(
                     f"the server holds {self.used} bytes of other requests "
-                    f"({self._limit}), and had no room in time: nothing of this one was taken, "
-                    "send it again"
+                    f"({self._limit}), and had no room in time: nothing was taken; "
+                    "send the request again"
                 ) from error
             raise
 

@@ -5,8 +5,8 @@ closes one that never sends a request, whose head or body stalls, or whose clien
 rest of a response. The number of connections is limited, so that file descriptors are left for the
 logs: one too many gets a 503 and is closed.
 
-Beware: `bind` returns where the server listens, or raises if it cannot; call it before anything
-else is started. Signals are the caller's: this server installs no handlers.
+Beware: call `bind` before anything else is started. It returns the address, or raises if the server
+cannot listen there. The caller must handle signals: this server installs no handlers.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class BatchResult(Record, frozen=True):
     """The result of a commit: how many rows were appended, and how many were there before."""
 
     appended: Count
-    known: Annotated[Count, Meta(description="They were appended by an earlier request.")]
+    known: Annotated[Count, Meta(description="Rows that an earlier request had appended.")]
 
 
 class Forgotten(Record, frozen=True):
@@ -107,7 +107,7 @@ _DECODER: Final = Decoder(BatchRequest)
 _BODY: Final = {JSON: BatchRequest}
 _COMMIT_LINES: Final = Lines(
     "SinkLine",
-    "A line. `working` comes every few seconds; another one is the last.",
+    "`working` is sent every few seconds. Any other line is the last one.",
     [Working, BatchResult, Error],
 )
 
@@ -126,7 +126,7 @@ COMMIT_BATCH: Final = Operation(
 FORGET_BATCH: Final = Operation(
     "forgetBatch",
     "cluster",
-    "Removes the staged rows of a batch that failed, unless it is under way.",
+    "Removes the staged rows of a batch that failed, unless the batch is being committed.",
     {200: Reply("Whether they were removed.", Forgotten)},
     errors=(400, 413, 502, 504),
     method="POST",

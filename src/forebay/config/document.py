@@ -7,7 +7,7 @@ time it is used) and depth. A key that is given twice is refused.
 `substitute` replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`. The default is used
 if the variable is unset or empty, as in the shell. It cannot contain braces: nothing is nested.
 
-Beware: messages never quote the file. A line of it may hold a secret.
+Beware: error messages must never quote a line of the file, because it may contain a secret.
 """
 
 from __future__ import annotations

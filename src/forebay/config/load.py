@@ -108,7 +108,8 @@ def settings_from(source: str | Path | StoreSettings | None) -> StoreSettings:
     """Returns the settings for the argument of `forebay.open`.
 
     A directory is a data directory. Any other path that ends with .yml or .yaml is a configuration
-    file. A path that does not exist is a new data directory. None is a store in memory.
+    file. A path that does not exist is a new data directory. None is a store in memory. Raises
+    UsageError for a file with another name.
     """
     if source is None or isinstance(source, StoreSettings):
         return source or StoreSettings(data=None)

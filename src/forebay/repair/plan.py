@@ -12,8 +12,8 @@ A log has no holes. So before a loss is recorded, the readable messages before i
 the local log then begins after it.
 
 Beware: the id of a log is never taken from the catalog. A log that fits the objects was the topic's
-log once, but another machine may own the topic since. With that machine's id, the old log would
-assign offsets again that were acknowledged there.
+log once, but another machine may have owned the topic since. If the old log got that machine's id,
+it would assign offsets a second time that were acknowledged there.
 """
 
 from __future__ import annotations

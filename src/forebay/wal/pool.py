@@ -3,7 +3,7 @@
 A log submits a job when it has something to write, and submits no second one before the first has
 run. One log therefore commits on one thread at a time, and an idle log costs no thread.
 
-Beware: a job that blocks holds up every other log once all threads are busy. A job submitted after
+Beware: jobs that block delay all other logs once every thread is busy. A job submitted after
 `close` may never run.
 """
 

@@ -7,7 +7,8 @@ The first has the topics' numbers, a page of topics at a time, each with its spa
 offsets by tier), and the history after `since`. The second has the spans of one topic in a window,
 for zooming in: spans that the first joined because they were too narrow to be seen are apart here.
 
-Beware: the document is about now. It is made at most once a second for all clients, on a thread.
+Beware: the document describes the present. A thread builds it, at most once a second for all
+clients.
 """
 
 from __future__ import annotations
@@ -76,10 +77,12 @@ _NOT_SUMMED: Final = "topics"
 
 
 class OverviewQuery(Struct, frozen=True):
-    topics: Annotated[int, Meta(ge=1, le=TOPICS_MAX, description="Of one page.")] = 50
-    after: Annotated[str, Meta(description="The last name of the page before.")] = ""
+    topics: Annotated[
+        int, Meta(ge=1, le=TOPICS_MAX, description="The maximum number of topics on the page.")
+    ] = 50
+    after: Annotated[str, Meta(description="The last name of the previous page.")] = ""
     since: Annotated[
-        float, Meta(ge=0, description="The history begins after it; seconds since 1970.")
+        float, Meta(ge=0, description="The history begins after this time, in seconds since 1970.")
     ] = 0.0
 
 
@@ -204,7 +207,7 @@ SHOW_OVERVIEW: Final = Operation(
 SHOW_SPANS: Final = Operation(
     "spans",
     "page",
-    "Tells which offsets of a topic are in which tier, in a window.",
+    "Returns which offsets of a topic are in which tier, in a window.",
     {200: Reply("The spans.", Spans)},
     errors=(400, 404, 502),
     query=SpansQuery,

@@ -44,11 +44,12 @@ class Span(Record, frozen=True, omit_defaults=True):
     tier: Tier
     state: str
     name: Annotated[
-        str | None, Meta(description="The file or the object; of several, the first one.")
+        str | None, Meta(description="The file or the object; the first one if spans were joined.")
     ] = None
     bytes: Annotated[Count | None, Meta(description="Null in memory and in a gap.")] = None
     created: Annotated[
-        Seconds | None, Meta(description="Of a segment, when it was last written to.")
+        Seconds | None,
+        Meta(description="When the segment was last written to; null for other tiers."),
     ] = None
     kept_because: Annotated[
         str | None,
@@ -73,7 +74,7 @@ class Sizes(Record, frozen=True):
     gaps: Count = 0
     lost_offsets: Annotated[
         Count,
-        Meta(description="Offsets, not messages: most of what a crash loses was never used."),
+        Meta(description="Offsets, not messages: most offsets of a lost range were never used."),
     ] = 0
     missing_offsets: Count = 0
     lag_messages: Count = 0

@@ -5,9 +5,10 @@ topic's record, and for its objects only when the record's revision changed: eve
 objects changes it. A topic that is not open is read through a view, as any other process would, and
 less often.
 
-Beware: a state is about now, put together from places that move. Local files are read before the
-catalog, so that what is deleted locally in between is among the objects. While the catalog does not
-respond, its last state is shown, and it is asked only every few seconds.
+Beware: a state combines several sources, which change while they are read. Local files are read
+before the catalog. A segment that is deleted in between is therefore found among the objects. While
+the catalog does not respond, its last known state is used, and it is queried only every few
+seconds.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class LogEvent(Record, frozen=True):
     first: Seconds
     last: Seconds
     count: Count
-    fields: Annotated[Mapping[str, str], Meta(description="Of the last time.")]
+    fields: Annotated[Mapping[str, str], Meta(description="The fields of the newest occurrence.")]
 
 
 class LogEvents(logging.Handler):
