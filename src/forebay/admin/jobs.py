@@ -7,7 +7,7 @@
 
 The jobs run behind the port `Jobs` (`forebay.service.jobs`); a server without Spark has none. A
 job's states are `queued → running → done | failed | cancelled | lost`. A lost job was running when
-its driver ended: what it had committed counts, and a new job does the rest.
+its driver ended: the objects that it had committed remain, and a new job does the rest.
 """
 
 from __future__ import annotations
