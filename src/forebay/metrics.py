@@ -241,7 +241,7 @@ def counter_growth(before: Counts) -> Growth:
 
 
 def add_growth(grown: Growth) -> None:
-    """Adds what another process counted; ignores counters that this process does not have."""
+    """Adds the counts of another process. Ignores counters that this process does not have."""
     known = _counters()
     for name, labels, more in grown:
         counter = known.get(name)

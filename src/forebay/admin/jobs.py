@@ -151,7 +151,7 @@ class NewJob(Record, frozen=True, tag_field="kind"):
 
 
 class Offload(NewJob, frozen=True, tag="offload"):
-    """Uploads what is synced."""
+    """Uploads the synced messages."""
 
     due: _Flag = UNSET
 

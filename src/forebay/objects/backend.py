@@ -68,7 +68,7 @@ class ObjectWriter(Protocol):
         """Publishes the object; if any part failed, raises and publishes nothing."""
 
     def abort(self) -> None:
-        """Discards what was written. Idempotent; does nothing after `close`."""
+        """Discards the written bytes. Idempotent; does nothing after `close`."""
 
     def __enter__(self) -> ObjectWriter: ...
 

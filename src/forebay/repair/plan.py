@@ -112,7 +112,7 @@ ObjectRuns = Callable[[int, int], list[FrameRun]]
 def plan_local(
     topic: str, found: Survey, record: TopicRecord | None, object_runs: ObjectRuns
 ) -> LocalPlan:
-    """Plans the repair of a log: compares what was found with what should be there."""
+    """Plans the repair of a log: compares the files found with those that should exist."""
     survey = _after_losses(found, record)
     targets = survey.targets()
     tail = record.tail if record is not None else 0

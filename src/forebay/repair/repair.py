@@ -103,7 +103,7 @@ def repair(
     clock: Clock = SYSTEM_CLOCK,
     resources: StoreResources | None = None,
 ) -> RepairReport:
-    """Checks the named topics, or all. With `apply` it repairs what it can.
+    """Checks the named topics, or all. With `apply`, repairs all that can be repaired.
 
     `accept_loss` allows recording offsets as lost whose messages are nowhere. Raises UsageError
     while a server runs on the store, LogLocked while another process has a topic open, and

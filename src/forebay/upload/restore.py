@@ -54,7 +54,7 @@ _RANGES_SHOWN: Final = 20
 
 @dataclass(slots=True)
 class RestoreReport:
-    """What a restore found and did; after a dry run, what it would do."""
+    """The findings and actions of a restore. After a dry run, the actions it would take."""
 
     topic: TopicName
     dry_run: bool
@@ -328,7 +328,7 @@ class _Restore:
         )
 
     def _give_up(self, ownership: Ownership) -> None:
-        """Releases the topic for the next attempt. What is reserved stays reserved."""
+        """Releases the topic for the next attempt. Reserved offsets stay reserved."""
         with suppress(ServiceError, TopicFenced):
             record = self._catalog.record(self._topic)
             if record is not None:

@@ -97,7 +97,7 @@ class Chain(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is the same for all names of one topic."""
+    """The facts that apply to all names of one topic."""
 
     record: TopicRecord
     owned: bool

@@ -171,7 +171,7 @@ class Journal:
             append_all_parts(self._file, buffers)
 
     def _sync(self) -> None:
-        """Syncs the active segment; only then does `segments` cover what was written."""
+        """Syncs the active segment. `segments` covers the written bytes only after that."""
         active = self.segments.active
         if self._file is None or active is None or self._written == active.size:
             return

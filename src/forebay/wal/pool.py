@@ -111,7 +111,7 @@ class WriterPool:
                 _log.exception("a job of a writer thread failed")
 
     def _alone(self, job: Job) -> bool:
-        """Returns True if nothing else is ready; otherwise queues `job` behind what is."""
+        """Returns True if no other job is ready; otherwise queues `job` behind the others."""
         with self._changed:
             self._due()
             if self._ready:

@@ -125,7 +125,7 @@ class LogReader:
         raise StopIteration
 
     def rewind(self) -> None:
-        """Drops what was fetched and not yet returned.
+        """Drops messages that were fetched but not returned yet.
 
         Called after an error or an interrupt, so that the next call raises the same error or
         returns the message that was due. It never skips one.

@@ -53,7 +53,7 @@ class LogView:
         return self._published.next_offset
 
     def refresh(self) -> None:
-        """Moves the view to what is published now."""
+        """Moves the view to the currently published position."""
         self._published = self._read_published()
         self._segments = self._snapshot()
 

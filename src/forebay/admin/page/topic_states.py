@@ -1,4 +1,4 @@
-"""`TopicStates`: what is known of the topics of a store, read cheaply again and again.
+"""`TopicStates`: the current state of the topics of a store, cheap to read repeatedly.
 
 For a topic that is open here, everything local comes from memory. The catalog is asked for the
 topic's record, and for its objects only when the record's revision changed: every change of the
@@ -40,7 +40,7 @@ _CLOSED_SECONDS: Final = 5.0
 """The maximum age of the state of a topic that only other processes change."""
 _FULL_READ_SECONDS: Final = 10.0
 _LONG_CHAIN_OBJECTS: Final = 500
-"""A long chain is read in full only so often; in between, only what was added to its end."""
+"""A chain of this length is read in full only every _FULL_READ_SECONDS, else only its new end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class TopicStates:
         record = chain.record
         if record is None:
             return state
-        # What another process uploaded is in the record before this process learns of it.
+        # The record includes uploads of other processes before this process learns of them.
         marks = replace(
             state.marks,
             uploaded=max(state.marks.uploaded, min(record.tail, state.marks.synced)),

@@ -250,7 +250,7 @@ class _Replay:
         self._skip_lost = skip_lost
 
     def plan(self, wanted: OffsetRange, state: SinkState | None) -> tuple[ReplayRow, ...]:
-        """The rows of a dry run: one for what was replayed before, one for the rest."""
+        """The rows of a dry run: one for messages that were replayed before, one for the rest."""
         self._require_all_of_the_begun(wanted, state)
         known, rest = _left(wanted, state)
         rows = [_row(known, known=known.end - known.start)] if known.start < known.end else []

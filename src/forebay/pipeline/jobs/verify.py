@@ -101,7 +101,7 @@ def verify(
 ) -> VerifyReport:
     """Reads and checks the objects of the topics, by default of all that the catalog knows.
 
-    `incremental` reads only what was committed or compacted since the last run. `budget_bytes`
+    `incremental` reads only objects committed or compacted since the last run. `budget_bytes`
     limits how much is read: new objects first, then on from where the last run stopped. `orphans`
     also lists the object store, to find objects that no descriptor names. `runner="threads"` uses
     threads of this process in place of Spark. Spark is not started if there is nothing to read.
@@ -182,7 +182,7 @@ _SWEPT: Final = {
     Kind.UNRESTORED: ("unrestored", WARNING),
     Kind.TOPIC: ("unreadable", ERROR),
 }
-"""The kind and severity of what a sweep finds. What it would keep becomes a note."""
+"""The kind and severity of what a sweep finds. Objects that it would keep become notes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ another one in every task, which only reads. The planning one holds `StreamTopic
 topics that stay open from trigger to trigger and are refreshed, and no bytes of messages. Decisions
 are in `stream_offsets`.
 
-Beware: with failOnDataLoss=false a stream skips what is lost, and only its log says so.
+Beware: with failOnDataLoss=false a stream skips lost messages, and reports them only in its log.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _lost(
     wanted: Mapping[TopicName, tuple[int, int]], now: Mapping[TopicName, TopicEnds]
 ) -> list[Loss]:
-    """What is missing now of a batch that was planned before."""
+    """The offsets of a planned batch that do not exist any more."""
     found = []
     for topic, (first, stop) in wanted.items():
         ends = now.get(topic)
