@@ -185,7 +185,7 @@ def test_a_bad_query_is_refused(untouched: Served, query: str, words: str) -> No
 def test_what_belongs_to_one_payload_is_refused_beside_lines(untouched: Served) -> None:
     status, _, message = post(untouched, b'{"payload":"a"}', "?routing_key=k").error
     assert status == 400
-    assert "here it is in each line" in message
+    assert "in NDJSON it is in each line" in message
 
 
 @pytest.mark.parametrize("topic", ["a.b", "%00", "%20", "%ff", "a" * 256])
