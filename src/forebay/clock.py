@@ -2,8 +2,7 @@
 
 `now_ms` is the wall clock, for the publish times of messages.
 
-What a caller gets wrong: the wall clock may jump. Measure intervals with `monotonic`, whose zero
-has no meaning.
+Beware: the wall clock may jump. Measure intervals with `monotonic`, whose zero has no meaning.
 """
 
 from __future__ import annotations

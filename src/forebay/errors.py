@@ -28,9 +28,8 @@
         ├── CorruptFrame
         └── MissingData
 
-What a caller gets wrong: after `LogStopped`, `TopicFenced`, `WaitTimeout` or `ServiceUnavailable`
-from an append, the message may or may not be stored. Read the log to find out. If it has ended,
-open it again first.
+Beware: after `LogStopped`, `TopicFenced`, `WaitTimeout` or `ServiceUnavailable` from an append, the
+message may or may not be stored. Read the log to find out. If it has ended, open it again first.
 """
 
 from __future__ import annotations

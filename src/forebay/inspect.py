@@ -4,8 +4,8 @@ It recognizes, by name and content: segments and objects (frames), descriptors, 
 and Danube's), published positions, segment indexes, ids of logs and stores, a server's address
 file, its list of jobs, and the catalog. Any other file is refused.
 
-What a caller gets wrong: a segment that ends with a torn frame is not damaged. Its owner is writing
-it, or has crashed and will cut the frame when it opens the log again.
+Beware: a segment that ends with a torn frame is not damaged. Its owner is writing it, or has
+crashed and will cut the frame when it opens the log again.
 """
 
 from __future__ import annotations

@@ -22,26 +22,26 @@ FRAME_PAYLOAD_BYTES_MAX: Final = 64 * MIB
 """A header with a larger length is damaged. Danube refuses messages over 10 MiB by default."""
 
 MESSAGE_BYTES_MAX: Final = 32 * MIB
-"""Of one encoded message with all its fields."""
+"""The maximum size of one encoded message with all its fields."""
 
 ATTRIBUTES_MAX: Final = 1024
 TOPIC_NAME_BYTES_MAX: Final = 255
-"""Each of the two parts of a topic's name is a directory name."""
+"""The limit for each part of a topic's name. Each part is a directory name."""
 
 FILE_NAME_BYTES_MAX: Final = 128
-"""Of `file_name`, to which a number and an ending are added; file systems allow 255 bytes."""
+"""The limit for `file_name`. A number and an extension are added; file systems allow 255 bytes."""
 
 FRAME_BATCH_BYTES_MAX: Final = 256 * KIB
 """The largest batch of single appends; the cache drops whole batches."""
 
 QUEUE_BATCHES_MAX: Final = 256
-"""This many batches in the queue start a commit, because each new one copies the list of all."""
+"""This many queued batches start a commit, because each new batch copies the whole list."""
 
 ENCODE_BYTES_MAX: Final = 1 * MIB
-"""What one call of the batch encoder returns at most, unless a single frame is larger."""
+"""The most that one call of the batch encoder returns, unless a single frame is larger."""
 
 READ_CHUNK_BYTES: Final = 1 * MIB
-"""How much of a segment one read fetches."""
+"""The bytes that one read of a segment fetches."""
 
 
 SEGMENT_INDEX_BYTES: Final = 64 * KIB
@@ -70,10 +70,10 @@ OBJECT_INDEX_BYTES: Final = 1 * MIB
 """An object's index has an entry after this many messages or bytes, whichever comes first."""
 
 OBJECT_INDEX_ENTRIES_MAX: Final = 4096
-"""If there are more, every second one is removed and the intervals double."""
+"""With more entries, every second one is removed and the interval doubles."""
 
 DESCRIPTOR_BYTES_MAX: Final = 512 * KIB
-"""Of the JSON. etcd refuses requests over 1.5 MiB."""
+"""The maximum size of the JSON. etcd refuses requests over 1.5 MiB."""
 
 CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
 CATALOG_PAGE: Final = 256
@@ -83,13 +83,13 @@ CATALOG_OPERATIONS_MAX: Final = 100
 """Operations in one transaction; etcd allows 128."""
 
 JOB_STATE_BYTES_MAX: Final = 64 * KIB
-"""Of one state that a job keeps for a topic in the catalog."""
+"""The maximum size of a state that a job stores for a topic in the catalog."""
 
 JOB_STATE_NAME_BYTES_MAX: Final = 256
 """Percent-encoded, a name may be three times as long, within the 2 KiB of a catalog key."""
 
 LOST_RANGES_MAX: Final = 10_000
-"""Of one topic. A failover to a machine without the local log adds one."""
+"""The maximum per topic. A failover to a machine without the local log adds one range."""
 
 OFFSETS_RESERVED: Final = 1_000_000
 """Offsets that the owner of a topic reserves at a time."""

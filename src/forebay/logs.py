@@ -5,8 +5,8 @@ reads `object committed topic=/default/orders object=data-0-9.dnb1`; `JsonFormat
 as a JSON object. Warnings and errors are counted in `forebay_errors_total`, even if no handler
 prints them. Their kind is the class of the error, or the text of the event if there is no error.
 
-What a caller gets wrong: fields are for names, numbers and errors. Never pass a secret, a payload
-or an option of the object store.
+Beware: fields are for names, numbers and errors. Never pass a secret, a payload or an option of the
+object store.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ histograms stay in their process.
 
 There is no Prometheus client library here because importing it takes 150 ms in every command.
 
-What a caller gets wrong: update a metric once per batch, request or object, never per message.
+Beware: update a metric once per batch, request or object, never per message.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def counter_growth(before: Counts) -> Growth:
 
 
 def add_growth(grown: Growth) -> None:
-    """Adds what another process counted; ignores counters that this process does not have."""
+    """Adds the counts of another process. Ignores counters that this process does not have."""
     known = _counters()
     for name, labels, more in grown:
         counter = known.get(name)

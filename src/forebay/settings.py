@@ -415,7 +415,7 @@ class StoreSettings:
     """A whole store: its data directory, and the settings of each component."""
 
     data: Path | str | None
-    """The directory of everything without a path of its own; None keeps the store in memory."""
+    """The directory of everything without a separate path; None keeps the store in memory."""
     wal: WalSettings = field(default_factory=WalSettings)
     """For every topic; `dir` is ignored, topics are in `<wal_root>/<namespace>/<topic>`."""
     uploader: UploaderSettings = field(default_factory=UploaderSettings)

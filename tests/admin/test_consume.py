@@ -323,7 +323,7 @@ def test_a_stop_does_not_wait_for_a_client_that_takes_nothing(tmp_path: Path) ->
         ("?skip_lost=1", "skip_lost is '1'"),
         ("?offset=1", "unknown parameter 'offset'; known ones: "),
         ("?start=1&start=2", "start is given twice"),
-        ("?start=5&end=4", "end is 4, before start, which is 5"),
+        ("?start=5&end=4", "end (4) is before start (5)"),
     ],
 )
 def test_a_bad_query_is_refused(untouched: Served, query: str, words: str) -> None:

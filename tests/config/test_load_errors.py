@@ -59,10 +59,10 @@ def refused(text: str, **env: str) -> str:
             "storage: {cloud: {secret_kye: x}}",
             "f.yml:1: storage.cloud.secret_kye: unknown key; did you mean secret_key?",
         ),
-        ("broker: {zzz: 1}", "f.yml:1: broker.zzz: unknown key; known are ack, listen"),
-        ("storage: {wal_root: x}", ("f.yml:1: storage.wal_root: unknown key; known are cloud, "
+        ("broker: {zzz: 1}", "f.yml:1: broker.zzz: unknown key; known keys: ack, listen"),
+        ("storage: {wal_root: x}", ("f.yml:1: storage.wal_root: unknown key; known keys: cloud, "
          "cloud_reader, deleter, remote_retention, uploader, wal, writer_threads")),
-        ("<<: {}", ("f.yml:1: <<: unknown key; known are admin, broker, data, metadata, spark, "
+        ("<<: {}", ("f.yml:1: <<: unknown key; known keys: admin, broker, data, metadata, spark, "
          "storage")),
     ],
 )  # fmt: skip
@@ -124,15 +124,15 @@ def test_a_key_is_a_plain_name(text: str) -> None:
         ("storage: {wal: {dir: ''}}", "storage.wal.dir is ''; it must be a path, or null"),
         ("storage: {wal: {dir: {}}}", "storage.wal.dir is a mapping; it must be a path, or null"),
         ("metadata: {endpoints: a:1}",
-         "metadata.endpoints is 'a:1'; it must be a list of texts"),
+         "metadata.endpoints is 'a:1'; it must be a list of strings"),
         ("metadata: {endpoints: [a:1, [b]]}",
-         "metadata.endpoints[1] is a list; it must be text, in a list of texts"),
+         "metadata.endpoints[1] is a list; it must be a string, in a list of strings"),
         ("metadata: {endpoints: [null]}",
-         "metadata.endpoints[0] is 'null'; it must be text, in a list of texts"),
+         "metadata.endpoints[0] is 'null'; it must be a string, in a list of strings"),
         ("spark: {options: [a]}",
-         "spark.options is a list; it must be a mapping of names to texts"),
+         "spark.options is a list; it must be a mapping of names to strings"),
         ("spark: {options: {a: {b: c}}}",
-         "spark.options.a is a mapping; it must be text, in a mapping of names to texts"),
+         "spark.options.a is a mapping; it must be a string, in a mapping of names to strings"),
         ("storage: 3", "storage is '3'; it must be a mapping of keys to values"),
         ("storage: {wal: [a]}", "storage.wal is a list; it must be a mapping of keys to values"),
         ("storage: {wal: {rotation: 1}}",

@@ -3,7 +3,7 @@
 Each module of handlers has a function `routes`; those of the server itself are here:
 
     GET /healthz     the process is alive; which run and which store it is
-    GET /readyz      200 when the server takes messages, 503 with the reason when it does not
+    GET /readyz      200 if the server accepts messages, 503 with the reason if it does not
     GET /metrics     the process's metrics in Prometheus' text format
     GET /v1/config   the settings in the shape of the configuration file, secrets as `***`
     GET /openapi.json   the document of all routes, in OpenAPI 3.1
@@ -70,15 +70,15 @@ class Config(Record, frozen=True):
 HEALTH: Final = Operation(
     "health",
     "server",
-    "Tells that the process is alive.",
-    {200: Reply("It is alive.", Health)},
+    "Returns that the process is alive.",
+    {200: Reply("The process is alive.", Health)},
     public=True,
 )
 READINESS: Final = Operation(
     "readiness",
     "server",
-    "Tells whether the server takes messages.",
-    {200: Reply("It takes messages.", Ready)},
+    "Returns whether the server accepts messages.",
+    {200: Reply("The server accepts messages.", Ready)},
     public=True,
 )
 METRICS: Final = Operation(
@@ -135,7 +135,7 @@ def _document_route(endpoints: list[Endpoint]) -> Endpoint:
         return Response(text, media_type=JSON)
 
     operation = Operation(
-        "openapi", "server", "Returns this document.", {200: Reply("It.", dict[str, Any])}
+        "openapi", "server", "Returns this document.", {200: Reply("The document.", dict[str, Any])}
     )
     endpoint = Endpoint("/openapi.json", openapi, operation)
     return endpoint

@@ -3,15 +3,16 @@
     {"offset": 7, "publish_time": 1789000000000, "payload": "text", "attributes": {"k": "v"},
      "routing_key": null}
 
-The reader is the log's own: from objects through files and memory to the live end. Files and
-objects are read on threads, as many as there may be streams and used by nothing else, so that an
-object store that hangs delays only those who read from it. A slow client delays its own reader
-alone. A client that reads nothing for long is dropped; while all streams are in use, one that reads
-nothing for some seconds is dropped for a new one.
+A stream reads through all tiers like any reader: objects, files, memory, and with `follow` the
+messages that are appended later. Every stream has a thread for files and objects, so an object
+store that hangs delays only the streams that read from it. A slow client delays only its own
+stream. A client that reads nothing for a long time is dropped. While all streams are in use, a new
+client replaces one that has read nothing for several seconds.
 
-An error before the first message is a status; a later one is the last line, `{"error": ...}`. So is
-the server's end, with the offset to continue at. While there is nothing to send, a blank line every
-few seconds shows that the server is alive.
+An error before the first message sets the HTTP status. A later error is the last line,
+`{"error": ...}`. A server that stops also ends the stream with such a line, which has the offset to
+continue at. While there is nothing to send, a blank line every few seconds shows that the server is
+alive.
 """
 
 from __future__ import annotations
@@ -57,21 +58,25 @@ from forebay.wal.watermarks import Visibility
 
 _log: Final = logging.getLogger("forebay.admin")
 _STOP_SECONDS: Final = 1.0
-"""For a slow client, when the server stops, to read what is on its way."""
+"""How long a server that stops waits for a slow client to read the last lines."""
 _CHUNK_BYTES: Final = 64 * KIB
-STREAMS: Final = Gauge("forebay_http_streams", "Readers of messages over HTTP, now.")
-_MESSAGES: Final = Counter("forebay_http_messages_read_total", "Messages given over HTTP.")
-_BYTES: Final = Counter("forebay_http_bytes_read_total", "Bytes of the lines that they were in.")
+STREAMS: Final = Gauge("forebay_http_streams", "Open message streams over HTTP.")
+_MESSAGES: Final = Counter(
+    "forebay_http_messages_read_total", "Messages sent to readers over HTTP."
+)
+_BYTES: Final = Counter(
+    "forebay_http_bytes_read_total", "Bytes of message lines sent to readers over HTTP."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimeouts:
     heartbeat_seconds: float = 15.0
-    """How long a stream may be silent."""
+    """The time without a line after which a blank line is sent."""
     stall_seconds: float = LONG_STALL_SECONDS
-    """For a client to read something."""
+    """How long a client may read nothing before it is dropped."""
     contended_stall_seconds: float = 10.0
-    """The same, while all streams are in use."""
+    """How long it may do so while all streams are in use and a new client arrives."""
 
 
 TIMEOUTS: Final = StreamTimeouts()
@@ -85,11 +90,15 @@ class ReadRequest(Struct, frozen=True):
 
     start: Annotated[
         Offset | Literal["earliest", "latest"],
-        Meta(description="The first offset, or an end of the topic."),
+        Meta(description="The offset to start at, or an end of the topic."),
     ] = "earliest"
     end: Annotated[Offset, Meta(description="The offset to stop before.")] | UnsetType = UNSET
-    limit: Annotated[Offset, Meta(description="How many messages, at most.")] | UnsetType = UNSET
-    follow: Annotated[bool, Meta(description="Waits for more at the end of the topic.")] = False
+    limit: Annotated[Offset, Meta(description="The maximum number of messages.")] | UnsetType = (
+        UNSET
+    )
+    follow: Annotated[
+        bool, Meta(description="Waits for more messages at the end of the topic.")
+    ] = False
     visibility: Annotated[
         Visibility, Meta(description="`buffered` includes messages that a crash may lose.")
     ] = "synced"
@@ -101,20 +110,22 @@ class ReadRequest(Struct, frozen=True):
     def parse(cls, raw_query: bytes) -> ReadRequest:
         found = read_query(raw_query, cls)
         if found.end is not UNSET and isinstance(found.start, int) and found.end < found.start:
-            raise UsageError(f"end is {found.end}, before start, which is {found.start}")
+            raise UsageError(f"end ({found.end}) is before start ({found.start})")
         return found
 
 
 class Message(Record, frozen=True):
-    """A message of a topic. It has one of the two payloads."""
+    """A message of a topic. It has `payload` or `payload_base64`, never both."""
 
     extra_schema: ClassVar[dict[str, Any]] = {
         "oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}]
     }
     offset: Count
     publish_time: Annotated[Count, Meta(description="Milliseconds since 1970-01-01 UTC.")]
-    payload: Annotated[str, Meta(description="If it is UTF-8.")] | UnsetType = UNSET
-    payload_base64: Annotated[str, Meta(description="If it is not.")] | UnsetType = UNSET
+    payload: Annotated[str, Meta(description="The payload, if it is UTF-8.")] | UnsetType = UNSET
+    payload_base64: (
+        Annotated[str, Meta(description="The payload, if it is not UTF-8.")] | UnsetType
+    ) = UNSET
     attributes: dict[str, str] = field(default_factory=dict)
     routing_key: str | None = None
 
@@ -128,11 +139,15 @@ class Lost(Record, frozen=True):
 CONSUME: Final = Operation(
     "consume",
     "messages",
-    "Reads messages over all tiers, one on each line; with `follow`, future ones too.",
+    "Reads messages from all tiers, one per line. With `follow`, waits for future messages.",
     {
         200: Reply(
             "Lines.",
-            Lines("MessageLine", "A line. An error is the last one.", [Message, Lost, Error]),
+            Lines(
+                "MessageLine",
+                "A message, a lost range or an error. An error is the last line.",
+                [Message, Lost, Error],
+            ),
             LINES,
         )
     },
@@ -148,7 +163,7 @@ class ConsumeHandler:
         self._context = context
         self._streams_max = context.settings.admin.streams_max
         self._used = 0
-        """Streams, and requests whose topic is being opened."""
+        """The number of streams, including requests whose topic is being opened."""
         self._streams: set[_Stream] = set()
         self._timeouts = timeouts
         self._threads = ThreadPoolExecutor(self._streams_max, thread_name_prefix="reader")
@@ -175,7 +190,7 @@ class ConsumeHandler:
             STREAMS.add(-1)
 
     def _drop_stalled(self) -> bool:
-        """Drops the client that has read nothing for the longest time, if that is long enough."""
+        """Drops the client that has read nothing for the longest time, if any is over the limit."""
         stalled = max(self._streams, key=_Stream.stalled_seconds, default=None)
         if stalled is None or stalled.stalled_seconds() < self._timeouts.contended_stall_seconds:
             return False
@@ -191,7 +206,7 @@ class ConsumeHandler:
         return await asyncio.get_running_loop().run_in_executor(self._threads, find)
 
     async def _run(self, stream: _Stream, receive: Receive) -> None:
-        """Until the stream ends, its client goes or is dropped, or the server stops."""
+        """Runs until the stream ends, its client disconnects or is dropped, or the server stops."""
         main = asyncio.create_task(stream.run())
         gone = asyncio.create_task(_disconnected(receive))
         stop = asyncio.create_task(self._context.stopping.wait())
@@ -253,17 +268,17 @@ class _Stream:
         return self._request.follow
 
     def stop(self) -> None:
-        """The server stops: the stream ends with a line that says where to go on."""
+        """Ends the stream with a line that has the offset to continue at: the server stops."""
         self._stopped = True
         if self._reader is not None:
             self._reader.close()
 
     def stalled_seconds(self) -> float:
-        """For how long its client has read nothing of what is sent to it."""
+        """How long the client has not read the bytes that are being sent to it."""
         return 0.0 if self._sending_since is None else time.monotonic() - self._sending_since
 
     def drop(self) -> None:
-        """Ends it in the middle: its client reads nothing, not even an error."""
+        """Ends the stream without an error line, because its client reads nothing."""
         event(
             _log,
             logging.INFO,
@@ -276,7 +291,7 @@ class _Stream:
             self._main.cancel()
 
     async def heartbeat(self, seconds: float) -> None:
-        """Sends a blank line whenever nothing was sent for so long; until it is cancelled."""
+        """Sends a blank line whenever nothing was sent for `seconds`. Runs until cancelled."""
         while True:
             await asyncio.sleep(seconds)
             if self._silent and self._heartbeats:
@@ -287,9 +302,9 @@ class _Stream:
         self._main = asyncio.current_task()
         lines = self._lines(self._open())
         try:
-            # At the end of the topic the first message may take long: the head is sent before.
+            # At the end of the topic the next message may come late, so the headers are sent first.
             at_end = self._position >= self._source.end(self._request.visibility)
-            # Otherwise the first message comes first, so that its error is a status, not a line.
+            # Otherwise read a message before the headers, so that an error can set the status.
             first = b"" if at_end else await anext(lines, b"")
             await self._start()
             await self._send_lines(first, lines)
@@ -300,7 +315,7 @@ class _Stream:
         headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
         self.started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        # uvicorn sends the head only with the first part of the body.
+        # uvicorn sends the headers only with the first part of the body.
         await self._write(b"")
         self._heartbeats = True
 
@@ -311,7 +326,7 @@ class _Stream:
             async for chunk in lines:
                 await self._write(chunk)
             if self._stopped:
-                raise ServiceUnavailable(  # noqa: TRY301  # a line, as all other errors
+                raise ServiceUnavailable(  # noqa: TRY301  # sent as a line, like all errors
                     f"the server is stopping: continue with start={self._position} when it is back"
                 )
         except ForebayError as error:
@@ -327,7 +342,7 @@ class _Stream:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _send(self, message: AsgiMessage) -> None:
-        """Waits for a slow client, for a limited time."""
+        """Sends one ASGI message. Drops the client if it does not read within the time limit."""
         self._sending_since = time.monotonic()
         timeout = asyncio.get_running_loop().call_later(self._stall_seconds, self.drop)
         try:
@@ -362,7 +377,7 @@ class _Stream:
     async def _messages(self, reader: FrameReader) -> AsyncGenerator[bytes, None]:
         try:
             while (frames := await self._next(reader)) is not None:
-                if len(frames):  # a lenient reader steps over damage
+                if len(frames):  # a lenient reader skips damaged frames
                     self._position = frames.offsets[0]
                 for chunk, count in message_lines(frames):
                     yield chunk
@@ -371,7 +386,7 @@ class _Stream:
                         self._left -= count
                     _MESSAGES.add(count)
                     _BYTES.add(len(chunk))
-                    # A send that need not wait does not yield to other tasks.
+                    # If the send did not have to wait, it has not yielded to other tasks.
                     await asyncio.sleep(0)
                     if self._stopped:
                         return
@@ -386,7 +401,7 @@ class _Stream:
 
 
 def message_lines(frames: Scan) -> Iterator[tuple[bytes, int]]:
-    """The messages as lines, in chunks of bounded size, each with the number of its messages."""
+    """Yields (lines, number of messages) in chunks of bounded size."""
     lines: list[bytes] = []
     size = 0
     for message in decode_messages(frames):
@@ -401,9 +416,9 @@ def message_lines(frames: Scan) -> Iterator[tuple[bytes, int]]:
 
 
 def _message_line(message: StreamMessage) -> bytes:
-    """A `Message` in JSON.
+    """Encodes a `Message` as a line of JSON.
 
-    By orjson: with a payload of 64 KiB it takes 9 µs where msgspec takes 26 µs, because it escapes
+    It uses orjson, which needs 9 µs for a payload of 64 KiB; msgspec needs 26 µs. orjson escapes
     strings with vector instructions.
     """
     fields: dict[str, Any] = {
@@ -427,11 +442,11 @@ class FrameReader(Protocol):
         """The next frames, valid until the next call; None at the end."""
 
     def close(self) -> None:
-        """Ends it, also while it waits."""
+        """Ends the reader, even while `next_frames` waits."""
 
 
 class Source(Protocol):
-    """A topic to read: as its owner has it (`OwnedTopic`), or as others see it (`ViewedTopic`)."""
+    """A topic to read: owned by this process (`OwnedTopic`) or not (`ViewedTopic`)."""
 
     @property
     def name(self) -> str: ...
@@ -441,17 +456,17 @@ class Source(Protocol):
         """The oldest offset."""
 
     def end(self, visibility: Visibility) -> int:
-        """The offset after the newest message that is visible so."""
+        """The offset after the newest message with this visibility."""
 
     def read(self, start: int, end: int | None, visibility: Visibility) -> FrameReader:
-        """OffsetOutOfRange if the start is not in the log."""
+        """Opens a reader. Raises OffsetOutOfRange if `start` is not in the topic."""
 
 
 class OwnedTopic:
-    """A topic that is open here. It has the live end, which a stream that follows needs."""
+    """A topic that this process has open. Only such a topic can be followed."""
 
     def __init__(self, topic: Topic, threads: Executor) -> None:
-        """`threads` read what is not in memory."""
+        """`threads` reads messages that are not in memory."""
         self._topic = topic
         self._threads = threads
         self.name = topic.name
@@ -469,8 +484,10 @@ class OwnedTopic:
 
 
 class ViewedTopic:
-    """A view opens and changes nothing: for a topic that is not open here, or cannot be opened,
-    because the disk is full, say."""
+    """A topic that is not open here, or cannot be opened, for example because the disk is full.
+
+    Reading through a view does not open the log, and changes nothing.
+    """
 
     def __init__(self, view: TopicView, threads: Executor) -> None:
         self._view = view
@@ -491,7 +508,7 @@ class ViewedTopic:
 
 
 class _ViewReader:
-    """A view's reader whose every call runs on a thread."""
+    """A reader of a view. Every read runs on a thread."""
 
     def __init__(self, reader: LogReader, threads: Executor) -> None:
         self._reader = reader
@@ -509,11 +526,14 @@ class _ViewReader:
 def find_source(
     context: ServerContext, name: TopicName, threads: Executor, *, follow: bool
 ) -> Source:
-    """UnknownTopic if the topic does not exist; it is not created. May wait for a disk."""
+    """Returns the source of a topic. Blocks on the disk.
+
+    Raises UnknownTopic if the topic does not exist; never creates it.
+    """
     if context.settings.data is None:
         if str(name) not in context.store.topics():
             raise UnknownTopic(f"there is no topic {name}")
         return OwnedTopic(context.topic(name), threads)
-    # The view uses the store's own connections: it need not be closed.
+    # The view uses the connections of the store, so it need not be closed.
     view = context.store.view().topic(str(name))
     return OwnedTopic(context.topic(name), threads) if follow else ViewedTopic(view, threads)

@@ -4,16 +4,18 @@
     HEAD/GET /v1/objects/{key}                                 an object, or its size
     PUT      /v1/objects/{key}                                 writes an object or staged rows
 
-Of a segment only what its owner published as synced is there. With `log=` the request is refused
-if the topic's segments belong to another log by now, with the same names. `Range: bytes=a-b` asks
-for a part of either.
+`Range: bytes=a-b` requests a part of a segment or an object.
 
-Objects are for a store whose objects are files of the server's machine; any other store executors
-ask themselves. Rows that the sink stages (`staging/...`) may be put through the server into every
-store. An object or a sidecar may be put if the catalog has it as intended. Stored bytes are never
-replaced by others: the same bytes again succeed and change nothing, and other bytes are refused,
-unless nobody has committed the object yet. An object is visible when its last byte has come; a
-client that disconnects leaves nothing.
+Segments: only the bytes that the owner published as synced are served. A log that replaced another
+one has segments with the same names. With `log=`, a request is refused if the topic has another log
+id.
+
+Objects: they are served only if the store keeps them in files on the server's machine. Executors
+access any other store directly. Staged rows (`staging/...`) can be written through the server to
+every kind of store. An object or a sidecar can be written if the catalog has an intent for it. A
+request with the bytes that are already stored succeeds and changes nothing. Other bytes are refused
+for staged rows, and for an object that is committed. An object becomes visible when its last byte
+has arrived. If the client disconnects before that, nothing is stored.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ TRANSFERS: Final = Counter(
 )
 CHUNK_BYTES: Final = 1 * MIB
 OBJECT_BYTES_MAX: Final = 64 * GIB
-"""Of one body."""
+"""The maximum size of one request body."""
 MODIFIED: Final = "Forebay-Modified-Ms"
 _THREADS: Final = 8
 _SLOTS: Final = 256
@@ -130,7 +132,7 @@ READ_SEGMENT: Final = Operation(
 READ_OBJECT: Final = Operation(
     "readObject",
     "cluster",
-    "Reads the bytes of an object, if the objects are files of the server's machine.",
+    "Reads the bytes of an object, if the store keeps objects in files on the server.",
     {
         200: Reply("All bytes.", RAW, BYTES, _OBJECT_HEADERS),
         206: Reply("A part of the bytes.", RAW, BYTES, _OBJECT_HEADERS),
@@ -149,7 +151,7 @@ LOOK_AT_OBJECT: Final = Operation(
 WRITE_OBJECT: Final = Operation(
     "writeObject",
     "cluster",
-    "Writes an object that the catalog has as intended, or staged rows.",
+    "Writes an object that has an intent in the catalog, or staged rows.",
     {200: Reply("The object is stored.", StoredObject)},
     errors=(400, 404, 409, 502, 507),
     method="PUT",
@@ -165,10 +167,10 @@ def routes(context: ServerContext) -> list[Endpoint]:
 
 
 class Transfers:
-    """Threads and slots that transfers share; each transfer holds one chunk in memory.
+    """The threads and slots that all transfers share. Each transfer has one chunk in memory.
 
-    A transfer beyond the slots is refused, and one whose client neither reads nor sends for minutes
-    is ended.
+    A transfer is refused if no slot is free, and ended if its client neither reads nor sends for
+    LONG_STALL_SECONDS.
     """
 
     def __init__(self) -> None:
@@ -176,16 +178,16 @@ class Transfers:
         self._used = 0
 
     async def run(self, action: Callable[[], _Result]) -> _Result:
-        """On one of the threads."""
+        """Runs the action on one of the threads, and returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, action)
 
     def submit(self, action: Callable[[], None]) -> None:
-        """On one of the threads, without waiting; also while the caller is being cancelled."""
+        """Runs the action on one of the threads without waiting, even in a cancelled task."""
         self._pool.submit(action)
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """One of the slots, for the event loop's thread; ServiceUnavailable if none is free."""
+        """Holds a slot, in the event loop's thread. Raises ServiceUnavailable if none is free."""
         if self._used >= _SLOTS:
             raise ServiceUnavailable(f"{_SLOTS} transfers are under way: try again later")
         self._used += 1
@@ -204,7 +206,7 @@ class Transfers:
         name: str,
         headers: dict[str, str],
     ) -> Response:
-        """The bytes that the request asks for; `read` returns those between two positions."""
+        """Responds with the requested bytes. `read` returns the bytes between two positions."""
         head = {"Accept-Ranges": "bytes", **headers}
         if request.method == "HEAD":
             return Response(headers={**head, "Content-Length": str(size)}, media_type=BYTES)
@@ -252,21 +254,24 @@ class _SlotResponse(StreamingResponse):
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """The bytes `start..end` of something, the end not included."""
+    """The bytes `start..end` of a segment or an object, without `end`."""
 
     start: int
     end: int
     whole: bool
-    """Whether no part was asked for."""
+    """Whether the request has no `Range` header."""
 
 
 def byte_range(header: str | None, size: int, name: str) -> ByteRange:
-    """What a `Range` header asks for, cut at the size; OffsetOutOfRange if that is nothing."""
+    """Parses a `Range` header. The end is limited to the size.
+
+    Raises OffsetOutOfRange if no byte is in the range, and UsageError for another header.
+    """
     if header is None:
         return ByteRange(0, size, whole=True)
     match = _RANGE.fullmatch(header.strip())
     if match is None or (match["first"] is None and match["last"] is None):
-        raise UsageError(f"the range {header!r} is not understood: write it like bytes=0-1023")
+        raise UsageError(f"the range {header!r} is invalid: use a form such as bytes=0-1023")
     if match["first"] is None:
         start, end = max(size - int(match["last"]), 0), size
     else:
@@ -289,7 +294,7 @@ def _segment_routes(context: ServerContext, transfers: Transfers) -> list[Endpoi
         with context.store.view() as view:
             directory = view.directory(topic)
         if not directory.is_dir():
-            raise UnknownTopic(f"there is no log of {topic} here")
+            raise UnknownTopic(f"this server has no log of {topic}")
         return find_segment(directory, context.settings.wal.file_name, name, log_id)
 
     async def segment(request: Request) -> Response:
@@ -318,33 +323,35 @@ class SegmentFile:
 def find_segment(
     directory: Path, file_name: str, name: str, log_id: str | None = None
 ) -> SegmentFile | None:
-    """The segment of that name in a topic's directory; None if there is none.
+    """Returns the segment `name` of a topic's directory; None if it does not exist.
 
-    CommitRefused if the log is not the one that is asked for.
+    Raises CommitRefused if the log in the directory does not have the id `log_id`.
     """
     disk = LocalDisk()
     seq = SegmentNames(file_name).parse(name)
     published = _read_published(disk, directory)
     if log_id is not None and read_log_id(disk, directory) != log_id:
-        raise CommitRefused(f"{directory.name}: the segments are not of the log {log_id} any more")
+        raise CommitRefused(
+            f"{directory.name}: the segments do not belong to the log {log_id} any more"
+        )
     if seq is None or published is None or seq > published.seq:
         return None
     path = directory / name
     try:
         size = published.position if seq == published.seq else disk.size(path)
         return SegmentFile(path, size) if disk.exists(path) else None
-    except FileNotFoundError:  # retention removed it meanwhile
+    except FileNotFoundError:  # retention has deleted it
         return None
 
 
 def _read_published(disk: LocalDisk, directory: Path) -> Published | None:
-    """The owner may be overwriting the record at this moment: the next read sees the new one."""
+    """Reads the record again if it is invalid, because the owner may be overwriting it."""
     found = (read_published(disk, directory) for _ in range(_PUBLISHED_READS_MAX))
     return next((each for each in found if each is not None), None)
 
 
 def read_exactly(path: Path, start: int, end: int) -> bytes:
-    """OSError if the file is gone, or ends before."""
+    """Reads the bytes `start..end`. Raises OSError if the file is missing or too short."""
     with path.open("rb", buffering=0) as file:
         data = os.pread(file.fileno(), end - start, start)
         while len(data) < end - start:
@@ -387,7 +394,7 @@ def _object_routes(context: ServerContext, transfers: Transfers) -> list[Endpoin
                     upload = await transfers.run(partial(objects.begin, target))
                     meta = await _receive(body, transfers, upload)
             except (CommitRefused, UsageError):
-                # A client reads the refusal only after it has sent everything.
+                # The client reads the response only after it has sent the whole body.
                 while await _next_chunk(body) is not None:
                     pass
                 raise
@@ -432,7 +439,7 @@ async def _receive(
 
 
 async def _next_chunk(body: AsyncIterator[bytes]) -> bytes | None:
-    """The next bytes of a body, None at its end; a client that is silent for long has gone."""
+    """The next bytes of a body, None at its end. Raises ClientDisconnect after a long silence."""
     try:
         async with asyncio.timeout(LONG_STALL_SECONDS):
             return await anext(body, None)
@@ -441,7 +448,7 @@ async def _next_chunk(body: AsyncIterator[bytes]) -> bytes | None:
 
 
 class ObjectsElsewhere(UsageError):
-    """The objects are in a store that executors can ask themselves."""
+    """The objects are in a store that executors can access directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +472,7 @@ class PutTarget:
 
 
 def target_of(key: str) -> PutTarget:
-    """UsageError for a key that only the server itself writes."""
+    """Parses the key of a PUT. Raises UsageError for a key that clients may not write."""
     check_key(key)
     if is_staged_file(key):
         return PutTarget(key, None, "", OBJECT_BYTES_MAX)
@@ -482,7 +489,7 @@ def target_of(key: str) -> PutTarget:
 
 
 class ObjectAccess:
-    """The server's objects, as far as executors may read and write them. Thread-safe."""
+    """The objects of the server that executors may read and write. Thread-safe."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -496,25 +503,25 @@ class ObjectAccess:
         return self.store().head(key)
 
     def begin(self, target: PutTarget) -> ObjectUpload:
-        """CommitRefused if the catalog does not have the object as intended or committed."""
+        """Begins an upload. Raises CommitRefused if the catalog does not know the object."""
         self._require_here(target.key)
         store, catalog = self._ports()
         dead = (None, State.DELETING, State.GONE)
         if target.topic is not None and target.state(catalog) in dead:
             raise CommitRefused(
-                f"{target.key}: nobody intends to write this object: plan it, and announce it in "
-                "the catalog"
+                f"{target.key}: the catalog has no intent for this object: create one before "
+                "the upload"
             )
         lock = self._locks[hash(target.key) % _LOCKS]
         chunk_bytes = self._context.settings.uploader.stream_chunk_size
         return ObjectUpload(store, catalog, target, chunk_bytes, lock)
 
     def _require_here(self, key: str) -> None:
-        """Unless the key is of staged rows, the objects must be files of this machine."""
+        """Raises ObjectsElsewhere unless the key is of staged rows or objects are local files."""
         backend = self._context.settings.cloud.backend
         if backend != "fs" and not key.startswith(STAGING_PREFIX):
             raise ObjectsElsewhere(
-                f"the objects are in {self.store().name}: ask that store directly"
+                f"the objects are in {self.store().name}: access that store directly"
             )
 
     def _ports(self) -> tuple[CloudStore, Catalog]:
@@ -525,7 +532,7 @@ class ObjectAccess:
 
 
 class ObjectUpload:
-    """One object being written. Its calls exclude each other: a cancelled one may still run."""
+    """One object being written. A lock serialises its calls: a cancelled call may still run."""
 
     def __init__(
         self,
@@ -556,7 +563,7 @@ class ObjectUpload:
         TRANSFERS.add(len(data), self._target.kind, "up")
 
     def publish(self) -> ObjectMeta:
-        """Makes it the object of its key; CommitRefused if that would change stored bytes."""
+        """Makes the object visible. Raises CommitRefused if that would change a stored object."""
         with self._lock, self._publishing:
             present = self._present()
             if present is not None and self._is_same(present):
@@ -603,9 +610,10 @@ class ObjectUpload:
             raise self._refused(present)
 
     def _back_up(self, present: ObjectMeta | None) -> str | None:
-        """Copies what is to be replaced: another process may commit it at this very moment.
+        """Copies the present object before it is replaced, because another process may commit it.
 
-        The copy has a name of staged rows, which are swept if this process dies.
+        The copy has the name of a staged file. If this process dies, a sweep of old staged files
+        deletes it.
         """
         if present is None:
             return None
@@ -614,7 +622,7 @@ class ObjectUpload:
         return backup
 
     def _is_committed_or_intended(self, meta: ObjectMeta) -> bool:
-        """Whether the new bytes did not replace those of an object that was committed meanwhile."""
+        """False if another process committed the object before its bytes were replaced."""
         target = self._target
         if target.topic is None or target.state(self._catalog) == State.INTENDED:
             return True
@@ -629,5 +637,5 @@ class ObjectUpload:
         there = "is gone" if present is None else f"exists with {present.size} bytes"
         return CommitRefused(
             f"{self._target.key} {there}, and the request has {self._size} other bytes: "
-            "what is stored is not changed"
+            "a stored object is never changed"
         )

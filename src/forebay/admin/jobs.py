@@ -7,7 +7,7 @@
 
 The jobs run behind the port `Jobs` (`forebay.service.jobs`); a server without Spark has none. A
 job's states are `queued → running → done | failed | cancelled | lost`. A lost job was running when
-its driver ended: what it had committed counts, and a new job does the rest.
+its driver ended: the objects that it had committed remain, and a new job does the rest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LIST_MAX: Final = 1000
 
 
 class JobFields(Struct, frozen=True):
-    """What is known of a job, wherever it is written."""
+    """The fields of a job in responses and in the file of past jobs."""
 
     id: str
     kind: str
@@ -66,7 +66,7 @@ class JobFields(Struct, frozen=True):
     started: Seconds | None = None
     ended: Seconds | None = None
     summary: Annotated[
-        Mapping[str, int], Meta(description="Numbers of objects, messages, bytes and such.")
+        Mapping[str, int], Meta(description="Counts such as objects, messages and bytes.")
     ] = {}  # msgspec copies it
     error: str | None = None
     details: Annotated[
@@ -78,13 +78,13 @@ class JobFields(Struct, frozen=True):
 
 
 class JobRecord(JobFields, frozen=True):
-    """One job as it is now; a line of the file of past jobs."""
+    """The current state of a job, and a line in the file of past jobs."""
 
     done: int = 0
     """Tasks of the running Spark job that are done."""
     total: int = 0
     label: str = ""
-    """What is being done, in plain words."""
+    """A description of the current step."""
 
     @property
     def over(self) -> bool:
@@ -115,7 +115,7 @@ class DriverStatus(Record, frozen=True):
     state: Annotated[str, one_of("starting", "ready", "working", "restarting", "stopped")]
     master: str
     since: Seconds
-    """When it got into this state."""
+    """When this state began."""
     pid: Count | None = None
     restarts: Count = 0
     error: Annotated[
@@ -134,7 +134,7 @@ class JobsQuery(Struct, frozen=True):
     kind: Annotated[str, Meta(description="Only jobs of this kind.")] = ""
     state: Annotated[str, Meta(description="Only jobs in this state.")] = ""
     trigger: Annotated[str, Meta(description="Only jobs with this trigger.")] = ""
-    limit: Annotated[int, Meta(ge=1, le=_LIST_MAX, description="How many, at most.")] = 100
+    limit: Annotated[int, Meta(ge=1, le=_LIST_MAX, description="The maximum number of jobs.")] = 100
 
 
 _Bytes: TypeAlias = Annotated[int, Meta(ge=1, le=OFFSET_MAX)] | UnsetType
@@ -151,7 +151,7 @@ class NewJob(Record, frozen=True, tag_field="kind"):
 
 
 class Offload(NewJob, frozen=True, tag="offload"):
-    """Uploads what is synced."""
+    """Uploads the synced messages."""
 
     due: _Flag = UNSET
 
@@ -192,7 +192,7 @@ class Jobs(Protocol):
         """Queues a job; JobsFull if too many wait."""
 
     def list(self) -> Sequence[JobRecord]:
-        """All jobs that are kept, the newest first. From any thread."""
+        """Returns all jobs that are kept, newest first. May be called from any thread."""
 
     def get(self, job_id: str) -> JobRecord | None: ...
 
@@ -200,7 +200,7 @@ class Jobs(Protocol):
         """Ends a waiting job, asks a running one to end, and leaves one that is over."""
 
     def driver(self) -> DriverStatus:
-        """From any thread."""
+        """Returns the state of the driver. May be called from any thread."""
 
 
 # ---- requests ---------------------------------------------------------------------------------
@@ -245,8 +245,8 @@ SHOW_JOB: Final = Operation(
 CANCEL_JOB: Final = Operation(
     "cancelJob",
     "jobs",
-    "Cancels a job that is not over.",
-    {200: Reply("It is over.", Job), 202: Reply("It is asked to end.", Job)},
+    "Cancels a job that has not ended.",
+    {200: Reply("The job has ended.", Job), 202: Reply("The job was asked to end.", Job)},
     errors=(404,),
     method="DELETE",
 )
@@ -339,5 +339,5 @@ def _no_spark() -> Response:
         409,
         "ServiceRefused",
         "this server runs no Spark, so it has no jobs: start it with `forebay up`, or run "
-        "`forebay offload`, `forebay compact` or `forebay verify` beside it",
+        "`forebay offload`, `forebay compact` or `forebay verify` in another process",
     )

@@ -4,14 +4,13 @@ A body is one payload, or lines of JSON (`application/x-ndjson`), one message a 
 
     {"payload": "text", "attributes": {"k": "v"}, "routing_key": null}
 
-A payload that is not UTF-8 is `payload_base64`. A body is read whole, within limits, and checked
-whole before its first message is appended: all its messages go in with one append, or none does.
-Nothing waits for the disk on the event loop, and only a request that waits for an upload has a
-thread of its own.
+A payload that is not UTF-8 is `payload_base64`. The whole body is read, within limits, and checked
+before its first message is appended. One append then adds all its messages, or none. The event loop
+never waits for the disk, and only a request that waits for an upload occupies a thread.
 
-What a caller gets wrong: an error after the append (the disk failed, the server stopped) does not
-mean that the messages are absent. A 4xx means it, and so does `"taken": false` in any error. Where
-the upload failed, `synced` says how far the log has the messages.
+Beware: an error after the append (the disk failed, the server stopped) does not mean that the
+messages were not stored. Only a 4xx or `"taken": false` in an error means that. If the upload
+failed, `synced` says up to which offset the log has the messages.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _SET_BY_LOG: Final = {"offset", "publish_time"}
 _SEPARATOR: Final = b",\n0,"
 _SHOWN: Final = 40
 _OVERHEAD_BYTES: Final = 2 * KIB
-"""What a message's encoding adds to its parts, at most: two names of topics, and numbers."""
+"""The maximum that the encoding adds to the parts of a message: two topic names and numbers."""
 
 # ---- records ----------------------------------------------------------------------------------
 
@@ -75,11 +74,12 @@ _AnyDurability = Literal["buffered", "synced", "uploaded"]
 
 class ProduceQuery(Struct, frozen=True):
     durability: Annotated[
-        _AnyDurability, Meta(description="How safe the messages must be before the response.")
+        _AnyDurability,
+        Meta(description="The durability of the messages when the response is sent."),
     ] = "synced"
-    routing_key: Annotated[str, Meta(description="For a body that is one payload.")] | UnsetType = (
-        UNSET
-    )
+    routing_key: (
+        Annotated[str, Meta(description="Only for a body that is one payload.")] | UnsetType
+    ) = UNSET
     attribute: Annotated[
         list[Annotated[str, Meta(extra_json_schema={"pattern": "^[^=]+=.*$"})]],
         Meta(description="`key=value`, for a body that is one payload; may be repeated."),
@@ -114,7 +114,7 @@ class Appended(Record, frozen=True):
 PRODUCE: Final = Operation(
     "produce",
     "messages",
-    "Appends messages: one that is the body, or one for each line of NDJSON.",
+    "Appends the body as one message, or each line of NDJSON as a message.",
     {200: Reply("The messages are in the topic, which was created if necessary.", Appended)},
     errors=(400, 409, 413, 502, 504, 507),
     method="POST",
@@ -229,8 +229,8 @@ class ProduceHandler:
         if self._uploads.locked():
             with nothing_taken():
                 raise ServiceUnavailable(
-                    f"{_UPLOADS_MAX} requests wait for uploads already: nothing of this one was "
-                    "taken, send it again, or with durability=synced"
+                    f"{_UPLOADS_MAX} requests already wait for uploads: nothing was taken; send "
+                    "the request again, or with durability=synced"
                 )
         async with self._uploads:
             offsets = await topic.append_many_async(
@@ -253,7 +253,7 @@ class ProduceHandler:
         finally:
             stopping.cancel()
         if not uploaded.done():
-            raise WaitTimeout(f"the server stops before the message at {last} is uploaded")
+            raise WaitTimeout(f"the server stopped before the message at {last} is uploaded")
         uploaded.result()
 
 
@@ -263,7 +263,7 @@ def _read_query(raw: bytes, *, lines: bool) -> ProduceQuery:
     for name, is_given in given.items():
         if lines and is_given:
             raise UsageError(
-                f"{name} goes with a body that is one payload; here it is in each line"
+                f"{name} is only for a body that is one payload; in NDJSON it is in each line"
             )
     return query
 
@@ -310,9 +310,9 @@ def _on_own_thread(work: Callable[[], None]) -> asyncio.Future[None]:
 
 
 def parse_lines(body: bytes, messages_max: int) -> NewMessages:
-    """All messages of a body; UsageError with the number of the first line that is not one.
+    """Parses all messages of a body. UsageError has the number of the first invalid line.
 
-    Blank lines count as lines, and are no messages.
+    Blank lines are counted in line numbers, and skipped.
     """
     new = _parse_payloads(body.strip(), messages_max)
     if new is None:
@@ -412,7 +412,7 @@ def _explain(error: ValidationError, line: bytes) -> str:
 
 
 def _column(line: bytes, error: DecodeError | UnicodeDecodeError) -> int:
-    """Where a line stops being JSON."""
+    """The column at which a line stops being valid JSON."""
     try:
         text = line.decode()
     except UnicodeDecodeError as wrong:
@@ -444,7 +444,7 @@ def one_message(body: bytes, pairs: list[str], routing_key: str | None) -> NewMe
 
 
 def _require_sizes(new: NewMessages) -> None:
-    """Before anything is appended: one that is refused half-way would be stored in part."""
+    """Checks all sizes before the append: otherwise a part of the messages would be stored."""
     for row, payload in enumerate(new.payloads):
         pairs = new.attributes[row] if new.attributes is not None else None
         key = new.routing_keys[row] if new.routing_keys is not None else None

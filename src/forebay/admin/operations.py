@@ -4,8 +4,8 @@ A module of handlers returns `Endpoint`s. An endpoint is a Starlette route that 
 `Operation`s: the type of the query, the body and the responses. `document` makes the OpenAPI 3.1
 document from the endpoints of the application, so that a route cannot be missing from it.
 
-What a caller gets wrong: an operation describes its handler and does not check it. The tests send
-every operation requests of all kinds, and compare the responses with the document.
+Beware: an operation describes its handler and does not check it. The tests send every operation
+requests of all kinds, and compare the responses with the document.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A response that is no error."""
+    """A successful response."""
 
     description: str
     kind: Any = None
@@ -63,20 +63,20 @@ class Operation:
     summary: str
     replies: Mapping[int, Reply]
     errors: Sequence[int] = ()
-    """Statuses beside those that every operation has."""
+    """Statuses in addition to those that every operation has."""
     method: str = "GET"
     query: type[Struct] | None = None
-    """Its fields are the parameters."""
+    """A type whose fields are the query parameters."""
     headers: Mapping[str, Any] = field(default_factory=dict)
     """Types of request headers, by name."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """Types, or `Lines`, by media type."""
     public: bool = False
-    """Whether it needs no token."""
+    """Whether the operation is allowed without a token."""
 
 
 class Endpoint(Route):
-    """A route, and the operations that it is for."""
+    """A route and its operations."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Endpoint(Route):
         *operations: Operation,
         all_methods: bool = False,
     ) -> None:
-        """With `all_methods`, the handler refuses by itself the methods that it does not know."""
+        """With `all_methods`, the handler itself refuses unknown methods."""
         methods = None if all_methods else [each.method for each in operations]
         super().__init__(path, handler, methods=methods)
         self.operations = operations
@@ -116,21 +116,27 @@ PATH_PARAMETERS: Final[Mapping[str, Any]] = {
 _SHARED: Final = ("namespace", "topic")
 _ALWAYS: Final = (401, 403, 412, 500, 503)
 ERRORS: Final = {
-    400: ("UsageError", "The request is wrong: the message says what to change."),
+    400: ("UsageError", "The request is invalid: the message says what to change."),
     401: ("TokenWanted", "A token is needed: `Authorization: Bearer`."),
     403: ("Refused", "The request comes from the page of another site, or names another host."),
-    404: ("NotFound", "What the path names does not exist."),
-    409: ("Conflict", "The state of the server, or of the topic, does not allow it."),
+    404: ("NotFound", "The topic, object, job or file in the path does not exist."),
+    409: ("Conflict", "The state of the server or of the topic does not allow the request."),
     410: ("Lost", "The offsets are recorded as lost; `end` is where to continue."),
     412: ("AnotherStore", "`Forebay-Store` names another store: nothing was applied."),
-    413: ("TooLarge", "The body is larger than one request may be."),
+    413: ("TooLarge", "The body is larger than the limit for one request."),
     416: ("OutOfRange", "Outside the range that exists; `start` and `end` are its bounds."),
     429: ("TooMany", "Too many requests wait: try again later."),
     500: ("InternalError", "The server failed, or stored data is damaged; see its log."),
-    502: ("StoreRefused", "The object store or the catalog refuses what the server asks for."),
-    503: ("Unavailable", "Try again later. It may have been applied, unless `taken` is false."),
-    504: ("TimedOut", "It was not done in time; it may still happen."),
-    507: ("DiskFull", "The disk is full. It may have been applied, unless `taken` is false."),
+    502: ("StoreRefused", "The object store or the catalog refused a request of the server."),
+    503: (
+        "Unavailable",
+        "Try again later. The request may have been applied, unless `taken` is false.",
+    ),
+    504: ("TimedOut", "The request did not finish in time. It may still be applied."),
+    507: (
+        "DiskFull",
+        "The disk is full. The request may have been applied, unless `taken` is false.",
+    ),
 }
 """Names and descriptions of the error responses, by status."""
 
@@ -248,7 +254,7 @@ def _parameter(name: str, place: str, schema: Json, *, required: bool = False) -
 
 
 def _schema(kind: Any) -> Json:
-    """Of a type without records."""
+    """The JSON Schema of a type that contains no record."""
     return schema_components([kind], ref_template=_REFERENCE)[0][0]
 
 

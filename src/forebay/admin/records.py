@@ -4,8 +4,8 @@ A body is declared once, as a `Record` beside the handler that uses it. `decode_
 request against its record, `json_response` encodes one, and `forebay.admin.operations` makes the
 OpenAPI schema from it. Limits are part of a field's type: `Annotated[int, Meta(ge=1)]`.
 
-What a caller gets wrong: None in JSON is `null`, and a field that may be absent is `| UnsetType`
-with the default `UNSET`. A field with another default is always sent.
+Beware: None in JSON is `null`, and a field that may be absent is `| UnsetType` with the default
+`UNSET`. A field with another default is always sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
     """An object with these fields and no others."""
 
     extra_schema: ClassVar[dict[str, Any]] = {}
-    """What JSON Schema says beyond the types of the fields."""
+    """Additions to the JSON Schema that the field types do not express."""
 
 
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -97,7 +97,7 @@ _KINDS: Final = {
 
 
 def explain(error: ValidationError, kind: Any, what: str = "the body") -> str:
-    """What is wrong and what to do, such as `rows is text; it must be a whole number from 0 on`.
+    """Returns a message such as `rows is text; it must be a whole number from 0 on`.
 
     `kind` is the type that was expected. `what` is the subject if the value as a whole is wrong.
     """
@@ -138,13 +138,13 @@ def _schema_at(root: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _resolved(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """The schema that a reference stands for."""
+    """Returns the schema that a reference points to."""
     name = schema.get("$ref", "").rpartition("/")[2]
     return root["$defs"][name] if name else schema
 
 
 def rule(schema: dict[str, Any]) -> str:
-    """What a schema allows, in words."""
+    """Describes in words the values that a schema allows."""
     if "anyOf" in schema:
         return ", or ".join(map(rule, schema["anyOf"]))
     if "enum" in schema:

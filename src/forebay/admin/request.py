@@ -1,4 +1,4 @@
-"""What a handler reads of a request: its query, strictly, and its body, within limits.
+"""Reads the query and the body of a request, with strict checks and size limits.
 
 A query is declared as a structure: `read_query` checks and converts its parameters, and the OpenAPI
 document describes them from the same declaration.
@@ -8,7 +8,7 @@ server's `ByteBudget` as they arrive, never by what the header says, so that a s
 nothing. Each reservation doubles what has come, so that a large body does not wait for the budget
 with every chunk. A client that sends nothing for some seconds is not waited for.
 
-What a caller gets wrong: `release` the body in the end, also when the request is refused.
+Beware: always call `release` on the body in the end, even if the request is refused.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from forebay.metrics import Gauge
 
 PENDING: Final = Gauge("forebay_http_pending_bytes", "Bodies of requests that are under way.")
 BODY_SECONDS: Final = 60.0
-"""For a whole body, and for the budget that it needs."""
+"""The time limit for receiving a whole body, including the wait for its byte budget."""
 STALL_SECONDS: Final = 10.0
-"""For the next chunk of a body."""
+"""The time limit for the next chunk of a body."""
 LONG_STALL_SECONDS: Final = 600.0
-"""For the next bytes of a long transfer, either way: a task that stages rows may be slow."""
+"""The time limit for the next bytes of a long transfer: a task that stages rows may be slow."""
 BUDGET_WAIT_SECONDS: Final = 5.0
 """How long a request may wait for bytes of the budget."""
 _PARAMETERS_MAX: Final = 2048
@@ -99,7 +99,7 @@ def query_schema(kind: type[Struct]) -> dict[str, Any]:
 
 
 def _from_texts(name: str, texts: list[str], schema: dict[str, Any]) -> object:
-    """As JSON has it; a text that is no such value is left for the check of its type."""
+    """Converts a parameter to the JSON type of its schema, or leaves it if it does not fit."""
     kinds = {each.get("type") for each in schema.get("anyOf", [schema])}
     if "array" in kinds:
         return texts
@@ -151,7 +151,7 @@ class RequestBody:
         *,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        """MessageTooLarge if the header already says so; `limit` is the bound's name in errors."""
+        """Raises MessageTooLarge if Content-Length exceeds the limit, which errors call `limit`."""
         self._receive = receive
         self._budget = budget
         self._length = _content_length(headers)
@@ -178,9 +178,9 @@ class RequestBody:
                     timeout.reschedule(min(clock() + self._stall_seconds, last))
         except TimeoutError as error:
             raise WaitTimeout(
-                f"the body is incomplete: after {size} bytes none came for "
-                f"{self._stall_seconds:.0f} seconds, or not all came within {BODY_SECONDS:.0f}: "
-                "nothing of it was taken"
+                f"the body is incomplete: after {size} bytes no more arrived for "
+                f"{self._stall_seconds:.0f} seconds, or not all arrived within "
+                f"{BODY_SECONDS:.0f} seconds: nothing was taken"
             ) from error
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -208,7 +208,7 @@ class RequestBody:
     def _too_large(self) -> MessageTooLarge:
         return MessageTooLarge(
             f"the body is larger than {self._bytes_max} bytes ({self._limit}): send it in several "
-            "requests; nothing of it was taken"
+            "requests; nothing was taken"
         )
 
 
@@ -222,14 +222,14 @@ def _content_length(headers: dict[bytes, bytes]) -> int | None:
 
 
 class ByteBudget:
-    """How many bytes of request bodies the server holds at a time. For one event loop.
+    """Limits the bytes of request bodies in the server's memory. For one event loop.
 
-    Requests that wait get their bytes in the order in which they came, so that small ones do not
-    overtake a large one for ever.
+    Waiting requests are served in the order of their arrival, so that small requests cannot starve
+    a large one.
     """
 
     def __init__(self, bytes_max: int, wait_seconds: float, limit: str) -> None:
-        """`limit` is the bound's name in errors."""
+        """`limit` is the name of the limit in errors."""
         self._limit = limit
         self._bytes_max = bytes_max
         self._wait_seconds = wait_seconds
@@ -256,8 +256,8 @@ class ByteBudget:
             if isinstance(error, TimeoutError):
                 raise ServiceUnavailable(
                     f"the server holds {self.used} bytes of other requests "
-                    f"({self._limit}), and had no room in time: nothing of this one was taken, "
-                    "send it again"
+                    f"({self._limit}), and had no room in time: nothing was taken; "
+                    "send the request again"
                 ) from error
             raise
 

@@ -5,8 +5,8 @@ closes one that never sends a request, whose head or body stalls, or whose clien
 rest of a response. The number of connections is limited, so that file descriptors are left for the
 logs: one too many gets a 503 and is closed.
 
-What a caller gets wrong: `bind` returns where the server listens, or raises if it cannot; call it
-before anything else is started. Signals are the caller's: this server installs no handlers.
+Beware: call `bind` before anything else is started. It returns the address, or raises if the server
+cannot listen there. The caller must handle signals: this server installs no handlers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class AdminServer:
         return self._server is not None and self._server.started
 
     def stop(self) -> None:
-        """From the event loop's thread, or a signal's handler."""
+        """Asks the server to stop. Call it on the event loop's thread or in a signal handler."""
         if self._server is not None:
             self._server.should_exit = True
 
@@ -162,17 +162,17 @@ class _UvicornServer(uvicorn.Server):
 class ConnectionLimits:
     connections_max: int
     head_seconds: float = 20.0
-    """From the connection to the end of its first request's head."""
+    """The time limit for a new connection to send the headers of its first request."""
     body_seconds: float = 630.0
-    """Without a byte of a body; the handlers that read bodies wait less, or as long."""
+    """The time limit without a byte of a body. Handlers have the same or a shorter limit."""
     closing_seconds: float = 60.0
-    """For a client to read the rest of its last response."""
+    """The time limit for a client to read the rest of its last response."""
     head_bytes_max: int = 64 * KIB
-    """Of a head that arrives in several parts, beyond the first."""
+    """The limit for headers that arrive in several parts, without the first part."""
 
 
 def connections_max() -> int:
-    """A quarter of the descriptors that the process may open, and no more than 1,024."""
+    """A quarter of the descriptors that the process may open, at most 1,024."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = _DESCRIPTORS_UNLIMITED if soft == resource.RLIM_INFINITY else soft
     return max(min(descriptors // _DESCRIPTORS_SHARE, _CONNECTIONS_MAX), 1)

@@ -5,9 +5,9 @@
 
 The body says where the rows are staged (`forebay.pipeline.sink.owner`). The response to a commit
 is a stream of lines: `{"working": true}` while it works, then `{"appended": n, "known": n}` or
-`{"error": ...}`. A commit goes on to its end when its client has gone: the same request again finds
-what is there. Batches of one sink wait for each other, for a bounded time. A body counts against a
-byte budget until its batch is done, because its contents are in memory until then.
+`{"error": ...}`. If the client disconnects, the commit still runs to its end. A repeated request
+finds the rows that it appended. Batches of one sink wait for each other, for a bounded time. A body
+counts against a byte budget until its batch is done, because it is in memory until then.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class Working(Record, frozen=True):
 
 
 class BatchResult(Record, frozen=True):
-    """What became of the rows of a batch."""
+    """The result of a commit: how many rows were appended, and how many were there before."""
 
     appended: Count
-    known: Annotated[Count, Meta(description="They were appended by an earlier request.")]
+    known: Annotated[Count, Meta(description="Rows that an earlier request had appended.")]
 
 
 class Forgotten(Record, frozen=True):
@@ -107,7 +107,7 @@ _DECODER: Final = Decoder(BatchRequest)
 _BODY: Final = {JSON: BatchRequest}
 _COMMIT_LINES: Final = Lines(
     "SinkLine",
-    "A line. `working` comes every few seconds; another one is the last.",
+    "`working` is sent every few seconds. Any other line is the last one.",
     [Working, BatchResult, Error],
 )
 
@@ -126,7 +126,7 @@ COMMIT_BATCH: Final = Operation(
 FORGET_BATCH: Final = Operation(
     "forgetBatch",
     "cluster",
-    "Removes the staged rows of a batch that failed, unless it is under way.",
+    "Removes the staged rows of a batch that failed, unless the batch is being committed.",
     {200: Reply("Whether they were removed.", Forgotten)},
     errors=(400, 413, 502, 504),
     method="POST",
@@ -192,9 +192,9 @@ class SinkCommits:
         self._budget: ByteBudget | None = None
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="sink")
         self._turns: dict[str, asyncio.Lock] = {}
-        """By sink id, of the sinks that have a batch here."""
+        """One lock for each sink that has a batch here, by sink id."""
         self._tasks: dict[asyncio.Task[BatchResult], frozenset[str]] = {}
-        """With the writes whose staged rows they need."""
+        """The running commits, with the writes whose staged rows they need."""
 
     async def read(self, request: Request) -> SinkRequest:
         """The batch of a request, read within limits."""
@@ -281,7 +281,7 @@ def _decoded(data: bytes) -> tuple[SinkBatch, list[Part]]:
 
 
 async def _lines(task: asyncio.Task[BatchResult]) -> AsyncIterator[bytes]:
-    """Lines until the commit is done, which goes on when the client has gone."""
+    """Yields lines until the commit is done. The commit continues if the client disconnects."""
     while not (await asyncio.wait({task}, timeout=_WORKING_SECONDS))[0]:
         yield json_line(Working(working=True))
     try:

@@ -43,27 +43,35 @@ TOPIC_PATH: Final = "/v1/topics/{namespace}/{topic}"
 
 # ---- records ----------------------------------------------------------------------------------
 
-_Open = Annotated[bool, Meta(description="Whether this server has it open.")]
+_Open = Annotated[bool, Meta(description="Whether this server has the topic open.")]
 _Stage = Annotated[
-    Count | None, Meta(description="The next offset; known of a topic that is open.")
+    Count | None, Meta(description="The next offset of this stage; null if the topic is not open.")
 ]
 
 
 class TopicsQuery(Struct, frozen=True):
-    prefix: Annotated[str, Meta(description="How the names begin, such as `/default/`.")] = ""
-    limit: Annotated[int, Meta(ge=1, le=TOPICS_MAX, description="Of one page.")] = 100
-    after: Annotated[str, Meta(description="The last name of the page before.")] = ""
+    prefix: Annotated[
+        str, Meta(description="Only names that begin with this, such as `/default/`.")
+    ] = ""
+    limit: Annotated[
+        int, Meta(ge=1, le=TOPICS_MAX, description="The maximum number of topics.")
+    ] = 100
+    after: Annotated[str, Meta(description="The last name of the previous page.")] = ""
 
 
 class TopicQuery(Struct, frozen=True):
     limit: Annotated[
         int,
-        Meta(ge=0, le=PARTS_MAX, description="How many of the newest segments and objects."),
+        Meta(
+            ge=0,
+            le=PARTS_MAX,
+            description="The maximum number of segments and of objects to list, the newest ones.",
+        ),
     ] = 100
 
 
 class TopicOutline(Record, frozen=True):
-    """How far a topic is."""
+    """The name and watermarks of a topic."""
 
     topic: str
     open: _Open
@@ -78,12 +86,12 @@ class TopicList(Record, frozen=True):
     """A page of topics, by name."""
 
     topics: list[TopicOutline]
-    total: Annotated[Count, Meta(description="Of all pages.")]
+    total: Annotated[Count, Meta(description="The number of topics on all pages.")]
     next: Annotated[str | None, Meta(description="`after` of the next page; null on the last.")]
 
 
 class Topic(Record, frozen=True):
-    """Where everything of a topic is."""
+    """The watermarks, segments and objects of a topic."""
 
     topic: str
     open: _Open
@@ -92,7 +100,9 @@ class Topic(Record, frozen=True):
     synced: Annotated[Count | None, Meta(description="Null if the topic's log is not here.")]
     uploaded: Count
     verified: Count
-    memory: Annotated[OffsetRange | None, Meta(description="What the owner has in memory.")]
+    memory: Annotated[
+        OffsetRange | None, Meta(description="The offsets that the owner has in memory.")
+    ]
     reserved: Count | None
     epoch: Count | None
     owner: str | None
@@ -107,7 +117,7 @@ class Topic(Record, frozen=True):
 
 
 class Explanation(Record, frozen=True):
-    """Where one offset is."""
+    """The location of one offset."""
 
     topic: str
     offset: Count
@@ -126,7 +136,9 @@ class Explanation(Record, frozen=True):
     synced: bool
     uploaded: bool
     verified: bool
-    deletable: Annotated[bool | None, Meta(description="Of the segment that holds it.")]
+    deletable: Annotated[
+        bool | None, Meta(description="Whether the segment of the offset may be deleted.")
+    ]
     kept_because: str | None
     go_on_at: Annotated[Count | None, Meta(description="The next offset that can be read.")]
     problems: list[str]
@@ -134,7 +146,7 @@ class Explanation(Record, frozen=True):
 
 class Made(Record, frozen=True):
     topic: str
-    created: Annotated[bool, Meta(description="False: it existed.")]
+    created: Annotated[bool, Meta(description="False if the topic existed before.")]
 
 
 class RemovedSegment(Record, frozen=True):
@@ -163,16 +175,16 @@ LIST_TOPICS: Final = Operation(
 DESCRIBE_TOPIC: Final = Operation(
     "describeTopic",
     "topics",
-    "Tells where everything of a topic is.",
-    {200: Reply("The facts.", Topic)},
+    "Returns the watermarks, segments and objects of a topic.",
+    {200: Reply("The topic.", Topic)},
     errors=(400, 404, 502),
     query=TopicQuery,
 )
 MAKE_TOPIC: Final = Operation(
     "makeTopic",
     "topics",
-    "Creates a topic, unless it exists.",
-    {200: Reply("It existed.", Made), 201: Reply("It was created.", Made)},
+    "Creates a topic if it does not exist.",
+    {200: Reply("The topic existed.", Made), 201: Reply("The topic was created.", Made)},
     errors=(400, 409, 502, 507),
     method="PUT",
 )
@@ -187,8 +199,8 @@ TRIM_TOPIC: Final = Operation(
 EXPLAIN_OFFSET: Final = Operation(
     "explainOffset",
     "topics",
-    "Tells where one message is, and what may become of it.",
-    {200: Reply("The facts.", Explanation)},
+    "Returns where one message is, and whether it may be deleted.",
+    {200: Reply("The location.", Explanation)},
     errors=(400, 404, 502),
 )
 
@@ -299,7 +311,7 @@ def _fields(facts: TopicFacts | OffsetFacts) -> dict[str, Any]:
 
 
 def _create(context: ServerContext, name: TopicName) -> bool:
-    """Whether it did not exist before."""
+    """Creates the topic if it does not exist. Returns whether it was created."""
     with context.store.view() as view:
         try:
             view.topic(str(name))

@@ -70,7 +70,7 @@ def bench() -> None:
 )
 @_output
 def bench_wal(**options: Any) -> None:
-    """Appends and reads of a topic, beside what this machine does with the same bytes.
+    """Compares appends and reads of a topic with plain system calls on the same bytes.
 
     \b
     Examples:
@@ -120,10 +120,10 @@ def bench_tier(**options: Any) -> None:
 @_number("--topics", 100, 1, 10_000, "How many topics of 20 MB are offloaded in a round.")
 @_output
 def bench_spark(**options: Any) -> None:
-    """The pipeline, beside what the same Spark does without it.
+    """Compares the pipeline with what the same Spark does without it.
 
-    `spark.read` beside batches made in advance and beside Parquet, offload beside two processes,
-    verify beside a bare read, and planning over 100,000 objects.
+    `spark.read` is compared with batches made in advance and with Parquet, offload with two
+    processes, and verify with a bare read. Planning is measured over 100,000 objects.
 
     \b
     Examples:
@@ -157,9 +157,9 @@ def bench_spark(**options: Any) -> None:
 )
 @_output
 def bench_http(**options: Any) -> None:
-    """`forebay serve`, beside a bare HTTP service that only reads the same bodies.
+    """Compares `forebay serve` with a bare HTTP service that only reads the same bodies.
 
-    And how long a message takes from its producer to a reader that follows the topic.
+    Also measures how long a message takes from its producer to a reader that follows the topic.
 
     \b
     Examples:
@@ -177,7 +177,7 @@ def bench_http(**options: Any) -> None:
 @_number("--mib", 64, 1, 65536, "How much a point of a sweep moves at most.")
 @_output
 def bench_tuning(**options: Any) -> None:
-    """What each setting does: producers, batches, sizes, syncs, objects, reading ahead.
+    """Measures the effect of settings: producers, batches, sizes, syncs, objects, read-ahead.
 
     One setting at a time is varied, with all others at their defaults. It takes about a minute.
 

@@ -43,7 +43,7 @@ class History:
     """Key and size of each."""
     messages: int
     delay_seconds: float = 0
-    """How long each request to the object store waits first."""
+    """A delay before each request to the object store."""
     cached: bool = False
     """Whether objects on local disk may come from the kernel's cache."""
 
@@ -53,7 +53,7 @@ class History:
 
 
 def payloads(message_bytes: int) -> list[bytes]:
-    """What one `append_many` gets."""
+    """The payloads of one `append_many`."""
     source = random.Random(message_bytes)
     return [source.randbytes(message_bytes) for _ in range(BATCH)]
 

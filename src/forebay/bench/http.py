@@ -1,6 +1,6 @@
-"""`forebay bench http`: `forebay serve`, beside a service that only reads the same bodies.
+"""`forebay bench http`: compares `forebay serve` with a service that only reads the same bodies.
 
-Both run in processes of their own, with the same HTTP server and the same settings, and get the
+Both run in separate processes, with the same HTTP server and the same settings, and get the
 same requests in turns from one client over 4 connections: 256 messages of 1 KiB a request, as lines
 of JSON. Forebay also parses them, gives them offsets, writes them and, `synced`, waits for the
 disk. The client costs as little as it can: a request is one write of bytes made in advance, and a
@@ -125,7 +125,7 @@ class Follower:
 
 
 def _send_paced(connection: Connection, number: int, messages: int, rate: int) -> None:
-    """One message a request, at set times, however long the responses take."""
+    """Sends one message per request, at fixed times, however long the responses take."""
     step = CONNECTIONS / rate
     begin = time.perf_counter() + number / rate
     for index in range(messages):
@@ -245,7 +245,7 @@ def bare_server() -> AbstractContextManager[int]:
 
 @contextmanager
 def _server(*arguments: str) -> Iterator[int]:
-    """A module that prints its URL as JSON, in a process of its own; yields its port."""
+    """Runs a module that prints its URL as JSON, in a separate process; yields its port."""
     command = [sys.executable, "-m", *arguments]
     process = subprocess.Popen(  # noqa: S603  # this interpreter, and a module of this package
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE

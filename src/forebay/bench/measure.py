@@ -87,7 +87,7 @@ class Sweep:
     unit: str
     curves: Mapping[str, tuple[float, ...]]
     default: float | None = None
-    """What the setting is when nobody sets it; None if it is the caller's to choose."""
+    """The default of the setting; None if the caller must choose a value."""
     bounds: Mapping[str, float] | None = None
     """Levels that no curve can pass, such as the machine's own."""
 
@@ -139,7 +139,7 @@ def open_topic(source: Path | StoreSettings) -> Iterator[Topic]:
 def run_rounds(
     measurements: list[Measurement], rounds: int, parent: Path | None, say: Callable[[str], None]
 ) -> list[Result]:
-    """Every measurement in every round, each followed by its limit."""
+    """Runs every measurement in every round, each followed by its limit."""
     results = [Result(m.name, m.message_bytes, m.unit, m.limit_name, m.goal) for m in measurements]
     for number in range(rounds):
         for measurement, result in zip(measurements, results, strict=True):

@@ -67,7 +67,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read as a benchmark's result: {error}") from error
     wanted = {"benchmark", "machine", "rounds"}
     if not isinstance(found, dict) or not wanted <= found.keys():
-        raise UsageError(f"{path} is no result of a benchmark: make one with `--json`")
+        raise UsageError(f"{path} is not the result of a benchmark: create one with `--json`")
     return found
 
 

@@ -1,14 +1,13 @@
-"""`forebay bench spark`: the pipeline, beside what the same Spark does without it, in one run.
+"""`forebay bench spark`: compares the pipeline with what the same Spark does without it.
 
-- `spark.read.format("forebay")` beside batches made in advance (`CeilingSource`: all that Spark
-  does with a batch, and nothing of what makes one), and beside Parquet. Three quarters of the rows
-  are in objects, the rest in segments. The aggregate reads every column of every row, and is
-  checked.
-- `verify` beside a bare read of the same objects by the same executors.
-- `offload` of many topics beside two processes that run the same transfer function. These get tasks
-  that are already planned and announced; Spark's time is that of the whole job: planning, intents,
-  transfer, reading back, commits. Each round begins with the catalog as it was before the first.
-- Planning over 100,000 objects (`spark_planning`), beside the time in which the source reads 1 GiB.
+- `spark.read.format("forebay")`, compared with batches made in advance (`CeilingSource`: Spark
+  processes batches, but nothing has to be read), and with Parquet. Three quarters of the rows are
+  in objects, the rest in segments. The aggregate reads every column of every row, and is checked.
+- `verify`, compared with a bare read of the same objects by the same executors.
+- `offload` of many topics, compared with two processes that run the same transfer function. These
+  get tasks that are already planned and announced. Spark's time is that of the whole job: planning,
+  intents, transfer, reading back, commits. Each round begins with the same catalog.
+- Planning over 100,000 objects (`spark_planning`), compared with the time to read 1 GiB.
 
 One session with unix sockets between Python and Java, `local[2]`; everything is warm, and files
 are in the kernel's cache on both sides.

@@ -1,4 +1,4 @@
-"""How long it takes to plan a scan over very many objects, and how much memory.
+"""Measures the time and memory to plan a scan over very many objects.
 
 A separate process plans it, and its peak memory is what the plan takes. The catalog is made up:
 descriptors of objects that do not exist, which planning never opens.
@@ -26,14 +26,14 @@ GOAL_MIB: Final = 200
 _TOPIC: Final = TopicName("default", "long")
 _OBJECT_BYTES: Final = 8 * MIB
 _MESSAGES: Final = 8000
-"""In each object; its index has an entry for every thousandth."""
+"""Messages in each object. Its index has an entry for every 1,000 of them."""
 _CHILD: Final = (
     "import sys; from forebay.bench.spark_planning import plan_child; plan_child(sys.argv[1])"
 )
 
 
 def measure_planning(folder: Path, objects: int) -> dict[str, Any]:
-    """The plan over so many descriptors, by a process of its own."""
+    """Measures a plan over `objects` descriptors, in a separate process."""
     data = folder / "planned"
     _write_catalog(data, objects)
     output = subprocess.run(  # noqa: S603  # this interpreter, our own script
@@ -92,7 +92,7 @@ def plan_child(data: str) -> None:
     from forebay.topic.view import StoreView
 
     options = scan_options({"path": data, "subscribe": str(_TOPIC)})
-    StoreView(options.settings).close()  # what it imports is no part of a plan
+    StoreView(options.settings).close()  # imports are not part of the measurement
     before = peak_mib()
     started = time.perf_counter()
     splits = plan_scan(options)

@@ -1,4 +1,4 @@
-"""`forebay bench tier`: uploads and cold reads, beside the same client alone, in the same run.
+"""`forebay bench tier`: compares uploads and cold reads with the same client alone.
 
 It measures local disk, and with `--config` also the object store of a configuration, with the
 uploader's and the reader's settings of that configuration. Log and catalog are always in the
@@ -11,7 +11,7 @@ unless a row says so. The limits are in `bare_store`.
 
 Rows with "+ 30 ms" wait before each request, for Forebay and for the limit. Where the server runs
 on this machine, it, the reader and the producer share the processors: with two cores that limits
-what read-ahead can gain, and what a producer keeps beside a reader.
+what read-ahead can gain, and how fast a producer is while a reader runs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ READ_AHEAD_GOAL: Final = 4.0
 SAME_PROCESS_GOAL: Final = 0.6
 OTHER_PROCESS_GOAL: Final = 0.9
 APPENDED_TIMES: Final = 4
-"""A producer beside a reader appends so many times an object's bytes: disks vary in short runs."""
+"""A producer that runs during a read appends this many objects: short runs vary too much."""
 _NAMES: Final = {"s3": "S3", "gcs": "GCS", "azure": "Azure", "fs": "configured directory"}
 _LOOK_SECONDS: Final = 0.05
 
@@ -316,7 +316,7 @@ def appending(
     message_bytes: int,
     beside: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Timed:
-    """MiB of payload a second, while what `beside` begins goes on."""
+    """MiB of payload a second, while the work that `beside` starts is running."""
     batch = payloads(message_bytes)
     amount = len(batch) * message_bytes
     batches = max(mib * MIB // amount, 1)

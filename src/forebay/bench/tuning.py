@@ -51,7 +51,7 @@ def _no_bounds(_path: Path) -> Levels:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: curves of one unit, and the bounds that are drawn as levels."""
+    """One chart: curves with the same unit, and bounds drawn as horizontal lines."""
 
     name: str
     title: str
@@ -62,20 +62,20 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One setting: its values, how each is measured, and what is drawn of it."""
+    """A setting to vary: its values, how each is measured, and the charts to draw."""
 
     setting: str
     values: tuple[int, ...]
     panels: tuple[Panel, ...]
     measure: Callable[[Path, int], Levels]
-    """In an empty directory, with the setting at a value."""
+    """Measures one value of the setting, in an empty directory."""
     in_bytes: bool = False
     default: int | None = None
     bounds: Callable[[Path], Levels] = _no_bounds
 
 
 _Round: TypeAlias = tuple[Sequence[Levels], Levels]
-"""What each value of a knob gave, and the levels of the machine itself."""
+"""The results for each value of a knob, and the bounds of the machine."""
 
 
 def run(directory: Path | None, *, rounds: int, mib: int, progress: bool) -> dict[str, Any]:
@@ -149,7 +149,7 @@ SYNC_BYTES: Final = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 10 * MIB, 32 * MIB)
 _APPENDS_MAX: Final = 960
 _APPENDS_OF_A_MIB: Final = 15
 _SMALL_APPENDS: Final = 40_000
-"""At most so many appends of small messages: a point must not take a second."""
+"""The most appends of small messages for a point, which must take less than a second."""
 _PLAIN_EACH: Final = "plain write + fdatasync, one by one"
 _PLAIN_MIB: Final = "plain write + fdatasync of 1 MiB"
 

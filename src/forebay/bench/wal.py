@@ -1,4 +1,4 @@
-"""`forebay bench wal`: appends and reads of a topic, beside plain system calls on the same bytes.
+"""`forebay bench wal`: compares appends and reads with plain system calls on the same bytes.
 
 Every rate of Forebay is measured through `forebay.open` with the default settings, but for replays,
 which have no cache and come from the files. Rates in MiB/s count whole frames. The limits: for
@@ -66,9 +66,9 @@ class Load:
 
     message_bytes: int
     frame_bytes: int
-    """What one of them takes in a segment."""
+    """The size of one message in a segment."""
     mib: int
-    """How much is moved in all."""
+    """The total size of all batches."""
 
     @property
     def batch(self) -> list[bytes]:
@@ -88,7 +88,7 @@ class Load:
 
     @property
     def moved_mib(self) -> float:
-        """What the batches come to, in MiB of frames."""
+        """The exact size of all batches, in MiB of frames."""
         return self.batches * self.batch_bytes / MIB
 
 

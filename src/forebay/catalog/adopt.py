@@ -4,8 +4,8 @@ A restore owns the topic while it runs. It marks the topic's record with a log i
 has (`restoring`). While the mark is there, the chain may lack objects that are in the store, so the
 topic must not be opened or swept. A restore that is interrupted continues where it stopped.
 
-What a caller gets wrong: each batch is its own transaction. After an error, the batches that were
-already committed stay in the chain.
+Beware: each batch is its own transaction. After an error, the batches that were already committed
+stay in the chain.
 """
 
 from __future__ import annotations

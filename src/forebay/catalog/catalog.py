@@ -6,8 +6,8 @@ code is the same for etcd and SQLite. Every change of a chain compares the topic
 keeps the chain contiguous no matter who commits (I4), and stops an owner of an older epoch from
 changing anything (I7). The layout of the keys: `docs/formats/catalog.md`.
 
-What a caller gets wrong: after ServiceUnavailable, a change may or may not have been made. Every
-change here can be repeated: a commit that was already made succeeds again.
+Beware: after ServiceUnavailable, a change may or may not have been made. Every change here can be
+repeated: a commit that was already made succeeds again.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ that can be repeated are retried until their deadline. A transaction cannot: it 
 if it certainly was not sent, or if etcd refused its token. A lease has whole seconds, and at least
 the cluster's minimum (about two).
 
-What a caller gets wrong: the timeout is for the whole request, not for each endpoint. And gRPC does
-not survive a fork: all channels are closed before a fork, and parent and child open new ones. Even
-so, a child can hang in gRPC if threads of its parent had requests in flight (measured: 3 of 80
-children, and none of 80 when the parent was idle). Connect after forking, or use spawn.
+Beware: the timeout is for the whole request, not for each endpoint. And gRPC does not survive a
+fork: all channels are closed before a fork, and parent and child open new ones. Even so, a child
+can hang in gRPC if threads of its parent had requests in flight (measured: 3 of 80 children, and
+none of 80 when the parent was idle). Connect after forking, or use spawn.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The state that jobs keep of a topic between two runs: small values under names of their own.
+"""The state of jobs between two runs: small values in the catalog, for each topic and job.
 
     <topic>/notes/<name>
 
-A value is bytes that mean something to its job alone: how far a sink has committed, what `verify`
-has read. It is changed by compare-and-set, so that two runs of one job cannot both go on from the
-same state. Nothing that decides what counts in a topic (records, descriptors, ownership, lives)
-reads it, and a state does not make a topic.
+A value is bytes that only its job interprets: how far a sink has committed, what `verify` has read.
+It is changed by compare-and-set, so two runs of one job cannot both continue from the same state.
+The code for records, descriptors, ownership and lives never reads it. A state without a record does
+not make a topic exist.
 
-What a caller gets wrong: state is in the catalog alone. A topic that was rebuilt from its bucket
-has none, so that a state is absent proves nothing by itself; see `origin`.
+Beware: state is only in the catalog. A topic that was rebuilt from its bucket has no state, so a
+missing state does not prove that a job never ran; see `origin`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def write_job_state(
 
 
 def remove_job_state(catalog: Catalog, topic: TopicName, name: str) -> None:
-    """Idempotent."""
+    """Removes the state. Idempotent."""
     catalog.kv.commit([], [Remove(catalog.keys.job_state(topic, name))])
 
 

@@ -11,8 +11,8 @@ A `Kv` is an ordered map with transactions, leases and watches. Every implementa
   `CATALOG_OPERATIONS_MAX` writes. An invalid call (too large, or the same key twice in one
   transaction) raises UsageError before anything is sent. After `close` every call raises LogClosed.
 
-What a caller gets wrong: the server decides when a lease ends. The seconds that `keep_alive`
-returns count from the moment *before* the call.
+Beware: the server decides when a lease ends. The seconds that `keep_alive` returns count from the
+moment *before* the call.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Removes the key. It is no error if the key does not exist."""
+    """Removes the key. It is not an error if the key does not exist."""
 
     key: str
 

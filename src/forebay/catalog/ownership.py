@@ -5,8 +5,8 @@ epoch, and an owner key that exists as long as the lease. Every change of the ca
 epoch. Nothing is acknowledged once the lease may have ended: the log calls `Ownership.confirm`
 after every sync, before it acknowledges anything.
 
-What a caller gets wrong: an expired lease does not mean that the topic is lost. `confirm` then asks
-the catalog, and succeeds if no other process has taken the topic.
+Beware: an expired lease does not mean that the topic is lost. `confirm` then asks the catalog, and
+succeeds if no other process has taken the topic.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class TopicRecord:
     verified: int = 0
     """All objects before this offset were read back."""
     reserved: int = 0
-    """Offsets from here on were never assigned to a message."""
+    """No offset at or after this one was ever assigned to a message."""
     lost: tuple[tuple[int, int], ...] = ()
     """Ranges of offsets (end not included) that were assigned and whose messages are lost."""
 

@@ -2,13 +2,13 @@
 
 The tables: `keys` is the map, `changes` holds the newest changes for watches (bounded), `leases`
 holds when each lease ends, and `state` is one row of counters. Every write transaction is BEGIN
-IMMEDIATE, so what it compares cannot change before it writes.
+IMMEDIATE, so the compared values cannot change before it writes.
 
 Leases are timed by the time since boot, which cannot be set: jumps of the wall clock do not matter,
 and a lease from an earlier boot has ended. No thread watches leases. Every read, write and watch
 first removes the leases that have ended, together with their keys, so nobody sees them.
 
-What a caller gets wrong: the file must be on a local disk. Network file systems are refused.
+Beware: the file must be on a local disk. Network file systems are refused.
 """
 
 from __future__ import annotations

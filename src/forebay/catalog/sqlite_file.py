@@ -8,8 +8,8 @@ SQLite keeps its view of a file's locks in memory that all connections of a proc
 child inherits that memory but not the locks, so it would believe that it holds them. All
 connections are therefore closed before a fork, and parent and child open new ones when needed.
 
-What a caller gets wrong: `<path>`, `<path>-wal` and `<path>-shm` are one database. Copy it with
-`VACUUM INTO` or the backup command, never with `cp` of the first file alone.
+Beware: `<path>`, `<path>-wal` and `<path>-shm` are one database. Copy it with `VACUUM INTO` or the
+backup command, never with `cp` of the first file alone.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Replaced objects stay readable for a grace time. Their descriptors are kept belo
 a sweep begins to delete the objects. Until then the swap can be undone. The layout:
 `docs/formats/catalog.md`.
 
-What a caller gets wrong: after CommitRefused, do not delete the object that was written. By now the
-same name may belong to another process. Leave the object to the sweep.
+Beware: after CommitRefused, do not delete the object that was written. By now the same name may
+belong to another process. Leave the object to the sweep.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def decode_kept(data: bytes, what: str) -> Kept:
 def replaced_descriptors(
     catalog: Catalog, topic: TopicName, start: int, end: int
 ) -> Iterator[Kept]:
-    """Yields what is kept of replaced objects that begin in `start..end`, ordered by offset."""
+    """Yields the kept descriptors of replaced objects that begin in `start..end`, by offset."""
     at, stop = catalog.keys.replaced(topic, start), catalog.keys.replaced(topic, end)
     while page := catalog.kv.range(at, stop, limit=CATALOG_PAGE):
         for entry in page:
@@ -217,7 +217,7 @@ class _Swapping:
         return rows.changed(record)
 
     def _entries(self) -> list[Entry]:
-        """Reads the entries to replace; CommitRefused if they are not what was planned."""
+        """Reads the entries to replace. Raises CommitRefused if they differ from the plan."""
         keys = self.catalog.keys
         entries = self.catalog.kv.range(
             keys.descriptor(self.topic, self.descriptor.start_offset),

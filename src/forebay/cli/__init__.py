@@ -2,7 +2,7 @@
 
 Exit codes:
 
-    0    the command did what was asked
+    0    the command succeeded
     1    the command found a problem, or a part of its work failed; its output says which
     2    the command could not run; one line on stderr says what to do
     130  interrupted

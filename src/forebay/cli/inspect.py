@@ -23,7 +23,7 @@ from forebay.cli.options import json_option, plain_errors
 @json_option
 @plain_errors
 def inspect(path: Path, limit: int, as_json: bool) -> None:
-    """Prints what is in one file of a store.
+    """Prints the contents of one file of a store.
 
     PATH is a segment or an object (its frames are printed), a descriptor, a checkpoint, a published
     position, a segment index, the id of a log, the address file or the job file of a server, or the

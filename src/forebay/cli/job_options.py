@@ -53,7 +53,7 @@ def job_options(command: Callable[..., _R]) -> Callable[..., _R]:
 
 
 def check_runner(runner: Runner, master: str | None) -> None:
-    """UsageError for --master together with --runner threads."""
+    """Raises UsageError for --master together with --runner threads."""
     if runner == "threads" and master is not None:
         raise UsageError(
             "--master says where Spark runs, and --runner threads does not use Spark: choose one "

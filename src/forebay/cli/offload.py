@@ -91,7 +91,7 @@ def offload(
 @store_options
 @json_option
 def pipeline(master: str | None, settings: StoreSettings, as_json: bool) -> None:
-    """Uploads what is due, in cycles, until it is stopped.
+    """Uploads objects that are due, in cycles, until it is stopped.
 
     Starts a cycle every `storage.uploader.interval_seconds`. The thresholds in the configuration
     decide what is due. SIGINT or SIGTERM stops it after the current cycle.

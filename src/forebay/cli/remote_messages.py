@@ -62,7 +62,7 @@ class Sent:
     stage: str = "synced"
     interrupted: bool = False
     doubt: str | None = None
-    """What is unknown, if an interrupt came while a request was under way."""
+    """Says which lines may or may not be stored, after an interrupt during a request."""
 
 
 class Sender:

@@ -104,9 +104,9 @@ def describe(
 ) -> None:
     """Prints where the messages of TOPIC are.
 
-    Prints the watermarks (the next offset of each stage), what is in memory, the local files and
-    whether they may be deleted, the objects, and lost ranges. What is in memory is known only if a
-    server runs on the store. Exit code 1 if the stored data contradicts itself.
+    Prints the watermarks (the next offset of each stage), the offsets in memory, the local files
+    and whether they may be deleted, the objects, and lost ranges. The offsets in memory are known
+    only if a server runs on the store. Exit code 1 if the stored data contradicts itself.
 
     \b
     Examples:

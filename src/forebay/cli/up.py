@@ -1,6 +1,6 @@
 """`forebay up`, `forebay serve` and `forebay demo`: run the server.
 
-`up` also runs Spark, `serve` does not, and `demo` is `up` with a load on a directory of its own.
+`up` also runs Spark, `serve` does not, and `demo` is `up` with a load, in a separate directory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def serve(listen: str | None, as_json: bool, settings: StoreSettings) -> None:
     """Runs the store and its HTTP server, without Spark.
 
     Threads of this process upload what is due, unless storage.uploader.runner is `spark`. The
-    server accepts no jobs: run `forebay offload` and the other commands beside it.
+    server accepts no jobs: run `forebay offload` and the other commands in another process.
 
     \b
     Examples:
@@ -158,7 +158,7 @@ def demo(
 
     Four topics below /demo/ are written and read all the time, and every message goes through all
     tiers within a minute. Old messages are deleted, so that less than 600 MiB are stored. The demo
-    therefore uses a directory of its own: it ignores FOREBAY_DATA, and refuses a directory that
+    therefore uses a separate directory: it ignores FOREBAY_DATA, and refuses a directory that
     holds other topics.
 
     \b

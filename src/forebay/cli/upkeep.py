@@ -370,7 +370,7 @@ def repair(
     settings: StoreSettings,
     as_json: bool,
 ) -> None:
-    """Prints what is damaged, and with --apply repairs what can be repaired.
+    """Prints all damage, and with --apply repairs it where possible.
 
     Checks the named topics, or all topics. No other process may have them open.
 

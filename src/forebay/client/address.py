@@ -7,8 +7,8 @@
 file sees the server's own directory, and can read it without the server. `store` is the same in
 every run (`store.id` in the directory). A client that knows it checks it on every connection.
 
-What a caller gets wrong: after a crash the file is still there. Before trusting it, ask the address
-for its instance, as `find_server` does.
+Beware: after a crash the file is still there. Before trusting it, ask the address for its instance,
+as `find_server` does.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Reads a server's segments over HTTP, for a process that cannot see the server's directory.
 
-A process sees the directory if `<data>/server.json` has the instance that its settings name, or
-the instance that the server itself reports. An old copy of the directory, at the same path on
-another machine, does not have it, and is not read while the server runs.
+A process reads the directory itself if `<data>/server.json` has the right instance: the one in its
+settings, or the one that the server reports. An old copy of the directory, at the same path on
+another machine, has another instance. It is not read while the server runs.
 
-`ServerDisk` implements the part of `Disk` that executors need: it reads segments in order, some
+`ServerDisk` implements the part of `Disk` that executors need: it reads segments in order, several
 megabytes at a time. Listing raises FileNotFoundError, and writing raises PermissionError.
 """
 
@@ -40,9 +40,10 @@ _TIMEOUT_SECONDS: Final = 5.0
 def server_to_ask(settings: StoreSettings) -> ServerAddress | None:
     """Returns the server to read files through; None if this process can read them itself.
 
-    Settings may be older than the server's current run. If the directory is here but names another
-    instance than the settings, the server is asked for its instance. If they agree, the server was
-    restarted and the directory is its own. If no server responds, the directory is read directly.
+    Settings may be older than the server's current run. If the directory exists here and names
+    another instance than the settings, this asks the server for its instance. If it is the one in
+    the directory, the server was restarted, and the directory is read directly. The same if no
+    server responds.
     """
     server = settings.server
     if server is None or settings.data is None:
@@ -59,9 +60,9 @@ def server_to_ask(settings: StoreSettings) -> ServerAddress | None:
 
 
 def _instance_at(address: ServerAddress) -> str | None:
-    """Asks the server at the address for its instance; None if none responds."""
+    """Asks the server at the address for its instance; None if no server responds."""
     try:
-        # By now another program may listen at this address. It must not get the token.
+        # Another program may now listen at this address. It must not get the token.
         with ServerClient(replace(address, token=None), timeout_seconds=_TIMEOUT_SECONDS) as client:
             return client.identity().instance
     except ForebayError:
@@ -98,13 +99,15 @@ class ServerDisk:
 
     def list_dir(self, path: Path) -> list[str]:
         raise FileNotFoundError(
-            errno.ENOENT, "a server's directory cannot be listed through it", str(path)
+            errno.ENOENT, "a directory cannot be listed through the server", str(path)
         )
 
     def _place(self, path: Path) -> tuple[TopicName, str]:
         parts = path.relative_to(self._root).parts if path.is_relative_to(self._root) else ()
         if len(parts) != 3 or not is_topic(f"/{parts[0]}/{parts[1]}"):
-            raise FileNotFoundError(errno.ENOENT, "not the path of a server's segment", str(path))
+            raise FileNotFoundError(
+                errno.ENOENT, "the path is not that of a segment on the server", str(path)
+            )
         return parse_topic(f"/{parts[0]}/{parts[1]}"), parts[2]
 
     def _refused(self, path: Path) -> NoReturn:
@@ -162,7 +165,7 @@ class ServerFile:
         self._size: int | None = None
 
     def size(self) -> int:
-        """Returns the size that the last response named; the segment may have grown since."""
+        """Returns the size in the last response. The segment may have grown since."""
         if self._size is None:
             self._fetch(0, 1)  # not HEAD: its response has no body, so no error message
         assert self._size is not None
@@ -183,7 +186,7 @@ class ServerFile:
         return filled
 
     def _fetch(self, start: int, count: int) -> None:
-        """Fills the window; it stays empty if the synced part ends at `start` or before."""
+        """Fills the window. It stays empty if the synced part ends at or before `start`."""
         self._window, self._start = memoryview(b""), start
         headers = {"Range": f"bytes={start}-{start + count - 1}"}
         with self._borrowed() as client:

@@ -7,9 +7,9 @@ or the response breaks off, ServiceUnavailable is raised.
 A client that knows its store asks each new connection for the store before it sends anything else,
 the token included. After a server has ended, another program may listen on its port.
 
-What a caller gets wrong: after ServiceUnavailable the request may have been carried out. Ask
-`took_nothing` whether it certainly was not. A request is sent a second time only if the server had
-closed the idle connection, and never if it is a POST or streams its body.
+Beware: after ServiceUnavailable the request may have been carried out. Ask `took_nothing` whether
+it certainly was not. A request is sent a second time only if the server had closed the idle
+connection, and never if it is a POST or streams its body.
 """
 
 from __future__ import annotations

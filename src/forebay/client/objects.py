@@ -3,8 +3,8 @@
 It is used for objects that are files on the server's machine, and by sinks that know only the
 server's address. It has the operations that tasks need: `head`, reading and writing.
 
-What a caller gets wrong: listing, copying and deleting raise UsageError. Only the process that owns
-the objects does that.
+Beware: listing, copying and deleting raise UsageError. Only the process that owns the objects does
+that.
 """
 
 from __future__ import annotations

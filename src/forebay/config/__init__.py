@@ -4,8 +4,8 @@ In the order that a file goes through: `document` (YAML to nodes that know their
 `${NAME}` replaced), `aliases` (Danube's names to ours), `load` (nodes to settings, by the keys that
 the settings classes declare, with the sizes and durations of `quantities`). `describe` goes back.
 
-What a caller gets wrong: relative paths in a file are relative to the file's directory, not to the
-process's. The reference for users is docs/guide/configuration.md.
+Beware: relative paths in a file are relative to the file's directory, not to the working directory.
+The reference for users is docs/guide/configuration.md.
 """
 
 from forebay.config.load import load_config, parse_config, settings_from

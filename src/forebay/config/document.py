@@ -7,7 +7,7 @@ time it is used) and depth. A key that is given twice is refused.
 `substitute` replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`. The default is used
 if the variable is unset or empty, as in the shell. It cannot contain braces: nothing is nested.
 
-What a caller gets wrong: messages never quote the file. A line of it may hold a secret.
+Beware: error messages must never quote a line of the file, because it may contain a secret.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ Node: TypeAlias = Text | Items | Table
 
 
 def read_document(text: str, file: str) -> Table:
-    """The top level of the document, which may be empty. InvalidSetting if it is no mapping."""
+    """The top level of the document, which may be empty. InvalidSetting if it is not a mapping."""
     import yaml
 
     top = Where(file, 1)

@@ -1,12 +1,11 @@
-"""Nodes to settings: keys are checked, values are converted, and paths are made absolute.
+"""Builds settings from YAML nodes: checks keys, converts values and makes paths absolute.
 
 The keys of the file are the fields of the settings classes (`SECTIONS`, `keys_of`). The type of a
-field says what a value may be, and the end of its name in which unit a plain number is. If a class
-refuses a value, the error is raised again with the place in the file.
+field determines which values are valid. The suffix of its name (`_ms`, `_bytes`) is the unit of a
+plain number. If a class rejects a value, the error is raised again with the position in the file.
 
-The conversion is done here and not by msgspec: a value is a text with a line, a size or a duration
-in the unit of its key, `yes` or `on`, or a path relative to the file. msgspec knows none of these,
-and rejects the type `Path | str | None`.
+msgspec does not do the conversion. It does not support sizes and durations with units, `yes` and
+`on`, paths relative to the file, line numbers in errors, or the type `Path | str | None`.
 """
 
 from __future__ import annotations
@@ -60,13 +59,13 @@ SECTIONS: Final[Mapping[tuple[str, ...], type[Any]]] = {
     ("admin",): AdminSettings,
     ("spark",): SparkSettings,
 }
-"""The last part of each is the field of StoreSettings that it is for."""
+"""Section paths and their classes. The last part of a path is the field of StoreSettings."""
 
 LOOSE: Final[Mapping[tuple[str, ...], str]] = {
     ("data",): "data",
     ("storage", "writer_threads"): "writer_threads",
 }
-"""Keys that are fields of StoreSettings themselves."""
+"""Keys outside these sections, and the field of StoreSettings that each one sets."""
 
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _ENDINGS: Final = {".yml", ".yaml"}
@@ -75,7 +74,7 @@ _S = TypeVar("_S")
 
 
 def load_config(path: Path | str, env: Mapping[str, str] | None = None) -> StoreSettings:
-    """The settings of a configuration file. InvalidSetting names the file, the line and the key."""
+    """Reads a configuration file. InvalidSetting names the file, the line and the key."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -94,10 +93,10 @@ def parse_config(
     env: Mapping[str, str] | None = None,
     name: str = "configuration",
 ) -> StoreSettings:
-    """The settings of a configuration's text.
+    """Parses the text of a configuration file.
 
-    Relative paths in it are relative to `base`; `name` is what errors call it; `env` is
-    `os.environ` if it is None.
+    Relative paths are resolved against `base`. Errors refer to the text as `name`. `env` defaults
+    to `os.environ`.
     """
     root = read_document(text, name)
     substitute(root, os.environ if env is None else env)
@@ -106,10 +105,11 @@ def parse_config(
 
 
 def settings_from(source: str | Path | StoreSettings | None) -> StoreSettings:
-    """Settings from what a store is opened with.
+    """Returns the settings for the argument of `forebay.open`.
 
-    A path that ends with .yml or .yaml is a configuration. A directory, or a path that does not
-    exist, is a data directory. None is a store in memory.
+    A directory is a data directory. Any other path that ends with .yml or .yaml is a configuration
+    file. A path that does not exist is a new data directory. None is a store in memory. Raises
+    UsageError for a file with another name.
     """
     if source is None or isinstance(source, StoreSettings):
         return source or StoreSettings(data=None)
@@ -146,7 +146,7 @@ class _Builder:
             if path in nodes:
                 loose[name] = nodes[path]
                 values[name] = self._value(nodes[path], STORE_KEYS[name])
-        # `dir` in the file is the root of all topics, not a topic's own directory.
+        # `dir` in the file is the directory of all topics; in WalSettings it is that of one topic.
         wal = as_table(nodes.get(("storage", "wal"), Table(storage.where)))
         wal_dir = wal.items.pop("dir", None)
         if wal_dir is not None:
@@ -178,7 +178,7 @@ class _Builder:
     def _made(
         self, kind: type[_S], values: Mapping[str, Any], nodes: Mapping[str, Node], section: str
     ) -> _S:
-        """The settings; what they refuse is raised with its place in the file."""
+        """Returns the settings. If they reject a value, the error has its position in the file."""
         try:
             return kind(**values)
         except InvalidSetting as error:
@@ -201,7 +201,7 @@ class _Builder:
                 self._refuse_unknown(node, (), f"{section}.{name}")
             proper = sorted(known)
             near = get_close_matches(name, [*proper, *names_below(section)], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(proper)}"
+            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(proper)}"
             raise InvalidSetting(f"{node.where}: unknown key; {hint}")
 
     def _value(self, node: Node, key: Key) -> Any:
@@ -254,7 +254,7 @@ def _number(node: Text, key: Key) -> int | float:
 def _text(node: Node, key: Key) -> str:
     if isinstance(node, Text) and not node.is_null:
         return node.text
-    raise InvalidSetting(f"{node.where} is {node}; it must be text, in {key.allowed}")
+    raise InvalidSetting(f"{node.where} is {node}; it must be a string, in {key.allowed}")
 
 
 def _wrong(node: Node, key: Key) -> InvalidSetting:
@@ -269,7 +269,7 @@ def _wrong(node: Node, key: Key) -> InvalidSetting:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: what its value may be."""
+    """A key of the file and the values that it accepts."""
 
     name: str
     kind: Kind
@@ -281,7 +281,7 @@ class Key:
 
     @property
     def allowed(self) -> str:
-        """For messages: `a whole number, or null`."""
+        """The accepted values for an error message, such as `a whole number, or null`."""
         return f"{self._kind()}, or null" if self.optional else self._kind()
 
     def _kind(self) -> str:
@@ -292,15 +292,15 @@ class Key:
             "flag": "true or false",
             "choice": f"one of {', '.join(self.choices)}",
             "number": "a whole number" if self.whole else "a number",
-            "text": "text",
+            "text": "a string",
             "path": "a path",
-            "list": "a list of texts",
-            "options": "a mapping of names to texts",
+            "list": "a list of strings",
+            "options": "a mapping of names to strings",
         }[self.kind]
 
 
 def keys_of(settings: type[Any]) -> Mapping[str, Key]:
-    """The keys of a settings class by name, in its order; fields that are sections are left out."""
+    """The keys of a settings class by name, in field order, without fields that are sections."""
     hints = get_type_hints(settings)
     keys = (_key(each, hints[each.name]) for each in fields(settings))
     return {key.name: key for key in keys if key is not None}

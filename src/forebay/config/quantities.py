@@ -1,7 +1,7 @@
 """Sizes and durations as people write them: `8MiB`, `64 MB`, `512k`; `250ms`, `5m`, `1h30m`.
 
-Sizes are powers of 1024, however they are spelled: `MB` is `MiB`, as it is in the settings whose
-names end with `mb`. Arithmetic is exact; nothing is rounded.
+All size units are powers of 1024: `MB` and `MiB` mean the same, and so does `_mb` in the name of a
+setting. Arithmetic is exact; nothing is rounded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SECONDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a plain number counts. `scale` is in bytes or seconds."""
+    """The unit of a plain number. `scale` is its value in bytes or seconds."""
 
     name: str
     measures: Literal["size", "duration"]
@@ -54,7 +54,7 @@ _ENDINGS: Final = {
 
 
 def unit_of(name: str) -> Unit | None:
-    """The unit that a setting's name ends with."""
+    """The unit that the name of a setting ends with; None if it ends with no unit."""
     for ending, unit in _ENDINGS.items():
         if f"_{name}".endswith(ending):
             return unit
@@ -62,14 +62,14 @@ def unit_of(name: str) -> Unit | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """None if it is no plain number."""
+    """Parses a number without a unit; returns None if the text is not one."""
     if len(text) > _TEXT_MAX or NUMBER.fullmatch(text) is None:
         return None
     return Fraction(text.replace("_", ""))
 
 
 def parse_size(text: str) -> Fraction | None:
-    """In bytes; None if it is no size with a unit."""
+    """Returns a size in bytes; None if the text is not a size."""
     match = _SIZE.fullmatch(text) if len(text) <= _TEXT_MAX else None
     if match is None:
         return None
@@ -79,7 +79,10 @@ def parse_size(text: str) -> Fraction | None:
 
 
 def parse_duration(text: str) -> Fraction | None:
-    """In seconds; None if it is not a duration with units, each at most once, largest first."""
+    """Returns a duration in seconds; None if the text is not a duration.
+
+    Every number needs a unit. Units appear at most once, the largest first.
+    """
     if len(text) > _TEXT_MAX:
         return None
     position, total, used = 0, Fraction(0), [-1]
@@ -93,7 +96,7 @@ def parse_duration(text: str) -> Fraction | None:
 
 
 def parse_quantity(text: str, unit: Unit) -> Fraction | None:
-    """In bytes or seconds; a plain number is in `unit`. None if the text is not a quantity."""
+    """Returns bytes or seconds; None if the text is not a quantity. Plain numbers are in `unit`."""
     number = parse_number(text)
     if number is not None:
         return number * unit.scale

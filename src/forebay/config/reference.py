@@ -91,14 +91,14 @@ its defaults, and an option that is null is ignored |
 
 `${NAME}` in a value is replaced by the environment variable; if it is not set, the file is \
 refused. `${NAME:-default}` is the default if the variable is unset or empty; the default cannot \
-contain braces. `$${` stands for `${`. The value of a variable is not replaced again, and neither \
+contain braces. `$${` means `${`. The value of a variable is not replaced again, and neither \
 are names of keys. Inside YAML's braces it needs quotes: `{dir: "${WAL}"}`.
 
 ## Where things are
 
-`data` is the directory of everything that has no key of its own: `wal/`, `objects/`, `catalog.db`.
+`data` is the directory of everything without a separate key: `wal/`, `objects/`, `catalog.db`.
 If it is missing, it is the directory above `storage.wal.dir`; if that is missing too, it is `data`
-beside the file. `data: null` keeps everything in memory.
+next to the file. `data: null` keeps everything in memory.
 A topic's files are in `<storage.wal.dir>/<namespace>/<topic>/`.
 """
 
@@ -173,13 +173,13 @@ def _table(title: str, about: str, rows: list[tuple[str, Key, str]]) -> str:
 
 
 def _kind(key: Key) -> str:
-    kind = {"flag": "flag", "path": "path", "text": "text", "list": "list of texts"}.get(key.kind)
+    kind = {"flag": "flag", "path": "path", "text": "text", "list": "list of strings"}.get(key.kind)
     if key.unit is not None:
         kind = f"{key.unit.measures}, or number of {key.unit.name}"
     elif key.kind == "choice":
         kind = ", ".join(f"`{choice}`" for choice in key.choices)
     elif key.kind == "options":
-        kind = "names and texts"
+        kind = "mapping of names to strings"
     elif key.kind == "number":
         kind = "whole number" if key.whole else "number"
     return f"{kind}, or null" if key.optional else str(kind)

@@ -1,13 +1,12 @@
 """`Disk`: the interface between the log and the local disk.
 
 Errors are `OSError` with an errno; a missing file is `FileNotFoundError`. Writes may be short, like
-`write(2)`, so use `append_all` and the like. Relative paths are relative to the working directory
+`write(2)`, so use `append_all`. Relative paths are relative to the working directory
 of the process.
 
-What a caller gets wrong: only two calls make anything durable. `AppendFile.sync` does so for the
-bytes of one file (`fdatasync`), and `Disk.sync_dir` for the names in one directory: created,
-renamed or removed. Anything else may be lost in a power failure, and
-`forebay.testing.CrashDisk` loses it.
+Beware: only two calls make anything durable. `AppendFile.sync` does so for the bytes of one file
+(`fdatasync`), and `Disk.sync_dir` for the names in one directory: created, renamed or removed.
+Anything else may be lost in a power failure, and `forebay.testing.CrashDisk` loses it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ overwrite each other; `open_locked` keeps a directory to one writer. Its lock is
 directory. It belongs to the open handle, not to the process, so a second handle of the same process
 conflicts too.
 
-What a caller gets wrong: a handle must not be closed while another thread is inside one of its
-calls, because the descriptor's number may be reused for another file meanwhile.
+Beware: a handle must not be closed while another thread is inside one of its calls, because the
+descriptor's number may be reused for another file meanwhile.
 """
 
 from __future__ import annotations

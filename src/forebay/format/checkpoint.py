@@ -11,9 +11,10 @@ There are three formats:
 - Danube's checkpoints, which are read for inspection and never written. They are bincode of either
   flavour without magic or checksum; a decoding is accepted if it consumes every byte.
 
-What a caller gets wrong: the frames in the segments count, not the checkpoint. A checkpoint that is
-behind them is normal. One that is ahead means that acknowledged data is lost. Danube's are not
-reliable: they are not synced, and may name segments that are gone or hold other offsets.
+Beware: if a checkpoint disagrees with the frames in the segments, the frames are right. It is
+normal that a checkpoint is behind them. A checkpoint that is ahead means that acknowledged data is
+lost. Danube's checkpoints are not reliable: they are not synced, and may name segments that do not
+exist or have other offsets.
 """
 
 from __future__ import annotations

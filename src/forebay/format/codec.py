@@ -3,8 +3,8 @@
 Both return the same results and raise the same errors; only the speed differs. `COMPILED` says
 which is used. The contracts of the functions are in `pure`.
 
-What a caller gets wrong: the choice is made at import. Set `FOREBAY_PURE=1` in the environment
-before the first import to use `pure` in any case.
+Beware: the choice is made at import. Set `FOREBAY_PURE=1` in the environment before the first
+import to use `pure` in any case.
 """
 
 from __future__ import annotations

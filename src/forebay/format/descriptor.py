@@ -3,7 +3,7 @@
 An object is part of its topic only if the catalog has its descriptor. The fields are those of
 Danube, so that each can read what the other wrote. The layout is in `docs/formats/descriptor.md`.
 
-What a caller gets wrong: `end_offset` is the last offset in the object, not one more.
+Beware: `end_offset` is the last offset in the object, not one more.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ fed chunks that are cut anywhere. None of them does I/O. All tell a torn tail (t
 a frame) from a corrupt frame (the bytes are there and wrong). The layout is in
 `docs/formats/frame.md`. `forebay.format.resync` finds the next frame after a corrupt one.
 
-What a caller gets wrong: the CRC does not cover the header, so a wrong offset shows only against
-the frames around it. Pass `consecutive=True` wherever offsets must be consecutive.
+Beware: the CRC does not cover the header, so a wrong offset can be detected only by comparison
+with the neighbouring frames. Pass `consecutive=True` wherever offsets must be consecutive.
 """
 
 from __future__ import annotations

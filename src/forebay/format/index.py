@@ -6,8 +6,8 @@ when that is sealed (`docs/formats/segment-index.md`). `ObjectIndex` has an entr
 messages or 1 MiB, whichever comes first, and is stored in the object's descriptor. If it gets too
 many entries, every second one is removed and both intervals double.
 
-What a caller gets wrong: an index is a hint. Always validate the frames from the entry on. If the
-index of a segment is missing, damaged or for another size, build it again.
+Beware: an index is a hint. Always validate the frames from the entry on. If the index of a segment
+is missing, damaged or for another size, build it again.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ unless only the varint decoding has a topic name that starts with "/". `docs/for
 explains why that is safe. The functions for single integers, strings and options also decode
 Danube's checkpoints.
 
-What a caller gets wrong: only the structure is checked here. Strings are byte ranges that may not
-be valid UTF-8.
+Beware: only the structure is checked here. Strings are byte ranges that may not be valid UTF-8.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ They are written as bincode 1.3.3 (fixed-width integers), with three later field
 oldest decoders ignore. They are read in any of the encodings that Danube used for `.dnb1` files;
 `layout` tells these apart. The bytes are in `docs/formats/message.md`.
 
-What a caller gets wrong: the offset inside an encoded message is only a copy. The frame's offset
-counts, so pass it to `decode_message`.
+Beware: the offset inside an encoded message is only a copy. The frame's offset is the valid one,
+so pass it to `decode_message`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 `docs/formats/names.md` lists them. A topic is `/namespace/topic`; `topic` alone means
 `/default/topic`. Both parts are letters and digits of any script, `_` and `-`. They are used as
 directory names unchanged, which is safe because they contain neither dots nor slashes. A partition
-`<topic>-part-<n>` is a topic of its own on disk.
+`<topic>-part-<n>` is a separate topic on disk.
 
-What a caller gets wrong: object names give the last offset, not one more.
+Beware: object names give the last offset, not one more.
 """
 
 from __future__ import annotations

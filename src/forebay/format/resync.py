@@ -4,9 +4,9 @@ Frames have no marker. So a search tries every byte position whose 16 bytes coul
 wanted offset, and checks the whole frame there. It reads through a callable, a window at a time,
 and holds at most one window and one frame.
 
-What a caller gets wrong: a payload may itself contain valid frames, even of the same topic, and a
-search inside a damaged frame finds them. Use the result as evidence (recovery then refuses to cut)
-or where a user asked to skip damage, never in an ordinary read.
+Beware: a payload may itself contain valid frames, even of the same topic, and a search inside a
+damaged frame finds them. Use the result as evidence (recovery then refuses to cut) or where a user
+asked to skip damage, never in an ordinary read.
 """
 
 from __future__ import annotations

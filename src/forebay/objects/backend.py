@@ -13,7 +13,7 @@
 Keys are relative, such as `storage/topics/default/orders/objects/data-0-9.dnb1`; the backend adds
 the bucket and its prefix. `check_key` and `check_metadata` define what every backend accepts.
 
-What a caller gets wrong: after ServiceUnavailable the request may have been carried out.
+Beware: after ServiceUnavailable the request may have been carried out.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ObjectWriter(Protocol):
         """Publishes the object; if any part failed, raises and publishes nothing."""
 
     def abort(self) -> None:
-        """Discards what was written. Idempotent; does nothing after `close`."""
+        """Discards the written bytes. Idempotent; does nothing after `close`."""
 
     def __enter__(self) -> ObjectWriter: ...
 

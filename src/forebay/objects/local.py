@@ -15,7 +15,7 @@ A copy is a hard link, and has the etag and modification time of its source. Sha
 safe because objects are never opened for writing: `put_object` replaces the file, and a delete
 removes one name.
 
-What a caller gets wrong: unlike in a bucket, `a` and `a/b` cannot both be objects.
+Beware: unlike in a bucket, `a` and `a/b` cannot both be objects.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ signed requests with tokens. Known secrets and the queries of URLs are removed.
 `list` returns keys in the server's order. S3, GCS and Azure sort by the bytes of the key. SeaweedFS
 sorts directory by directory, which is the same within one directory.
 
-What a caller gets wrong:
+Beware:
 
 - The client's threads do not survive a fork, and calls would hang in the child. The first call
   starts them; a child of a process that has started them gets ServiceRefused.

@@ -5,8 +5,8 @@ through Spark. A ForebayError becomes the result of its item, so that one damage
 discard the results of a thousand others. ServiceUnavailable is retried first. Spark repeats the
 tasks of a killed worker, so the work must be idempotent, even when it runs twice at the same time.
 
-What a caller gets wrong: a `SparkExecutor` without a session starts one at its first use, which
-takes seconds. Use it only when there is work.
+Beware: a `SparkExecutor` without a session starts one at its first use, which takes seconds. Use it
+only when there is work.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """`spark_session`: returns the running SparkSession, or starts one with our options.
 
-Importing this module starts nothing. A session that is already running is used as it is. Options
-that take effect only at the start (the sockets to Python, the heap) must be set by whoever starts
-it.
+Importing this module does not start Spark. A session that is already running is used unchanged.
+Some options take effect only at the start of a session (the sockets to Python, the heap); a program
+that starts its own session must set them itself.
 
 Options whose names say that they are secret do not appear in the arguments of a process. If Spark
 or Java is missing, the error says how to install it.
 
-What a caller gets wrong: `local[2]` never retries a failed task. `local[2,4]` does.
+Beware: `local[2]` never retries a failed task. `local[2,4]` does.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 It reads objects only, and ends after the last of them. To continue into the local log, use a reader
 of the topic.
 
-What a caller gets wrong: `end_inclusive` is the last offset to read, not one more. Close the
-iterator or the reader when you stop early, because requests may be in flight.
+Beware: `end_inclusive` is the last offset to read, not one more. Close the iterator or the reader
+when you stop early, because requests may be in flight.
 """
 
 from __future__ import annotations

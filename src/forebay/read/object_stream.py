@@ -9,8 +9,8 @@ stays at its next offset, and the next call tries again, with new descriptors if
 Memory: the chunk being read, the chunks fetched ahead, and one frame that spans two chunks. A scan
 that the caller still holds during the next call adds its chunk.
 
-What a caller gets wrong: None is not the end of the topic. It means that no object holds the next
-offset (`offset`) yet. The log's segments may hold it.
+Beware: None is not the end of the topic. It means that no object holds the next offset (`offset`)
+yet. The log's segments may hold it.
 """
 
 from __future__ import annotations

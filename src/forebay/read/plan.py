@@ -5,8 +5,8 @@ and the offset from which more descriptors are needed. In each object the bytes 
 entry at or before the first offset wanted to the entry after the last one, so at most two index
 intervals are fetched in excess. They are cut into chunks at any byte, also inside a frame.
 
-What a caller gets wrong: the first frame of a range is that of the index entry, which may come
-before the first offset wanted.
+Beware: the first frame of a range is that of the index entry, which may come before the first
+offset wanted.
 """
 
 from __future__ import annotations

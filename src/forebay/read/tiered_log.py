@@ -5,9 +5,8 @@ in objects; later ones are in segments and memory. When retention moves that sta
 uses the new one. So a reader passes from tier to tier without a gap or a duplicate, however long it
 takes, and holds a segment for one chunk at most.
 
-What a caller gets wrong: before the local log's start, every offset must be in an object. If it is
-not, it was lost, was removed by remote retention, or is missing. Each is its own error, and nothing
-is skipped.
+Beware: before the local log's start, every offset must be in an object. If it is not, it was lost,
+was removed by remote retention, or is missing. Each is its own error, and nothing is skipped.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ It checks the size, every checksum, that the offsets are consecutive from the de
 its last, and that each index entry is the position of its frame. The uploader uses it to read back
 what it wrote, and `forebay verify` to read everything again.
 
-What a caller gets wrong: once an object passes, its segments may be deleted. A store that cannot be
-reached is not a fault of the object: ServiceError is raised, and says nothing about the object.
+Beware: once an object passes, its segments may be deleted. A store that cannot be reached is not a
+fault of the object: ServiceError is raised, and says nothing about the object.
 """
 
 from __future__ import annotations

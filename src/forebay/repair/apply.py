@@ -5,8 +5,8 @@ continues. Files and objects are replaced by complete ones, and a loss is in the
 log is cut. Before a log is changed, recovery checks that the result would open (`PlannedDisk`).
 Everything that is changed is copied first (`Copies`).
 
-What a caller gets wrong: recovery does not read the frames in the middle of sealed segments, so it
-does not prove that they are valid. The survey has read them.
+Beware: recovery does not read the frames in the middle of sealed segments, so it does not prove
+that they are valid. The survey has read them.
 """
 
 from __future__ import annotations

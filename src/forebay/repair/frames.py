@@ -8,8 +8,7 @@ A run is *sure* if it begins at the start of its file, with the offset that belo
 that was found after damage, or in the wrong file, may be part of a payload. It is used only where
 there is no sure run, and only if no other run has different frames for its offsets (`contested`).
 
-What a caller gets wrong: a run is a position in a file, not a copy. After the file was rewritten,
-search again.
+Beware: a run is a position in a file, not a copy. After the file was rewritten, search again.
 """
 
 from __future__ import annotations

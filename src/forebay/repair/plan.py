@@ -11,9 +11,9 @@
 A log has no holes. So before a loss is recorded, the readable messages before it are uploaded, and
 the local log then begins after it.
 
-What a caller gets wrong: the id of a log is never taken from the catalog. A log that fits the
-objects was the topic's log once, but another machine may own the topic since. With that machine's
-id, the old log would assign offsets again that were acknowledged there.
+Beware: the id of a log is never taken from the catalog. A log that fits the objects was the topic's
+log once, but another machine may have owned the topic since. If the old log got that machine's id,
+it would assign offsets a second time that were acknowledged there.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ ObjectRuns = Callable[[int, int], list[FrameRun]]
 def plan_local(
     topic: str, found: Survey, record: TopicRecord | None, object_runs: ObjectRuns
 ) -> LocalPlan:
-    """Plans the repair of a log: compares what was found with what should be there."""
+    """Plans the repair of a log: compares the files found with those that should exist."""
     survey = _after_losses(found, record)
     targets = survey.targets()
     tail = record.tail if record is not None else 0

@@ -5,8 +5,7 @@ directory while it works, and refuses to run while a server runs. An object that
 log is read completely, because segments can repair it. For the other objects only existence and
 size are checked; `forebay verify` reads everything.
 
-What a caller gets wrong: a repair without findings proves nothing about objects that it did not
-read.
+Beware: a repair without findings proves nothing about objects that it did not read.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def repair(
     clock: Clock = SYSTEM_CLOCK,
     resources: StoreResources | None = None,
 ) -> RepairReport:
-    """Checks the named topics, or all. With `apply` it repairs what it can.
+    """Checks the named topics, or all. With `apply`, repairs all that can be repaired.
 
     `accept_loss` allows recording offsets as lost whose messages are nowhere. Raises UsageError
     while a server runs on the store, LogLocked while another process has a topic open, and

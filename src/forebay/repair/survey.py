@@ -3,8 +3,8 @@
 Recovery refuses a damaged log. A survey reads on after the damage, and changes nothing. The caller
 must hold the lock on the directory, so that nobody writes meanwhile.
 
-What a caller gets wrong: bytes after the last frame of the newest segment are no damage, unless
-they are known to have been synced. They are a torn tail, which opening the log cuts off.
+Beware: bytes after the last frame of the newest segment are not damage, unless they are known to
+have been synced. They are a torn tail, which opening the log cuts off.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Survey:
     def end_unknown(self) -> bool:
         """Whether the newest segment holds no valid frame and it is unknown how far it was synced.
 
-        Opening refuses such a log.
+        Such a log cannot be opened.
         """
         newest = self.segments.get(self.seqs[-1]) if self.seqs else None
         if newest is None or newest.runs or newest.torn or not newest.size:

@@ -3,7 +3,7 @@
     service     the process itself: checks, servers, signals, stop
     directory   the data directory: its lock, the store's id and the server's address
     jobs        the queue of jobs on Spark, and the pipeline's cycles
-    driver      the Spark driver, a process of its own that is watched and restarted
+    driver      the Spark driver, a separate process that is monitored and restarted
     demo        the load of `forebay demo`
 
 To add a server of another kind beside the HTTP server, implement `service.Listener`.

@@ -102,7 +102,7 @@ class Demo:
     """A background task of a service (`forebay.service.service.BackgroundTask`)."""
 
     def __init__(self, store: Store) -> None:
-        """UsageError if the store has other topics: the demo's retention would delete messages."""
+        """Raises UsageError if the store has other topics: the demo would delete their messages."""
         others = [name for name in store.topics() if not name.startswith(NAMESPACE)]
         if others:
             raise UsageError(

@@ -1,11 +1,11 @@
 """`DriverProcess`: the server's side of the Spark driver.
 
-The driver is a process of its own, so that the server survives when the JVM dies or is killed for
-its memory. The driver sends heartbeats. When they stop, the server kills the driver with all its
+The driver is a separate process, so that the server survives when the JVM dies or is killed for its
+memory use. The driver sends heartbeats. When they stop, the server kills the driver with all its
 children. The lines that it sends are documented in `forebay.pipeline.driver`. Spark's own output
 goes to `<data>/spark.log`, which is bounded; each start of a server begins a new one.
 
-What a caller gets wrong: `start` returns before Spark runs. Await `ready` before `run_order`.
+Beware: `start` returns before Spark runs. Await `ready` before `run_order`.
 """
 
 from __future__ import annotations

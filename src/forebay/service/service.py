@@ -10,7 +10,7 @@ store is synced and closed.
 To add a server of another kind, such as a gRPC broker, implement `Listener` and add it to
 `Service._listeners`.
 
-What a caller gets wrong: `run` takes over the main thread and its signals.
+Beware: `run` takes over the main thread and its signals.
 """
 
 from __future__ import annotations

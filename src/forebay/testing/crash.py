@@ -24,8 +24,8 @@ in a directory that was not is lost with its name. After `crash` (power loss) an
 the old handles raise EBADF, the locks are free, and the same disk serves the next start. Relative
 paths start at the root.
 
-What a caller gets wrong: without a `random.Random`, `crash` leaves exactly the durable state. Real
-disks also keep a part of what was not synced, so pass one, and repeat the test with other seeds.
+Beware: without a `random.Random`, `crash` leaves exactly the durable state. Real disks also keep a
+part of what was not synced, so pass one, and repeat the test with other seeds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from forebay.format.layout import Buffer
 
 
 class _Patch(NamedTuple):
-    """What the device holds at a range where `content` says something else."""
+    """A range in which the bytes on the device differ from `content`."""
 
     start: int
     old: bytes
@@ -221,7 +221,7 @@ class Inode:
 
 
 def _boundary(rng: random.Random, start: int, end: int, *, torn: bool) -> int:
-    """Where a write stopped: each end is as likely as everything between them."""
+    """A random position at which a write stopped: the start, the end, or anywhere between."""
     return rng.choice((start, end, rng.randint(start, end)) if torn else (start, end))
 
 
@@ -276,12 +276,12 @@ def _apply(change: dict[str, _Node | None], names: dict[str, _Node]) -> None:
 
 
 def os_error(code: int, path: Path) -> OSError:
-    """As the operating system raises it."""
+    """Makes the OSError that the operating system would raise."""
     return OSError(code, os.strerror(code), str(path))
 
 
 class _Machine:
-    """What every handle shares with its disk: one lock, and which boot this is."""
+    """The state that a disk shares with its handles: a lock, the clock and the boot number."""
 
     __slots__ = ("boot", "clock", "lock")
 

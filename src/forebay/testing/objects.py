@@ -22,7 +22,7 @@ try again
 An `ObjectFault` says which calls fail, with which error, after how many that pass, and how often.
 With `when="after"` the call is carried out before it fails, as when a response is lost. A hook is
 called before or after each call of an operation, and may block, so a test can choose the order in
-which threads go on, or put a store at a distance:
+which threads continue, or simulate a slow store:
 
 >>> import time
 >>> backend.hook("get_range", lambda key: time.sleep(0.03))

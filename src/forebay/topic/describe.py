@@ -4,7 +4,7 @@ Both use a `TopicView`, so they work without owning the topic. `describe` reads 
 the local directory. `explain` also reads the segment and the object that hold the offset, up to its
 frame. The results become text or JSON.
 
-What a caller gets wrong: messages that are only in the owner's memory are not seen here.
+Beware: messages that are only in the owner's memory are not seen here.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Each topic has one storage: its log below the data directory, its objects, and the background work
 (writing, uploading, deleting). All topics share a bounded number of threads.
 
-What a caller gets wrong: a storage whose log stopped after an error, or that was fenced, stays
-unusable. Call `for_topic` again: it opens the topic anew, with recovery.
+Beware: a storage whose log stopped after an error, or that was fenced, stays unusable. Call
+`for_topic` again: it opens the topic again, with recovery.
 """
 
 from __future__ import annotations

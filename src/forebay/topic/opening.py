@@ -5,8 +5,8 @@ messages, and up to where offsets are reserved. A local log with that id continu
 log, or none, messages that were reserved but never uploaded may be elsewhere or gone. The new log
 then begins after the reserved offsets, and the range in between is recorded as lost.
 
-What a caller gets wrong: a topic that is not in the catalog but has objects is refused, because its
-offsets would be assigned twice. Run `forebay restore` first.
+Beware: a topic that is not in the catalog but has objects is refused, because its offsets would be
+assigned twice. Run `forebay restore` first.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A process that cannot see the directory of the server that owns the topics has a
 reads segments through the server, and objects too if they are files on the server's machine. The
 HTTP client is imported only then, so that short commands start quickly.
 
-What a caller gets wrong: using the catalog creates its file. `StoreView` looks for the file first.
+Beware: using the catalog creates its file. `StoreView` looks for the file first.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `Topic` is the public interface over it. `PersistentStorage` is the smaller interface that a message
 dispatcher needs.
 
-What a caller gets wrong: after a write error or after another process took the topic over, the
-storage accepts no more appends. Get a new one with `WalStorageFactory.for_topic`.
+Beware: after a write error or after another process took the topic over, the storage accepts no
+more appends. Get a new one with `WalStorageFactory.for_topic`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StartPosition:
 
     @classmethod
     def latest(cls) -> StartPosition:
-        """After the last message appended so far."""
+        """The position after the last message appended so far."""
         return cls("latest")
 
     @classmethod
@@ -61,7 +61,7 @@ class TopicStream(Protocol):
 
 
 class PersistentStorage(Protocol):
-    """What a message dispatcher needs of one topic, however the messages are stored.
+    """The interface of a message dispatcher to one topic, independent of how it is stored.
 
     It follows Danube's interface, but without a topic's name: a storage belongs to one topic.
     """

@@ -6,8 +6,8 @@
     for message in topic.read(start=0): ...
     store.close()
 
-What a caller gets wrong: `append` is buffered by default, and a crash loses messages that were not
-synced. Closing the store syncs everything; use it as a context manager.
+Beware: `append` is buffered by default, and a crash loses messages that were not synced. Closing
+the store syncs everything: use the store as a context manager.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Topic:
     ) -> int:
         """Appends one message and returns its offset.
 
-        With the durability `buffered` it returns at once, with `synced` when the message survives a
-        power loss, and with `uploaded` when it is in a committed object (it uploads the message
-        itself). Raises LogStopped after a disk error and TopicFenced if another process took the
-        topic over: get the topic from the store again.
+        `buffered` returns immediately. `synced` returns when the message survives a power loss.
+        `uploaded` uploads the message, and returns when it is in a committed object. Raises
+        LogStopped after a disk error, and TopicFenced if another process took over the topic: after
+        both, get the topic from the store again.
         """
         if durability != "uploaded":
             return self._wal.append(payload, attributes, routing_key, durability)
@@ -125,7 +125,7 @@ class Topic:
         *,
         durability: Literal["synced", "uploaded"] = "synced",
     ) -> None:
-        """Waits until the message at `offset` is synced, or uploads it with `uploaded`.
+        """Waits until the message at `offset` is synced. With `uploaded`, then uploads it.
 
         Raises WaitTimeout if it is not synced after `timeout` seconds. The timeout does not limit
         the upload.
@@ -146,12 +146,12 @@ class Topic:
         follow: bool = False,
         visibility: Visibility = "synced",
     ) -> LogReader:
-        """Returns a reader of the messages from `start` on: an offset, "earliest" or "latest".
+        """Returns a reader that begins at `start`: an offset, "earliest" or "latest".
 
-        It ends before the offset `end`. Without an `end`, it ends after the last message that is
-        appended now, or with `follow` waits for more. With `visibility="buffered"` it returns
-        messages before they are synced; a crash can lose them after they were read. Raises
-        OffsetOutOfRange if `start` is not in the topic.
+        The reader stops before the offset `end`. Without an `end`, it stops after the newest
+        message at the time of this call, or with `follow` waits for more. With
+        `visibility="buffered"` it returns messages before they are synced; a crash can lose
+        messages that were read this way. Raises OffsetOutOfRange if `start` is not in the topic.
         """
         stop = self._end(end, follow=follow)
         return self._storage.create_reader(self._start(start), end=stop, visibility=visibility)
@@ -167,7 +167,7 @@ class Topic:
     ) -> AsyncLogReader:
         """`read` for asyncio. It follows by default.
 
-        `threads` read files and objects; without it, the event loop's default executor does.
+        `threads` reads files and objects. It defaults to the event loop's default executor.
         """
         stop = self._end(end, follow=follow)
         return self._storage.create_stream(
@@ -191,7 +191,7 @@ class Topic:
         self._storage.flush()
 
     def watermarks(self) -> Watermarks:
-        """Returns the next offset of each stage: appended, synced, uploaded, verified."""
+        """Returns the offset up to which messages are appended, synced, uploaded and verified."""
         return self._storage.watermarks()
 
     def upload(self) -> list[ObjectDescriptor]:
@@ -203,7 +203,7 @@ class Topic:
         return self._wal.segments()
 
     def in_memory(self) -> range:
-        """Returns the offsets of the newest messages, which this process has in memory."""
+        """Returns the offsets of the messages that are in memory: the newest ones."""
         return self._wal.in_memory()
 
     def rotate(self) -> None:
@@ -233,9 +233,9 @@ class Store:
         atexit.register(self.close)
 
     def topic(self, name: str) -> Topic:
-        """Returns the topic, and creates it on first use. `orders` means `/default/orders`.
+        """Returns the topic, and creates it if it does not exist. `orders` means `/default/orders`.
 
-        Raises TopicOwned if another process owns it, and InvalidTopicName.
+        Raises TopicOwned if another process owns it, and InvalidTopicName for an invalid name.
         """
         return Topic(self._factory.for_topic(name))
 
@@ -253,17 +253,17 @@ class Store:
         return self._factory.settings
 
     def view(self) -> StoreView:
-        """Returns a read-only view of the store over the same connections. Close it after use."""
+        """Returns a read-only view of the store, with the same connections. Close it after use."""
         if self._factory.resources is None:
             raise UsageError("a store in memory has no view; read its topics directly")
         return StoreView(self._factory.resources)
 
     def close(self) -> None:
-        """Syncs and closes every topic. Idempotent; also done when the interpreter exits."""
+        """Syncs and closes every topic. Idempotent. Called when the interpreter exits."""
         try:
             self._factory.close()
         finally:
-            if self._factory.closed:  # otherwise it was interrupted, and runs again at exit
+            if self._factory.closed:  # if it was interrupted, it runs again at exit
                 atexit.unregister(self.close)
 
     def __enter__(self) -> Store:
@@ -281,6 +281,6 @@ class Store:
 def open_store(source: str | Path | StoreSettings | None) -> Store:
     """Opens a store: a directory (created if missing), a YAML file, or settings.
 
-    None opens a store in memory, which has no objects.
+    None opens a store in memory, which uploads nothing.
     """
     return Store(settings_from(source))

@@ -1,12 +1,12 @@
 """Deletes local segments that objects cover, and objects that are beyond remote retention.
 
-A segment is deleted when age or size demands it *and* every message of it is in objects that were
-read back, that exist unchanged at this moment, and that were committed longer ago than the deletion
-lag. A segment that is entirely before the topic's start, which remote retention moves, needs no
-objects.
+A segment is deleted when it exceeds the retention age or size *and* objects hold all its messages.
+These objects must have been read back and committed longer ago than the deletion lag, and must
+still exist unchanged. A segment that ends before the topic's start offset needs no objects: remote
+retention has already deleted those.
 
-What a caller gets wrong: if an object is missing or damaged, its segment is kept and the error is
-raised, after older segments were deleted.
+Beware: if an object is missing or damaged, its segment is kept and the error is raised. Older
+segments may have been deleted before.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Trimmer:
     def trim_local(self, epoch: int) -> list[Segment]:
         """Runs one pass over the local segments and returns those it deleted.
 
-        Raises TopicFenced if the topic has another epoch. The record is then about another log, and
-        may count messages as lost or removed that only this log holds.
+        Raises TopicFenced if the topic has another epoch. The catalog's record then describes the
+        log of another owner, and messages that only this log holds may be recorded as lost.
         """
         record = self._catalog.record(self._topic)
         if record is None:
@@ -95,9 +95,9 @@ class Trimmer:
     def _safe_until(
         self, record: TopicRecord, wanted: Sequence[Segment]
     ) -> tuple[int, CorruptLog | None]:
-        """Returns the end of the last segment that may be deleted, 0 if none may.
+        """Returns the end offset of the last segment that may be deleted, or 0 if there is none.
 
-        Also returns the damage that keeps the next one, if any.
+        Also returns the error if a missing or damaged object is why the next segment is kept.
         """
         safe = 0
         for segment in wanted:
@@ -112,7 +112,7 @@ class Trimmer:
         return safe, None
 
     def _covered(self, segment: Segment) -> bool:
-        """Whether objects hold the whole segment, are old enough, and exist unchanged now."""
+        """Whether objects hold the whole segment, are old enough, and still exist unchanged."""
         lag_ms = self._deleter.settings.deletion_lag_minutes * 60_000
         offset = segment.first_offset
         for descriptor in self._catalog.get_object_descriptors(self._topic, offset):
@@ -158,7 +158,7 @@ class Trimmer:
         return gone
 
     def _delete(self, descriptor: ObjectDescriptor, token: str) -> None:
-        """Deletes an object that is out of the chain. If this fails, a sweep removes it later."""
+        """Deletes an object that was removed from the chain. If this fails, a sweep deletes it."""
         self._store.delete_object(object_key(self._topic, sidecar(descriptor.object_id)))
         self._store.delete_object(object_key(self._topic, descriptor.object_id))
         self._catalog.bury(self._topic, descriptor.object_id, token, certain=True)

@@ -4,8 +4,8 @@ It reads both tiers: the local log, if it is on this machine, up to the position
 published; and objects before it or instead of it. A view takes no lease and no lock, changes no
 epoch, starts no background work, and creates no file, not even the catalog.
 
-What a caller gets wrong: a view shows one moment. `refresh` moves it forward. A reader ends where
-the view ended when the reader was made.
+Beware: a view is a snapshot. `refresh` moves it forward. A reader ends where the view ended when
+the reader was created.
 """
 
 from __future__ import annotations

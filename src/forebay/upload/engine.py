@@ -10,8 +10,8 @@ A topic's background thread runs all of them (`uploader`). In a Spark job the dr
 and `commit`, and executors run `upload` in between (`pipeline.jobs.offload`). A crash between two
 steps leaves either a committed object or an orphan that a sweep removes.
 
-What a caller gets wrong: a sweep revokes an intent that is older than its grace time, unless the
-topic's owner is alive. A job that owns no topic must renew its intents while it runs (`Renewal`).
+Beware: a sweep revokes an intent that is older than its grace time, unless the topic's owner is
+alive. A job that owns no topic must renew its intents while it runs (`Renewal`).
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ The listing is streamed in the order of names, so an object and its sidecar come
 `take_stock` groups a topic's objects by the ranges in their names. `choose_chain`, which does no
 I/O, decides which of them a restore adopts. `describe` makes the descriptor of one.
 
-What a caller gets wrong: a sidecar is used only if it agrees with the object's name and the
-listing. Otherwise the whole object is read, in chunks: every checksum is checked, and the offsets
-must be consecutive from the first to the last one in the name. Payloads are not decoded.
+Beware: a sidecar is used only if it agrees with the object's name and the listing. Otherwise the
+whole object is read, in chunks: every checksum is checked, and the offsets must be consecutive from
+the first to the last one in the name. Payloads are not decoded.
 """
 
 from __future__ import annotations

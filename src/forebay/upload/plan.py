@@ -1,13 +1,14 @@
 """Plans which bytes of which segments make the next objects of a topic, and reads those bytes.
 
-`plan_object` is the decision, without I/O of its own: it takes whole segments as long as they fit,
-and cuts the last one at a frame boundary. It plans nothing until an object is full or overdue, so
-quiet topics make no small objects and no message waits forever. `TopicPlanner` applies it to one
-topic, for its owner and for the Spark driver. `SegmentSource` reads the planned frames. It checks
-every CRC and the order of the offsets, and decodes no payload.
+`plan_object` decides. It takes whole segments as long as they fit, and cuts the last one at a frame
+boundary; its only I/O is through `cut`. It plans nothing until an object is full, or its oldest
+message has waited long enough (*overdue*). Quiet topics therefore do not produce many small
+objects, and no message waits forever. `TopicPlanner` applies it to one topic, for its owner and for
+the Spark driver. `SegmentSource` reads the planned frames. It checks every CRC and the order of the
+offsets, and does not decode payloads.
 
-What a caller gets wrong: a plan belongs to one log. After a topic's log was replaced, the old
-positions and indexes are meaningless; make a new `SegmentSource`.
+Beware: a plan belongs to one log. After a topic's log was replaced, the old positions and indexes
+are meaningless; make a new `SegmentSource`.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class PlannedObject:
         return ObjectName(self.start_offset, self.next_offset - 1)
 
     def holds(self, error: ForebayError) -> bool:
-        """Whether the error is a damaged frame in the segments that the object is made of.
+        """Whether the error is a damaged frame in the segments that the object is built from.
 
-        False for a damaged frame in the object itself, found when it was read back.
+        False for a damaged frame in the object itself, found when the object was read back.
         """
         return isinstance(error, CorruptFrame) and any(
             each.path == Path(error.file) and each.start <= error.position <= each.end
@@ -96,7 +97,7 @@ class PlannedObject:
 
 
 class Cut(Protocol):
-    """Finds the last frame boundary of a segment within limits; does I/O."""
+    """Finds the last frame boundary of a segment within limits. It does I/O."""
 
     def __call__(
         self, segment: Segment, start: LogPosition, bytes_max: int, messages_max: int | None
@@ -116,11 +117,11 @@ def plan_object(
     overdue: bool,
     whole_segments: bool = False,
 ) -> PlannedObject | None:
-    """Returns the next object from `start` on, or None if there is not enough for one yet.
+    """Returns the next object, which begins at `start`; None if there is not enough data yet.
 
-    `overdue` plans whatever there is. An object exceeds its limits only if a single frame does.
-    With `whole_segments`, an object ends with a segment, and only a segment that is larger than an
-    object is cut.
+    With `overdue`, an object is planned however small it is. An object exceeds the size limits only
+    if a single frame does. With `whole_segments`, an object ends at the end of a segment, unless
+    that segment alone is too large for one object.
     """
     extents: list[Extent] = []
     room = settings.max_object_bytes
@@ -188,12 +189,12 @@ class TopicPlanner:
         force: bool,
         waiting_since: Callable[[Segment, LogPosition], Iterable[int]],
     ) -> Iterator[PlannedObject]:
-        """Yields the objects that are due, from the tail of the chain on.
+        """Yields the objects that are due, beginning at the tail of the chain.
 
-        `force` plans everything regardless of the thresholds. `known` is a guess of the tail's
-        position in the log; it is checked. `waiting_since` returns times in milliseconds, none
-        later than the moment when the oldest message that is not uploaded was written. The latest
-        of them counts as that moment.
+        `force` plans everything regardless of the thresholds. `known` is a possible position of the
+        tail in the log; it is checked before use. `waiting_since` returns lower bounds, in
+        milliseconds, of the time when the oldest message that is not uploaded was written. The
+        latest of them is used.
         """
         left = self.segments_from(segments, tail)
         if not left:
@@ -213,10 +214,10 @@ class TopicPlanner:
                 return
             yield planned
             start = planned.end
-            overdue = force  # only the first object holds the message that waited longest
+            overdue = force  # only the first object contains the oldest message
 
     def segments_from(self, segments: Iterable[Segment], offset: int) -> list[Segment]:
-        """Returns the segments with messages from `offset` on.
+        """Returns the segments that have messages at or after `offset`.
 
         Raises MissingData if the first of them begins after `offset`.
         """
@@ -229,7 +230,7 @@ class TopicPlanner:
         return left
 
     def locate(self, segment: Segment, offset: int, known: LogPosition | None) -> LogPosition:
-        """Returns where the frame of `offset` begins: `known` if it is right, else by the index."""
+        """Returns where the frame of `offset` begins: `known` if correct, else from the index."""
         if (
             known is not None
             and (known.seq, known.offset) == (segment.seq, offset)
@@ -288,7 +289,7 @@ class SegmentSource:
         return start if first == offset else self.cut(segment, start, segment.size, offset - first)
 
     def holds(self, segment: Segment, place: LogPosition) -> bool:
-        """Whether the frame of `place.offset` begins at `place.position`, by reading it."""
+        """Reads `place.position`, and returns whether the frame of `place.offset` begins there."""
         if place.position == segment.size:
             return place.offset == segment.end_offset
         if not 0 <= place.position < segment.size:
@@ -301,7 +302,7 @@ class SegmentSource:
         return len(found) > 0
 
     def publish_time(self, segment: Segment, place: LogPosition) -> int | None:
-        """Returns the publish time of the message at `place` in milliseconds; None if none is."""
+        """Returns the publish time of the message at `place` in milliseconds, or None."""
         file = self._disk.open_read(segment.path)
         try:
             found = ChunkReader(1).read(file, place.position, segment.size, place.offset)

@@ -10,9 +10,9 @@ assigned after the last object. So a block of `offsets_reserved`, which is what 
 a time, stays reserved after the tail. The next owner, if it has another log, begins after that
 block and records it as lost. `assume_nothing_lost` continues right after the last object instead.
 
-What a caller gets wrong: a chain with a gap is refused. With `allow_gaps` the gaps are recorded as
-lost, and readers report them. Damaged objects that were left out are then orphans: copy them
-elsewhere before a sweep removes them, if anything in them is worth saving.
+Beware: a chain with a gap is refused. With `allow_gaps` the gaps are recorded as lost, and readers
+report them. Damaged objects that were left out are then orphans: copy them elsewhere before a sweep
+removes them, if anything in them is worth saving.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _RANGES_SHOWN: Final = 20
 
 @dataclass(slots=True)
 class RestoreReport:
-    """What a restore found and did; after a dry run, what it would do."""
+    """The findings and actions of a restore. After a dry run, the actions it would take."""
 
     topic: TopicName
     dry_run: bool
@@ -328,7 +328,7 @@ class _Restore:
         )
 
     def _give_up(self, ownership: Ownership) -> None:
-        """Releases the topic for the next attempt. What is reserved stays reserved."""
+        """Releases the topic for the next attempt. Reserved offsets stay reserved."""
         with suppress(ServiceError, TopicFenced):
             record = self._catalog.record(self._topic)
             if record is not None:
@@ -345,7 +345,7 @@ class _Restore:
                     verified=record.tail if self._verify else record.verified,
                     reserved=self._next_offset(record, record.tail, stock),
                 ),
-                # What jobs stored about the topic may be out of date, so they must start anew.
+                # The states of jobs may be out of date, so the jobs must start from the beginning.
                 (Put(self._catalog.keys.job_state(self._topic, ORIGIN_NAME), origin),),
             )
 

@@ -1,13 +1,13 @@
 """The rolling writer: keeps one object per topic open across upload cycles.
 
-Every cycle adds what was synced since the last one, until a limit is reached: bytes, messages, age,
-or idle time. The last offset is not known in advance, so the object is written under a pending name
-and copied by the object store when it is complete. The copy is read back and committed like any
-other object. The checkpoint shows the progress, for information only: after a restart or an error
-the object is abandoned and built again from the log.
+Every cycle adds the messages synced since the last one, until a limit is reached: bytes, messages,
+age, or idle time. The last offset is not known in advance, so the object is written under a pending
+name and copied by the object store when it is complete. The copy is read back and committed like
+any other object. The checkpoint shows the progress, for information only: after a restart or an
+error the object is abandoned and built again from the log.
 
-What a caller gets wrong: while an object is open, up to one part of it is in memory, for each
-topic. The uploader that plans ahead (`uploader.Uploader`) keeps nothing in memory between cycles.
+Beware: while an object is open, up to one part of it is in memory, for each topic. The uploader
+that plans ahead (`uploader.Uploader`) keeps nothing in memory between cycles.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RollingUploader(Uploader):
         return record
 
     def _next(self, tail: int) -> PlannedObject | None:
-        """Returns what is synced and not in the open object yet, as far as there is room for it."""
+        """Returns the synced messages after the open object, as far as the object has room."""
         opened = self._open
         offset = opened.position.offset if opened else tail
         segments = self.planner.segments_from(self.wal.segments(), offset)

@@ -10,8 +10,8 @@ another name, however long the delete request takes. A sweep that finishes anoth
 deletion first changes the row's token, and leaves the row as `gone`, because the other process's
 delete request may still arrive.
 
-What a caller gets wrong: the objects of a topic that is not in the catalog are not garbage. They
-are reported, and kept for `restore`.
+Beware: the objects of a topic that is not in the catalog are not garbage. They are reported, and
+kept for `restore`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Chain(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is the same for all names of one topic."""
+    """The facts that apply to all names of one topic."""
 
     record: TopicRecord
     owned: bool

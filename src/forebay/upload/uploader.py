@@ -6,8 +6,8 @@ Each cycle begins at the catalog's tail. The checkpoint only remembers that tail
 Only synced messages are uploaded, and committed ones are never uploaded again. No message is
 skipped: a damaged frame ends the cycle with an error, after everything before it was committed.
 
-What a caller gets wrong: an error here loses no data. The next cycle begins at the catalog's tail
-again, and `sweep` removes what the failed one left behind.
+Beware: an error here loses no data. The next cycle begins at the catalog's tail again, and `sweep`
+removes what the failed one left behind.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
 them in memory. `Publisher` overwrites the synced position in `wal.synced` after every group commit,
 for processes that only read. It also holds the lock on the directory; readers do not need the lock.
 
-What a caller gets wrong: a checkpoint that is missing and one that is unusable are both None. An
-unusable one is logged and renamed. Neither is an error, because recovery rebuilds it from the
-segments.
+Beware: a checkpoint that is missing and one that is unusable are both None. An unusable one is
+logged and renamed. Neither is an error, because recovery rebuilds it from the segments.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ There are two locks. `_files` is held while files are written, rotated or remove
 first. `lock` guards the queue, the cache, the watermarks and the waiters, and is held for
 microseconds.
 
-What a caller gets wrong: after a disk error nothing is retried. The log stops and every waiter gets
-the error. Only opening the log again shows what the device holds.
+Beware: after a disk error nothing is retried. The log stops and every waiter gets the error. Only
+opening the log again shows what the device holds.
 """
 
 from __future__ import annotations

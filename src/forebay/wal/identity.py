@@ -1,15 +1,15 @@
 """Which log a directory holds, and whether this process may append to it.
 
 A log has an id, created with its directory. The catalog records the id of the log that has a
-topic's newest messages. A directory can hold another log: another machine went on without it, or it
-is an older copy that ends before the objects do. Such a log is set aside: its files are renamed so
-that no log uses them, and nothing is deleted.
+topic's newest messages. A directory can hold another log, because another machine continued without
+it, or because it is an older copy that ends before the objects do. Such a log is set aside: its
+files are renamed so that no log uses them, and nothing is deleted.
 
 The id is stored twice, the second time with a checksum. If the two differ, one is damaged. The log
 is then not opened, because it might be set aside by mistake; `forebay repair` finds the right one.
 
-What a caller gets wrong: an older copy that ends after the objects has the right id, and cannot be
-told from the log after a crash. Never restore a directory that was written to since the backup.
+Beware: an older copy that ends after the objects has the right id, and cannot be distinguished from
+the log after a crash. Never restore a directory that was written to since the backup.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A rotation syncs the old segment, creates the new one and syncs the directory, i
 the first frame is written. The checkpoint is written after that, so that it may be one rotation
 behind the files, and is never ahead of them.
 
-What a caller gets wrong: this class has no locks, so call it from one thread at a time. After any
-error do not write through it again, because what the device holds is then unknown.
+Beware: this class has no locks, so call it from one thread at a time. After any error do not write
+through it again, because what the device holds is then unknown.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Journal:
             append_all_parts(self._file, buffers)
 
     def _sync(self) -> None:
-        """Syncs the active segment; only then does `segments` cover what was written."""
+        """Syncs the active segment. `segments` covers the written bytes only after that."""
         active = self.segments.active
         if self._file is None or active is None or self._written == active.size:
             return

@@ -5,8 +5,8 @@ An append assigns the offset, encodes the message, queues it and returns. The gr
 frames reach the file in offset order, whatever the number of producers. A reader calls `plan`
 before every chunk to learn where its next offset is: in memory, in a segment, or not there yet.
 
-What a caller gets wrong: a `buffered` append that returned is in memory only. It is lost in a crash
-unless `wait` or `flush` returned after it.
+Beware: a `buffered` append that returned is in memory only. It is lost in a crash unless `wait` or
+`flush` returned after it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _YIELDS_MAX: Final = 32
 class Wal:
     """One topic's log. Thread-safe.
 
-    Opening recovers what is in the directory and locks it. Raises LogLocked if another process or
+    Opening locks the directory and recovers the log in it. Raises LogLocked if another process or
     instance has it open, DiskError if files cannot be opened or written, CorruptLog if stored data
     is damaged or missing, and what `claim` raises. `known_offset` is an offset before which
     everything is known to be synced: a log that ends earlier raises MissingData.
@@ -353,7 +353,7 @@ class Wal:
     # -- files ----------------------------------------------------------------------------------
 
     def segments(self) -> list[Segment]:
-        """The segments, oldest first, up to what is synced."""
+        """The segments, oldest first, with their synced parts."""
         return list(self._journal.segments)
 
     @property

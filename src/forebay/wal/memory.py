@@ -4,7 +4,7 @@ A `FrameBatch` is one buffer of frames with consecutive offsets. The `Queue` hol
 writer has not taken yet and that must not be dropped. The `FrameCache` holds synced batches, up to
 a number of messages and of bytes. It drops the oldest first, a whole batch at a time.
 
-What a caller gets wrong: none of this is thread-safe. The lock of the group commit guards it.
+Beware: none of this is thread-safe. The lock of the group commit guards it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A log submits a job when it has something to write, and submits no second one before the first has
 run. One log therefore commits on one thread at a time, and an idle log costs no thread.
 
-What a caller gets wrong: a job that blocks holds up every other log once all threads are busy. A
-job submitted after `close` may never run.
+Beware: jobs that block delay all other logs once every thread is busy. A job submitted after
+`close` may never run.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class WriterPool:
                 _log.exception("a job of a writer thread failed")
 
     def _alone(self, job: Job) -> bool:
-        """Returns True if nothing else is ready; otherwise queues `job` behind what is."""
+        """Returns True if no other job is ready; otherwise queues `job` behind the others."""
         with self._changed:
             self._due()
             if self._ready:

@@ -5,8 +5,8 @@ log where that offset is: in memory, in a segment, in the past (`Past`), or not 
 reader therefore falls back from memory to the files without losing anything. A fast one waits at
 the end of the log, which makes the log commit at once.
 
-What a caller gets wrong: without an end, iterating a reader waits for ever at the end of the log.
-`close`, from any thread, ends it.
+Beware: without an end, iterating a reader waits for ever at the end of the log. `close`, from any
+thread, ends it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Plan: TypeAlias = list[FrameBatch] | Segment | Past | None
 
 
 class ReadableLog(Protocol):
-    """What a reader needs of its log."""
+    """The part of a log that a reader uses."""
 
     def plan(self, reader: LogReader) -> Plan:
-        """Says where the reader's next offset is now; raises OffsetOutOfRange if it is gone."""
+        """Returns where the reader's next offset is. Raises OffsetOutOfRange if it was deleted."""
 
     def gone(self, reader: LogReader, segment: Segment) -> ForebayError | None:
         """The error to raise if the planned segment is no longer there, or None to plan again."""
@@ -104,7 +104,7 @@ class LogReader:
         """The segment that retention must not remove; set by the log."""
         self.moved_at = 0.0
         self.past: Past | None = None
-        """Reads what is no longer in the log; set by the log, closed by the reader."""
+        """Reads messages that are no longer in the log. Set by the log, closed by the reader."""
 
     def __iter__(self) -> LogReader:
         return self
@@ -125,7 +125,7 @@ class LogReader:
         raise StopIteration
 
     def rewind(self) -> None:
-        """Drops what was fetched and not yet returned.
+        """Drops messages that were fetched but not returned yet.
 
         Called after an error or an interrupt, so that the next call raises the same error or
         returns the message that was due. It never skips one.
@@ -306,7 +306,7 @@ class LogReader:
                     return Chunk(found, LogPosition(segment.seq, position, offset))
 
     def abandon_buffer(self) -> None:
-        """Gives up the buffer to a fetch that goes on in a thread after its task was cancelled."""
+        """Leaves the buffer to a fetch that still runs in a thread after its task was cancelled."""
         self._chunks = None
         self.leave_past()
 
@@ -373,7 +373,7 @@ class AsyncLogReader:
         self._reader.close()
 
     async def aclose(self) -> None:
-        """`close`, for `contextlib.aclosing` and the like."""
+        """`close`, for `contextlib.aclosing`."""
         self._reader.close()
 
     async def __aenter__(self) -> AsyncLogReader:
@@ -423,7 +423,7 @@ class AsyncLogReader:
             self._reader.end_wait(waiter, woken=woken)
 
     async def _fetch_on_thread(self, plan: Segment | Past) -> Chunk | None:
-        # If this task is cancelled, the thread goes on reading into the buffer.
+        # If this task is cancelled, the thread still reads into the buffer.
         chunks = self._reader.buffer()
         try:
             return await asyncio.get_running_loop().run_in_executor(

@@ -9,9 +9,9 @@ Torn is not corrupt (R2 in docs/formats/frame.md). A damaged end of the newest s
 tail only if it starts at or after the last known synced position and no valid frame follows it.
 Then it is copied aside and cut. Any other damage raises CorruptFrame, and the file stays as it is.
 
-The valid part is made durable before the log goes on. Bytes after the synced position are written
-again, because after a failed sync the kernel may treat unwritten pages as clean. If the last owner
-marked a failed sync, the whole segment is copied to a new file.
+The valid part is made durable before the log accepts appends. Bytes after the synced position are
+written again, because after a failed sync the kernel may treat unwritten pages as clean. If the
+last owner marked a failed sync, the whole segment is copied to a new file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Newest:
     """The valid part of the newest segment; `repair_newest` cuts off the rest."""
 
     first_offset: int | None
-    """None if it holds no frame."""
+    """None if the segment has no frame."""
     count: int
     size: int
     torn_bytes: int

@@ -4,8 +4,7 @@ Segments are deleted oldest first. One must stay if it reaches beyond the commit
 reader is on it, or if it holds the newest message (so that the log always knows its next offset).
 The first segment that must stay ends the selection, so that the rest is one contiguous range.
 
-What a caller gets wrong: `choose` trusts `committed_offset`. Messages below it must be stored
-elsewhere.
+Beware: `choose` trusts `committed_offset`. Messages below it must be stored elsewhere.
 """
 
 from __future__ import annotations

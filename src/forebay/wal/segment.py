@@ -5,8 +5,8 @@ frame that a snapshot covers is synced, and stays in place until retention remov
 segment. `ChunkReader` reads frames from a segment in bounded memory. `SegmentIndexes` finds the
 position in a segment to start from.
 
-What a caller gets wrong: a `ChunkReader` reuses one buffer for every chunk, so the scan that `read`
-returns is valid only until the next read.
+Beware: a `ChunkReader` reuses one buffer for every chunk, so the scan that `read` returns is valid
+only until the next read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Segment:
     modified_ms: int
     """When its newest frame was written, by the wall clock."""
     index: SegmentIndex | None = None
-    """Set for the active segment; the index of a sealed one is loaded when a reader needs it."""
+    """Set for the active segment. The index of a sealed segment is loaded when needed."""
 
     @property
     def count(self) -> int:
@@ -64,7 +64,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSet:
-    """Sealed segments, oldest first, and the active one if there is one. Iterates over all."""
+    """The segments of a log: sealed ones, oldest first, then the active one, if any."""
 
     sealed: tuple[Segment, ...] = ()
     active: Segment | None = None
@@ -95,8 +95,8 @@ class SegmentSet:
 class ChunkReader:
     """Reads frames from a segment, a chunk at a time, into one buffer.
 
-    The buffer is reused, because new megabytes cost page faults. A frame larger than the buffer
-    gets its own. Not thread-safe.
+    The buffer is reused, because allocating a new one causes page faults. A frame larger than the
+    buffer is read into a separate one. Not thread-safe.
     """
 
     __slots__ = ("_buffer",)
@@ -105,7 +105,7 @@ class ChunkReader:
         self._buffer = bytearray(max(chunk_bytes, HEADER_BYTES))
 
     def read(self, file: ReadFile, position: int, limit: int, expected: int | None) -> Scan:
-        """Reads and scans whole frames from `position`, ignoring bytes from `limit` on.
+        """Reads and scans whole frames from `position`. Bytes at `limit` and after are ignored.
 
         Positions in the scan are relative to `position`. The scan ends TORN only if a frame reaches
         beyond `limit`, never because the chunk was too small. Raises OSError if `position` is below
@@ -132,7 +132,7 @@ class ChunkReader:
 
 
 def index_frames(index: SegmentIndex, frames: Scan, base: int) -> None:
-    """Adds one of the scanned frames to the index for about every SEGMENT_INDEX_BYTES.
+    """Adds an index entry for about every SEGMENT_INDEX_BYTES of the scanned frames.
 
     `base` is the position in the segment where the scan began.
     """
@@ -146,9 +146,9 @@ def index_frames(index: SegmentIndex, frames: Scan, base: int) -> None:
 def scan_segment(
     file: ReadFile, chunks: ChunkReader, limit: int, expected: int | None, index: SegmentIndex
 ) -> Iterator[tuple[int, Scan]]:
-    """Yields (position, scan) from the start of a segment; stops after a scan not COMPLETE.
+    """Yields (position, scan) from the start of a segment, and adds the frames to `index`.
 
-    Adds what it finds to `index`. A scan is valid until the next one.
+    Stops after the first scan that is not COMPLETE. A scan is valid until the next one.
     """
     position = 0
     while position < limit:
@@ -170,7 +170,7 @@ def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> S
         if index is not None and index.offsets[0] == first_offset:
             return index
     except (OSError, ValueError):
-        # The index file is only a hint: the segment has the same facts.
+        # The index file is only a cache: the index can be built from the segment.
         pass
     return build_index(disk, path, first_offset)
 
@@ -185,9 +185,9 @@ def build_index(disk: Disk, path: Path, first_offset: int) -> SegmentIndex:
 
 
 def require_complete(found: Scan, path: Path | str, base: int) -> None:
-    """Raises CorruptFrame unless the scan ended at a frame boundary, for files without torn tails.
+    """Raises CorruptFrame unless the scan ended at a frame boundary.
 
-    `base` is the position in the file where the scan began.
+    For files that cannot have a torn tail. `base` is the position in the file where the scan began.
     """
     if found.end is not End.COMPLETE:
         raise CorruptFrame(

@@ -3,8 +3,8 @@
 After each group commit the owner publishes how far it has synced. A view never reads past that
 position, because bytes after it may still be lost in a crash.
 
-What a caller gets wrong: a view is a snapshot. `refresh` moves it forward. Reading a segment that
-retention removed since raises OffsetOutOfRange.
+Beware: a view is a snapshot. `refresh` moves it forward. Reading a segment that retention removed
+since raises OffsetOutOfRange.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LogView:
         return self._published.next_offset
 
     def refresh(self) -> None:
-        """Moves the view to what is published now."""
+        """Moves the view to the currently published position."""
         self._published = self._read_published()
         self._segments = self._snapshot()
 

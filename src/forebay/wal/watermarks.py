@@ -3,7 +3,7 @@
 A waiter is a thread or an asyncio task. It is woken once, because a watermark reached its target or
 because the log ended. The waiter itself must check which of the two it was.
 
-What a caller gets wrong: `Waiters` is not thread-safe. The lock of the group commit guards it.
+Beware: `Waiters` is not thread-safe. The lock of the group commit guards it.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ from forebay.wal.segment import Segment
 INTERVAL_SECONDS: Final = 2.0
 SAMPLES_MAX: Final = 450
 _MARKS_MAX: Final = 256
-"""Of one topic; when there are more, every second one is dropped."""
+"""The maximum number of marks per topic. Above it, every second mark is dropped."""
 _RATE_SECONDS: Final = 30.0
-"""Uploads come in bursts; over a shorter time the rate would be nothing, or very high."""
+"""Uploads come in bursts. Over a shorter time the rate would be zero or very high."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row. Rates are over the time since the row before."""
+    """One row of the history. Rates cover the time since the previous row."""
 
     at: float
     """Seconds since 1970-01-01 UTC."""
@@ -42,7 +42,7 @@ class Sample:
     """Messages a second, written and synced."""
     appended_bytes: float
     uploaded: float
-    """Messages a second; of topics that are open here, as all about uploads."""
+    """Messages a second. All values about uploads cover only topics that are open here."""
     uploaded_bytes: float
     read: float
     """Messages a second that readers fetched, from any tier."""
@@ -53,9 +53,9 @@ class Sample:
     lag_seconds: float
     """How long the oldest of them has waited."""
     time_to_cloud: float | None
-    """The longest time that a message uploaded since the row before took; None if none was."""
+    """The longest upload delay of a message since the previous row; None without uploads."""
     requests: float
-    """To the object store by this process, a second."""
+    """Requests a second from this process to the object store."""
     failed_requests: float
     store_up: float
     """Bytes a second."""
@@ -70,7 +70,7 @@ class TopicTrace:
 
     def __init__(self) -> None:
         self._synced: deque[tuple[float, int]] = deque()
-        """When everything before an offset was seen as synced; only offsets not yet uploaded."""
+        """(time, offset): when the messages before it were synced, until they are uploaded."""
         self._recent: deque[tuple[float, int, int]] = deque()
         self.uploaded = 0
 
@@ -209,7 +209,7 @@ class History:
             found.lag_seconds = max(found.lag_seconds, now - (trace.waiting_since() or now))
 
     def _uploaded_bytes(self, name: str, start: int, end: int) -> int:
-        """Of the objects that begin in a range."""
+        """The total size of the objects that begin in an offset range."""
         try:
             with self._store.view() as view:
                 resources = view.resources()

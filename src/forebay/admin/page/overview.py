@@ -7,8 +7,8 @@ The first has the topics' numbers, a page of topics at a time, each with its spa
 offsets by tier), and the history after `since`. The second has the spans of one topic in a window,
 for zooming in: spans that the first joined because they were too narrow to be seen are apart here.
 
-What a caller gets wrong: the document is about now. It is made at most once a second for all
-clients, on a thread.
+Beware: the document describes the present. A thread builds it, at most once a second for all
+clients.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from forebay.objects import store as objects
 
 TOPICS_MAX: Final = 200
 SPANS_MAX: Final = 400
-"""Of one topic; with many topics on a page, each has fewer."""
+"""The maximum number of spans per topic. With many topics on a page, each gets fewer."""
 _PAGE_SPANS_MAX: Final = 4000
 _PAGE_SPANS_MIN: Final = 80
 _FRESH_SECONDS: Final = 0.9
@@ -62,25 +62,27 @@ _LOG_EVENTS_MAX: Final = 50
 _ALERTS_MAX: Final = 20
 _DISK_BYTES_MIN: Final = 256 * MIB
 _DISK_SHARE_MIN: Final = 0.05
-"""The same for a small disk, as a share."""
+"""The same limit for a small disk, as a fraction of its size."""
 _LATE: Final = 3
-"""Uploads that are so many intervals late raise an alert."""
+"""Uploads that are late by this many intervals raise an alert."""
 ROWS_MAX: Final = 20
 _CYCLES_MAX: Final = 8
 """Rows of cycles, so that requested jobs stay visible."""
 _CYCLE: Final = "interval"
 _NOT_SUMMED: Final = "topics"
-"""The one number of a summary that is not summed: every cycle looks at the same topics."""
+"""This number of a summary is not added up, because every cycle has the same topics."""
 
 
 # ---- records ----------------------------------------------------------------------------------
 
 
 class OverviewQuery(Struct, frozen=True):
-    topics: Annotated[int, Meta(ge=1, le=TOPICS_MAX, description="Of one page.")] = 50
-    after: Annotated[str, Meta(description="The last name of the page before.")] = ""
+    topics: Annotated[
+        int, Meta(ge=1, le=TOPICS_MAX, description="The maximum number of topics on the page.")
+    ] = 50
+    after: Annotated[str, Meta(description="The last name of the previous page.")] = ""
     since: Annotated[
-        float, Meta(ge=0, description="The history begins after it; seconds since 1970.")
+        float, Meta(ge=0, description="The history begins after this time, in seconds since 1970.")
     ] = 0.0
 
 
@@ -140,7 +142,7 @@ class OperationCount(Record, frozen=True):
 
 
 class Requests(Record, frozen=True):
-    """To the object store, by this process since it began."""
+    """Requests to the object store by this process since its start."""
 
     by_operation: list[OperationCount]
     bytes_up: Count
@@ -148,14 +150,14 @@ class Requests(Record, frozen=True):
 
 
 class JobRow(Job, frozen=True, kw_only=True):
-    """A job, or cycles in a row that succeeded."""
+    """A job, or several successful cycles in a row."""
 
-    runs: Annotated[Count, Meta(description="How many jobs it stands for that are over.")]
+    runs: Annotated[Count, Meta(description="The number of finished jobs in this row.")]
     since: Seconds
 
 
 class Alert(Record, frozen=True):
-    """What an operator should know now, and what happens next."""
+    """A problem that an operator should know about, and what happens next."""
 
     kind: str
     level: Literal["info", "warning", "error"]
@@ -170,7 +172,7 @@ class HistoryRows(Record, frozen=True):
 
 
 class Page(Record, frozen=True):
-    """A page of topics, and everything that is shown beside it."""
+    """A page of topics, and all other data that is shown with it."""
 
     at: Seconds
     server: ServerFacts
@@ -205,7 +207,7 @@ SHOW_OVERVIEW: Final = Operation(
 SHOW_SPANS: Final = Operation(
     "spans",
     "page",
-    "Tells which offsets of a topic are in which tier, in a window.",
+    "Returns which offsets of a topic are in which tier, in a window.",
     {200: Reply("The spans.", Spans)},
     errors=(400, 404, 502),
     query=SpansQuery,
@@ -418,7 +420,7 @@ def _spark_alerts(context: ServerContext) -> list[Alert]:
             "spark",
             "warning",
             f"The Spark driver ended ({driver.error.rstrip('.')}) and is started again. Nothing is "
-            "lost: uploads go on when it is ready.",
+            "lost: uploads continue when it is ready.",
         )
     ]
 

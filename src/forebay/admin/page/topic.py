@@ -4,8 +4,8 @@ A message can be in several tiers at once, so spans of different tiers overlap; 
 not. An offset between the start and the end of a topic that no tier holds is in a gap, and a gap
 says whether the catalog knows of it (`lost`) or not (`missing`, which is damage).
 
-What a caller gets wrong: `bounded` joins only spans that are too narrow to be seen. Ask for a
-narrower window to see the parts.
+Beware: `bounded` joins only spans that are too narrow to be seen. Ask for a narrower window to see
+the parts.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ class Span(Record, frozen=True, omit_defaults=True):
     tier: Tier
     state: str
     name: Annotated[
-        str | None, Meta(description="The file or the object; of several, the first one.")
+        str | None, Meta(description="The file or the object; the first one if spans were joined.")
     ] = None
     bytes: Annotated[Count | None, Meta(description="Null in memory and in a gap.")] = None
     created: Annotated[
-        Seconds | None, Meta(description="Of a segment, when it was last written to.")
+        Seconds | None,
+        Meta(description="When the segment was last written to; null for other tiers."),
     ] = None
     kept_because: Annotated[
         str | None,
@@ -73,14 +74,14 @@ class Sizes(Record, frozen=True):
     gaps: Count = 0
     lost_offsets: Annotated[
         Count,
-        Meta(description="Offsets, not messages: most of what a crash loses was never used."),
+        Meta(description="Offsets, not messages: most offsets of a lost range were never used."),
     ] = 0
     missing_offsets: Count = 0
     lag_messages: Count = 0
 
 
 class Lag(Record, frozen=True):
-    """What is synced and not uploaded."""
+    """The messages that are synced and not uploaded."""
 
     messages: Count
     bytes: Count
@@ -151,7 +152,7 @@ def window_spans(
 
 
 def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPage:
-    """With at most about `most` spans."""
+    """Builds the page of one topic, with at most about `most` spans."""
     spans = all_spans(context, state)
     marks = state.marks
     trace = context.watch.history.trace(state.name)
@@ -228,7 +229,7 @@ def summed(sizes: Sequence[Sizes]) -> Sizes:
 
 
 def memory_spans(held: range, marks: Watermarks) -> list[Span]:
-    """What is synced and still cached, and what is in memory only."""
+    """Spans of the messages in memory: the synced ones, and those that are not synced."""
     border = min(max(marks.synced, held.start), held.stop)
     found = [
         Span(held.start, border, "memory", "synced"),
@@ -279,7 +280,7 @@ def object_spans(objects: Iterable[ObjectDescriptor], verified: int) -> list[Spa
 
 
 def gap_spans(start: int, end: int, held: Iterable[Span], record: TopicRecord | None) -> list[Span]:
-    """What no tier holds between `start` and `end`."""
+    """Spans of the offsets between `start` and `end` that no tier has."""
     lost = () if record is None else record.lost
     found = [
         Span(max(begin, start), min(stop, end), "gap", "lost")
@@ -300,7 +301,7 @@ def gap_spans(start: int, end: int, held: Iterable[Span], record: TopicRecord | 
 
 
 def within(spans: Iterable[Span], start: int, end: int) -> list[Span]:
-    """Those that overlap a window, uncut."""
+    """Returns the spans that overlap a window, unclipped."""
     return [span for span in spans if span.start < end and span.end > start]
 
 

@@ -1,13 +1,14 @@
-"""`TopicStates`: what is known of the topics of a store, read cheaply again and again.
+"""`TopicStates`: the current state of the topics of a store, cheap to read repeatedly.
 
 For a topic that is open here, everything local comes from memory. The catalog is asked for the
 topic's record, and for its objects only when the record's revision changed: every change of the
 objects changes it. A topic that is not open is read through a view, as any other process would, and
 less often.
 
-What a caller gets wrong: a state is about now, put together from places that move. Local files are
-read before the catalog, so that what is deleted locally in between is among the objects. While the
-catalog does not respond, its last state is shown, and it is asked only every few seconds.
+Beware: a state combines several sources, which change while they are read. Local files are read
+before the catalog. A segment that is deleted in between is therefore found among the objects. While
+the catalog does not respond, its last known state is used, and it is queried only every few
+seconds.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _NAMES_SHARE: Final = 50
 _NAMES_SECONDS_MAX: Final = 30.0
 _CATALOG_RETRY_SECONDS: Final = 5.0
 _CLOSED_SECONDS: Final = 5.0
-"""How old the state of a topic may be that is not open here: only other processes change it."""
+"""The maximum age of the state of a topic that only other processes change."""
 _FULL_READ_SECONDS: Final = 10.0
 _LONG_CHAIN_OBJECTS: Final = 500
-"""A long chain is read in full only so often; in between, only what was added to its end."""
+"""A chain of this length is read in full only every _FULL_READ_SECONDS, else only its new end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class TopicStates:
         self._closed: OrderedDict[str, tuple[float, TopicState]] = OrderedDict()
 
     def names(self) -> list[str]:
-        """All topics; the longer the listing takes, the older it may be."""
+        """The names of all topics. If listing them is slow, the cached list is used for longer."""
         with self._names_lock:
             now = time.monotonic()
             if now >= self._names_until:
@@ -126,7 +127,7 @@ class TopicStates:
         record = chain.record
         if record is None:
             return state
-        # What another process uploaded is in the record before this process learns of it.
+        # The record includes uploads of other processes before this process learns of them.
         marks = replace(
             state.marks,
             uploaded=max(state.marks.uploaded, min(record.tail, state.marks.synced)),
@@ -169,7 +170,7 @@ class TopicStates:
     # -- objects --------------------------------------------------------------------------------
 
     def _chain(self, topic: TopicName) -> _Chain:
-        """From the catalog; while it does not respond, as it was last."""
+        """Reads the chain from the catalog. Returns the last one if the catalog is unreachable."""
         if time.monotonic() < self._catalog_retry_at:
             return self._chains.get(str(topic), _Chain())
         try:

@@ -1,8 +1,8 @@
-"""`Watch`: what runs beside a server for its page, and what it knows.
+"""`Watch`: collects the data that the page of a server shows.
 
-Two threads begin and end with the server. One adds a sample to the history every two seconds, the
-other probes the object store while somebody looks at the page. Warnings and errors of the process
-are kept by a logging handler.
+It runs two threads while the server runs. One adds a sample to the history every two seconds. The
+other probes the object store while the page is open in a browser. A logging handler keeps the
+warnings and errors of the process.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from forebay.topic.store import Store
 
 LOG_EVENTS_MAX: Final = 200
 TEXT_MAX: Final = 1000
-"""Characters of a text or of a field; a longer one is cut, and shows it."""
+"""Characters of a text or a field. A longer one is cut, and marked as cut."""
 FIELDS_MAX: Final = 20
 _IDENTIFYING: Final = ("topic", "kind", "job", "file", "object", "path")
 PROBE_KEY: Final = "forebay-is-the-store-there"
 PROBE_SECONDS: Final = 3.0
 PROBE_TIMEOUT_SECONDS: Final = 3.0
 WATCHED_SECONDS: Final = 30.0
-"""If nobody asked for the result for so long, the store is not probed."""
+"""The store is not probed if nobody has requested the result for this long."""
 _JOIN_SECONDS: Final = 3.0
 _log: Final = logging.getLogger("forebay.admin")
 
 
 class Watch:
-    """For one server. What it knows can be asked for before it is started."""
+    """The data for the page of one server. It can be read before `Watch` is started."""
 
     def __init__(self, store: Store) -> None:
         self.states = TopicStates(store)
@@ -111,7 +111,7 @@ class LogEvent(Record, frozen=True):
     first: Seconds
     last: Seconds
     count: Count
-    fields: Annotated[Mapping[str, str], Meta(description="Of the last time.")]
+    fields: Annotated[Mapping[str, str], Meta(description="The fields of the newest occurrence.")]
 
 
 class LogEvents(logging.Handler):
@@ -160,16 +160,16 @@ def _cut(text: str) -> str:
 class ProbeResult(Record, frozen=True):
     state: Literal["unknown", "answers", "away"]
     since: Seconds | None = None
-    """When it got into this state."""
+    """When this state began."""
     why: str | None = None
 
 
 class StoreProbe:
     """Whether the object store responds. `run_once` is for one thread, the rest for any.
 
-    The client of a store retries for minutes before it gives up, and uploads may run in another
-    process: neither shows in time that the store is away. A probe that has not ended after some
-    seconds counts as failed while it still waits.
+    A separate probe is needed: the client of a store retries for minutes before it fails, and
+    uploads may run in another process. A probe without a result after several seconds counts as
+    failed, even while it still waits.
     """
 
     def __init__(self, probe: Callable[[], None]) -> None:
@@ -178,11 +178,11 @@ class StoreProbe:
         self._lock = threading.Lock()
         self._result = ProbeResult("unknown")
         self._probing_since: float | None = None
-        """When the probe that is under way began, by the monotonic clock."""
+        """When the running probe began, by the monotonic clock."""
         self._watched_at = -WATCHED_SECONDS
 
     def result(self) -> ProbeResult:
-        """The state now. Asking for it keeps the probes coming."""
+        """Returns the current state. Each call keeps the probes running for WATCHED_SECONDS."""
         with self._lock:
             now = time.monotonic()
             self._watched_at = now
@@ -198,7 +198,7 @@ class StoreProbe:
         return time.monotonic() - self._watched_at < WATCHED_SECONDS
 
     def run_once(self) -> None:
-        """One probe; may wait for minutes."""
+        """Runs one probe. This may block for minutes."""
         with self._lock:
             self._probing_since = time.monotonic()
         found = ProbeResult("answers", time.time())

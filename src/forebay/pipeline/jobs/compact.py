@@ -11,8 +11,7 @@ and the swap can be undone. If an owner, retention or another compaction has cha
 the meantime, nothing is swapped, and the group is planned again. A kill loses at most one wave: its
 objects have no descriptor, and the next run writes them again or a sweep removes them.
 
-What a caller gets wrong: no space is freed at once. Both copies exist until a sweep after the grace
-time.
+Beware: no space is freed at once. Both copies exist until a sweep after the grace time.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ def undo_compaction(
 
 
 def _known_topics(catalog: Catalog, topics: Sequence[str] | None) -> list[TopicName]:
-    """UsageError for a topic that the catalog does not know."""
+    """Raises UsageError for a topic that is not in the catalog."""
     if topics is None:
         return list(catalog.topics())
     names = list(dict.fromkeys(parse_topic(name) for name in topics))
@@ -504,7 +503,7 @@ class _Compaction:
         )
 
     def _require_same(self, group: Group) -> None:
-        """CommitRefused if the catalog no longer has the objects of the group.
+        """Raises CommitRefused if the catalog no longer has the objects of the group.
 
         An object that was deleted meanwhile cannot be read, and nothing is wrong.
         """
@@ -516,7 +515,7 @@ class _Compaction:
             raise CommitRefused(f"{group.topic}: somebody else has changed the objects of {name}")
 
     def _require_proof(self, group: Group, made: Rewritten) -> None:
-        """CorruptLog if the new object is not the same as the small ones.
+        """Raises CorruptLog if the new object differs from the small ones.
 
         The task has compared them too. The commit does not rely on that.
         """

@@ -9,7 +9,7 @@ The driver does not own the topics. A commit compares the epoch and the tail of 
 catalog, and is planned again if they have changed. Intents are renewed while a wave runs, so that
 no sweep takes them for abandoned.
 
-What a caller gets wrong: Spark starts only when there is something to upload.
+Beware: Spark starts only when there is something to upload.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def offload(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> OffloadReport:
-    """Uploads what is synced, of the named topics or of all.
+    """Uploads the synced messages of the named topics, or of all topics.
 
     `force` uploads everything; without it, only what the configured thresholds make due. A dry run
     writes nothing and starts no Spark. `runner="threads"` uses threads of this process in place of
@@ -408,7 +408,7 @@ class _Run:
         self._moved = False
         self._refusals: dict[TopicName, int] = {}
         self._damage: dict[TopicName, CorruptFrame] = {}
-        """For each topic, the damaged frame at which it stops; what is before is uploaded first."""
+        """For each topic, the damaged frame at which it stops. Messages before it are uploaded."""
         self._unsound: set[TopicName] = set()
         """Topics with a committed object that failed its read-back; their uploads continue."""
 

@@ -1,4 +1,4 @@
-"""`replay`: appends a range of one topic to another, in the same order, each message once.
+"""`replay`: appends a range of one topic to another topic, in order, each message once.
 
 Tasks read pieces of the source and stage them, as the sink's tasks do. The driver appends the
 staged rows. No payload passes through Spark. Keys, values and attributes are kept. Offsets and
@@ -6,11 +6,11 @@ publish times are new.
 
 The range is replayed in batches of bounded size. The number of a batch is the offset where it ends,
 so the sink's state in the target records how far the replay got, and an interrupted replay
-continues there. A replay is identified by the source and the start as given. A second run from the
-same start appends only what is after the end of the first one.
+continues there. A replay is identified by its source topic, its start and its sink id. A second run
+with the same three appends only the messages after the end of the first run.
 
-What a caller gets wrong: a run with another start is another replay. It appends messages again
-that both ranges contain.
+Beware: a run with another start is another replay. If the two ranges overlap, the messages in the
+overlap are appended twice.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class ReplayRow:
     end_offset: int
     """The offset after the last one."""
     appended: int
-    """Messages that were appended; in a dry run, that would be appended."""
+    """Messages appended. In a dry run, messages that would be appended."""
     known: int
-    """Messages that an earlier run had appended."""
+    """Messages that an earlier run appended, and this one skipped."""
     bytes: int
-    """About how many bytes were read."""
+    """The approximate number of bytes read."""
     error: str | None
 
 
@@ -143,15 +143,18 @@ def replay(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ReplayReport:
-    """Appends `start..end` of `topic`, without `end`, to `into`, which is created if needed.
+    """Appends the offsets `start..end` of `topic`, without `end`, to the topic `into`.
 
-    Times are milliseconds since 1970, and replace offsets: from the first message of `start_time`
-    or later to the first of `end_time` or later. Without an end, everything that is synced now is
-    replayed. `again`, or another `sink_id`, makes it a new replay, which appends everything again.
-    `skip_lost` skips ranges that are recorded as lost, which otherwise raise LostOffsets.
+    `into` is created if it does not exist.
 
-    UsageError for arguments that contradict each other or the topic. The error of a batch is in the
-    report, and ends the run; a second run continues there.
+    Instead of an offset, a time in milliseconds since 1970 may be given: `start_time` selects the
+    first message published at that time or later, and `end_time` stops before the first such
+    message. Without an end, everything that is synced now is replayed. `again`, or another
+    `sink_id`, starts a new replay, which appends everything again. `skip_lost` skips ranges that
+    are recorded as lost; without it they raise LostOffsets.
+
+    Raises UsageError for arguments that contradict each other or do not fit the topic. If a batch
+    fails, the run ends, the report has the error, and a second run continues at that batch.
     """
     settings = job_settings(source)
     name, target = parse_topic(topic), parse_topic(into)
@@ -201,8 +204,8 @@ def _check_call(
 def _sink(topic: TopicName, start: int | None, start_time: int | None, sink_id: str) -> str:
     """The id of the sink: the same for every run with the same source, start and `sink_id`.
 
-    The state in the target has offsets of the source, from that start on. For another source or
-    start they mean nothing, so both are a part of the id.
+    The sink's state in the target is an offset of the source, and counts from the start. It is
+    meaningless for another source or start, so both are part of the id.
     """
     text = json.dumps([str(topic), start, start_time, sink_id])
     return f"replay-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
@@ -247,7 +250,7 @@ class _Replay:
         self._skip_lost = skip_lost
 
     def plan(self, wanted: OffsetRange, state: SinkState | None) -> tuple[ReplayRow, ...]:
-        """The rows of a dry run: one for what was replayed before, one for the rest."""
+        """The rows of a dry run: one for messages that were replayed before, one for the rest."""
         self._require_all_of_the_begun(wanted, state)
         known, rest = _left(wanted, state)
         rows = [_row(known, known=known.end - known.start)] if known.start < known.end else []
@@ -293,9 +296,10 @@ class _Replay:
 
     @contextmanager
     def _owner(self, state: SinkState | None) -> Iterator[_Commit]:
-        """A function that commits a batch: through the server that owns the target, or here.
+        """Yields a function that commits a batch.
 
-        Without a server, this process owns the target until the block ends.
+        It commits through the server if one runs. Otherwise this process owns the target until the
+        block ends.
         """
         server = serving(self._settings)
         if server is not None:
@@ -307,15 +311,15 @@ class _Replay:
             yield partial(commit_batch, writer, self._resources.catalog, self._resources.store)
 
     def _require_all_of_the_begun(self, wanted: OffsetRange, state: SinkState | None) -> None:
-        """UsageError if the range ends inside a batch that an earlier run began."""
+        """Raises UsageError if the range ends inside a batch that an earlier run began."""
         if state is not None and not state.done and state.batch > wanted.end:
             raise UsageError(
                 f"an earlier replay of {wanted.topic} to offset {state.batch} did not finish, and "
-                f"this one ends before, at {wanted.end}: choose {state.batch} or later as the end"
+                f"this one ends at {wanted.end}: choose {state.batch} or later as the end"
             )
 
     def _require_remembered(self, writer: TopicWriter | None, state: SinkState | None) -> None:
-        """UsageError if the state may be outdated, because the target was restored since."""
+        """Raises UsageError if the target was restored and the state may be outdated."""
         catalog = self._resources.catalog
         if writer is not None:
             writer.end(self._into)
@@ -326,8 +330,8 @@ class _Replay:
             return
         if writer is None:
             raise UsageError(
-                f"{self._into} was restored, and its messages must be searched before a replay "
-                "can append to it: stop the server, and run the replay without it"
+                f"{self._into} was restored, so a replay must search its messages for those of "
+                "earlier replays: stop the server, and run the replay without it"
             )
         last = writer.last(self._into, self._sink, 0 if state is None else state.offset)
         if last is not None and (state is None or state.done or last.batch != state.batch):
@@ -340,7 +344,7 @@ class _Replay:
     def _batches(
         self, rest: OffsetRange, begun: int | None, bytes_max: int
     ) -> Iterator[tuple[OffsetRange, list[Piece]]]:
-        """Yields the range in batches. If a batch was begun, the first one ends where that ends."""
+        """Yields the range in batches. The first one completes the batch that ends at `begun`."""
         if begun is not None and rest.start < begun <= rest.end:
             first = OffsetRange(rest.topic, rest.start, begun)
             yield first, self._pieces(first)
@@ -392,7 +396,7 @@ def _left(wanted: OffsetRange, state: SinkState | None) -> tuple[OffsetRange, Of
 
 
 def _tasks(pieces: Sequence[Piece], slots: int) -> list[ReplayTask]:
-    """Groups neighbours into tasks, in the order of their offsets."""
+    """Groups adjacent pieces into tasks, in the order of their offsets."""
     total = sum(piece.size for piece in pieces)
     target = min(TASK_BYTES, max(-(-total // slots), 1))
     groups: list[list[Piece]] = []
@@ -410,7 +414,7 @@ def _tasks(pieces: Sequence[Piece], slots: int) -> list[ReplayTask]:
 def stage_task(settings: StoreSettings, into: str, task: ReplayTask) -> Part:
     """Runs in a task: stages the messages of its pieces.
 
-    Each attempt has a file of its own. Files of failed attempts are swept by age.
+    Each attempt writes a separate file. The files of failed attempts are deleted after a time.
     """
     from forebay.pipeline.sink.columns import checked_rows
 

@@ -191,7 +191,7 @@ def open_restore(
 
 
 def _require_objects(settings: StoreSettings) -> None:
-    """UsageError if the directory of the objects does not exist. Creates nothing."""
+    """Raises UsageError if the directory of the objects does not exist. Creates nothing."""
     if settings.cloud.backend == "fs":
         root = Path(settings.cloud.root or Path(settings.data or "") / "objects")
         if not root.is_dir():
@@ -348,7 +348,7 @@ class _Prefetch:
         self._known: dict[str, _Described] = {}
 
     def expect(self, candidates: Iterator[Candidate]) -> None:
-        """Sets the objects that will be asked for next, in this order; drops what was read."""
+        """Sets the objects that will be requested next, in this order. Drops those already read."""
         self._plan = list(candidates)
         self._places = {each.key: place for place, each in enumerate(self._plan)}
         self._known = {}

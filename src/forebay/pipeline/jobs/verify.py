@@ -8,8 +8,8 @@ a job state for each topic that records what was read (`verify_plan`).
 An object may be replaced or deleted after a run was planned. That is not damage: the run reads the
 object that the catalog names in its place.
 
-What a caller gets wrong: a run that is killed keeps only the progress of its finished waves. The
-next run reads the rest again, which is harmless.
+Beware: a run that is killed keeps only the progress of its finished waves. The next run reads the
+rest again, which is harmless.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def verify(
 ) -> VerifyReport:
     """Reads and checks the objects of the topics, by default of all that the catalog knows.
 
-    `incremental` reads only what was committed or compacted since the last run. `budget_bytes`
+    `incremental` reads only objects committed or compacted since the last run. `budget_bytes`
     limits how much is read: new objects first, then on from where the last run stopped. `orphans`
     also lists the object store, to find objects that no descriptor names. `runner="threads"` uses
     threads of this process in place of Spark. Spark is not started if there is nothing to read.
@@ -182,7 +182,7 @@ _SWEPT: Final = {
     Kind.UNRESTORED: ("unrestored", WARNING),
     Kind.TOPIC: ("unreadable", ERROR),
 }
-"""The kind and severity of what a sweep finds. What it would keep becomes a note."""
+"""The kind and severity of what a sweep finds. Objects that it would keep become notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +450,7 @@ def _decoded(topic: TopicName, job_state: JobState) -> ScrubState:
 
 @dataclass(slots=True)
 class _TopicState:
-    """What a run knows of one topic."""
+    """The progress of a run in one topic."""
 
     survey: Survey
     record: TopicRecord
@@ -460,7 +460,7 @@ class _TopicState:
 
 
 class _Verification:
-    """One run."""
+    """One run of the job."""
 
     def __init__(self, resources: StoreResources) -> None:
         self._catalog: Catalog = resources.catalog

@@ -1,6 +1,6 @@
 """The pure decisions of `verify`: which objects to read, what to record, and flaws of a chain.
 
-A run reads everything, or what is new since the last run, or as much as a budget allows. With a
+A run reads everything, or the objects since the last run, or as much as a budget allows. With a
 budget it reads new objects first, then continues where the last run stopped, in rounds, so that
 runs of bounded cost cover all objects in the end. An object is new if its descriptor was written
 after the catalog revision that the last run recorded. Clocks do not matter.

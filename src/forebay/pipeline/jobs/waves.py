@@ -5,8 +5,8 @@ wave are packed into tasks, and the tasks run on an `Executor`. Each item has it
 error. The job commits the results of a wave before it takes the next one, so that a kill loses one
 wave at most.
 
-What a caller gets wrong: `bytes_max`, `cut` and `run` use the executor, which may start Spark. With
-an empty plan, `cut` and `run` do not.
+Beware: `bytes_max`, `cut` and `run` use the executor, which may start Spark. With an empty plan,
+`cut` and `run` do not.
 """
 
 from __future__ import annotations

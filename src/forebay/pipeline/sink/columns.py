@@ -39,7 +39,7 @@ _HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """UsageError if the columns cannot become messages. Called before any task runs."""
+    """Raises UsageError if the columns cannot become messages. Called before any task runs."""
     from pyspark.sql.types import StringType
 
     types = {field.name: field.dataType for field in schema.fields}

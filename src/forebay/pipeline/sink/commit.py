@@ -20,7 +20,7 @@ The steps, and what a crash leaves after each of them:
 4. Everything is synced, and the states record that the batch is complete.
 5. The staged files are deleted.
 
-What a caller gets wrong: two commits of one sink must not run at the same time; see `TopicWriter`.
+Beware: two commits of one sink must not run at the same time; see `TopicWriter`.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def decide(
 def _require_same(
     topic: TopicName, batch: SinkBatch, state: SinkState, rows: int, digest: int
 ) -> None:
-    """UsageError if the rows are not those of the batch that the state describes."""
+    """Raises UsageError if the rows are not those of the batch that the state describes."""
     if state.batch > batch.number:
         raise below(topic, batch, state.batch)
     other = "they are not the same rows. Give the new rows another sinkId or batchId"
@@ -379,7 +379,7 @@ class _Commit:
     # -- what was appended before ---------------------------------------------------------------
 
     def _targets(self, parts: Sequence[Part]) -> dict[str, _Target]:
-        """The topics of the batch, all of which this process owns from here on."""
+        """Takes ownership of all topics of the batch, and returns them."""
         rows: dict[str, int] = {}
         for part in parts:
             for name, count in part.topics.items():
@@ -447,7 +447,7 @@ class _Commit:
         )
 
     def _require_kept(self, topic: TopicName, begun: int) -> None:
-        """UsageError if retention may have deleted rows of the batch that was begun."""
+        """Raises UsageError if retention may have deleted rows of the interrupted batch."""
         start = self._writer.start(topic)
         if begun < start:
             raise UsageError(

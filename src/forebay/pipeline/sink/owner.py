@@ -11,8 +11,8 @@ The response is lines of JSON: `{"working": true}` every few seconds, and at the
 an error. Other producers may append to the same topics at the same time. The rows of a batch keep
 their order, with other messages between them.
 
-What a caller gets wrong: two commits of one sink must not run at the same time. `LocalTopicWriter`
-prevents it, because it owns the topics alone. Users of `StoreTopicWriter` must prevent it.
+Beware: two commits of one sink must not run at the same time. `LocalTopicWriter` prevents it,
+because it owns the topics alone. Users of `StoreTopicWriter` must prevent it.
 """
 
 from __future__ import annotations

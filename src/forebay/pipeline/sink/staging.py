@@ -8,8 +8,8 @@ A staged file is a sequence of frames, one message for each row, numbered from 0
 never appends. It writes its rows as one object, which exists whole or not at all, so a task that is
 killed or retried leaves only files. Abandoned files are deleted by age (`sweep_staging`).
 
-What a caller gets wrong: check everything that could make an append fail before a row is staged
-(`columns.py`), so that a commit does not stop in the middle of a batch.
+Beware: check everything that could make an append fail before a row is staged (`columns.py`), so
+that a commit does not stop in the middle of a batch.
 """
 
 from __future__ import annotations

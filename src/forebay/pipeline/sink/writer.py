@@ -5,8 +5,8 @@ topics, in the order of partitions, once for each (sink id, batch, partition, ro
 server if one runs, else the driver itself during the commit. Spark creates these objects again in
 every process, so they hold only options.
 
-What a caller gets wrong: a streaming query is identified by its `sinkId`. Keep it when the query is
-restarted, and choose another one when the query gets a new checkpoint.
+Beware: a streaming query is identified by its `sinkId`. Keep it when the query is restarted, and
+choose another one when the query gets a new checkpoint.
 """
 
 from __future__ import annotations

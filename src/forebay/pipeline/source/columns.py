@@ -13,8 +13,8 @@
 
 The names and types are those of Spark's Kafka source. `headers` is optional.
 
-What a caller gets wrong: make the batch before the next chunk is read, because the reader reuses
-the buffer. The batch itself copies the values and keys, so it stays valid afterwards.
+Beware: make the batch before the next chunk is read, because the reader reuses the buffer. The
+batch itself copies the values and keys, so it stays valid afterwards.
 """
 
 from __future__ import annotations

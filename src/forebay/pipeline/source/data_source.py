@@ -6,7 +6,7 @@ therefore hold only the options; each partition carries what its task needs of t
 `pushFilters` is left out on purpose: in Spark 4.3, a filter that is pushed into a Python source
 also affects the next query of the same DataFrame. Offset and time ranges are options instead.
 
-What a caller gets wrong: a DataFrame is a snapshot. Call `load()` again to see newer messages.
+Beware: a DataFrame is a snapshot. Call `load()` again to see newer messages.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ForebayReader(DataSourceReader):
 
 
 def _require_schema(schema: StructType, options: ScanOptions) -> None:
-    """UsageError if the user gave a schema that differs from the source's."""
+    """Raises UsageError if the user gave a schema that differs from that of the source."""
     ours = scan_schema(options)
     if schema.simpleString() != ours.simpleString():
         raise UsageError(

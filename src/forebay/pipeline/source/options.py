@@ -5,7 +5,7 @@ moves from one to the other by changing its format and its address. An option th
 source has raises UsageError, which says what to use instead. So does an unknown option: none is
 ignored silently.
 
-What a caller gets wrong: option names are case-insensitive, and Spark passes them in lower case.
+Beware: option names are case-insensitive, and Spark passes them in lower case.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Offsets:
         return self.every == bound or any(offset == bound for _, _, offset in self.named)
 
     def require_named(self, name: str, topics: list[TopicName]) -> None:
-        """UsageError unless exactly these topics are named, each once, as Kafka requires.
+        """Raises UsageError unless exactly these topics are named, each once, as Kafka requires.
 
         `name` is the option, for the message.
         """

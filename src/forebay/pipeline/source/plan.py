@@ -8,9 +8,9 @@ A `Piece` is a range of offsets, with the object or the segment that held it whe
 `Split` is the pieces of one task. Both can be pickled and are small: a piece carries only the index
 entries for its two ends, so that a plan over 100,000 objects fits in memory.
 
-What a caller gets wrong: a place in a plan may be gone when a task reads it. The offsets are then
-planned again (`scan`). And the frame at `begin` has the offset `at`, which may be before `first`:
-pieces begin where an index has an entry.
+Beware: an object or segment of a plan may not exist any more when a task reads it. The offsets are
+then planned again (`scan`). And the frame at `begin` has the offset `at`, which may be before
+`first`, because pieces begin where an index has an entry.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ the topic, the object or file, and the position.
 If a segment or an object is gone when it is read, its offsets are planned again, once: a segment
 that retention deleted is in an object, and an object that a compaction replaced is in another.
 
-What a caller gets wrong: frames are valid only until the next ones are read.
+Beware: frames are valid only until the next ones are read.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _frames_of_second_plan(resources: StoreResources, pieces: Sequence[Piece]) -
 
 
 def _neighbours(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Groups consecutive pieces in objects; each piece in a segment is a group of its own."""
+    """Groups consecutive pieces in objects; each piece in a segment is a separate group."""
     listed = list(pieces)
     neighbours = listed[:1]
     for before, piece in pairwise(listed):
@@ -337,7 +337,7 @@ def _damaged(piece: Piece, reason: str, position: int, offset: int | None) -> Co
 
 
 def in_parts(frames: Scan, part_bytes: int) -> Iterator[Scan]:
-    """Yields the frames in parts of about `part_bytes`; a larger frame is a part of its own."""
+    """Yields the frames in parts of about `part_bytes`; a larger frame is a separate part."""
     at = 0
     while at < len(frames):
         stop = bisect_left(frames.positions, frames.positions[at] + part_bytes, at + 1)

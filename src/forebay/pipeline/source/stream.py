@@ -1,12 +1,11 @@
 """`spark.readStream.format("forebay")`: the streaming source.
 
-Spark keeps one `ForebayStreamReader` for each query, in a process of its own, which plans. It makes
+Spark keeps one `ForebayStreamReader` for each query, in a separate process, which plans. It makes
 another one in every task, which only reads. The planning one holds `StreamTopics`: views of the
 topics that stay open from trigger to trigger and are refreshed, and no bytes of messages. Decisions
 are in `stream_offsets`.
 
-What a caller gets wrong: with failOnDataLoss=false a stream skips what is lost, and only its log
-says so.
+Beware: with failOnDataLoss=false a stream skips lost messages, and reports them only in its log.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class _Topic:
         self.view.refresh()
         segments = self.view.segments()
         if segments and segments[-1].path != self._newest:
-            self._begin()  # the previous segment is sealed now, and has an index of its own
+            self._begin()  # the previous segment is sealed now, and has an index file
         else:
             self.places.remember(self.view)
 
@@ -311,7 +310,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _lost(
     wanted: Mapping[TopicName, tuple[int, int]], now: Mapping[TopicName, TopicEnds]
 ) -> list[Loss]:
-    """What is missing now of a batch that was planned before."""
+    """The offsets of a planned batch that do not exist any more."""
     found = []
     for topic, (first, stop) in wanted.items():
         ends = now.get(topic)

@@ -5,10 +5,10 @@ the next offset to read.
 
     {"/default/orders": {"0": 123}, "/default/clicks-part-2": {"2": 7}}
 
-The name of a topic includes its partition, so that `orders` and `orders-part-0` are different keys.
-A position does not say which file or object holds an offset, because that may change before a batch
-is run again. Everything here is pure, except `TopicSizes`, which reads descriptors and index files
-to estimate how many bytes messages take.
+The name of a topic includes its partition, so `orders` and `orders-part-0` are different keys. A
+position does not say which file or object holds an offset, because that may change before a batch
+is run again. Only `TopicSizes` does I/O: it reads descriptors and index files to estimate the size
+of messages.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Positions: TypeAlias = dict[TopicName, int]
 """For each topic, the next offset to read."""
 
 _Key = TypeVar("_Key", bound=TopicName | str)
-_SHAPE: Final = 'it should be like {"/default/orders": {"0": 123}}'
+_SHAPE: Final = 'it should look like {"/default/orders": {"0": 123}}'
 
 
 # ---- the checkpoint's JSON
 
 
 def encode_positions(positions: Mapping[TopicName, int]) -> dict[str, dict[str, int]]:
-    """The positions as JSON for a checkpoint; equal positions give equal text."""
+    """Returns the positions in the JSON form of a checkpoint, in a stable order of topics."""
     return {
         str(topic): {str(topic.partition): positions[topic]} for topic in sorted(positions, key=str)
     }
 
 
 def decode_positions(document: object) -> Positions:
-    """The inverse of `encode_positions`; UsageError for anything else."""
+    """The inverse of `encode_positions`. Raises UsageError for any other value."""
     if not isinstance(document, dict):
         raise UsageError(f"{document!r} is not a position of a stream: {_SHAPE}")
     found: Positions = {}
@@ -80,11 +80,11 @@ def share(
     least: Mapping[_Key, int] | None = None,
     turn: int = 0,
 ) -> dict[_Key, int]:
-    """Divides `limit` among the keys in proportion to what each wants, and no more than it wants.
+    """Divides `limit` among the keys in proportion to `wanted`. No key gets more than it wants.
 
-    First each key gets its `least` (by default 1), as far as the limit goes. The key to start with
-    depends on `turn`, so that all keys get something in the course of time, even if the limit is
-    smaller than their number. A key that gets nothing is not in the result.
+    First each key gets its `least` (by default 1) until the limit is used up. `turn` selects the
+    key to start with. With an increasing `turn` every key gets something eventually, even if there
+    are more keys than the limit. A key that gets nothing is not in the result.
     """
     waiting = sorted(key for key, amount in wanted.items() if amount > 0)
     if sum(wanted[key] for key in waiting) <= limit:
@@ -129,13 +129,13 @@ class Sizes(Protocol):
         """The bytes of the message at `first`, or the next one that exists; at least 1."""
 
     def reach(self, first: int, end: int, limit: int) -> int:
-        """The offset, at most `end`, up to which messages from `first` take about `limit` bytes."""
+        """Returns an offset, at most `end`: from `first` to it there are about `limit` bytes."""
 
 
 def limit_bytes(
     start: Positions, end: Positions, limit: int, sizes: Mapping[TopicName, Sizes]
 ) -> Positions:
-    """The end of a batch of at most about `limit` bytes, but of at least one message."""
+    """The end of a batch of about `limit` bytes at most, and at least one message."""
     one = {
         topic: sizes[topic].message_bytes(offset, end[topic])
         for topic, offset in start.items()
@@ -159,7 +159,7 @@ def limit_bytes(
 
 @dataclass(frozen=True, slots=True)
 class TopicEnds:
-    """The oldest offset of a topic, and the one after its newest."""
+    """The oldest offset of a topic, and the offset after its newest message."""
 
     start: int
     end: int
@@ -167,7 +167,7 @@ class TopicEnds:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A position of a stream that its topic does not have any more, or not yet."""
+    """A stream position that is outside its topic: deleted, or after the end."""
 
     topic: TopicName
     position: int
@@ -196,7 +196,7 @@ class Outlook:
     start: Positions
     """The first offset to read of each topic that exists."""
     end: Positions
-    """For the same topics, the offset before which to stop."""
+    """For the same topics, the offset to stop before."""
     new: Positions
     """Topics that are new to the stream, with their oldest offsets."""
     losses: tuple[Loss, ...]
@@ -207,11 +207,11 @@ class Outlook:
 
 
 def outlook(position: Positions, now: Mapping[TopicName, TopicEnds]) -> Outlook:
-    """What a stream at `position` can read, given the ends of the topics `now`.
+    """Returns what a stream at `position` can read. `now` has the current ends of the topics.
 
     A topic that ends before the stream's position is a loss, and the stream waits at its position.
-    The first batch with a new topic reads nothing of it. So its oldest offset is in the checkpoint
-    before a message is read, and a batch that is run again reads the same messages.
+    The first batch that includes a new topic reads no messages from it. This puts the topic's
+    oldest offset into the checkpoint, so a batch that is run again reads the same messages.
     """
     start: Positions = {}
     end: Positions = {}
@@ -228,9 +228,9 @@ def outlook(position: Positions, now: Mapping[TopicName, TopicEnds]) -> Outlook:
 
 
 def ranges(start: Positions, end: Positions) -> dict[TopicName, tuple[int, int]]:
-    """The offset range that a batch from `start` to `end` reads of each topic, sorted by topic.
+    """The offset range that a batch from `start` to `end` reads from each topic, sorted by topic.
 
-    Nothing is read of a topic that is only in `end`.
+    A topic that is only in `end` is new, and nothing is read from it.
     """
     return {
         topic: (start[topic], end[topic])
@@ -245,8 +245,8 @@ def ranges(start: Positions, end: Positions) -> dict[TopicName, tuple[int, int]]
 def stream_lag(progress: Mapping[str, Any]) -> dict[str, int]:
     """How many messages of each topic the query has not read yet.
 
-    `progress` is `query.lastProgress`, or the progress that a StreamingQueryListener gets. Includes
-    all sources of this format in the query, and ignores other sources.
+    `progress` is `query.lastProgress`, or the progress that a StreamingQueryListener receives. The
+    result covers all Forebay sources of the query. Other sources are ignored.
     """
     found: dict[str, int] = {}
     for source in progress["sources"]:
@@ -272,9 +272,9 @@ def _read(document: Any) -> Positions:
 # ---- how many bytes messages take
 
 _PAGE: Final = 2
-"""Descriptors to read at once: each may have an index of some hundred kilobytes."""
+"""Descriptors per request. Each may contain an index of several hundred kilobytes."""
 _PARTS: Final = 16
-"""Into which a segment is divided: the position of one message is looked up for each."""
+"""Parts of a segment. The position of one message is looked up in each part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class PositionMap:
     """Maps offsets to positions in one object or segment, and back, by interpolation."""
 
     places: tuple[tuple[int, int], ...]
-    """Known (offset, position) pairs, ascending, with the beginning and the end."""
+    """Known (offset, position) pairs, ascending. The first is the beginning, the last the end."""
 
     @property
     def first(self) -> int:
@@ -293,13 +293,13 @@ class PositionMap:
         return self.places[-1][0]
 
     def position(self, offset: int) -> int:
-        """About where the message at `offset` begins."""
+        """The approximate position at which the message at `offset` begins."""
         at = bisect_right(self.places, offset, key=lambda place: place[0])
         (low, begin), (high, end) = self._between(at)
         return begin + (end - begin) * (offset - low) // (high - low)
 
     def offset(self, position: int) -> int:
-        """The offset of the message that is about at `position`, rounded down."""
+        """The approximate offset of the message at `position`, rounded down."""
         at = bisect_right(self.places, position, key=lambda place: place[1])
         (low, begin), (high, end) = self._between(at)
         return low + (high - low) * (position - begin) // (end - begin)
@@ -310,11 +310,11 @@ class PositionMap:
 
 
 class TopicSizes:
-    """Estimates the bytes of a topic's messages by the indexes of objects and segments.
+    """Estimates the bytes of a topic's messages from the indexes of objects and segments.
 
-    An index has the position of one message in a thousand, or one in a mebibyte. Messages between
-    two of them are assumed to have the same size. Only descriptors and index files are read, and no
-    more of them than the estimate needs. The last object is cached.
+    An index has an entry for every 1,000 messages or every MiB. Messages between two entries are
+    assumed to have the same size. Only the descriptors and index files that the estimate needs are
+    read. The map of the last object is cached.
     """
 
     def __init__(self, view: TopicView, known: KnownPlaces) -> None:
@@ -330,7 +330,7 @@ class TopicSizes:
         return 1
 
     def reach(self, first: int, end: int, limit: int) -> int:
-        """The offset, at most `end`, up to which messages from `first` take about `limit` bytes."""
+        """Returns an offset, at most `end`: from `first` to it there are about `limit` bytes."""
         at, left = first, limit
         for known in self._maps(first, end):
             at = max(at, known.first)
@@ -383,7 +383,7 @@ def _of_object(descriptor: ObjectDescriptor) -> PositionMap:
 
 
 def _position_map(places: set[tuple[int, int]], end: int, size: int) -> PositionMap:
-    """A map of those places that ascend in both offset and position, and of the end."""
+    """Makes a map of the places and the end. Drops places that do not ascend in both values."""
     found: list[tuple[int, int]] = []
     for place in sorted(places):
         if not found or (place[0] > found[-1][0] and place[1] > found[-1][1]):

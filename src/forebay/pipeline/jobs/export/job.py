@@ -9,8 +9,8 @@ With JSON values there are two tables. Rejected records are committed first, wit
 which they were rejected. If the exporter dies before it commits the other table, the next run
 finishes the batch with the same columns. So each record is in exactly one table, once.
 
-What a caller gets wrong: `start` is for a new table only. And a refused commit is not an error:
-another exporter was faster, and the run plans again from where the table ends now.
+Beware: `start` is for a new table only. And a refused commit is not an error: another exporter was
+faster, and the run plans again from where the table ends now.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ rejected. Every value fits a string.
 A field gets the prefix `json_` if its name is that of one of our columns, or begins with `json_`.
 Characters that tables do not allow in names are written as `_x<hex>_`.
 
-What a caller gets wrong: a field that has only been null, [] or {} has no type and no column yet.
+Beware: a field that has only been null, [] or {} has no type and no column yet.
 """
 
 from __future__ import annotations

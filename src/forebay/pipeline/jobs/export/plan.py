@@ -1,11 +1,11 @@
-"""Which offsets of a topic go into the next commit of a table: a pure decision.
+"""Decides which offsets of a topic go into the next commit of a table. Does no I/O.
 
 A commit is bounded by rows and by bytes, so that a long backfill makes progress in many commits.
-Bytes are those of the stored frames. They are estimated: the messages of an object or a segment are
-assumed to have the same size, so that no index is needed.
+Bytes are the size of the stored frames. They are estimated without an index: all messages of an
+object or a segment are assumed to have the same size.
 
-What a caller gets wrong: `after` is where the table ends, `start` is where the batch starts. They
-differ only with `allow_gaps`, if the offsets between them are gone.
+Beware: `after` is where the table ends, `start` is where the batch starts. They differ only if the
+offsets between them do not exist any more, and `allow_gaps` is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forebay.errors import (
 
 @dataclass(frozen=True, slots=True)
 class SizedRange:
-    """The offsets of an object or a segment, without `end`, and its size in bytes."""
+    """The offsets `start..end` of an object or a segment, without `end`, and its bytes."""
 
     start: int
     end: int
@@ -30,7 +30,7 @@ class SizedRange:
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """The offsets of a topic that can be read at one moment."""
+    """The offsets of a topic that can be read now."""
 
     topic: str
     start: int
@@ -43,7 +43,7 @@ class TopicOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most rows and bytes of one commit. A single message may be larger."""
+    """The maximum rows and bytes of one commit. A single larger message is still committed."""
 
     rows: int
     size: int
@@ -63,10 +63,10 @@ class Batch:
 
 
 def next_start(offsets: TopicOffsets, after: int, *, allow_gaps: bool) -> int:
-    """The offset to read from.
+    """Returns the offset to read from: `after`, or with `allow_gaps` the next one that exists.
 
-    OffsetOutOfRange if retention has deleted the offset `after`, LostOffsets if it is lost. With
-    `allow_gaps`, the next offset that exists.
+    Without `allow_gaps`, raises OffsetOutOfRange if retention has deleted `after`, and LostOffsets
+    if it is lost.
     """
     start = after
     if start < offsets.start:
@@ -93,7 +93,7 @@ def next_start(offsets: TopicOffsets, after: int, *, allow_gaps: bool) -> int:
 
 
 def only_gone(offsets: TopicOffsets, first: int, end: int) -> bool:
-    """Whether no offset of `first..end`, which may be empty, can be read any more."""
+    """Whether every offset of `first..end` is deleted or lost. True for an empty range."""
     at = max(first, min(offsets.start, end))
     for lost, after in sorted(offsets.lost):
         if lost <= at < after:
@@ -110,10 +110,10 @@ def next_batch(
     end: int | None = None,
     allow_gaps: bool = False,
 ) -> Batch | None:
-    """The next batch, or None if the table has everything up to `end`.
+    """Returns the next batch, or None if the table has everything up to `end`.
 
-    `sizes` must be in the order of offsets. A batch ends where a lost range begins. Raises as
-    `next_start` does.
+    `sizes` must be in the order of offsets. A batch ends where a lost range begins. Raises the
+    errors of `next_start`.
     """
     stop = offsets.end if end is None else min(end, offsets.end)
     if after >= stop:
@@ -127,7 +127,7 @@ def next_batch(
 
 
 def _within(start: int, stop: int, sizes: Iterable[SizedRange], size_max: int) -> int:
-    """The end of a range from `start` that has at most `size_max` bytes; at most `stop`."""
+    """The end of a range from `start`: at most `size_max` bytes long, and at most `stop`."""
     at, left = start, size_max
     for known in sizes:
         first, end = max(known.start, at), min(known.end, stop)

@@ -384,7 +384,7 @@ def library_errors(what: object) -> Iterator[None]:
 
 
 def require_plain(location: Path, kind: str, forbidden: str) -> None:
-    """UsageError if the path has one of the `forbidden` characters."""
+    """Raises UsageError if the path has one of the `forbidden` characters."""
     for character in forbidden:
         if character in str(location):
             raise UsageError(
@@ -395,7 +395,7 @@ def require_plain(location: Path, kind: str, forbidden: str) -> None:
 
 
 def require_topic(location: Path, found: str | None, topic: str) -> None:
-    """UsageError unless an export of `topic` created the table; `found` is its recorded topic."""
+    """Raises UsageError unless an export of `topic` created the table, as `found` records."""
     if found is None:
         raise _taken(location)
     if found != topic:
@@ -403,7 +403,7 @@ def require_topic(location: Path, found: str | None, topic: str) -> None:
 
 
 def require_vacant(location: Path, ours: Collection[str] = ()) -> None:
-    """UsageError if the directory has other entries than `ours`, which a dead export may leave."""
+    """Raises UsageError for entries other than `ours`, which an interrupted export may leave."""
     if location.is_dir() and any(path.name not in ours for path in location.iterdir()):
         raise _taken(location)
 
