@@ -241,7 +241,7 @@ def test_only_exact_names_are_segments(name: str, seq: int | None) -> None:
     ],
 )  # fmt: skip
 def test_a_file_name_that_another_file_of_the_log_has_is_refused(taken: str) -> None:
-    with pytest.raises(InvalidSetting, match=f"^file_name '{taken}'"):
+    with pytest.raises(InvalidSetting, match=f"^file_name is '{taken}'"):
         SegmentNames(taken)
 
 
@@ -280,7 +280,7 @@ def test_what_a_repair_writes_beside_a_segment_is_known_by_its_name() -> None:
 
 @pytest.mark.parametrize("taken", [LOG_ID_FILE, "x.id"])
 def test_a_file_name_that_would_meet_the_logs_id_is_refused(taken: str) -> None:
-    with pytest.raises(InvalidSetting, match=f"^file_name '{taken}'"):
+    with pytest.raises(InvalidSetting, match=f"^file_name is '{taken}'"):
         SegmentNames(taken)
 
 

@@ -12,7 +12,7 @@ program prints its port on the first line, then answers each line of JSON on its
 one: `{"set": {...}}` takes all fields of `Faults` that differ from the default, `{"stats": true}`
 returns `ProxyStats`. It ends when its input does.
 
-What a caller gets wrong: `http=True` is needed to count requests and to answer them with errors,
+Beware: `http=True` is needed to count requests and to answer them with errors,
 and it resets whatever is not HTTP/1.1, gRPC too. A fault is repeatable for a seed as far as the
 order of connections and requests is.
 """

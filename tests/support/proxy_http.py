@@ -6,7 +6,7 @@ client pipelines. A request that is answered with an error is read to its end fi
 connection stays usable; one that waits for `100 Continue` is answered at once and is the
 connection's last.
 
-What a caller gets wrong: bytes that are no HTTP/1.1 are not passed on. The connection is reset and
+Beware: bytes that are no HTTP/1.1 are not passed on. The connection is reset and
 the trouble counted as "malformed".
 """
 

@@ -7,7 +7,7 @@ and given to the `Lane` of their direction. It knows no protocol; `support.proxy
 one that does. There are no tasks: everything is a callback of a socket or a timer in the proxy's
 loop, and closing removes them all.
 
-What a caller gets wrong: `Lane.push` copies what it cannot send at once, so that the buffer it was
+Beware: `Lane.push` copies what it cannot send at once, so that the buffer it was
 given may be used again as soon as it returns.
 """
 

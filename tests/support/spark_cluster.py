@@ -9,7 +9,7 @@ processes stay in: `kill_worker` takes all of them at once, as a machine does th
 `hidden` are directories that the workers cannot see, as if they were on other machines: they find
 an empty one in its place. That needs the right to mount (`can_hide`).
 
-What a caller gets wrong: a process has one Spark context. Where it has one already, the driver of
+Beware: a process has one Spark context. Where it has one already, the driver of
 this cluster has to be another process (`environment` is what to start it with).
 """
 

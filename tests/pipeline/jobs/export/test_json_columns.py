@@ -114,5 +114,5 @@ def test_a_table_is_either_raw_or_of_json(spark: SparkSession, tmp_path: Path) -
     append(data, [b"{}"])
     assert export(data, "orders", table, value="json", spark=spark).records == 1
     assert fields("parquet", table) == [{"offset": 0}]
-    with pytest.raises(UsageError, match="made with JSON values"):
+    with pytest.raises(UsageError, match="JSON values"):
         export(data, "orders", table, spark=spark)
