@@ -438,22 +438,25 @@ def test_a_client_without_a_certificate_gets_nowhere(
 # ---- forks and imports ----
 
 
-def test_a_forked_child_makes_its_own_connection(etcd: EtcdServer) -> None:
+def test_a_forked_child_is_refused_and_its_parent_goes_on(etcd: EtcdServer) -> None:
     program = """
 import os, signal, sys
-from forebay.catalog.etcd import Cluster, EtcdKv
+from forebay.catalog.etcd import EtcdKv
 from forebay.catalog.kv import Put
+from forebay.errors import LogClosed
 kv = EtcdKv([sys.argv[1]])
 kv.commit([], [Put("/fork/parent", b"1")])
 child = os.fork()
 if child == 0:
     signal.alarm(100)
     try:
-        kv.commit([], [Put("/fork/child", kv.get("/fork/parent").value)])
+        kv.get("/fork/parent")
+    except LogClosed as error:
+        os._exit(7 if "after forking" in str(error) else 8)
     finally:
-        os._exit(0)
-os.waitpid(child, 0)
-print(kv.get("/fork/child").value)
+        os._exit(9)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), kv.get("/fork/parent").value)
 kv.close()
 """
     done = subprocess.run(
@@ -463,7 +466,7 @@ kv.close()
         text=True,
         timeout=200,
     )
-    assert done.stdout == "b'1'\n", done.stderr
+    assert done.stdout == "7 b'1'\n", done.stderr
 
 
 def test_a_request_that_runs_when_the_catalog_is_closed_says_so(server: EtcdServer) -> None:
