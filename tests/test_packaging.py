@@ -112,7 +112,7 @@ def test_the_command_line_prints_the_version() -> None:
     assert done.stdout == f"forebay, version {forebay.__version__}\n"
 
 
-def test_the_changelog_begins_with_unreleased_changes_and_this_version() -> None:
+def test_the_changelog_begins_with_this_version() -> None:
     headings = re.findall(r"^## (.*)$", text_of("CHANGELOG.md"), re.MULTILINE)
     version, _, date = headings[0].partition(" - ")
     assert version == forebay.__version__
