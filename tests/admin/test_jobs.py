@@ -130,6 +130,7 @@ def test_a_full_queue_says_to_come_back(server: Served) -> None:
         (b'{"kind": "offload", "due": 1}', "true or false"),
         (b'{"kind": "compact", "target_bytes": 0}', "a whole number from 1 on"),
         (b'{"kind": "verify", "budget_bytes": true}', "a whole number"),
+        (b'{"kind": "offload", "x": ' + b"[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_is_no_job_is_refused_with_the_reason(server: Served, body: bytes, said: str) -> None:

@@ -139,6 +139,10 @@ BAD_LINES = {
         b'{"payload":"a","attributes":{"n":' + b"[" * 100_000,
         "attributes[...] is a list; it must be text",
     ),
+    "an attribute that is a number, before a name that is not UTF-8": (
+        b'{"payload":"a","attributes":{"n":1,"\xff":"b"}}',
+        "attributes[...] is a number; it must be text",
+    ),
     "a key that is a boolean": (b'{"payload":"a","routing_key":true}', "routing_key is a boolean"),
     "a control character": (b'{"payload":"a\tb"}', "line 1, column"),
     "bytes that are not UTF-8": (b'{"payload":"\xff"}', "line 1, column"),

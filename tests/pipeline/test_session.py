@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
+import pytest
 
 from forebay.pipeline.session import public_options, spark_home_without_zip
 from support.spark_fixtures import LOCAL
@@ -44,6 +45,17 @@ def test_a_spark_home_is_linked_as_often_as_it_is_asked_for(tmp_path: Path) -> N
     assert (home / "bin" / "spark-submit").is_file()
     assert any((home / "jars").glob("spark-core*.jar"))
     assert not (home / "python").exists()
+
+
+def test_a_user_without_a_home_has_no_spark_home_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OSError, for which a session starts with the whole SPARK_HOME."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(OSError, match="XDG_CACHE_HOME"):
+        spark_home_without_zip({})
 
 
 def test_options_are_secret_by_their_names() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from forebay.admin.jobs import JobRecord, JobsFull
 from forebay.format.names import JOBS_FILE
@@ -249,15 +250,21 @@ def test_a_job_that_was_not_over_when_its_server_was_killed_is_lost(tmp_path: Pa
     assert [job.state for job in read_jobs(path)] == ["lost", "lost", "done"]
 
 
+def test_a_file_name_that_is_not_utf_8_does_not_keep_jobs_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / JOBS_FILE
+    write_jobs(path, [replace(record(1, "failed"), error="\udcff: no such file"), record(2)])
+    assert [job.error for job in read_jobs(path)] == ["?: no such file", None]
+
+
 def test_damaged_lines_are_left_out_and_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / JOBS_FILE
     write_jobs(path, [record(1), record(2)])
     with path.open("ab") as file:
-        file.write(b'{"id": 7}\nnonsense\n[1]\n{"id": "x", "kind"')
+        file.write(b'{"id": 7}\nnonsense\n[1]\n{"x": ' + b"[" * 100_000 + b'\n{"id": "x", "kind"')
     assert [job.id for job in read_jobs(path)] == ["1", "2"]
-    assert "lines=4" in caplog.text
+    assert "lines=5" in caplog.text
 
 
 def test_a_log_of_spark_that_grew_too_large_is_begun_anew(tmp_path: Path) -> None:

@@ -405,7 +405,7 @@ def _explain(error: ValidationError, line: bytes) -> str:
         return words
     try:
         found = decode(line, type=_Attributes).attributes
-    except (DecodeError, RecursionError):
+    except (DecodeError, UnicodeDecodeError, RecursionError):
         return words
     names = (name for name, value in found.items() if not bytes(value).startswith(b'"'))
     return words.replace("attributes[...]", f"attribute {next(names, '')[:_SHOWN]!r}")

@@ -11,11 +11,12 @@ Beware: None in JSON is `null`, and a field that may be absent is `| UnsetType` 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
-from msgspec import DecodeError, Meta, Struct, ValidationError
+from msgspec import DecodeError, Meta, Struct, ValidationError, to_builtins
 from msgspec.json import Decoder, Encoder, schema
 from starlette.responses import Response
 
@@ -53,15 +54,24 @@ def one_of(*words: str) -> Meta:
 ENCODER: Final = Encoder()
 
 
+def encode(value: object) -> bytes:
+    """The value as JSON. What UTF-8 cannot express becomes `?`: a file name in an error may."""
+    try:
+        return ENCODER.encode(value)
+    except UnicodeEncodeError:
+        text = json.dumps(to_builtins(value), separators=(",", ":"), ensure_ascii=False)
+        return text.encode(errors="replace")
+
+
 def json_line(value: object) -> bytes:
     """The value as one line of NDJSON."""
-    return ENCODER.encode(value) + b"\n"
+    return encode(value) + b"\n"
 
 
 def json_response(
     value: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    return Response(ENCODER.encode(value), status, headers, media_type=JSON)
+    return Response(encode(value), status, headers, media_type=JSON)
 
 
 # ---- decoding ---------------------------------------------------------------------------------
@@ -75,6 +85,8 @@ def decode_body(body: bytes, decoder: Decoder[_R]) -> _R:
         raise UsageError(explain(error, decoder.type)) from error
     except (DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise UsageError("the body is nested too deeply") from error
 
 
 _GOT: Final = re.compile(r"got `(\w+)`")

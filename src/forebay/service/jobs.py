@@ -406,7 +406,7 @@ def read_jobs(path: Path) -> list[JobRecord]:
 def _record(line: bytes) -> JobRecord | None:
     try:
         record = _RECORD.decode(line)
-    except (DecodeError, UnicodeDecodeError):
+    except (DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if record.over:
         return record

@@ -42,7 +42,7 @@ from forebay.admin.page.topic import (
     window_spans,
 )
 from forebay.admin.page.watch import LogEvent, ProbeResult
-from forebay.admin.records import ENCODER, JSON, Count, Offset, Record, Seconds
+from forebay.admin.records import JSON, Count, Offset, Record, Seconds, encode
 from forebay.admin.request import read_query
 from forebay.config.reference import describe as describe_settings
 from forebay.errors import UnknownTopic, UsageError
@@ -252,7 +252,7 @@ class Overviews:
         rows = self._context.watch.history.rows(since)
         past = HistoryRows(history.INTERVAL_SECONDS, history.FIELDS, rows)
         page = structs.asdict(self._page(topics, after))
-        return ENCODER.encode(Overview(**page, history=past))
+        return encode(Overview(**page, history=past))
 
     def spans(self, name: str, start: int, end: int) -> bytes:
         """The spans of one topic in a window, as JSON; UnknownTopic if there is no such topic."""
@@ -260,7 +260,7 @@ class Overviews:
         if name not in states.names() and self._context.store.opened(name) is None:
             raise UnknownTopic(f"there is no topic {name} here")
         spans = window_spans(self._context, states.read(name), start, end, SPANS_MAX)
-        return ENCODER.encode(Spans(name, start, end, spans))
+        return encode(Spans(name, start, end, spans))
 
     def _page(self, topics: int, after: str) -> Page:
         with self._lock:
