@@ -116,13 +116,13 @@ def _wheel(environment: Mapping[str, str]) -> Path | None:
 def _cache(environment: Mapping[str, str], kind: str, content: str) -> Path:
     """A directory of the user's cache for files that are made from `content`.
 
-    OSError if the user has no home directory.
+    Raises OSError if the user has no home directory.
     """
     try:
         cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError as error:
         raise FileNotFoundError(f"no cache directory: {error}; set XDG_CACHE_HOME") from error
-    return cache / "forebay" / f"{kind}-{sha256(content.encode()).hexdigest()[:12]}"
+    return cache.absolute() / "forebay" / f"{kind}-{sha256(content.encode()).hexdigest()[:12]}"
 
 
 # ---- Spark's own directory
