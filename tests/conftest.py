@@ -69,6 +69,12 @@ SHARED = {
 """What takes seconds to start, and the group of tests that one worker of xdist runs with it."""
 
 
+SERVERS = {"azure", "etcd", "gcs", "s3"}
+"""Fixtures that start a server, and the parameters of fixtures that use them."""
+WHOLE = {"bench", "chaos", "scenarios"}
+"""Folders of tests that run the system as a whole."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Other temporary files go where those of `tmp_path` do: to memory, where there is room."""
     if config.option.basetemp is not None:
@@ -83,8 +89,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="a long run: set FOREBAY_SOAK=1"))
         if item.get_closest_marker("spark") is not None and not SPARK:
             item.add_marker(pytest.mark.skip(reason="pyspark is not installed"))
-        if item.path.parent.name == "chaos" or "kill" in item.path.stem:
+        parts = {item.path.parent.name, item.path.stem}
+        if "chaos" in parts or "kill" in item.path.stem:
             item.add_marker("kill")
+        parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+        used = {each for each in [*fixtures, *parameters] if isinstance(each, str)}
+        if parts & (WHOLE | {"test_bare", "test_packaging"}) or used & SERVERS:
+            item.add_marker("long")
         for fixture, group in SHARED.items():
             if fixture in fixtures:
                 item.add_marker(pytest.mark.xdist_group(group))
