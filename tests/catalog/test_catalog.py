@@ -30,15 +30,12 @@ from forebay.format.names import ObjectName, TopicName, parse_topic
 from forebay.limits import CATALOG_PAGE, CATALOG_VALUE_BYTES_MAX, LOST_RANGES_MAX, OFFSET_MAX
 from forebay.testing.kv import FaultKv
 from support.catalogs import TOPIC, Setup, descriptor_of
-from support.kv_stores import BACKENDS, Backend, Watcher, etcd_backend
+from support.kv_stores import Backend, Watcher, requested_backend
 
 
 @pytest.fixture(params=["sqlite", "memory", "etcd"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    if request.param == "etcd":
-        backend = etcd_backend(request.getfixturevalue("etcd"))
-    else:
-        backend = BACKENDS[request.param](tmp_path)
+    backend = requested_backend(request, tmp_path)
     yield backend
     backend.kv.close()
 

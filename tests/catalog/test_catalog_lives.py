@@ -15,7 +15,7 @@ from forebay.errors import CommitRefused, ServiceUnavailable, TopicFenced
 from forebay.format.names import ObjectName, pending_object
 from forebay.limits import CATALOG_PAGE
 from support.catalogs import TOPIC, Setup, descriptor_of
-from support.kv_stores import BACKENDS, Backend, etcd_backend
+from support.kv_stores import requested_backend
 
 NAME: Final = "data-0-9.dnb1"
 STATES: Final[list[State | None]] = [None, *State]
@@ -23,11 +23,7 @@ STATES: Final[list[State | None]] = [None, *State]
 
 @pytest.fixture(params=["sqlite", "memory", "etcd"])
 def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setup]:
-    backend: Backend
-    if request.param == "etcd":
-        backend = etcd_backend(request.getfixturevalue("etcd"))
-    else:
-        backend = BACKENDS[request.param](tmp_path)
+    backend = requested_backend(request, tmp_path)
     setup = Setup(backend)
     setup.create()
     yield setup

@@ -28,17 +28,14 @@ from forebay.topic.store import Store
 from forebay.upload.restore import restore_topic
 from forebay.upload.sweep import sweep
 from support.catalogs import TOPIC, Setup
-from support.kv_stores import BACKENDS, Backend, etcd_backend
+from support.kv_stores import Backend, requested_backend
 from support.tiered_stores import Setup as TieredSetup
 from support.tiered_stores import fill
 
 
 @pytest.fixture(params=["sqlite", "memory", "etcd"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    if request.param == "etcd":
-        backend = etcd_backend(request.getfixturevalue("etcd"))
-    else:
-        backend = BACKENDS[request.param](tmp_path)
+    backend = requested_backend(request, tmp_path)
     yield backend
     backend.kv.close()
 

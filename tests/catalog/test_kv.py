@@ -17,19 +17,16 @@ from support.kv_stores import (
     BACKENDS,
     Backend,
     Watcher,
-    etcd_backend,
     grant_with,
     increment,
+    requested_backend,
     start_increments,
 )
 
 
 @pytest.fixture(params=[*BACKENDS, "etcd"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    if request.param == "etcd":
-        backend = etcd_backend(request.getfixturevalue("etcd"))
-    else:
-        backend = BACKENDS[request.param](tmp_path)
+    backend = requested_backend(request, tmp_path)
     yield backend
     backend.kv.close()
 

@@ -32,16 +32,12 @@ from forebay.format.names import TopicName
 from forebay.limits import KIB, OBJECT_INDEX_ENTRIES_MAX
 from support.catalog_swaps import LARGE, fill, kept, planned, swapped
 from support.catalogs import TOPIC, Setup, descriptor_of
-from support.kv_stores import BACKENDS, Backend, etcd_backend
+from support.kv_stores import requested_backend
 
 
 @pytest.fixture(params=["sqlite", "memory", "etcd"])
 def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setup]:
-    backend: Backend
-    if request.param == "etcd":
-        backend = etcd_backend(request.getfixturevalue("etcd"))
-    else:
-        backend = BACKENDS[request.param](tmp_path)
+    backend = requested_backend(request, tmp_path)
     setup = Setup(backend)
     setup.create()
     yield setup

@@ -19,17 +19,14 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import ObjectName
 from support.catalog_swaps import require_whole
 from support.catalogs import TOPIC, Setup, descriptor_of
-from support.kv_stores import BACKENDS, Backend, etcd_backend
+from support.kv_stores import Backend, requested_backend
 
 ACTORS: Final = 4
 
 
 @pytest.fixture(params=["sqlite", "etcd"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    if request.param == "etcd":
-        backend = etcd_backend(request.getfixturevalue("etcd"))
-    else:
-        backend = BACKENDS[request.param](tmp_path)
+    backend = requested_backend(request, tmp_path)
     yield backend
     backend.kv.close()
 

@@ -16,15 +16,12 @@ from forebay.errors import CommitRefused
 from forebay.format.descriptor import ObjectDescriptor
 from support.catalog_swaps import LARGE, fill, planned, require_whole, swapped
 from support.catalogs import TOPIC, Setup
-from support.kv_stores import BACKENDS, Backend, etcd_backend
+from support.kv_stores import Backend, requested_backend
 
 
 @pytest.fixture(params=["sqlite", "memory", "etcd"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    if request.param == "etcd":
-        backend = etcd_backend(request.getfixturevalue("etcd"))
-    else:
-        backend = BACKENDS[request.param](tmp_path)
+    backend = requested_backend(request, tmp_path)
     yield backend
     backend.kv.close()
 

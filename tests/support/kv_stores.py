@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from forebay.catalog.etcd import EtcdKv
 from forebay.catalog.kv import Change, Compare, Kv, ObservedKv, Put, Watch
 from forebay.catalog.sqlite import SqliteKv
@@ -113,6 +115,13 @@ def grant_with(kv: Kv, ttl: float, values: Mapping[str, bytes]) -> tuple[int, in
         else:
             assert put is not None
             return lease, put
+
+
+def requested_backend(request: pytest.FixtureRequest, folder: Path) -> Backend:
+    """The one that a fixture's parameter names: a name of `BACKENDS`, or `etcd`."""
+    if request.param == "etcd":
+        return etcd_backend(request.getfixturevalue("etcd"))
+    return BACKENDS[request.param](folder)
 
 
 class Watcher:
