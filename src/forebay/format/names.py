@@ -174,6 +174,9 @@ _OBJECT: Final = re.compile(
 _PENDING: Final = re.compile(
     rf"data-(?P<start>{_OFFSET})-pending(?:-(?P<token>[0-9a-f]{{1,32}}))?\.dnb1"
 )
+_MARKER: Final = re.compile(rf"begin-(?P<offset>{_OFFSET})(?:-(?P<attempt>[1-9][0-9]{{0,8}}))?")
+MARKER_START: Final = "begin-"
+"""What the names of begin markers start with."""
 SIDECAR_ENDING: Final = ".json"
 _TOPICS: Final = "storage/topics/"
 
@@ -212,6 +215,27 @@ def parse_pending(name: str) -> int | None:
     """The start offset in a pending object's name, with or without a token; None if not one."""
     match = _PENDING.fullmatch(name)
     return None if match is None else int(match["start"])
+
+
+class MarkerName(NamedTuple):
+    """The name of a begin marker: the offset at which a log was opened.
+
+    `attempt` distinguishes openings at the same offset. The newest marker of a topic is the
+    greatest one.
+    """
+
+    offset: int
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        suffix = f"-{self.attempt}" if self.attempt else ""
+        return f"{MARKER_START}{self.offset}{suffix}"
+
+
+def parse_marker(name: str) -> MarkerName | None:
+    """Parses the name of a begin marker; None if `name` is not one."""
+    match = _MARKER.fullmatch(name)
+    return None if match is None else MarkerName(int(match["offset"]), int(match["attempt"] or 0))
 
 
 def sidecar(object_id: str) -> str:
