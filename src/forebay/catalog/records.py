@@ -309,9 +309,7 @@ def decode_cursor(data: bytes, what: str) -> int:
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _TEXTS: Final = frozenset({"token", "name", "lock"})
 _OPTIONAL: Final = frozenset({"log_id", "nonce"})
-_ADDED: Final = frozenset(
-    {"nonce", "assigned", "begin", "begin_attempt", "unknown", "accepted"}
-)
+_ADDED: Final = frozenset({"nonce", "assigned", "begin", "begin_attempt", "unknown", "accepted"})
 """Fields that records of the first release lack."""
 _RANGES: Final = frozenset({"lost", "unknown", "accepted"})
 

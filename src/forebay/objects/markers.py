@@ -1,7 +1,7 @@
-"""The begin markers of a topic in the object store (`docs/formats/marker.md`): listed, read, created.
+"""The begin markers of a topic in the object store: listed, read and created.
 
-The offset in a marker's name counts even if its content is damaged: offsets up to it may have been
-assigned, whatever the log was.
+The format is in `docs/formats/marker.md`. The offset in a marker's name counts even if its content
+is damaged: offsets up to it may have been assigned, whatever the log was.
 """
 
 from __future__ import annotations

@@ -133,9 +133,7 @@ def settle(
     return _fresh(record, local, fresh_id, nonce)
 
 
-def _fresh(
-    record: TopicRecord, local: LocalLog, fresh_id: str, nonce: str | None
-) -> TopicRecord:
+def _fresh(record: TopicRecord, local: LocalLog, fresh_id: str, nonce: str | None) -> TopicRecord:
     """Returns the record for a new log, which begins after every offset that may be in use."""
     begin = max(record.tail, record.reserved, local.next_offset)
     certain = min(max(record.tail, record.assigned), begin)
