@@ -144,7 +144,7 @@ def out_of_place(what: str) -> DiskError:
         errno.ESTALE,
         f"{what} was removed, moved or replaced while the log was open, so nothing more is "
         "written; put back what was moved, then open the log again; messages that only deleted "
-        "files held are lost, and opening the log without them records that",
+        "files held are lost, and a restart of the process without these files records the loss",
     )
 
 
