@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -279,6 +280,6 @@ def test_the_catalog_keeps_few_entries_of_an_index(setup: Setup) -> None:
     assert len(kept) == DESCRIPTOR_INDEX_ENTRIES
     assert kept[0] == index[0]
     assert set(kept) <= set(index)
-    gaps = {then[1] - one[1] for one, then in zip(kept, kept[1:], strict=False)}
+    gaps = {then[1] - one[1] for one, then in pairwise(kept)}
     assert max(gaps) - min(gaps) <= 100
     assert setup.catalog.put_object_descriptor(TOPIC, intent, full).tail == 4000

@@ -208,8 +208,11 @@ class Catalog:
         return rows[0] if rows else None
 
     def _is_hole(self, topic: TopicName, offset: int) -> bool:
-        """Whether the record says that no object holds the offset."""
-        record = self.record(topic)
+        """Whether the record says that no object holds the offset. A damaged one says nothing."""
+        try:
+            record = self.record(topic)
+        except DescriptorError:
+            return False
         return record is not None and not (
             record.start_offset <= offset < record.tail and skip_lost(record, offset) == offset
         )
