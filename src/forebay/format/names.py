@@ -25,6 +25,7 @@ PUBLISHED_FILE: Final = "wal.synced"
 FAILED_FILE: Final = "wal.failed"
 LOG_ID_FILE: Final = "wal.id"
 LOG_ID_COPY_FILE: Final = "wal.id.copy"
+NONCE_FILE: Final = "wal.nonce"
 SERVER_FILE: Final = "server.json"
 """In a data directory: the address of the server that owns it."""
 SERVER_LOCK_FILE: Final = "server.lock"
@@ -40,7 +41,7 @@ _OTHER_FILES: Final = {
     FAILED_FILE,
     LOG_ID_FILE,
 }
-_OTHER_ENDINGS: Final = {"idx", "id", "tmp", "torn", "unusable"}
+_OTHER_ENDINGS: Final = {"idx", "id", "nonce", "tmp", "torn", "unusable"}
 
 _RULE: Final = (
     "a topic is /namespace/topic, both parts made of letters, digits, '_' and '-' "
