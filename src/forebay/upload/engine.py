@@ -26,7 +26,7 @@ from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import TopicRecord
 from forebay.clock import Clock
 from forebay.errors import CorruptLog, ForebayError, ServiceUnavailable
-from forebay.format.content import ContentHash
+from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import Index, ObjectDescriptor, encode_descriptor
 from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
@@ -191,6 +191,7 @@ class Transferred:
     meta: ObjectMeta
     index: Index
     content_hash: str
+    highest_publish_time: int | None
 
 
 @dataclass(slots=True)
@@ -200,6 +201,7 @@ class ObjectBuilder:
     writer: ObjectWriter
     index: ObjectIndex = field(default_factory=ObjectIndex)
     content: ContentHash = field(default_factory=ContentHash)
+    survey: MessageSurvey = field(default_factory=MessageSurvey)
     size: int = 0
     messages: int = 0
 
@@ -209,13 +211,16 @@ class ObjectBuilder:
         self.index.add(frames, self.size)
         self.writer.write(view)
         self.content.add(view)
+        self.survey.add(frames)
         metrics.stream_chunk_bytes.observe(len(view))
         self.size += len(view)
         self.messages += len(frames)
 
     def transferred(self, meta: ObjectMeta) -> Transferred:
         """Describes what was added, once it is the object of `meta`."""
-        return Transferred(meta, self.index.frozen(), self.content.value)
+        return Transferred(
+            meta, self.index.frozen(), self.content.value, self.survey.highest_publish_time
+        )
 
 
 def open_writer(ports: UploadPorts, key: str) -> ObjectWriter:
@@ -244,6 +249,7 @@ def describe(
         created_at=now_ms // 1000,
         offset_index=done.index,
         content_hash=done.content_hash,
+        highest_publish_time=done.highest_publish_time,
     )
 
 
