@@ -1,8 +1,9 @@
 """What is known about the content of an object: `ContentHash` and `MessageSurvey`.
 
-The hash tells the content of an object apart from any other content. It is the SHA-256 of all frames of the object, each with its 16-byte header, before compression. How
-the bytes were cut into chunks makes no difference, so a process that reads or writes an object in
-pieces hashes them as they pass.
+The hash tells the content of an object apart from any other content. It is the SHA-256 of all
+frames of the object, each with its 16-byte header, before compression. How the bytes were cut into
+chunks makes no difference, so a process that reads or writes an object in pieces hashes them as
+they pass. The survey looks at the messages in the frames without decoding them.
 
 Beware: the frames of a compacted object are those of its sources, but its hash is not made of
 theirs. A compaction hashes each source, and the result once more.
