@@ -98,6 +98,10 @@ LOST_RANGES_MAX: Final = 10_000
 OFFSETS_RESERVED: Final = 1_000_000
 """Offsets that the owner of a topic reserves at a time."""
 
+LOG_DISTANCE: Final = 2**40
+"""How far a log may run past the last object or begin marker in the store. A restore without log
+and catalog continues this far after them, so it assigns no offset a second time (rule R9)."""
+
 READ_AHEAD_CHUNKS: Final = 6
 """The most chunks that one reader of objects fetches ahead of the current one."""
 

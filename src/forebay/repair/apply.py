@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 
 from forebay.catalog.catalog import Change
 from forebay.catalog.ownership import acquire
-from forebay.catalog.records import TopicRecord, skip_lost
+from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.clock import SYSTEM_CLOCK
 from forebay.errors import CorruptLog, ForebayError, MissingData, ObjectMissing
 from forebay.files.disk import AppendFile, Disk, ReadFile, append_all, replace_file
@@ -393,7 +393,7 @@ def with_loss(record: TopicRecord, hole: Hole) -> TopicRecord:
     if record.tail >= end:
         return record
     lost = record.with_lost(start, end)
-    verified = skip_lost(lost, record.verified)
+    verified = skip_holes(lost, record.verified)
     return replace(lost, tail=end, verified=verified, reserved=max(record.reserved, end))
 
 
