@@ -365,6 +365,31 @@ class Catalog:
 
         return self.update(topic, None, change)
 
+    def replace_descriptor(
+        self, topic: TopicName, said: ObjectDescriptor, found: ObjectDescriptor
+    ) -> bool:
+        """Replaces the descriptor `said` of an object by `found`, if it is still in the chain.
+
+        Both describe the same object and range; what may differ are hints and hashes. Returns
+        False if the chain has another descriptor there.
+        """
+        names = {(each.object_id, each.start_offset, each.end_offset) for each in (said, found)}
+        assert len(names) == 1, "both describe the same object"
+        key = self.keys.descriptor(topic, said.start_offset)
+        done = False
+
+        def change(record: TopicRecord) -> Change:
+            nonlocal done
+            entry = self.kv.get(key)
+            done = entry is not None and self._descriptor(topic, entry) == said
+            if entry is None or not done:
+                return Change(record)
+            put = Put(key, encode_descriptor(found))
+            return Change(record, (put,), (Compare(key, entry.revision),))
+
+        self.update(topic, None, change)
+        return done
+
     def get_current_pointer(self, topic: TopicName) -> int | None:
         """Returns the offset at which the newest object starts, as its pointer says."""
         entry = self.kv.get(self.keys.current(topic))

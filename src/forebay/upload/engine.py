@@ -20,7 +20,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import TopicRecord
@@ -38,6 +38,8 @@ from forebay.settings import UploaderSettings
 from forebay.upload import metrics
 from forebay.upload.plan import PlannedObject, SegmentSource
 
+T = TypeVar("T")
+
 _log: Final = logging.getLogger("forebay.upload")
 _READ_BACK_TRIES: Final = 2
 """Two, so that one failed request of the store does not make the whole transfer start over."""
@@ -54,6 +56,8 @@ class UploadPorts:
     verify: Callable[[TopicName, ObjectDescriptor], None]
     """Raises if the object is not what its descriptor says. The settings choose how it checks."""
     clock: Clock
+    verify_committed: Callable[[TopicName, ObjectDescriptor], ObjectDescriptor]
+    """The same for an object of the chain. Returns the descriptor that it should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +149,69 @@ def read_back_and_put_sidecar(
 
 def read_back(ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor) -> None:
     """Raises if the object is not what its descriptor says. Tries again if the store fails."""
+    _repeated(lambda: ports.verify(topic, descriptor))
+
+
+def read_back_committed(
+    ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor
+) -> ObjectDescriptor:
+    """Reads back an object of the chain, and returns the descriptor that it should have.
+
+    Raises if the object is damaged or another one. A wrong index is no damage: see `correct`.
+    """
+    return _repeated(lambda: ports.verify_committed(topic, descriptor))
+
+
+def _repeated(verify: Callable[[], T]) -> T:
+    """Calls `verify` again if the store failed, and counts the outcome."""
     for attempt in range(1, _READ_BACK_TRIES + 1):
         try:
-            ports.verify(topic, descriptor)
+            found = verify()
         except ForebayError as error:
             if isinstance(error, ServiceUnavailable) and attempt < _READ_BACK_TRIES:
                 continue
             metrics.verified.add(1, "failed")
             raise
         metrics.verified.add(1, "good")
-        return
+        return found
+    raise AssertionError("the last attempt returns or raises")
+
+
+def correct(
+    catalog: Catalog,
+    store: CloudStore,
+    topic: TopicName,
+    said: ObjectDescriptor,
+    found: ObjectDescriptor,
+    *,
+    sidecars: bool,
+) -> bool:
+    """Replaces a descriptor by what its object showed; False if it has changed meanwhile.
+
+    Call it after the object was read whole. An index that is wrong would otherwise mislead every
+    reader; if its sidecar may have it too, the sidecar is written again.
+    """
+    if not catalog.replace_descriptor(topic, said, found):
+        return False
+    pairs = (
+        ("index", said.offset_index == found.offset_index),
+        ("hash", said.content_hash == found.content_hash),
+        ("etag", said.etag == found.etag),
+    )
+    changed = [name for name, same in pairs if not same]
+    for name in changed:
+        metrics.descriptors_corrected.add(1, name)
+    if sidecars and "index" in changed:
+        put_sidecar(store, topic, found)
+    event(
+        _log,
+        logging.WARNING if "index" in changed else logging.INFO,
+        "descriptor corrected",
+        topic=topic,
+        object=said.object_id,
+        what=" and ".join(changed) or "publish time",
+    )
+    return True
 
 
 def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploaded) -> TopicRecord:
