@@ -17,6 +17,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Final, TypeAlias
 
 from forebay.catalog.catalog import Catalog, Change
@@ -28,7 +29,6 @@ from forebay.catalog.records import (
     TopicRecord,
     decode_record,
     encode_record,
-    may_become,
     messages_between,
     skip_holes,
 )
@@ -44,8 +44,8 @@ from forebay.limits import (
     OFFSET_MAX,
 )
 
-ADOPTED_MAX: Final = 30
-"""Descriptors in one transaction, added or removed. Each takes three writes."""
+ADOPTED_MAX: Final = 24
+"""Descriptors in one transaction, added or removed. Each takes three or four writes."""
 _BATCH_BYTES_MAX: Final = 1 * MIB
 _RESTORING: Final = "restore of "
 _NEXT_KEY: Final = "\1"
@@ -53,7 +53,7 @@ _NEXT_KEY: Final = "\1"
 Fill: TypeAlias = Callable[[TopicRecord, int, int], TopicRecord]
 """Returns the record with a hole from the first offset to before the second."""
 
-assert 3 * ADOPTED_MAX + 4 <= CATALOG_OPERATIONS_MAX
+assert 4 * ADOPTED_MAX + 4 <= CATALOG_OPERATIONS_MAX
 assert DESCRIPTOR_BYTES_MAX < _BATCH_BYTES_MAX
 
 
@@ -134,26 +134,20 @@ def adopt(
     return count
 
 
-def remove_rows(catalog: Catalog, topic: TopicName, epoch: int, start: int, end: int) -> int:
-    """Removes the descriptors that begin in `start..end`, and returns how many they were.
+def remove_rows(catalog: Catalog, topic: TopicName, epoch: int, start: int, end: int) -> None:
+    """Removes the descriptors that begin in `start..end`.
 
     Their objects have no row afterwards, so a sweep takes them for orphans.
     """
-    count = 0
-    while page := [*_first(_entries(catalog, topic, start, end, ADOPTED_MAX), ADOPTED_MAX)]:
-        catalog.update(topic, epoch, lambda record, page=page: _removed(catalog, topic, record, page))
-        count += len(page)
-    return count
+
+    def change(record: TopicRecord) -> Change:
+        return _removed(catalog, topic, record, page)
+
+    while page := list(islice(_entries(catalog, topic, start, end, ADOPTED_MAX), ADOPTED_MAX)):
+        catalog.update(topic, epoch, change)
 
 
-def _first(entries: Iterator[Entry], limit: int) -> Iterator[Entry]:
-    for entry, _ in zip(entries, range(limit), strict=False):
-        yield entry
-
-
-def _removed(
-    catalog: Catalog, topic: TopicName, record: TopicRecord, page: list[Entry]
-) -> Change:
+def _removed(catalog: Catalog, topic: TopicName, record: TopicRecord, page: list[Entry]) -> Change:
     keys = catalog.keys
     known: list[ObjectDescriptor] = []
     writes: list[Write] = []
@@ -226,6 +220,9 @@ def _adopt(
             life = keys.life(topic, descriptor.object_id)
             entry = catalog.kv.get(life) if lost_the_race else None
             writes.append(Put(life, row))
+            if entry and decode_record(entry.value, Life, life).state is State.REPLACED:
+                at = descriptor.start_offset
+                writes.append(Remove(keys.replaced_descriptor(topic, at, descriptor.object_id)))
             compares += [
                 Compare(keys.descriptor(topic, descriptor.start_offset), ABSENT),
                 Compare(life, entry.revision if entry is not None else ABSENT),

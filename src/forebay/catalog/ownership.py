@@ -313,9 +313,10 @@ def acquire(
     """Takes the topic for this process, with the next epoch; returns the ownership and the record.
 
     `settle` gets the current record, or None for a new topic, and returns the new one; the epoch
-    becomes one more than in either. It may raise to refuse, and it may be called more than once. `lock` names the
-    local lock that this process holds. Raises TopicOwned while another process owns the topic. An
-    owner that held the same `lock` must have ended, so its topic is taken at once.
+    becomes one more than in either. It may raise to refuse, and it may be called more than once.
+    `lock` names the local lock that this process holds. Raises TopicOwned while another process
+    owns the topic. An owner that held the same `lock` must have ended, so its topic is taken at
+    once.
     """
 
     def take(record: TopicRecord | None, holder: Owner | None) -> TopicRecord:
