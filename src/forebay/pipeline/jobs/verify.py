@@ -179,6 +179,8 @@ _SWEPT: Final = {
     Kind.MISSING: ("missing", ERROR),
     Kind.RESIZED: ("resized", ERROR),
     Kind.UNNAMED: ("unnamed", ERROR),
+    Kind.NEWER: ("newer", ERROR),
+    Kind.MARKER: ("marker", NOTE),
     Kind.UNRESTORED: ("unrestored", WARNING),
     Kind.TOPIC: ("unreadable", ERROR),
 }
