@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay.limits import LOG_DISTANCE
+from forebay.pipeline import restore
 from forebay.settings import MetadataSettings
 from forebay.topic.store import Store
 from support.cli_runs import done, facts, lose_local_log, make_tiered, refused, run, small_segments
@@ -185,7 +186,7 @@ def test_offsets_beyond_every_reservation_are_not_given_again(tmp_path: Path) ->
         used = topic.append_many([b"y"] * 50, durability="synced")
     lose_local_log(data)
     forget_catalog(data)
-    done("restore", "--all", "--data", data)
+    assert restore(settings, everything=True, runner="threads").ok
     with Store(settings) as store:
         assert store.topic("orders").append(b"z", durability="synced") >= used.stop
 
@@ -197,7 +198,7 @@ def test_after_a_damaged_last_object_the_topic_opens_appends_and_uploads(
     forget_catalog(data)
     (objects / "data-40-59.dnb1").write_bytes(b"?")
     result = run("restore", "orders", "--data", data)
-    assert "40 to 59; record them as lost with `forebay restore --allow-gaps`" in result.stderr
+    assert "no undamaged object holds the offsets 40 to 59" in result.stderr
     text = done("restore", "orders", "--data", data, "--allow-gaps", code=1)
     assert "  damaged: data-40-59.dnb1" in text
     assert "  lost: no object holds offsets 40 to 59" in text
