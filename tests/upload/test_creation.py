@@ -139,7 +139,7 @@ def test_lost_answers_end_as_success(s3: S3Server, data: bytes) -> None:
         direct = CloudStore(RemoteBackend(s3.settings(root=settings.root)))
         store = CloudStore(RemoteBackend(settings))
         lossy = Faults(timeout_after_success_rate=0.5, hang_seconds=0.01)
-        for number in range(4):
+        for number in range(20 if data is SMALL else 4):
             object_id = f"data-{number}-9.dnb1"
             key = object_key(TOPIC, object_id)
             with proxy.faults(lossy):
