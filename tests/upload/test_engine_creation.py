@@ -27,7 +27,7 @@ from forebay.objects.remote import RemoteBackend
 from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.testing.objects import FaultBackend, ObjectFault
-from forebay.upload.creation import NewObject
+from forebay.upload.engine import NewObject
 from forebay.upload.sweep import sweep
 from support.azurite import Azurite
 from support.gcs_fake import GcsFake
