@@ -323,7 +323,7 @@ def plan_groups(
     many objects as one transaction can swap, so thousands of objects take several rounds, each of
     which merges the objects of the one before. Objects that were not read back yet, that have half
     the target or more, or whose names do not give their range are left alone. No group includes a
-    lost range.
+    hole.
     """
     run = _Neighbours(bounds)
     for each in descriptors:
