@@ -77,14 +77,18 @@ class Standing(Enum):
 
 
 def stand(record: TopicRecord, local: LocalLog) -> Standing:
-    """Compares the local log with the record. A record of the first release has no nonce."""
+    """Compares the local log with the record. A record of the first release has no nonce.
+
+    A log that ends where the reserved offsets do has every message that the catalog knows of, even
+    if its nonce is damaged or another copy was opened since.
+    """
     if record.nonce is None:
         same = record.log_id in (local.log_id, None)
         return Standing.CURRENT if same and local.next_offset >= record.tail else Standing.OTHER
     if record.log_id != local.log_id:
         return Standing.OTHER
     complete = local.next_offset >= max(record.tail, record.assigned)
-    if complete and record.nonce in local.nonces:
+    if complete and (record.nonce in local.nonces or local.next_offset >= record.reserved):
         return Standing.CURRENT
     return Standing.OTHER if local.empty else Standing.OLDER
 
