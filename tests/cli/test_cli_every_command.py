@@ -42,12 +42,20 @@ WORKS: Final[Mapping[str, tuple[list[str], str]]] = {
     "replay": (["orders", "copy", "--dry-run"], "would append 100 messages"),
     "inspect": (["{data}/wal/default/orders/wal.ckpt"], "WalCheckpoint: start_offset=60"),
     "repair": (["orders"], "1 topics: nothing is wrong"),
+    "accept-loss": (["orders"], "/default/orders: nothing to accept\n"),
     "config": (["show"], "storage:"),
     "completion": (["bash"], "_FOREBAY_COMPLETE=bash_complete"),
 }
 _WITHOUT_A_STORE: Final = {"inspect", "completion"}
 
 BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
+    "accept-loss": [
+        ([], "Missing argument 'TOPIC...'"),
+        (["absent"], "there is no topic /default/absent"),
+        (["orders", "absent"], "there is no topic /default/absent"),
+        (["orders", "--from", "7", "--to", "7"], "the range from 7 to 7 has no offsets"),
+        (["orders", "--from", "x"], "'x' is not a valid integer"),
+    ],
     "produce": [
         (["a/b"], "a topic is /namespace/topic"),
         (["t", "--durability", "later"], "is not one of 'buffered', 'synced', 'uploaded'"),
