@@ -313,7 +313,7 @@ def test_a_lost_range_below_a_watermark_is_said_beside_it(data: Path) -> None:
     shutil.rmtree(data / "wal")
     run("produce", "orders", "--data", str(data), stdin="x\n")
     told = run("describe", "orders", "--data", str(data)).stdout
-    assert "  uploaded   100, except 40 offsets that are lost\n" in told
+    assert "  uploaded   100, except 40 offsets without messages\n" in told
 
 
 def test_repair_tells_what_it_finds_does_it_and_keeps_copies(data: Path) -> None:
