@@ -45,10 +45,10 @@ class HookedBackend(MemoryBackend):
         self.before("delete", key)
         super().delete_object(key)
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         self.before("get_range", key)
         self.bytes_read += end - start
-        return super().get_range(key, start, end)
+        return super().get_range(key, start, end, etag=etag)
 
 
 class Stall:

@@ -20,7 +20,8 @@ from forebay.format.frame import Scan
 from forebay.format.names import TopicName
 from forebay.read.fetch_pool import FetchPool
 from forebay.read.metrics import HANDOFFS
-from forebay.read.object_stream import ObjectStream, RangeStore
+from forebay.read.object_stream import ObjectStream
+from forebay.read.verify import ReadableStore
 from forebay.settings import CloudReaderSettings
 from forebay.wal.reader import LogReader, Plan
 from forebay.wal.segment import Segment
@@ -50,7 +51,7 @@ class TieredLog:
         topic: TopicName,
         log: LocalTier,
         source: CatalogSource,
-        store: RangeStore,
+        store: ReadableStore,
         pool: FetchPool,
         settings: CloudReaderSettings,
     ) -> None:
