@@ -526,13 +526,21 @@ class _Verification:
                 stale.append(read)
                 return False
         BYTES.add(examined.bytes)
-        OBJECTS.add(1, "good" if fault is None else "damaged")
         state.done.add(descriptor.object_id)
         found = examined.found
         if found is not None and self._correct(item, found) and fault is not None:
             detail = f"its index was wrong, and is corrected: {fault.error}"
-            self.findings.add(topic, str(fault.kind), NOTE, detail, object_id=descriptor.object_id)
+            self.findings.add(
+                topic,
+                str(fault.kind),
+                NOTE,
+                detail,
+                object_id=descriptor.object_id,
+                position=fault.position,
+                offset=fault.offset,
+            )
             fault = None
+        OBJECTS.add(1, "good" if fault is None else "damaged")
         if fault is not None:
             state.damaged.add(descriptor.object_id)
             self.findings.add(
