@@ -19,7 +19,8 @@ from forebay.format.frame import Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.format.names import TopicName
 from forebay.read.fetch_pool import FetchPool
-from forebay.read.object_stream import DescriptorSource, ObjectStream, RangeStore
+from forebay.read.object_stream import DescriptorSource, ObjectStream
+from forebay.read.verify import ReadableStore
 from forebay.settings import CloudReaderSettings
 
 
@@ -32,7 +33,7 @@ class CloudReader:
     def __init__(
         self,
         topic: TopicName,
-        store: RangeStore,
+        store: ReadableStore,
         source: DescriptorSource,
         settings: CloudReaderSettings,
         pool: FetchPool | None,

@@ -23,7 +23,8 @@ from forebay.format.names import TopicName
 from forebay.read.fetch_pool import FetchPool
 from forebay.read.holes import lost_error, report_jump
 from forebay.read.metrics import HANDOFFS
-from forebay.read.object_stream import ObjectStream, RangeStore
+from forebay.read.object_stream import ObjectStream
+from forebay.read.verify import ReadableStore
 from forebay.settings import CloudReaderSettings
 from forebay.wal.reader import LogReader, Plan
 from forebay.wal.segment import Segment
@@ -53,7 +54,7 @@ class TieredLog:
         topic: TopicName,
         log: LocalTier,
         source: CatalogSource,
-        store: RangeStore,
+        store: ReadableStore,
         pool: FetchPool,
         settings: CloudReaderSettings,
     ) -> None:

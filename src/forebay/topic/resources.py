@@ -267,14 +267,17 @@ class StoreResources:
             raise seen.fault.error
         return seen.found or descriptor
 
-    def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+    def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
         """Raises CorruptLog if the object is missing or damaged. Called before deleting segments.
 
         Compares size and etag. If the etag differs or is unknown, reads the object whole and
-        compares its hash.
+        compares its hash. Returns False if it has another etag and its descriptor no hash: its
+        frames are valid then, but they may be those of another object.
         """
-        if not looks_same(self.store, topic, descriptor):
-            self.read_back(topic, descriptor)
+        if looks_same(self.store, topic, descriptor):
+            return True
+        self.examine(topic, descriptor)
+        return descriptor.content_hash is not None
 
     def _verify_upload(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
         """Reads the object back, or with `verify_after_upload: false` compares size and etag."""
