@@ -19,13 +19,15 @@ from forebay.format.frame import Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.format.names import TopicName
 from forebay.read.object_stream import DescriptorSource, FetchPool, ObjectStream, RangeStore
+from forebay.read.sidecar_index import SidecarIndexes
 from forebay.settings import CloudReaderSettings
 
 
 class CloudReader:
     """Reads ranges of one topic. Thread-safe; each iterator belongs to one thread.
 
-    Without a `pool` nothing is fetched ahead.
+    Without a `pool` nothing is fetched ahead. With `indexes`, a range inside a large object is found
+    with fewer bytes.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class CloudReader:
         source: DescriptorSource,
         settings: CloudReaderSettings,
         pool: FetchPool | None,
+        indexes: SidecarIndexes | None = None,
     ) -> None:
         self._topic = topic
         self._store = store
         self._source = source
         self._settings = settings
         self._pool = pool
+        self._indexes = indexes
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[ObjectStream] = weakref.WeakSet()
         self._closed = False
@@ -52,7 +56,14 @@ class CloudReader:
         """
         end = None if end_inclusive is None else end_inclusive + 1
         stream = ObjectStream(
-            self._topic, self._store, self._source, self._pool, self._settings, start, end
+            self._topic,
+            self._store,
+            self._source,
+            self._pool,
+            self._settings,
+            start,
+            end,
+            indexes=self._indexes,
         )
         with self._lock:
             if self._closed:

@@ -20,6 +20,7 @@ from forebay.format.frame import Scan
 from forebay.format.names import TopicName
 from forebay.read.metrics import HANDOFFS
 from forebay.read.object_stream import FetchPool, ObjectStream, RangeStore
+from forebay.read.sidecar_index import SidecarIndexes
 from forebay.settings import CloudReaderSettings
 from forebay.wal.reader import LogReader, Plan
 from forebay.wal.segment import Segment
@@ -52,6 +53,7 @@ class TieredLog:
         store: RangeStore,
         pool: FetchPool,
         settings: CloudReaderSettings,
+        indexes: SidecarIndexes | None = None,
     ) -> None:
         self._topic = topic
         self._log = log
@@ -59,6 +61,7 @@ class TieredLog:
         self._store = store
         self._pool = pool
         self._settings = settings
+        self._indexes = indexes
 
     def plan(self, reader: LogReader) -> Plan:
         past = reader.past
@@ -83,7 +86,14 @@ class TieredLog:
         if reader.past is None:
             start = reader.wanted
             stream = ObjectStream(
-                self._topic, self._store, self._source, self._pool, self._settings, start, start
+                self._topic,
+                self._store,
+                self._source,
+                self._pool,
+                self._settings,
+                start,
+                start,
+                indexes=self._indexes,
             )
             reader.past = _ObjectTier(self._log, self._source, stream)
             if reader.closed:  # by another thread, before `past` was set
