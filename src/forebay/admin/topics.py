@@ -67,7 +67,14 @@ class TopicQuery(Struct, frozen=True):
             le=PARTS_MAX,
             description="The maximum number of segments and of objects to list, the newest ones.",
         ),
-    ] = 100
+    ] = OBJECTS_LISTED
+    before: Annotated[
+        Count | None,
+        Meta(
+            description="List the objects that begin before this offset: `objects_before` of the "
+            "page before."
+        ),
+    ] = None
 
 
 class TopicOutline(Record, frozen=True):
@@ -110,9 +117,23 @@ class Topic(Record, frozen=True):
     segments: Annotated[list[SegmentFacts], Meta(description="The newest ones, oldest first.")]
     segments_total: Count
     segments_bytes: Count
-    objects: Annotated[list[ObjectFacts], Meta(description="The newest ones, oldest first.")]
+    objects: Annotated[
+        list[ObjectFacts],
+        Meta(description="The newest ones, or the last ones before `before`, oldest first."),
+    ]
     objects_total: Count
     objects_bytes: Count
+    objects_counted: Annotated[
+        bool,
+        Meta(
+            description="False: the two totals are lower bounds, because the owner has not "
+            "counted the objects of a catalog that an earlier release wrote."
+        ),
+    ]
+    objects_before: Annotated[
+        Count | None,
+        Meta(description="`before` of the next page of older objects; null on the last."),
+    ]
     problems: Annotated[list[str], Meta(description="Contradictions that were found.")]
 
 

@@ -291,6 +291,43 @@ class Catalog:
             yield from page
             start = page[-1].next_offset
 
+    def get_last_object_descriptors(
+        self,
+        topic: TopicName,
+        limit: int,
+        end: int = OFFSET_MAX,
+        *,
+        decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
+    ) -> list[ObjectDescriptor]:
+        """Returns the last `limit` descriptors that begin before `end`, oldest first.
+
+        It reads one end row for each of them, going back, and then the descriptors at once. So it
+        takes about `limit` requests, however many objects there are. If a compaction happens
+        meanwhile, there may be fewer, or older ones.
+        """
+        low, until = self.keys.descriptor(topic, 0), self.keys.descriptor(topic, end)
+        entries = self.kv.range(low, until, limit=limit + 1) if limit else []
+        if len(entries) > limit:
+            first = end
+            record = self.record(topic)
+            if record is not None:
+                first = min(first, record.tail)
+            for _ in range(limit):
+                before = self._start_before(topic, first)
+                if before is None:
+                    break
+                first = before
+            entries = self.kv.range(self.keys.descriptor(topic, first), until, limit=limit)
+        return self._decoded(topic, entries, decoder)
+
+    def _start_before(self, topic: TopicName, offset: int) -> int | None:
+        """Returns where the last object that begins before `offset` begins."""
+        row = self._end_row(topic, offset - 1) if offset > 0 else None
+        if row is not None and (start := decode_pointer(row.value, row.key)) < offset:
+            return start
+        found = self._last_before(topic, offset)
+        return self.keys.descriptor_start(topic, found[0].key) if found else None
+
     def _descriptor(self, topic: TopicName, entry: Entry) -> ObjectDescriptor:
         return self._decoded(topic, [entry])[0]
 

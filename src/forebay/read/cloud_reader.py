@@ -26,8 +26,8 @@ from forebay.settings import CloudReaderSettings
 class CloudReader:
     """Reads ranges of one topic. Thread-safe; each iterator belongs to one thread.
 
-    Without a `pool` nothing is fetched ahead. With `indexes`, a range inside a large object is found
-    with fewer bytes.
+    Without a `pool` nothing is fetched ahead. With `indexes`, fewer bytes are fetched to find an
+    offset inside a large object.
     """
 
     def __init__(
