@@ -27,6 +27,7 @@ from forebay.admin.request import offset_of, read_query, topic_of
 from forebay.errors import UnknownTopic
 from forebay.format.names import TopicName
 from forebay.topic.describe import (
+    OBJECTS_LISTED,
     FrameLocation,
     ObjectFacts,
     OffsetFacts,
@@ -37,7 +38,7 @@ from forebay.topic.describe import (
 )
 
 TOPICS_MAX: Final = 1000
-PARTS_MAX: Final = 10_000
+PARTS_MAX: Final = 1000
 """Segments, and objects, of one response."""
 TOPIC_PATH: Final = "/v1/topics/{namespace}/{topic}"
 
@@ -234,7 +235,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
     async def show(request: Request) -> Response:
         query = read_query(request.scope["query_string"], TopicQuery)
         topic = topic_of(request.path_params)
-        return json_response(await run_in_threadpool(_describe, context, topic, query.limit))
+        return json_response(await run_in_threadpool(_describe, context, topic, query))
 
     async def create(request: Request) -> Response:
         topic = topic_of(request.path_params)
@@ -299,9 +300,9 @@ def _outline(context: ServerContext, name: str) -> TopicOutline:
     return TopicOutline(name, open=True, start=topic.start_offset, **marks)
 
 
-def _describe(context: ServerContext, name: TopicName, limit: int) -> Topic:
+def _describe(context: ServerContext, name: TopicName, query: TopicQuery) -> Topic:
     with context.store.view() as view:
-        facts = _fields(describe(view.topic(str(name)), limit))
+        facts = _fields(describe(view.topic(str(name)), query.limit, query.before))
     topic = context.store.opened(str(name))
     if topic is None:
         return Topic(**facts, open=False, appended=None, memory=None)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 _PAGE: Final = 1000
-_PIECES_MAX: Final = 10_000
+_PIECES_MAX: Final = 1000
 """The most segments, and the most objects, to request from a server."""
 
 
