@@ -32,8 +32,8 @@ from forebay.topic.describe import describe
 from forebay.topic.resources import StoreResources
 from forebay.topic.view import StoreView
 
-_TOPIC: Final = TopicName("default", "bench")
-_MESSAGES: Final = DESCRIPTOR_INDEX_ENTRIES
+TOPIC: Final = TopicName("default", "bench")
+MESSAGES: Final = DESCRIPTOR_INDEX_ENTRIES
 """Messages in each object, one for each entry of its index."""
 _WRITTEN_AT_ONCE: Final = 50
 _PLANNED_OBJECTS: Final = 100
@@ -50,13 +50,13 @@ class _Measured:
 
     @property
     def middle(self) -> int:
-        return self.objects // 2 * _MESSAGES
+        return self.objects // 2 * MESSAGES
 
     def run(self) -> None:
         """Measures every operation once."""
         with self._measured("open the store and the topic"):
             store = forebay.open(self.settings)
-            topic = store.topic(str(_TOPIC))
+            topic = store.topic(str(TOPIC))
         with self._measured("append and upload one message"):
             topic.append(b"one more")
             assert len(topic.upload()) == 1
@@ -65,9 +65,9 @@ class _Measured:
         elsewhere = replace(self.settings, data=Path(str(self.settings.data)) / "elsewhere")
         with StoreView(elsewhere) as view:
             assert len(view.topics()) == 1  # connects
-            found = view.topic(str(_TOPIC))
+            found = view.topic(str(TOPIC))
             with self._measured("read a message in the middle"):
-                at = self.middle + _MESSAGES // 2
+                at = self.middle + MESSAGES // 2
                 with found.reader(at, at + 1) as reader:
                     assert [each.offset for each in reader] == [at]
             with self._measured("describe, the first page"):
@@ -78,8 +78,8 @@ class _Measured:
     def _plan(self, view: StoreView) -> None:
         from forebay.pipeline.source.plan import plan_topic
 
-        end = self.middle + _PLANNED_OBJECTS * _MESSAGES
-        pieces = plan_topic(view.topic(str(_TOPIC)), self.middle, end)
+        end = self.middle + _PLANNED_OBJECTS * MESSAGES
+        pieces = plan_topic(view.topic(str(TOPIC)), self.middle, end)
         assert len(pieces) == _PLANNED_OBJECTS
 
     def _measured(self, name: str) -> _Timer:
@@ -161,37 +161,37 @@ def _prepared(data: Path, objects: int, backend: str, etcd: str | None) -> _Meas
     try:
         real = []
         for number in (objects // 2, objects - 1):
-            frames = _frames(number)
-            real.append(_descriptor(number, frames))
-            key = object_key(_TOPIC, real[-1].object_id)
+            frames = frames_of(number)
+            real.append(descriptor_of(number, frames))
+            key = object_key(TOPIC, real[-1].object_id)
             resources.store.put_object(key, b"".join(frames))
-        _write_chain(resources.catalog, objects, real)
+        write_chain(resources.catalog, objects, real)
     finally:
         resources.close()
     with forebay.open(settings) as store:  # begins the log after the objects
-        store.topic(str(_TOPIC)).append_many([b"new"] * 10)
-        store.topic(str(_TOPIC)).upload()
+        store.topic(str(TOPIC)).append_many([b"new"] * 10)
+        store.topic(str(TOPIC)).upload()
     return _Measured(objects, settings)
 
 
 def _frame(offset: int) -> bytes:
-    message = StreamMessage(b"m%020d" % offset, 0, MessageId(1, str(_TOPIC)))
+    message = StreamMessage(b"m%020d" % offset, 0, MessageId(1, str(TOPIC)))
     return encode_frame(offset, encode_message(message, offset))
 
 
-def _frames(number: int) -> list[bytes]:
+def frames_of(number: int) -> list[bytes]:
     """The frames of an object."""
-    first = number * _MESSAGES
-    return [_frame(offset) for offset in range(first, first + _MESSAGES)]
+    first = number * MESSAGES
+    return [_frame(offset) for offset in range(first, first + MESSAGES)]
 
 
-def _descriptor(number: int, frames: list[bytes]) -> ObjectDescriptor:
-    start = number * _MESSAGES
+def descriptor_of(number: int, frames: list[bytes]) -> ObjectDescriptor:
+    start = number * MESSAGES
     positions = accumulate(map(len, frames[:-1]), initial=0)
     return ObjectDescriptor(
-        str(ObjectName(start, start + _MESSAGES - 1)),
+        str(ObjectName(start, start + MESSAGES - 1)),
         start,
-        start + _MESSAGES - 1,
+        start + MESSAGES - 1,
         sum(map(len, frames)),
         None,
         1_700_000_000,
@@ -199,16 +199,16 @@ def _descriptor(number: int, frames: list[bytes]) -> ObjectDescriptor:
     )
 
 
-def _write_chain(catalog: Catalog, objects: int, real: Collection[ObjectDescriptor]) -> None:
+def write_chain(catalog: Catalog, objects: int, real: Collection[ObjectDescriptor]) -> None:
     """Writes the rows of the chain and the topic's record. All objects but `real` are made up."""
-    keys, chain = catalog.keys, catalog.chain(_TOPIC)
+    keys, chain = catalog.keys, catalog.chain(TOPIC)
     known = {each.start_offset: each for each in real}
-    like = _frames(objects)
+    like = frames_of(objects)
     for first in range(0, objects, _WRITTEN_AT_ONCE):
         numbers = range(first, min(first + _WRITTEN_AT_ONCE, objects))
-        made = [known.get(each * _MESSAGES) or _descriptor(each, like) for each in numbers]
+        made = [known.get(each * MESSAGES) or descriptor_of(each, like) for each in numbers]
         catalog.kv.commit([], chain.changed(made))
-    end = objects * _MESSAGES
+    end = objects * MESSAGES
     record = TopicRecord(tail=end, verified=end, reserved=end)
-    current = Put(keys.current(_TOPIC), pointer(end - _MESSAGES))
-    catalog.kv.commit([], [Put(keys.record(_TOPIC), encode_record(record)), current])
+    current = Put(keys.current(TOPIC), pointer(end - MESSAGES))
+    catalog.kv.commit([], [Put(keys.record(TOPIC), encode_record(record)), current])
