@@ -13,6 +13,7 @@ from forebay.bench.catalog import MESSAGES, TOPIC, descriptor_of, frames_of, wri
 from forebay.catalog.sqlite import SqliteKv
 from forebay.format.names import object_key
 from forebay.objects.memory import MemoryBackend
+from forebay.settings import UploaderSettings
 from forebay.topic.describe import describe
 from forebay.topic.resources import StoreResources
 from forebay.topic.view import StoreView, TopicView
@@ -31,7 +32,7 @@ class LongTopic:
         self.catalog = Catalog(self.kv)
         self.store = CloudStore(MemoryBackend())
         self.folder = folder / str(objects)
-        self.settings = StoreSettings(data=self.folder)
+        self.settings = StoreSettings(data=self.folder, uploader=UploaderSettings(enabled=False))
         self.middle = objects // 2 * MESSAGES
         real = []
         for number in (objects // 2, objects - 1):
