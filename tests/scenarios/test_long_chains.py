@@ -105,3 +105,4 @@ def test_ten_times_as_many_objects_take_as_many_reads(
     assert few.requests == many.requests
     assert few.entries == many.entries
     assert many.bytes <= 1.2 * few.bytes
+    assert many.walked <= 1.2 * few.walked + 10
