@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from forebay.catalog.adopt import is_restoring
+from forebay.catalog.chain import stored
 from forebay.catalog.records import TopicRecord
 from forebay.client.address import find_server
 from forebay.clock import SYSTEM_CLOCK, Clock
@@ -466,7 +467,7 @@ class _ObjectRepair:
             return f"it is damaged: {error}"
         # A restore may have made a new descriptor, with another time and etag.
         same = replace(found, etag=descriptor.etag, created_at=descriptor.created_at)
-        return None if same == descriptor else "it differs from the catalog"
+        return None if descriptor in (same, stored(same)) else "it differs from the catalog"
 
     def _put_sidecar(self, descriptor: ObjectDescriptor, key: str) -> None:
         self._copies.keep_object(self._topic, self._store, key)

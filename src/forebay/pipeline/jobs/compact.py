@@ -49,7 +49,7 @@ from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import Index, ObjectDescriptor
 from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
-from forebay.format.names import ObjectName, TopicName, parse_object, parse_topic
+from forebay.format.names import ObjectName, TopicName, object_key, parse_object, parse_topic
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.metrics import Counter
