@@ -89,6 +89,29 @@ bool fb_scan(const uint8_t *data, size_t bytes, size_t start, fb_offset expected
 
 void fb_frames_free(fb_frames *frames);
 
+/* ---- find ---- */
+
+typedef struct {
+    uint64_t first; /* only offsets first..last count */
+    uint64_t last;
+    uint64_t total; /* where the file ends, counted from data[0]; at least `bytes` */
+    size_t start;   /* headers in data[start:stop] are tried, stop <= bytes */
+    size_t stop;
+    size_t limit; /* stop after so many frames; 0 for no limit */
+} fb_wanted;
+
+/*
+ * Tries every position in start..stop at which a header could begin, and appends a row for each
+ * whole valid frame. They may overlap. `*resume` is where it stopped: at `stop`, after the frame
+ * that reached the limit, or at a plausible header whose frame ends after `bytes` and not after
+ * `total`. Returns false only if memory ran out.
+ *
+ * The work is linear in `bytes`, whatever lengths the headers claim: the CRC of a frame is
+ * computed from two CRCs of prefixes of the data, not from its bytes.
+ */
+bool fb_find(const uint8_t *data, size_t bytes, const fb_wanted *wanted, fb_frames *found,
+             size_t *resume);
+
 /* ---- columns ---- */
 
 enum fb_flavour { FB_FIXED = 1, FB_VARINT = 2 };
