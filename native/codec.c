@@ -299,98 +299,6 @@ bool fb_scan(const uint8_t *data, size_t bytes, size_t start, fb_offset expected
     return true;
 }
 
-/* ---- find ---- */
-
-#define PREFIX_STEP 64u /* a register is kept for every so many bytes */
-#define DIRECT_BYTES_MAX 256u /* a shorter payload is hashed: that takes less time */
-
-/* The registers of the prefixes of the data, from 0: a register is linear in the bytes, so that the
-   one of data[from:to] follows from those of data[:from] and data[:to]. */
-typedef struct {
-    const uint8_t *data;
-    size_t bytes;
-    uint32_t *registers; /* after 0, PREFIX_STEP, 2 * PREFIX_STEP ... bytes */
-    size_t known;
-} prefixes;
-
-static bool extend_prefixes(prefixes *of, size_t block) {
-    if (of->registers == NULL) {
-        of->registers = malloc((of->bytes / PREFIX_STEP + 1) * sizeof *of->registers);
-        if (of->registers == NULL)
-            return false;
-        of->registers[0] = 0;
-        of->known = 1;
-    }
-    for (; of->known <= block; of->known++)
-        of->registers[of->known] =
-            advance(of->registers[of->known - 1], of->data + (of->known - 1) * PREFIX_STEP,
-                    PREFIX_STEP);
-    return true;
-}
-
-static uint32_t prefix_register(const prefixes *of, size_t bytes) {
-    size_t rest = bytes % PREFIX_STEP;
-    return advance(of->registers[bytes / PREFIX_STEP], of->data + bytes - rest, rest);
-}
-
-static uint32_t shift(uint32_t crc, size_t bytes) {
-    for (int digit = 0; digit < POWER_DIGITS && bytes > 0; digit++, bytes >>= POWER_BITS) {
-        size_t count = bytes & ((1u << POWER_BITS) - 1);
-        if (count > 0)
-            crc = multiply(powers[digit][count], crc);
-    }
-    return crc;
-}
-
-/* The CRC of data[from:to]. Returns false only if memory ran out. */
-static bool crc_between(prefixes *of, size_t from, size_t to, uint32_t *crc) {
-    if (to - from <= DIRECT_BYTES_MAX) {
-        *crc = fb_crc32(of->data + from, to - from);
-        return true;
-    }
-    if (!extend_prefixes(of, to / PREFIX_STEP))
-        return false;
-    *crc = ~(prefix_register(of, to) ^ shift(~prefix_register(of, from), to - from));
-    return true;
-}
-
-static bool find_frames(prefixes *of, const fb_wanted *wanted, fb_frames *found, size_t *resume) {
-    size_t at = wanted->start;
-    for (; at < wanted->stop && of->bytes - at >= FB_HEADER_BYTES; at++) {
-        uint64_t offset = fb_load_u64(of->data + at);
-        uint32_t length = fb_load_u32(of->data + at + 8);
-        if (offset < wanted->first || offset > wanted->last ||
-            length < FB_FRAME_PAYLOAD_BYTES_MIN || length > FB_FRAME_PAYLOAD_BYTES_MAX)
-            continue;
-        size_t from = at + FB_HEADER_BYTES;
-        if (length > wanted->total - from)
-            continue;
-        if (length > of->bytes - from)
-            break;
-        uint32_t crc;
-        if (!crc_between(of, from, from + length, &crc))
-            return false;
-        if (crc != fb_load_u32(of->data + at + 12))
-            continue;
-        if (!append_frame(found, offset, from, length))
-            return false;
-        if (found->rows == wanted->limit) {
-            at++;
-            break;
-        }
-    }
-    *resume = at;
-    return true;
-}
-
-bool fb_find(const uint8_t *data, size_t bytes, const fb_wanted *wanted, fb_frames *found,
-             size_t *resume) {
-    prefixes of = {data, bytes, NULL, 0};
-    bool done = find_frames(&of, wanted, found, resume);
-    free(of.registers);
-    return done;
-}
-
 /* ---- locate: one reader for both flavours, compiled twice ---- */
 
 typedef struct {
@@ -563,6 +471,114 @@ enum fb_stop fb_locate_rows(const uint8_t *data, size_t bytes, const uint8_t *po
     }
     *done = rows;
     return FB_ALL_ROWS;
+}
+
+/* ---- find ---- */
+
+#define PREFIX_STEP 64u /* a register is kept for every so many bytes */
+#define DIRECT_BYTES_MAX 256u /* a shorter payload is hashed: that takes less time */
+
+/* The registers of the prefixes of the data, from 0: a register is linear in the bytes, so that the
+   one of data[from:to] follows from those of data[:from] and data[:to]. */
+typedef struct {
+    const uint8_t *data;
+    size_t bytes;
+    uint32_t *registers; /* after 0, PREFIX_STEP, 2 * PREFIX_STEP ... bytes */
+    size_t known;
+} prefixes;
+
+static bool extend_prefixes(prefixes *of, size_t block) {
+    if (of->registers == NULL) {
+        of->registers = malloc((of->bytes / PREFIX_STEP + 1) * sizeof *of->registers);
+        if (of->registers == NULL)
+            return false;
+        of->registers[0] = 0;
+        of->known = 1;
+    }
+    for (; of->known <= block; of->known++)
+        of->registers[of->known] =
+            advance(of->registers[of->known - 1], of->data + (of->known - 1) * PREFIX_STEP,
+                    PREFIX_STEP);
+    return true;
+}
+
+static uint32_t prefix_register(const prefixes *of, size_t bytes) {
+    size_t rest = bytes % PREFIX_STEP;
+    return advance(of->registers[bytes / PREFIX_STEP], of->data + bytes - rest, rest);
+}
+
+static uint32_t shift(uint32_t crc, size_t bytes) {
+    for (int digit = 0; digit < POWER_DIGITS && bytes > 0; digit++, bytes >>= POWER_BITS) {
+        size_t count = bytes & ((1u << POWER_BITS) - 1);
+        if (count > 0)
+            crc = multiply(powers[digit][count], crc);
+    }
+    return crc;
+}
+
+/* The CRC of data[from:to]. Returns false only if memory ran out. */
+static bool crc_between(prefixes *of, size_t from, size_t to, uint32_t *crc) {
+    if (to - from <= DIRECT_BYTES_MAX) {
+        *crc = fb_crc32(of->data + from, to - from);
+        return true;
+    }
+    if (!extend_prefixes(of, to / PREFIX_STEP))
+        return false;
+    *crc = ~(prefix_register(of, to) ^ shift(~prefix_register(of, from), to - from));
+    return true;
+}
+
+/* Whether the message data[from:to] seems to repeat the offset, in either flavour. */
+FB_INLINE bool repeats_as(cursor in, enum fb_flavour flavour, uint64_t offset) {
+    uint64_t number;
+    fb_span text;
+    return read_u64(&in, flavour, &number) && read_u64(&in, flavour, &number) &&
+           read_span(&in, flavour, &text) && read_span(&in, flavour, &text) &&
+           read_u64(&in, flavour, &number) && number == offset;
+}
+
+static bool repeats_offset(const uint8_t *data, size_t from, size_t to, uint64_t offset) {
+    cursor in = {data, data + from, data + to};
+    return repeats_as(in, FB_FIXED, offset) || repeats_as(in, FB_VARINT, offset);
+}
+
+static bool find_frames(prefixes *of, const fb_wanted *wanted, fb_frames *found, size_t *resume) {
+    size_t at = 0;
+    for (; at < wanted->stop && of->bytes - at >= FB_HEADER_BYTES; at++) {
+        uint64_t offset = fb_load_u64(of->data + at);
+        uint32_t length = fb_load_u32(of->data + at + 8);
+        if (offset < wanted->first || offset > wanted->last ||
+            length < FB_FRAME_PAYLOAD_BYTES_MIN || length > FB_FRAME_PAYLOAD_BYTES_MAX)
+            continue;
+        size_t from = at + FB_HEADER_BYTES;
+        if (length > wanted->total - from)
+            continue;
+        if (length > of->bytes - from)
+            break;
+        if (wanted->messages_only && !repeats_offset(of->data, from, from + length, offset))
+            continue;
+        uint32_t crc;
+        if (!crc_between(of, from, from + length, &crc))
+            return false;
+        if (crc != fb_load_u32(of->data + at + 12))
+            continue;
+        if (!append_frame(found, offset, from, length))
+            return false;
+        if (found->rows == wanted->limit) {
+            at++;
+            break;
+        }
+    }
+    *resume = at;
+    return true;
+}
+
+bool fb_find(const uint8_t *data, size_t bytes, const fb_wanted *wanted, fb_frames *found,
+             size_t *resume) {
+    prefixes of = {data, bytes, NULL, 0};
+    bool done = find_frames(&of, wanted, found, resume);
+    free(of.registers);
+    return done;
 }
 
 /* ---- gather ---- */

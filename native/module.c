@@ -192,7 +192,7 @@ static PyObject *find_bytes(fb_bytes buffer, const fb_wanted *wanted) {
     fb_frames found = {0};
     size_t resume = 0;
     PyThreadState *unlocked = NULL;
-    if (wanted->stop - wanted->start >= UNLOCKED_BYTES_MIN)
+    if (wanted->stop >= UNLOCKED_BYTES_MIN)
         unlocked = PyEval_SaveThread();
     bool done = fb_find(buffer.data, buffer.bytes, wanted, &found, &resume);
     if (unlocked != NULL)
@@ -214,21 +214,22 @@ static PyObject *native_find_frames(PyObject *module, PyObject *const *args, Py_
     if (source_open(&buffer, args[0]) < 0)
         return NULL;
     PyObject *result = NULL;
-    uint64_t stop, start, total, limit;
+    uint64_t stop, total, limit;
     fb_wanted wanted;
-    if (read_number(args[2], buffer.bytes.bytes, &stop) == 0 &&
-        read_number(args[1], stop, &start) == 0 &&
-        read_number(args[3], FB_OFFSET_MAX, &total) == 0 &&
-        read_number(args[4], FB_OFFSET_MAX, &wanted.first) == 0 &&
-        read_number(args[5], FB_OFFSET_MAX, &wanted.last) == 0 &&
+    int messages_only;
+    if (read_number(args[1], buffer.bytes.bytes, &stop) == 0 &&
+        read_number(args[2], FB_OFFSET_MAX, &total) == 0 &&
+        read_number(args[3], FB_OFFSET_MAX, &wanted.first) == 0 &&
+        read_number(args[4], FB_OFFSET_MAX, &wanted.last) == 0 &&
+        (messages_only = PyObject_IsTrue(args[5])) >= 0 &&
         read_number(args[6], FB_OFFSET_MAX, &limit) == 0) {
         if (total < buffer.bytes.bytes) {
             PyErr_SetString(PyExc_ValueError, "the file is smaller than the buffer");
         } else {
             wanted.total = total;
-            wanted.start = (size_t)start;
             wanted.stop = (size_t)stop;
             wanted.limit = (size_t)limit;
+            wanted.messages_only = messages_only;
             result = find_bytes(buffer.bytes, &wanted);
         }
     }
@@ -857,7 +858,8 @@ static PyObject *native_encode_many(PyObject *module, PyObject *const *args, Py_
 static PyMethodDef functions[] = {
     FUNCTION(scan, "scan(buffer, start, expected, consecutive, /)\n--\n\n"
                    "See forebay.format.pure.scan; the columns are bytes."),
-    FUNCTION(find_frames, "find_frames(buffer, start, stop, total, first, last, limit, /)\n--\n\n"
+    FUNCTION(find_frames, "find_frames(buffer, stop, total, first, last, messages_only, "
+                          "limit, /)\n--\n\n"
                           "See forebay.format.pure.find_frames; the columns are bytes."),
     FUNCTION(columns, "columns(buffer, positions, lengths, /)\n--\n\n"
                       "See forebay.format.pure.columns; the columns are bytes."),

@@ -20,9 +20,16 @@ FAR = 2**40
 """A file that goes on long after the buffer."""
 
 
-def find(buffer: bytes, first: int = 0, last: int = OFFSET_MAX, **more: int) -> Found:
-    wanted = {"total": len(buffer), "first": first, "last": last, **more}
-    return find_frames(buffer, len(buffer), **wanted)
+def find(
+    buffer: bytes,
+    first: int = 0,
+    last: int = OFFSET_MAX,
+    *,
+    total: int | None = None,
+    limit: int = 0,
+) -> Found:
+    size = len(buffer)
+    return find_frames(buffer, size, total=total or size, first=first, last=last, limit=limit)
 
 
 def positions(buffer: bytes, first: int = 0, last: int = OFFSET_MAX) -> list[int]:
@@ -134,7 +141,8 @@ def test_numbers_that_look_like_headers_cost_a_few_checksummed_bytes_each(
 
     monkeypatch.setattr(pure, "crc32", counting)
     data = array("Q", [4 * numbers + at % 100 for at in range(numbers)]).tobytes()
-    found, _, resume = pure.find_frames(data, 0, len(data), len(data), 0, OFFSET_MAX, 0)
+    anything = False
+    found, _, resume = pure.find_frames(data, len(data), len(data), 0, OFFSET_MAX, anything, 0)
     assert not len(found)
     assert resume == len(data) - HEADER_BYTES + 1
     tried = [at for at in range(resume) if _plausible(data, at, 0, OFFSET_MAX)]

@@ -383,16 +383,18 @@ static void check_find(block input) {
     wanted.last = FB_OFFSET_MAX - (below(2) ? 0 : random_number() >> 1);
     wanted.total = input.bytes + more;
     wanted.stop = below(2) ? input.bytes : below(input.bytes + 1);
-    wanted.start = below(wanted.stop + 1);
+    wanted.messages_only = below(2);
     wanted.limit = below(3);
     fb_frames found = {0};
     CHECK(fb_find(input.data, input.bytes, &wanted, &found, &resume));
-    CHECK(resume >= wanted.start && resume <= wanted.stop);
+    CHECK(resume <= wanted.stop);
     size_t row = 0;
-    for (size_t at = wanted.start; at < resume; at++)
-        if (is_wanted(input, at, &wanted)) {
-            CHECK(row < found.rows && found.positions[row] == at + FB_HEADER_BYTES);
+    for (size_t at = 0; at < resume; at++)
+        if (row < found.rows && found.positions[row] == at + FB_HEADER_BYTES) {
+            CHECK(is_wanted(input, at, &wanted));
             row++;
+        } else {
+            CHECK(wanted.messages_only || !is_wanted(input, at, &wanted));
         }
     CHECK(row == found.rows && (wanted.limit == 0 || row <= wanted.limit));
     if (resume < wanted.stop && input.bytes - resume >= FB_HEADER_BYTES && more == 0)

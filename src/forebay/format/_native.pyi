@@ -6,7 +6,7 @@ def scan(
     buffer: Buffer, start: int, expected: int, consecutive: bool, /
 ) -> tuple[bytes, bytes, bytes, int, int, int | None]: ...
 def find_frames(
-    buffer: Buffer, start: int, stop: int, total: int, first: int, last: int, limit: int, /
+    buffer: Buffer, stop: int, total: int, first: int, last: int, messages_only: bool, limit: int, /
 ) -> tuple[bytes, bytes, int]: ...
 def columns(
     buffer: Buffer, positions: Buffer, lengths: Buffer, /

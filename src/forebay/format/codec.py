@@ -45,11 +45,11 @@ def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawSca
 
 
 def find_frames(
-    buffer: Buffer, start: int, stop: int, total: int, first: int, last: int, limit: int
+    buffer: Buffer, stop: int, total: int, first: int, last: int, messages_only: bool, limit: int
 ) -> RawFound:
     if _compiled is None:
-        return pure.find_frames(buffer, start, stop, total, first, last, limit)
-    found = _compiled.find_frames(buffer, start, stop, total, first, last, limit)
+        return pure.find_frames(buffer, stop, total, first, last, messages_only, limit)
+    found = _compiled.find_frames(buffer, stop, total, first, last, messages_only, limit)
     offsets, positions, resume = found
     return memoryview(offsets).cast("Q"), memoryview(positions).cast("Q"), resume
 

@@ -144,15 +144,25 @@ class Found(NamedTuple):
 
 
 def find_frames(
-    buffer: Buffer, stop: int, *, total: int, first: int, last: int, limit: int = 0
+    buffer: Buffer,
+    stop: int,
+    *,
+    total: int,
+    first: int,
+    last: int,
+    messages_only: bool = False,
+    limit: int = 0,
 ) -> Found:
     """Finds the valid frames with offsets `first..last` that begin before `stop`, in damaged data.
 
-    Frames have no marker, so every byte position is tried, and the frames found may overlap. It
-    ends early after `limit` frames (0: no limit), and at a plausible header whose frame ends after
+    Frames have no marker, so every byte position is tried, and the frames found may overlap. With
+    `messages_only` only frames whose message repeats the frame's offset are found. The search ends
+    early after `limit` frames (0: no limit), and at a plausible header whose frame ends after
     the buffer and not after `total`, the end of the file counted from the start of the buffer.
     """
-    offsets, positions, resume = codec.find_frames(buffer, 0, stop, total, first, last, limit)
+    offsets, positions, resume = codec.find_frames(
+        buffer, stop, total, first, last, messages_only, limit
+    )
     starts = (position - HEADER_BYTES for position in positions)
     return Found(list(zip(offsets, starts, strict=True)), resume)
 

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from zlib import crc32
 
 from forebay.errors import MessageError, MessageTooLarge
-from forebay.format.layout import Buffer, locate
+from forebay.format.layout import Buffer, locate, repeats_offset
 from forebay.limits import (
     ATTRIBUTES_MAX,
     FRAME_PAYLOAD_BYTES_MAX,
@@ -126,15 +126,15 @@ def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawSca
 
 
 def find_frames(
-    buffer: Buffer, start: int, stop: int, total: int, first: int, last: int, limit: int
+    buffer: Buffer, stop: int, total: int, first: int, last: int, messages_only: bool, limit: int
 ) -> RawFound:
-    """Tries every position in `start..stop` as the start of a frame with an offset `first..last`.
+    """Tries every position before `stop` as the start of a frame with an offset `first..last`.
 
-    Returns the offsets and the payload positions of the whole valid frames, which may overlap, and
-    where it stopped: at the last header that fits before `stop`, after the frame that reached
-    `limit` (0 for no limit), or at a plausible header whose frame ends after the buffer and not
-    after `total`, the end of the file counted from the start of the buffer. Raises ValueError if a
-    number is out of range.
+    With `messages_only` the message must repeat the offset. Returns the offsets and the payload
+    positions of the whole valid frames, which may overlap, and where it stopped: at the last header
+    that fits before `stop`, after the frame that reached `limit` (0 for no limit), or at a
+    plausible header whose frame ends after the buffer and not after `total`, the end of the file
+    counted from the start of the buffer. Raises ValueError if a number is out of range.
 
     The work is linear in the buffer, whatever lengths the headers claim: the CRC of a frame is
     computed from two CRCs of prefixes of the buffer.
@@ -143,31 +143,35 @@ def find_frames(
     with _view(buffer) as view:
         size = len(view)
         stop = _checked(stop, size)
-        start = _checked(start, stop)
         total = _checked(total, OFFSET_MAX)
         first, last = _checked(first, OFFSET_MAX), _checked(last, OFFSET_MAX)
         limit = _checked(limit, OFFSET_MAX)
         if total < size:
             raise ValueError("the file is smaller than the buffer")
+        resume = max(0, min(stop, size - HEADER.size + 1))
         with _Prefixes(view) as prefixes:
-            for at, offset, length, crc in _plausible_headers(view, start, stop, first, last):
+            for at, offset, length, crc in _plausible_headers(view, stop, first, last):
                 position = at + HEADER.size
-                if length > total - position:
+                end = position + length
+                if end > total:
                     continue
-                if length > size - position:
-                    return memoryview(offsets), memoryview(positions), at
-                if prefixes.crc_between(position, position + length) != crc:
+                if end > size:
+                    resume = at
+                    break
+                if messages_only and not repeats_offset(view, position, end, offset):
+                    continue
+                if prefixes.crc_between(position, end) != crc:
                     continue
                 offsets.append(offset)
                 positions.append(position)
                 if len(offsets) == limit:
-                    return memoryview(offsets), memoryview(positions), at + 1
-        headers_end = max(start, min(stop, size - HEADER.size + 1))
-    return memoryview(offsets), memoryview(positions), headers_end
+                    resume = at + 1
+                    break
+    return memoryview(offsets), memoryview(positions), resume
 
 
 def _plausible_headers(
-    view: memoryview, start: int, stop: int, first: int, last: int
+    view: memoryview, stop: int, first: int, last: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yields position, offset, length and CRC of each possible header that begins before `stop`."""
     if first > last:
@@ -179,7 +183,7 @@ def _plausible_headers(
     wanted = re.compile(
         b"(?=[\\s\\S]{%d}%s(?!\\0{4})[\\s\\S]{3}[\\0-%s][\\s\\S]{4})" % (free, shared, top)
     )
-    for match in wanted.finditer(view, start, min(stop + HEADER.size - 1, len(view))):
+    for match in wanted.finditer(view, 0, min(stop + HEADER.size - 1, len(view))):
         offset, length, crc = HEADER.unpack_from(view, match.start())
         if first <= offset <= last and FRAME_PAYLOAD_BYTES_MIN <= length <= FRAME_PAYLOAD_BYTES_MAX:
             yield match.start(), offset, length, crc

@@ -28,7 +28,7 @@ from forebay.format.frame import (
     frame_bytes,
     scan,
 )
-from forebay.format.layout import FIXED, VARINT, Buffer, MalformedError, Span, readers, span
+from forebay.format.layout import FIXED, VARINT, Buffer, message_head
 from forebay.limits import KIB, READ_CHUNK_BYTES
 
 ReadAt = Callable[[int, int], Buffer]
@@ -98,18 +98,23 @@ class FrameSearch:
     ) -> Iterator[OffsetPosition]:
         """Yields the valid frames with offsets `first..last` whose header lies in `start..stop`.
 
-        Ends after `limit` frames, which includes those that `messages_only` leaves out.
+        Ends after `limit` frames, 0 for no limit.
         """
         window_bytes, reach = max(self.window_bytes, HEADER_BYTES), stop
         while first <= last and stop - start >= HEADER_BYTES:
             window = memoryview(self.read(start, min(start + window_bytes, reach)))
             headers_end = min(stop - start, len(window)) - HEADER_BYTES + 1
             found, resume = find_frames(
-                window, headers_end, total=self.size - start, first=first, last=last, limit=limit
+                window,
+                headers_end,
+                total=self.size - start,
+                first=first,
+                last=last,
+                messages_only=self.messages_only,
+                limit=limit,
             )
             for offset, at in found:
-                if not self.messages_only or _repeats_offset(offset, window[at:]):
-                    yield offset, start + at
+                yield offset, start + at
             if found and limit:
                 return
             if resume < headers_end:
@@ -149,36 +154,11 @@ class FrameSearch:
         if pure.HEADER.unpack_from(head)[0] != offset:
             return None
         for flavour in (FIXED, VARINT):
-            repeated, payload = _message_head(head, size, flavour)
-            if repeated == offset and payload is not None:
+            end = min(len(head), size)
+            repeated, payload = message_head(head, HEADER_BYTES, end, flavour)
+            if repeated != offset or payload is None:
+                continue
+            if payload.position + payload.length <= size:
                 start = position + payload.position
                 return FrameExtent(start, start + payload.length, position + size)
         return None
-
-
-def _repeats_offset(offset: int, frame: memoryview) -> bool:
-    """Whether the valid frame seems to hold a message that repeats the frame's offset."""
-    size = frame_bytes(frame, 0) or 0
-    return any(_message_head(frame, size, flavour)[0] == offset for flavour in (FIXED, VARINT))
-
-
-def _message_head(
-    frame: memoryview, frame_size: int, flavour: int
-) -> tuple[int | None, Span | None]:
-    """The offset inside the message and its payload, as far as the bytes have them.
-
-    Both follow two numbers, the topic and the broker.
-    """
-    u64, _ = readers(flavour)
-    end = min(len(frame), frame_size)
-    offset = None
-    try:
-        _, at = u64(frame, HEADER_BYTES, end)
-        _, at = u64(frame, at, end)
-        _, at = span(frame, at, end, u64)
-        _, at = span(frame, at, end, u64)
-        offset, at = u64(frame, at, end)
-        length, at = u64(frame, at, end)
-    except MalformedError:
-        return offset, None
-    return offset, Span(at, length) if length <= frame_size - at else None
