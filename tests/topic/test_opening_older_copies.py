@@ -12,7 +12,14 @@ import pytest
 
 from forebay.catalog.ownership import Session
 from forebay.catalog.sqlite import SqliteKv
-from forebay.errors import ForebayError, MissingData, ObjectMissing, ServiceUnavailable
+from forebay.errors import (
+    ForebayError,
+    MissingData,
+    ObjectMissing,
+    ServiceUnavailable,
+    TopicFenced,
+)
+from forebay.files.local import LocalDisk
 from forebay.format.marker import decode_marker
 from forebay.format.names import NONCE_FILE, MarkerName, object_key
 from forebay.limits import LOG_DISTANCE, MIB
@@ -21,11 +28,13 @@ from forebay.objects.memory import MemoryBackend
 from forebay.repair.repair import repair
 from forebay.settings import MetadataSettings
 from forebay.testing import FaultBackend, ObjectFault
+from forebay.testing.objects import ObjectOperation
 from forebay.topic.resources import StoreResources
 from forebay.topic.store import Topic
-from forebay.upload.restore import restore_topic
+from forebay.upload.restore import RestoreChoices, restore_topic
 from forebay.wal.identity import read_nonces
-from support.tiered_stores import TOPIC, Setup, storage_of
+from support.storages import storage_of
+from support.tiered_stores import TOPIC, Setup
 
 LOG = Path("wal/default/orders")
 
@@ -76,19 +85,22 @@ class Copies:
     def restore(self) -> None:
         session = Session(self.setup.catalog, MetadataSettings(), self.setup.clock)
         with closing(session):
-            restore_topic(self.setup.catalog, self.setup.objects, session, TOPIC, dry_run=False)
+            restore_topic(self.setup.catalog, self.setup.objects, session, TOPIC, RestoreChoices())
 
     def repair(self) -> None:
         settings = self.setup.settings()
         resources = StoreResources(
             settings, self.setup.clock, catalog=self.setup.catalog, store=self.setup.objects
         ).open()
-        repair(
-            settings, apply=True, accept_loss=True, clock=self.setup.clock, resources=resources
-        )
+        repair(settings, apply=True, accept_loss=True, clock=self.setup.clock, resources=resources)
 
     def markers(self) -> list[MarkerName]:
         return [each.name for each in list_markers(self.setup.objects, TOPIC)]
+
+
+def die(topic: Topic) -> None:
+    """Lets the topic's log end as if its process had been killed: it releases nothing."""
+    storage_of(topic).fence(TopicFenced("its process was killed"))
 
 
 @pytest.fixture
@@ -119,7 +131,7 @@ def test_two_copies_of_a_log_that_are_opened_in_turn_give_no_offset_twice(at: Co
     at.copy("twin")
     with at.topic() as topic:
         assert topic.append_many([b"a"] * 5, durability="synced") == range(100, 105)
-        storage_of(topic)._claim = None  # as if its process had died: it releases nothing
+        die(topic)
     at.copy("first")
     at.put_back("twin", log=True)
     with pytest.raises(MissingData, match="older copy"):
@@ -169,7 +181,7 @@ def test_an_object_at_the_tail_tells_an_older_copy_even_without_a_newer_marker(
         at.copy("old")
         topic.append_many([b"x"] * 100, durability="synced")
         topic.upload()
-        storage_of(topic)._claim = None  # as if its process had died
+        die(topic)
     at.put_back("old", log=True, catalog=True)
     with pytest.raises(MissingData, match=r"data-100-199.*forebay restore"):
         at.add(1)
@@ -203,7 +215,7 @@ def test_every_opening_leaves_a_marker_with_the_nonce_of_log_and_record(at: Copi
     record = at.setup.catalog.record(TOPIC)
     assert record is not None
     assert (record.nonce, record.log_id) == (marker.nonce, marker.log_id)
-    assert read_nonces(at.setup.wal_disk(), at.folder / "data" / LOG) == {marker.nonce}
+    assert read_nonces(LocalDisk(), at.folder / "data" / LOG) == {marker.nonce}
     assert (record.begin, record.begin_attempt) == (5, 0)
 
 
@@ -213,17 +225,17 @@ def test_a_log_without_its_nonce_goes_on_if_nothing_is_missing(at: Copies) -> No
     assert at.add(1) == range(5, 6)
 
 
-@pytest.mark.parametrize("call", ["list", "head", "put_object"])
+@pytest.mark.parametrize("call", ["list", "head", "put"])
 def test_with_the_store_away_a_proven_log_opens_and_uploads_wait_for_the_look(
-    at: Copies, call: str
+    at: Copies, call: ObjectOperation
 ) -> None:
     at.add(10, upload=True)
-    fault = at.backend.inject(ObjectFault(call, ServiceUnavailable, times=None))
+    at.backend.inject(ObjectFault(call, ServiceUnavailable, times=None))
     with at.topic() as topic:
         assert topic.append(b"x", durability="synced") == 10
         with pytest.raises(ServiceUnavailable):
             topic.upload()
-        at.backend.remove(fault)
+        at.backend.clear()
         topic.upload()
         assert topic.watermarks().uploaded == 11
     assert at.markers()[-1] == (10, 0)
@@ -234,10 +246,10 @@ def test_a_look_that_comes_late_stops_an_older_copy(at: Copies) -> None:
     at.copy("old")
     at.add(10, upload=True)
     at.put_back("old", log=True, catalog=True)
-    fault = at.backend.inject(ObjectFault("list", ServiceUnavailable, times=None))
-    with at.topic() as topic:
+    at.backend.inject(ObjectFault("list", ServiceUnavailable, times=None))
+    with pytest.raises(TopicFenced), at.topic() as topic:  # closing tells of the last append
         topic.append(b"x", durability="synced")
-        at.backend.remove(fault)
+        at.backend.clear()
         with pytest.raises(MissingData, match="forebay restore"):
             topic.upload()
         with pytest.raises(ForebayError, match="forebay restore"):
@@ -245,10 +257,10 @@ def test_a_look_that_comes_late_stops_an_older_copy(at: Copies) -> None:
 
 
 def test_a_new_topic_needs_the_store_for_its_marker(at: Copies) -> None:
-    fault = at.backend.inject(ObjectFault("put_object", ServiceUnavailable, times=None))
+    at.backend.inject(ObjectFault("put", ServiceUnavailable, times=None))
     with pytest.raises(ServiceUnavailable):
         at.add(1)
-    at.backend.remove(fault)
+    at.backend.clear()
     assert at.add(1) == range(1)
     with pytest.raises(ObjectMissing):
         at.setup.objects.head(object_key(TOPIC, "begin-1"))

@@ -470,7 +470,7 @@ class TopicClaim:
             try:
                 self._look(left.record)
             except MissingData as error:
-                self.ownership.refuse(error)
+                self.ownership.refuse(TopicFenced(str(error)))
                 raise
         if left.marker is not None:
             self._create_marker(*left.marker)
