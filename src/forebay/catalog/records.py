@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from forebay.errors import DescriptorError, UsageError
 from forebay.limits import CATALOG_VALUE_BYTES_MAX, LOG_DISTANCE, LOST_RANGES_MAX, OFFSET_MAX
@@ -42,8 +42,8 @@ class State(StrEnum):
 
 
 _NEXT: Final[dict[State | None, frozenset[State | None]]] = {
-    None: frozenset({State.INTENDED, State.COMMITTED, State.REPLACED, State.DELETING}),
-    State.INTENDED: frozenset({None, State.COMMITTED, State.DELETING}),
+    None: frozenset({State.INTENDED, State.COMMITTED, State.REPLACED, State.DELETING, State.GONE}),
+    State.INTENDED: frozenset({None, State.COMMITTED, State.DELETING, State.GONE}),
     State.COMMITTED: frozenset({State.REPLACED, State.DELETING}),
     State.REPLACED: frozenset({State.COMMITTED, State.DELETING}),
     State.DELETING: frozenset({None, State.GONE}),
@@ -55,7 +55,8 @@ def may_become(before: State | None, after: State | None) -> bool:
     """Whether a key may change from one state to the other. No change is always allowed.
 
     None is a key without a row. A restore can commit it, a compaction can replace it if a
-    descriptor names it, and a sweep can delete it.
+    descriptor names it, and a sweep can delete it. A restore that finds a damaged object marks its
+    key as gone, so that no upload uses the name.
     """
     return before == after or after in _NEXT[before]
 
@@ -74,6 +75,7 @@ class Life:
 
 Range: TypeAlias = tuple[int, int]
 """Offsets from the first to before the second."""
+HoleKind: TypeAlias = Literal["lost", "unknown", "accepted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +105,44 @@ class TopicRecord:
     assigned: int = 0
     """Every offset before this one was assigned to a message, or is in a hole."""
     begin: int = 0
-    """The highest offset of a begin marker that this topic's owners created in the store."""
+    """The offset of the newest begin marker in the store that this catalog knows."""
+    begin_attempt: int = 0
+    """The attempt in that marker's name."""
     unknown: tuple[Range, ...] = ()
     """Ranges that may never have been used. If they were, their messages are lost."""
     accepted: tuple[Range, ...] = ()
     """Ranges that were lost or unknown until an operator accepted that."""
+    accept: bool = False
+    """A restore accepted in advance what the next opening records as lost or unknown."""
     extra: str = ""
     """The fields that only a later release knows, as JSON, so that changes keep them."""
 
     @property
-    def next_distance(self) -> int:
-        """The offset that a log must not reach, unless an object or a marker is added (R9)."""
+    def offset_limit(self) -> int:
+        """The offset that a log must not reach until an object or a marker is added (rule R9)."""
         return min(max(self.tail, self.begin) + LOG_DISTANCE, OFFSET_MAX)
 
     def lost_range(self, offset: int) -> Range | None:
         """Returns the lost and unknown offsets around `offset`, or None if it is neither."""
-        if _range_with(self.lost, offset) is None and _range_with(self.unknown, offset) is None:
-            return None
-        joined = _joined([*self.lost, *self.unknown])
-        return _range_with(joined, offset)
+        return _range_with(self.unaccepted, offset)
 
     def accepted_range(self, offset: int) -> Range | None:
         """Returns the accepted range that contains `offset`, or None."""
         return _range_with(self.accepted, offset)
+
+    def hole_kind(self, offset: int) -> HoleKind | None:
+        """Returns which kind of hole contains `offset`, or None if it is in none."""
+        kinds: tuple[tuple[HoleKind, tuple[Range, ...]], ...] = (
+            ("lost", self.lost),
+            ("unknown", self.unknown),
+            ("accepted", self.accepted),
+        )
+        return next((kind for kind, ranges in kinds if _range_with(ranges, offset)), None)
+
+    @property
+    def unaccepted(self) -> tuple[Range, ...]:
+        """The lost and unknown ranges, ascending; adjacent ones are joined."""
+        return _joined([*self.lost, *self.unknown])
 
     @property
     def holes(self) -> tuple[Range, ...]:
@@ -162,11 +179,7 @@ class TopicRecord:
         if start >= end:
             return self
         wanted = [(start, end)]
-        moved = [
-            (max(one[0], start), min(one[1], end))
-            for one in (*self.lost, *self.unknown)
-            if one[0] < end and start < one[1]
-        ]
+        moved = ranges_within((*self.lost, *self.unknown), start, end)
         after = replace(
             self,
             lost=tuple(_without(self.lost, wanted)),
@@ -175,6 +188,16 @@ class TopicRecord:
         )
         after.require_room()
         return after
+
+    def without_holes(self, start: int, end: int) -> TopicRecord:
+        """Returns the record without the holes in `start..end`: an object holds these offsets."""
+        held = [(start, end)]
+        return replace(
+            self,
+            lost=tuple(_without(self.lost, held)),
+            unknown=tuple(_without(self.unknown, held)),
+            accepted=tuple(_without(self.accepted, held)),
+        )
 
     def require_room(self, more: int = 0) -> None:
         """Raises DescriptorError if the record has too many ranges with `more` of them."""
@@ -191,11 +214,40 @@ def skip_holes(record: TopicRecord, offset: int) -> int:
     return offset if hole is None else hole[1]
 
 
+def outside_holes(record: TopicRecord, ranges: Iterable[Range]) -> list[Range]:
+    """Returns the parts of `ranges`, which ascend, that are in no hole."""
+    return list(_without(ranges, record.holes))
+
+
 def messages_between(record: TopicRecord, start: int, end: int) -> int:
     """Returns how many messages `start..end` can have: its offsets without those in holes."""
     if start >= end:
         return 0
     return sum(each[1] - each[0] for each in _without([(start, end)], record.holes))
+
+
+def ranges_within(ranges: Iterable[Range], start: int, end: int) -> list[Range]:
+    """Returns the parts of `ranges` that are in `start..end`."""
+    return [
+        (max(each[0], start), min(each[1], end))
+        for each in ranges
+        if each[0] < end and start < each[1]
+    ]
+
+
+def offset_after(record: TopicRecord, start: int, messages: int) -> int:
+    """Returns one more than the offset of the last of `messages` messages from `start` on.
+
+    Offsets in holes are not counted. 0 messages end at `start`.
+    """
+    at, left = start, messages
+    for hole in record.holes:
+        if left <= 0 or hole[0] - at >= left:
+            break
+        if hole[1] > at:
+            left -= max(hole[0] - at, 0)
+            at = hole[1]
+    return at + max(left, 0) if messages > 0 else start
 
 
 def _range_with(ranges: tuple[Range, ...], offset: int) -> Range | None:
@@ -307,7 +359,9 @@ def decode_cursor(data: bytes, what: str) -> int:
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _TEXTS: Final = frozenset({"token", "name", "lock"})
 _OPTIONAL: Final = frozenset({"log_id", "nonce"})
-_ADDED: Final = frozenset({"nonce", "assigned", "begin", "unknown", "accepted"})
+_ADDED: Final = frozenset(
+    {"nonce", "assigned", "begin", "begin_attempt", "unknown", "accepted", "accept"}
+)
 """Fields that records of the first release lack."""
 _RANGES: Final = frozenset({"lost", "unknown", "accepted"})
 
@@ -325,6 +379,10 @@ def _checked(name: str, value: Any) -> Any:
     if name in _TEXTS or name in _OPTIONAL:
         if not isinstance(value, str):
             raise ValueError(f"{name} is not a string")
+        return value
+    if name == "accept":
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is not true or false")
         return value
     if type(value) is not int or not 0 <= value <= OFFSET_MAX:
         raise ValueError(f"{name} is not an integer in 0..{OFFSET_MAX}")

@@ -41,6 +41,10 @@ ERRORS: Final = Counter(
 SKIPPED: Final = Counter(
     "forebay_reader_skipped_messages_total", "Messages that lenient readers skipped."
 )
+JUMPS: Final = Counter(
+    "forebay_reader_accepted_jumps_total",
+    "Accepted ranges without messages that readers jumped over.",
+)
 FOREIGN_NAMES: Final = Counter(
     "forebay_reader_foreign_names_total",
     "Objects read whole in which a message names another topic.",
