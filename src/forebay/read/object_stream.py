@@ -44,6 +44,7 @@ from forebay.format.frame import HEADER_BYTES, Corruption, FrameAssembler, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.format.resync import next_frame
+from forebay.limits import DESCRIPTOR_INDEX_ENTRIES
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
 from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
@@ -68,6 +69,7 @@ from forebay.read.plan import (
     position_after,
     position_of,
 )
+from forebay.read.sidecar_index import SidecarIndexes
 from forebay.read.verify import Fault, FaultKind, ReadableStore, examine_object
 from forebay.settings import CloudReaderSettings
 
@@ -109,11 +111,13 @@ class ObjectStream:
         end: int | None = None,
         *,
         chunk_bytes: int | None = None,
+        indexes: SidecarIndexes | None = None,
     ) -> None:
         """Reads the offsets `start..end`, `end` not included; None: up to the last object.
 
         `chunk_bytes` overrides `fetch_chunk_size`. Without a pool, the calling thread fetches each
-        chunk when it is needed, and nothing is fetched ahead.
+        chunk when it is needed, and nothing is fetched ahead. `indexes` finds positions inside
+        large objects; without it, the entries in the descriptors have to do.
         """
         self._topic = topic
         self._store = store
@@ -123,6 +127,9 @@ class ObjectStream:
         self._lenient = settings.lenient
         self._chunk_bytes = chunk_bytes or settings.fetch_chunk_size
         self._window_max = 0 if pool is None else settings.read_ahead_chunks
+        self._indexes = indexes
+        self._distrusted: set[str] = set()
+        """Objects whose sidecars turned out to have a wrong index."""
         self._end = end
         self._busy = threading.Lock()
         """Held by `next` and `seek`."""
@@ -261,7 +268,8 @@ class ObjectStream:
                 if self._other is not None:
                     self._compare_content(self._other)
                 elif self._frames is not None and self._frames.corruption is not None:
-                    self._step_over(self._frames.corruption)
+                    if not self._distrust_sidecar():
+                        self._step_over(self._frames.corruption)
                 elif not self._read_chunk():
                     self._drop_frames()
                     return False
@@ -402,11 +410,27 @@ class ObjectStream:
         self._position = position_after(chunk)
 
     def _request_page(self, start: int) -> FetchFuture[list[ObjectDescriptor]]:
-        query = partial(self._source.descriptors, start, self._end, DESCRIPTOR_PAGE)
-        page = self._page = self._submit(query)
+        page = self._page = self._submit(partial(self._descriptors, start, self._end))
         if self._closed:
             page.cancel()
         return page
+
+    def _descriptors(self, start: int, end: int | None) -> list[ObjectDescriptor]:
+        """Reads a page of descriptors. Those that are not read whole get their whole index."""
+        found = self._source.descriptors(start, end, DESCRIPTOR_PAGE)
+        return [self._refined(each, start, end) for each in found]
+
+    def _refined(
+        self, descriptor: ObjectDescriptor, start: int, end: int | None
+    ) -> ObjectDescriptor:
+        if self._indexes is None or descriptor.object_id in self._distrusted:
+            return descriptor
+        for border in (start, descriptor.next_offset if end is None else end):
+            if descriptor.start_offset < border <= descriptor.end_offset:
+                descriptor = self._indexes.refined(
+                    self._topic, descriptor, border, self._chunk_bytes
+                )
+        return descriptor
 
     def _extend_known(self, found: list[ObjectDescriptor]) -> None:
         """Adds a page of descriptors, and drops those that are no longer needed."""
@@ -557,6 +581,20 @@ class ObjectStream:
             position=corruption.position,
             offset=corruption.offset,
         )
+        self._restart()
+        return True
+
+    def _distrust_sidecar(self) -> bool:
+        """Reads the object again without its sidecar; False if it was read so already.
+
+        What looks like damage may be an index entry that names the wrong position.
+        """
+        descriptor = self._object
+        assert descriptor is not None, "corruption is in an object"
+        index = len(descriptor.offset_index or ())
+        if index <= DESCRIPTOR_INDEX_ENTRIES or descriptor.object_id in self._distrusted:
+            return False
+        self._distrusted.add(descriptor.object_id)
         self._restart()
         return True
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from forebay.catalog.adopt import is_restoring
+from forebay.catalog.chain import stored
 from forebay.catalog.records import TopicRecord
 from forebay.client.address import find_server
 from forebay.clock import SYSTEM_CLOCK, Clock
@@ -31,7 +32,7 @@ from forebay.errors import (
 )
 from forebay.files.disk import Disk, read_file
 from forebay.format.checkpoint import UploaderCheckpoint, decode_checkpoint
-from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, like
 from forebay.format.names import (
     PUBLISHED_FILE,
     TOPICS_PREFIX,
@@ -452,9 +453,8 @@ class _ObjectRepair:
             return "it is missing"
         except (DescriptorError, ServiceError) as error:
             return f"it is damaged: {error}"
-        # A restore may have made a new descriptor, with another time and etag.
-        same = replace(found, etag=descriptor.etag, created_at=descriptor.created_at)
-        return None if same == descriptor else "it differs from the catalog"
+        same = like(found, descriptor)
+        return None if descriptor in (same, stored(same)) else "it differs from the catalog"
 
     def _put_sidecar(self, descriptor: ObjectDescriptor, key: str) -> None:
         self._copies.keep_object(self._topic, self._store, key)

@@ -174,15 +174,11 @@ class Trimmer:
         minutes, size_mb = self._remote.time_minutes, self._remote.size_mb
         if minutes is None and size_mb is None:
             return []
-        chain = [
-            (each.object_id, each.size)
-            for each in self._catalog.get_object_descriptors(self._topic)
-        ]
-        total = sum(size for _, size in chain)
+        objects, total = self._totals()
         gone: list[ObjectDescriptor] = []
         while (
             oldest := self._catalog.get_object_descriptors_range(self._topic, 0, limit=1)
-        ) and len(chain) > len(gone) + 1:
+        ) and objects > len(gone) + 1:
             descriptor = oldest[0]
             age_ms = self._clock.now_ms() - descriptor.created_at * 1000
             too_old = minutes is not None and age_ms >= minutes * 60_000
@@ -196,6 +192,14 @@ class Trimmer:
             self._delete(descriptor, token)
             gone.append(descriptor)
         return gone
+
+    def _totals(self) -> tuple[int, int]:
+        """Returns the number of objects and their bytes. Reads them all if they are not counted."""
+        known = self._catalog.totals(self._topic)
+        if known.next is None:
+            return known.objects, known.bytes
+        sizes = [each.size for each in self._catalog.get_object_descriptors(self._topic)]
+        return len(sizes), sum(sizes)
 
     def _delete(self, descriptor: ObjectDescriptor, token: str) -> None:
         """Deletes an object that was removed from the chain. If this fails, a sweep deletes it."""

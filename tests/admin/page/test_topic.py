@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
@@ -13,9 +14,12 @@ from forebay.admin.page.topic import (
     gap_spans,
     memory_spans,
     object_spans,
+    older_spans,
     segment_spans,
     within,
 )
+from forebay.admin.page.topic_states import OBJECTS_READ, TopicState
+from forebay.catalog.chain import Totals
 from forebay.catalog.records import TopicRecord
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.wal.segment import Segment
@@ -55,6 +59,25 @@ def test_segments_say_how_far_they_are_and_why_they_stay() -> None:
 def test_objects_are_verified_below_the_watermark() -> None:
     found = object_spans([stored(0, 30), stored(30, 60)], MARKS.verified)
     assert [each.tier for each in found] == ["verified", "object"]
+
+
+def test_older_objects_are_one_span_that_leaves_out_what_is_lost() -> None:
+    newest = [stored(100 + at, 101 + at) for at in range(OBJECTS_READ)]
+    end = newest[-1].next_offset
+    state = TopicState(
+        "/default/t",
+        open=True,
+        start=10,
+        marks=Watermarks(end, end, end, end),
+        objects=newest,
+        totals=Totals(OBJECTS_READ + 7, 500 * OBJECTS_READ + 900),
+        record=TopicRecord(tail=end, lost=((30, 40),)),
+    )
+    first, second = older_spans(state)
+    assert (first.start, first.end, first.merged, first.bytes) == (10, 30, 7, 900)
+    assert (second.start, second.end, second.tier) == (40, 100, "verified")
+    few = replace(state, objects=newest[:9])
+    assert older_spans(few) == []  # all of them were read: what is missing is missing
 
 
 def test_what_no_tier_holds_is_a_gap_and_says_whether_it_is_known() -> None:

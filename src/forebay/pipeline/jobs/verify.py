@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.catalog.catalog import Catalog
+from forebay.catalog.chain import stored
 from forebay.catalog.job_state import JobState, find_job_state, write_job_state
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.errors import (
@@ -37,7 +38,7 @@ from forebay.errors import (
     ServiceUnavailable,
     UsageError,
 )
-from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, like
 from forebay.format.names import TopicName, object_key, parse_topic, sidecar
 from forebay.limits import CATALOG_PAGE, DESCRIPTOR_BYTES_MAX, OFFSET_MAX
 from forebay.logs import event
@@ -670,8 +671,9 @@ def _check_sidecar(store: CloudStore, item: CommittedObject) -> tuple[str, str] 
     except ServiceError as error:
         return WARNING, f"its sidecar cannot be read: {error}"
     said = item.descriptor
-    if found == said:
+    if said in (found, stored(found)):
         return None
-    if replace(found, etag=said.etag, created_at=said.created_at) == said:
+    same = like(found, said)
+    if said in (same, stored(same)):
         return NOTE, "its sidecar and its descriptor differ in the etag or the time"
     return WARNING, "its sidecar and its descriptor differ"

@@ -252,7 +252,14 @@ def _object_frames(
     if probe:
         settings = replace(settings, fetch_chunk_size=PROBE_BYTES, read_ahead_chunks=0)
     with ObjectStream(
-        topic, resources.store, source, resources.pool, settings, first, stop
+        topic,
+        resources.store,
+        source,
+        resources.pool,
+        settings,
+        first,
+        stop,
+        indexes=resources.sidecar_indexes,
     ) as stream:
         while (frames := stream.next()) is not None:
             yield frames
