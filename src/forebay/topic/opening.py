@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Final
 
 from forebay.catalog.adopt import is_restoring
+from forebay.catalog.catalog import Change
 from forebay.catalog.ownership import Ownership, Session, acquire
-from forebay.catalog.records import TopicRecord, skip_holes
+from forebay.catalog.records import State, TopicRecord, skip_holes
 from forebay.clock import Clock
 from forebay.errors import (
     CommitRefused,
@@ -73,20 +74,24 @@ class Standing(Enum):
     OLDER = auto()
     """An older copy of the log with the newest messages."""
     OTHER = auto()
-    """Another log, or none."""
+    """Another log, or one without messages."""
 
 
 def stand(record: TopicRecord, local: LocalLog) -> Standing:
-    """Compares the local log with the record. A record of the first release has no nonce."""
+    """Compares the local log with the record. A record of the first release has no nonce.
+
+    A log that ends where the reserved offsets do has every message that the catalog knows of, even
+    if its nonce is damaged or another copy was opened since.
+    """
     if record.nonce is None:
         same = record.log_id in (local.log_id, None)
         return Standing.CURRENT if same and local.next_offset >= record.tail else Standing.OTHER
     if record.log_id != local.log_id:
         return Standing.OTHER
-    ends_early = local.next_offset < max(record.tail, record.assigned)
-    if ends_early or record.nonce not in local.nonces:
-        return Standing.OLDER
-    return Standing.CURRENT
+    complete = local.next_offset >= max(record.tail, record.assigned)
+    if complete and (record.nonce in local.nonces or local.next_offset >= record.reserved):
+        return Standing.CURRENT
+    return Standing.OTHER if local.empty else Standing.OLDER
 
 
 def settle(
@@ -126,6 +131,7 @@ def settle(
         return replace(
             record,
             log_id=local.log_id,
+            accept=False,
             nonce=nonce,
             assigned=max(record.assigned, local.next_offset),
             reserved=max(record.reserved, local.next_offset),
@@ -138,8 +144,11 @@ def _fresh(record: TopicRecord, local: LocalLog, fresh_id: str, nonce: str | Non
     begin = max(record.tail, record.reserved, local.next_offset)
     certain = min(max(record.tail, record.assigned), begin)
     holes = record.with_lost(record.tail, certain).with_unknown(certain, begin)
+    if record.accept:
+        holes = holes.with_accepted(record.tail, begin)
     return replace(
         holes,
+        accept=False,
         log_id=fresh_id,
         nonce=nonce,
         tail=begin,
@@ -158,8 +167,8 @@ def _older(record: TopicRecord, local: LocalLog) -> str:
     )
     return (
         f"the local log is an older copy of the topic's log: {what}; put the newest copy back, or "
-        "run `forebay repair --accept-loss`, which keeps the messages of this copy and records "
-        "the later ones as lost"
+        "run `forebay repair --apply --accept-loss`, which keeps the messages of this copy and "
+        "records the later ones as lost"
     )
 
 
@@ -228,9 +237,9 @@ class TopicClaim:
             if record is None:
                 self._require_nothing_stored()
             elif fresh:
-                newest = self._look(record, local, fresh=True)
+                newest = self._look(record, fresh=True)
             else:
-                newest = self._look_if_possible(record, local)
+                newest = self._look_if_possible(record)
             self._intend(record, nonce)
             if newest is not None and newest > (settled.begin, settled.begin_attempt):
                 settled = replace(settled, begin=newest.offset, begin_attempt=newest.attempt)
@@ -316,13 +325,13 @@ class TopicClaim:
                 "rebuild it with `forebay restore` before appending"
             )
 
-    def _look_if_possible(self, record: TopicRecord, local: LocalLog) -> MarkerName | None:
+    def _look_if_possible(self, record: TopicRecord) -> MarkerName | None:
         """`_look`, unless the store does not respond soon: then it is repeated before an upload."""
         result: Future[MarkerName | None] = Future()
 
         def run() -> None:
             try:
-                result.set_result(self._look(record, local))
+                result.set_result(self._look(record))
             except BaseException as error:  # noqa: BLE001  # raised by `result`
                 result.set_exception(error)
 
@@ -335,7 +344,7 @@ class TopicClaim:
             reason: object = error
         except TimeoutError:
             reason = f"no response in {_LOOK_SECONDS_MAX:g} seconds"
-        self._unfinished = _Unfinished(record, local)
+        self._unfinished = _Unfinished(record)
         event(
             _log,
             logging.WARNING,
@@ -345,9 +354,7 @@ class TopicClaim:
         )
         return None
 
-    def _look(
-        self, record: TopicRecord, local: LocalLog, *, fresh: bool = False
-    ) -> MarkerName | None:
+    def _look(self, record: TopicRecord, *, fresh: bool = False) -> MarkerName | None:
         """Returns the newest begin marker, if there is one.
 
         Raises MissingData if the store shows that the catalog is an older copy: offsets would be
@@ -356,7 +363,7 @@ class TopicClaim:
         newest = next(reversed(list_markers(self._store, self._topic)), None)
         if newest is not None and newest.name > (record.begin, record.begin_attempt):
             marker = read_marker(self._store, newest)
-            if marker is None or marker.nonce not in {record.nonce, *local.nonces}:
+            if marker is None or marker.nonce != record.nonce:
                 raise self._outdated(f"the log was opened since, as {newest.meta.key} shows")
         self._require_none_after(record.tail, fresh=fresh)
         self._require_last_object(record)
@@ -367,7 +374,8 @@ class TopicClaim:
 
         The next object begins at the tail, so one prefix is enough. Only for a fresh log all
         objects are listed: an earlier release left no markers, and the next object of another log
-        begins after a hole.
+        begins after a hole. An object that was not committed counts then, too: its messages are
+        nowhere else.
         """
         prefix = objects_prefix(self._topic)
         found = self._store.list(prefix + "data-" if fresh else f"{prefix}data-{tail}-")
@@ -376,8 +384,15 @@ class TopicClaim:
             name = parse_object(object_id)
             if name is None or name.start < tail:
                 continue
-            if self._session.catalog.life(self._topic, object_id) is None:
+            life = self._session.catalog.life(self._topic, object_id)
+            if life is None:
                 raise self._outdated(f"its objects end at offset {tail}, but {meta.key} exists")
+            if fresh and life.state is State.INTENDED:
+                raise MissingData(
+                    f"{self._topic}: {meta.key} in {self._store.name} was uploaded and not "
+                    "committed, and the log with its messages is not here: add it with "
+                    f"`forebay restore {self._topic}` before appending"
+                )
 
     def _require_last_object(self, record: TopicRecord) -> None:
         """Raises MissingData if the last committed object is not in the store."""
@@ -414,13 +429,13 @@ class TopicClaim:
     def _mark(self, offset: int, marker: BeginMarker, *, required: bool) -> None:
         """Creates the begin marker of this opening. Later is early enough if it is not required."""
         try:
-            create_marker(self._store, self._topic, offset, marker)
+            self._create_marker(offset, marker)
         except BaseException as error:
             if required or not isinstance(error, ServiceError):
                 self.release(offset)
                 raise
             assert self.record is not None
-            self._unfinished = _Unfinished(None, None, (offset, marker))
+            self._unfinished = _Unfinished(None, (offset, marker))
             event(
                 _log,
                 logging.WARNING,
@@ -428,6 +443,16 @@ class TopicClaim:
                 topic=self._topic,
                 error=error,
             )
+
+    def _create_marker(self, offset: int, marker: BeginMarker) -> None:
+        name = create_marker(self._store, self._topic, offset, marker)
+
+        def change(record: TopicRecord) -> Change:
+            newest = max(name, (record.begin, record.begin_attempt))
+            return Change(replace(record, begin=newest[0], begin_attempt=newest[1]))
+
+        with suppress(ServiceError):  # the next opening knows the marker by its nonce
+            self._session.catalog.update(self._topic, self.ownership.epoch, change)
 
     def finish_looking(self) -> None:
         """Does what the opening left out because the store was away. Call it before an upload.
@@ -438,14 +463,14 @@ class TopicClaim:
         left = self._unfinished
         if left is None:
             return
-        if left.record is not None and left.local is not None:
+        if left.record is not None:
             try:
-                self._look(left.record, left.local)
+                self._look(left.record)
             except MissingData as error:
                 self.ownership.refuse(error)
                 raise
         if left.marker is not None:
-            create_marker(self._store, self._topic, *left.marker)
+            self._create_marker(*left.marker)
         self._unfinished = None
 
     # -- giving the topic up --------------------------------------------------------------------
@@ -462,5 +487,4 @@ class _Unfinished:
     """What an opening left out because the object store did not respond."""
 
     record: TopicRecord | None
-    local: LocalLog | None
     marker: tuple[int, BeginMarker] | None = None

@@ -91,6 +91,20 @@ def test_what_no_tier_holds_is_a_gap_and_says_whether_it_is_known() -> None:
     assert gap_spans(0, 30, held, record) == []
 
 
+def test_gaps_that_the_catalog_knows_are_told_apart() -> None:
+    held = [Span(0, 10, "verified", "verified"), Span(2**40, 2**40 + 5, "segment", "not uploaded")]
+    record = TopicRecord(lost=((10, 20),), unknown=((20, 30),), accepted=((30, 2**40),))
+    assert gap_spans(0, 2**40 + 5, held, record) == [
+        Span(10, 20, "gap", "lost"),
+        Span(20, 30, "gap", "unknown"),
+        Span(30, 2**40, "gap", "accepted"),
+    ]
+    assert gap_spans(25, 35, held, record) == [
+        Span(25, 30, "gap", "unknown"),
+        Span(30, 35, "gap", "accepted"),
+    ]
+
+
 def test_a_window_shows_what_it_touches() -> None:
     spans = [Span(0, 10, "segment", "x"), Span(10, 20, "segment", "x")]
     assert within(spans, 10, 11) == spans[1:]
