@@ -34,6 +34,7 @@ native: Any = SimpleNamespace(
     scan=_native.scan,
     find_frames=_native.find_frames,
     columns=_native.columns,
+    survey=_native.survey,
     gather=_native.gather,
     append_one=_native.append_one,
     encode_many=_native.encode_many,
@@ -70,6 +71,8 @@ def same_columns_of(buffer: Buffer) -> None:
     """Compares all frames, and each one alone: columns stop at the first that is no message."""
     _, positions, lengths, *_ = pure.scan(buffer, 0, -1, ANY_ORDER)
     same("columns", buffer, positions, lengths)
+    for topic in (b"/default/t", b"t", b""):
+        same("survey", buffer, positions, lengths, topic)
     for row in range(len(positions)):
         same("columns", buffer, positions[row : row + 1], lengths[row : row + 1])
 

@@ -11,8 +11,9 @@ from typing import Final
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.ownership import Ownership, Session, acquire
-from forebay.catalog.records import TopicRecord, skip_lost
+from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.catalog.sqlite import SqliteKv
+from forebay.format.content import ContentHash
 from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
 from forebay.format.frame import encode_frame, scan
 from forebay.format.index import ObjectIndex
@@ -23,7 +24,8 @@ from forebay.objects.store import CloudStore
 from forebay.settings import MetadataSettings
 from forebay.testing.clock import ManualClock
 from forebay.testing.kv import FaultKv
-from forebay.upload.restore import RestoreReport, restore_topic
+from forebay.upload.restore import RestoreChoices, RestoreReport, restore_topic
+from forebay.wal.identity import LocalLog
 
 TOPIC: Final = TopicName("default", "orders")
 PATIENCE: Final = 60.0
@@ -45,10 +47,10 @@ class HookedBackend(MemoryBackend):
         self.before("delete", key)
         super().delete_object(key)
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         self.before("get_range", key)
         self.bytes_read += end - start
-        return super().get_range(key, start, end)
+        return super().get_range(key, start, end, etag=etag)
 
 
 class Stall:
@@ -148,6 +150,8 @@ class Reservoir:
         found = scan(data)
         index = ObjectIndex()
         index.add(found, 0)
+        content = ContentHash()
+        content.add(data)
         descriptor = ObjectDescriptor(
             object_id,
             found.offsets[0],
@@ -156,6 +160,7 @@ class Reservoir:
             meta.etag,
             self.clock.now_ms() // 1000,
             offset_index=index.frozen(),
+            content_hash=content.value,
         )
         if with_sidecar:
             self.store.put_object(
@@ -205,7 +210,7 @@ class Reservoir:
             assert position in {None, each.start_offset}
             assert self.store.head(object_key(TOPIC, each.object_id)).size == each.size
             assert record is not None
-            position = skip_lost(record, each.next_offset)
+            position = skip_holes(record, each.next_offset)
         assert record is None or position in {None, record.tail}
 
 
@@ -227,19 +232,16 @@ def restored(
     verify: bool = False,
     allow_gaps: bool = False,
     assume_nothing_lost: bool = False,
+    next_offset: int | None = None,
+    accept_loss: bool = False,
+    local: LocalLog | None = None,
 ) -> RestoreReport:
     session = at.session()
+    choices = RestoreChoices(
+        dry_run, verify, allow_gaps, assume_nothing_lost, next_offset, accept_loss
+    )
     try:
-        return restore_topic(
-            at.catalog,
-            at.store,
-            session,
-            TOPIC,
-            dry_run=dry_run,
-            verify=verify,
-            allow_gaps=allow_gaps,
-            assume_nothing_lost=assume_nothing_lost,
-        )
+        return restore_topic(at.catalog, at.store, session, TOPIC, choices, local=local)
     finally:
         session.close()
 

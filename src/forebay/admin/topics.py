@@ -4,6 +4,7 @@
     GET  /v1/topics/{namespace}/{topic}                 watermarks, memory, segments, objects
     PUT  /v1/topics/{namespace}/{topic}                 creates the topic; 200 if it exists
     POST /v1/topics/{namespace}/{topic}/trim            one pass of local retention
+    POST /v1/topics/{namespace}/{topic}/accept-loss     readers jump over offsets without messages
     GET  /v1/topics/{namespace}/{topic}/explain/{offset}
 
 The GETs open no topic: each makes a view, on a thread, because a view waits for the catalog.
@@ -15,18 +16,20 @@ from bisect import bisect_right
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.admin.context import ServerContext
 from forebay.admin.operations import Endpoint, Operation, Reply
-from forebay.admin.records import Count, OffsetRange, Record, json_response
+from forebay.admin.records import Count, Offset, OffsetRange, Record, json_response
 from forebay.admin.request import offset_of, read_query, topic_of
 from forebay.errors import UnknownTopic
 from forebay.format.names import TopicName
+from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.describe import (
+    OBJECTS_LISTED,
     FrameLocation,
     ObjectFacts,
     OffsetFacts,
@@ -37,7 +40,7 @@ from forebay.topic.describe import (
 )
 
 TOPICS_MAX: Final = 1000
-PARTS_MAX: Final = 10_000
+PARTS_MAX: Final = 1000
 """Segments, and objects, of one response."""
 TOPIC_PATH: Final = "/v1/topics/{namespace}/{topic}"
 
@@ -67,7 +70,25 @@ class TopicQuery(Struct, frozen=True):
             le=PARTS_MAX,
             description="The maximum number of segments and of objects to list, the newest ones.",
         ),
-    ] = 100
+    ] = OBJECTS_LISTED
+    before: Annotated[
+        Count | None,
+        Meta(
+            description="List the objects that begin before this offset: `objects_before` of the "
+            "page before."
+        ),
+    ] = None
+
+
+class AcceptQuery(Struct, frozen=True):
+    start: Annotated[Offset, Meta(description="The first offset; by default 0.")] | UnsetType = (
+        UNSET
+    )
+    end: (
+        Annotated[Offset, Meta(description="The offset to stop before; by default all.")]
+        | UnsetType
+    ) = UNSET
+    dry_run: Annotated[bool, Meta(description="Only says what would be accepted.")] = False
 
 
 class TopicOutline(Record, frozen=True):
@@ -107,12 +128,33 @@ class Topic(Record, frozen=True):
     epoch: Count | None
     owner: str | None
     lost: list[OffsetRange]
+    unknown: Annotated[
+        list[OffsetRange], Meta(description="Offsets that may never have been used.")
+    ]
+    accepted: Annotated[
+        list[OffsetRange],
+        Meta(description="Offsets that were lost or unknown. Readers jump over them."),
+    ]
     segments: Annotated[list[SegmentFacts], Meta(description="The newest ones, oldest first.")]
     segments_total: Count
     segments_bytes: Count
-    objects: Annotated[list[ObjectFacts], Meta(description="The newest ones, oldest first.")]
+    objects: Annotated[
+        list[ObjectFacts],
+        Meta(description="The newest ones, or the last ones before `before`, oldest first."),
+    ]
     objects_total: Count
     objects_bytes: Count
+    objects_counted: Annotated[
+        bool,
+        Meta(
+            description="False: the two totals are lower bounds, because the owner has not "
+            "counted the objects of a catalog that an earlier release wrote."
+        ),
+    ]
+    objects_before: Annotated[
+        Count | None,
+        Meta(description="`before` of the next page of older objects; null on the last."),
+    ]
     problems: Annotated[list[str], Meta(description="Contradictions that were found.")]
 
 
@@ -128,6 +170,8 @@ class Explanation(Record, frozen=True):
         "not yet synced",
         "not yet uploaded",
         "lost",
+        "unknown",
+        "accepted",
         "removed",
         "missing",
     ]
@@ -159,6 +203,16 @@ class RemovedSegment(Record, frozen=True):
 class Trimmed(Record, frozen=True):
     topic: str
     removed: list[RemovedSegment]
+
+
+class Accepted(Record, frozen=True):
+    """Offsets without messages that readers jump over from now on."""
+
+    topic: str
+    lost: Annotated[list[OffsetRange], Meta(description="They were lost until now.")]
+    unknown: Annotated[list[OffsetRange], Meta(description="They were unknown until now.")]
+    accepted: Annotated[list[OffsetRange], Meta(description="All accepted ranges of the topic.")]
+    dry_run: Annotated[bool, Meta(description="Whether nothing was changed.")]
 
 
 # ---- routes -----------------------------------------------------------------------------------
@@ -196,6 +250,15 @@ TRIM_TOPIC: Final = Operation(
     errors=(400, 404, 409, 502, 507),
     method="POST",
 )
+ACCEPT_LOSS: Final = Operation(
+    "acceptLoss",
+    "topics",
+    "Accepts lost and unknown offsets: readers jump over them. This cannot be undone.",
+    {200: Reply("The ranges that were accepted; none if there were none.", Accepted)},
+    errors=(400, 404, 502),
+    method="POST",
+    query=AcceptQuery,
+)
 EXPLAIN_OFFSET: Final = Operation(
     "explainOffset",
     "topics",
@@ -213,7 +276,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
     async def show(request: Request) -> Response:
         query = read_query(request.scope["query_string"], TopicQuery)
         topic = topic_of(request.path_params)
-        return json_response(await run_in_threadpool(_describe, context, topic, query.limit))
+        return json_response(await run_in_threadpool(_describe, context, topic, query))
 
     async def create(request: Request) -> Response:
         topic = topic_of(request.path_params)
@@ -223,6 +286,11 @@ def routes(context: ServerContext) -> list[Endpoint]:
     async def trim(request: Request) -> Response:
         topic = topic_of(request.path_params)
         return json_response(await run_in_threadpool(_trim, context, topic))
+
+    async def accept(request: Request) -> Response:
+        query = read_query(request.scope["query_string"], AcceptQuery)
+        topic = topic_of(request.path_params)
+        return json_response(await run_in_threadpool(_accept, context, topic, query))
 
     async def explain_offset(request: Request) -> Response:
         topic, offset = topic_of(request.path_params), offset_of(request.path_params)
@@ -248,6 +316,11 @@ def routes(context: ServerContext) -> list[Endpoint]:
             f"{TOPIC_PATH}/trim",
             trim,
             TRIM_TOPIC,
+        ),
+        Endpoint(
+            f"{TOPIC_PATH}/accept-loss",
+            accept,
+            ACCEPT_LOSS,
         ),
         Endpoint(
             f"{TOPIC_PATH}/explain/{{offset}}",
@@ -278,9 +351,9 @@ def _outline(context: ServerContext, name: str) -> TopicOutline:
     return TopicOutline(name, open=True, start=topic.start_offset, **marks)
 
 
-def _describe(context: ServerContext, name: TopicName, limit: int) -> Topic:
+def _describe(context: ServerContext, name: TopicName, query: TopicQuery) -> Topic:
     with context.store.view() as view:
-        facts = _fields(describe(view.topic(str(name)), limit))
+        facts = _fields(describe(view.topic(str(name)), query.limit, query.before))
     topic = context.store.opened(str(name))
     if topic is None:
         return Topic(**facts, open=False, appended=None, memory=None)
@@ -306,7 +379,7 @@ def _explain(context: ServerContext, name: TopicName, offset: int) -> Explanatio
     return Explanation(**facts, in_memory=in_memory)
 
 
-def _fields(facts: TopicFacts | OffsetFacts) -> dict[str, Any]:
+def _fields(facts: TopicFacts | OffsetFacts | AcceptedLoss) -> dict[str, Any]:
     return {each.name: getattr(facts, each.name) for each in fields(facts)}
 
 
@@ -334,3 +407,14 @@ def _trim(context: ServerContext, name: TopicName) -> Trimmed:
             for each in removed
         ],
     )
+
+
+def _accept(context: ServerContext, name: TopicName, query: AcceptQuery) -> Accepted:
+    start, end = (None if each is UNSET else each for each in (query.start, query.end))
+    with context.store.view() as view:
+        view.topic(str(name))  # UnknownTopic, also if only the object store knows it
+        resources = view.resources()
+        if resources is None:
+            raise UnknownTopic(f"there is no topic {name} in the catalog")
+        found = accept_loss(resources.catalog, name, start, end, dry_run=query.dry_run)
+    return Accepted(**_fields(found))

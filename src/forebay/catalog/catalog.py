@@ -15,8 +15,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from functools import cache
+from typing import Final
 
+from forebay.catalog.chain import WINDOW, Chain, Totals, Write, pointer, read_windows, stored
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
 from forebay.catalog.records import (
     Life,
@@ -29,7 +31,7 @@ from forebay.catalog.records import (
     encode_cursor,
     encode_record,
     may_become,
-    skip_lost,
+    skip_holes,
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, TopicFenced
@@ -47,10 +49,10 @@ _TRIES: Final = 100
 """Attempts at one compare-and-set. Each one that fails means that another process succeeded."""
 _NAMES_MAX: Final = 1000
 _COMMIT_TRIES: Final = 3
+_SEARCH_FACTOR: Final = 16
+"""How much further back each request of a search looks, until it finds an object."""
 _NEXT_KEY: Final = "\1"
 """Appended to a key, it makes the next possible key, because no key contains a zero byte."""
-
-Write: TypeAlias = Put | Remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,32 +173,144 @@ class Catalog:
     ) -> list[ObjectDescriptor]:
         """Returns the descriptors that overlap `start..end`, oldest first, at most `limit`.
 
-        `end` is not included. The result is consistent, though it takes two requests: the object
-        that begins before `start` needs its own. A compaction between the two requests moves the
-        border between objects, which would look like a gap. A reader would take that for the end
-        of the topic or for lost data, so a result with a gap is checked by reading again.
+        `end` is not included. There may be fewer than `limit` although more follow. An empty
+        result means that there are none.
+
+        This takes a few requests, however many objects there are: the end row of the object that
+        holds `start`, and the descriptors from that object on. The result is consistent: a
+        compaction between two requests would move the border between objects, which would look
+        like a gap, and a reader would take that for the end of the topic or for lost data. So the
+        result ends at a gap between two requests. If no object holds `start`, the topic's record
+        is read too. If that does not say why, a search finds out.
         """
         if end is not None and end <= start:
             return []
-        first = self.keys.descriptor(topic, 0)
-        from_start = self.keys.descriptor(topic, start)
-        stop = self.keys.descriptor(topic, OFFSET_MAX if end is None else end)
+        stop = OFFSET_MAX if end is None else end
+        tail = self._tail(topic)
+
+        def page(first: int, width: int) -> list[ObjectDescriptor]:
+            found: list[ObjectDescriptor] = []
+            read = self.chain(topic).descriptors
+            for entries in read_windows(read, first, stop, limit, width=width, tail=tail):
+                more = self._decoded(topic, entries, decoder)
+                if found and more and found[-1].next_offset != more[0].start_offset:
+                    break
+                found += more
+            return found
+
+        seen: Entry | None = None
+        for _ in range(_TRIES if start > 0 else 0):
+            row = self._end_row(topic, start, tail)
+            if row is None or row == seen or (first := decode_pointer(row.value, row.key)) > start:
+                break
+            last = self.keys.end_offset(topic, row.key)
+            found = page(first, limit * max(last - first, 1))
+            if found and found[0].start_offset == first and found[0].end_offset >= start:
+                return found
+            seen = row  # read it again: a compaction may have changed the objects meanwhile
+        found = page(start, WINDOW)
+        if (found and found[0].start_offset == start) or self._is_hole(topic, start):
+            return found
+        return self._searched(topic, start, stop, limit, decoder)
+
+    def _end_row(
+        self, topic: TopicName, offset: int, tail: Callable[[], int | None]
+    ) -> Entry | None:
+        """Returns the first end row of an object that ends at `offset` or after it."""
+        windows = read_windows(
+            self.chain(topic).ends,
+            offset,
+            OFFSET_MAX + 1,
+            1,
+            width=WINDOW,
+            tail=tail,
+        )
+        return next((rows[0] for rows in windows if rows), None)
+
+    def _tail(self, topic: TopicName) -> Callable[[], int | None]:
+        """Returns what reads the topic's tail, once. A missing or damaged record has none."""
+
+        @cache
+        def tail() -> int | None:
+            try:
+                record = self.record(topic)
+            except DescriptorError:
+                return None
+            return None if record is None else record.tail
+
+        return tail
+
+    def _is_hole(self, topic: TopicName, offset: int) -> bool:
+        """Whether the record says that no object holds the offset. A damaged one says nothing."""
+        try:
+            record = self.record(topic)
+        except DescriptorError:
+            return False
+        return record is not None and not (
+            record.start_offset <= offset < record.tail and skip_holes(record, offset) == offset
+        )
+
+    def _searched(
+        self,
+        topic: TopicName,
+        start: int,
+        stop: int,
+        limit: int,
+        decoder: Callable[[bytes], ObjectDescriptor],
+    ) -> list[ObjectDescriptor]:
+        """Does the same without end rows: for catalogs of earlier releases and those of Danube.
+
+        A result with a gap is checked by searching again, because of compactions.
+        """
+        at, until = self.keys.descriptor(topic, start), self.keys.descriptor(topic, stop)
         for _ in range(_TRIES):
-            before = self.kv.range(first, from_start, limit=1, descending=True)
+            before = self._last_before(topic, start)
             found = [
                 each for each in self._decoded(topic, before, decoder) if each.end_offset >= start
             ]
             if len(found) >= limit:
                 return found
-            rest = self.kv.range(from_start, stop, limit=limit - len(found))
+            rest = self.kv.range(at, until, limit=limit - len(found))
             found += self._decoded(topic, rest, decoder)
-            if _joined(found, start):
-                return found
-            if self.kv.range(first, from_start, limit=1, descending=True) == before:
+            if _joined(found, start) or self._last_before(topic, start) == before:
                 return found
         raise ServiceUnavailable(
             f"{topic}: other processes kept changing the objects in {self.name}; try again"
         )
+
+    def _last_before(self, topic: TopicName, offset: int) -> list[Entry]:
+        """Returns the last descriptor that begins before `offset`, or an empty list.
+
+        It halves the range of offsets, with requests that read one entry each: etcd would read
+        every entry of the range if it were asked for the last one.
+        """
+
+        def first(low: int, high: int) -> list[Entry]:
+            keys = self.keys
+            return self.kv.range(keys.descriptor(topic, low), keys.descriptor(topic, high), limit=1)
+
+        low, distance = offset, 1
+        found: list[Entry] = []
+        while low > 0 and not found:
+            distance *= _SEARCH_FACTOR
+            low = max(offset - distance, 0)
+            found = first(low, offset)
+        high = offset
+        while found and (at := self.keys.descriptor_start(topic, found[0].key)) is not None:
+            if high - at <= 1:
+                break
+            middle = (at + high + 1) // 2
+            later = first(middle, high)
+            found, high = (later, high) if later else (found, middle)
+        return found
+
+    def chain(self, topic: TopicName) -> Chain:
+        """Returns the rows that every change of the topic's chain writes."""
+        return Chain(self.kv, self.keys, topic)
+
+    def totals(self, topic: TopicName) -> Totals:
+        """Returns the number of the topic's objects and their bytes, as far as they are counted."""
+        return self.chain(topic).totals()
 
     def get_object_descriptors(
         self, topic: TopicName, start: int = 0
@@ -209,6 +323,41 @@ class Catalog:
         while page := self.get_object_descriptors_range(topic, start):
             yield from page
             start = page[-1].next_offset
+
+    def get_last_object_descriptors(
+        self,
+        topic: TopicName,
+        limit: int,
+        end: int = OFFSET_MAX,
+        *,
+        decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
+    ) -> list[ObjectDescriptor]:
+        """Returns the last `limit` descriptors that begin before `end`, oldest first.
+
+        It reads one end row for each of them, going back, and then the descriptors at once. So it
+        takes about `limit` requests, however many objects there are. If a compaction happens
+        meanwhile, there may be fewer, or older ones.
+        """
+        totals = self.totals(topic)
+        first = 0
+        if totals.next is not None or totals.objects > limit:
+            tail = self._tail(topic)()
+            first = end if tail is None else min(end, tail)
+            for _ in range(limit):
+                before = self._start_before(topic, first)
+                if before is None:
+                    break
+                first = before
+        entries = self.chain(topic).descriptors(first, end, limit) if limit else []
+        return self._decoded(topic, entries, decoder)
+
+    def _start_before(self, topic: TopicName, offset: int) -> int | None:
+        """Returns where the last object that begins before `offset` begins."""
+        row = self.kv.get(self.keys.end(topic, offset - 1)) if offset > 0 else None
+        if row is not None:
+            return decode_pointer(row.value, row.key)
+        found = self._last_before(topic, offset)
+        return self.keys.descriptor_start(topic, found[0].key) if found else None
 
     def _descriptor(self, topic: TopicName, entry: Entry) -> ObjectDescriptor:
         return self._decoded(topic, [entry])[0]
@@ -330,13 +479,13 @@ class Catalog:
                 )
             if life.state is not State.INTENDED:
                 raise CommitRefused(f"{topic}: {intent.object_id} is {life.state}; plan again")
-            tail = mark = skip_lost(record, descriptor.next_offset)
-            if not verified or skip_lost(record, record.verified) != descriptor.start_offset:
+            tail = mark = skip_holes(record, descriptor.next_offset)
+            if not verified or skip_holes(record, record.verified) != descriptor.start_offset:
                 mark = record.verified
             return Change(
                 replace(record, tail=tail, verified=mark),
                 (
-                    Put(key, encode_descriptor(descriptor)),
+                    *self.chain(topic).changed([descriptor]),
                     Put(life_key, encode_record(row)),
                     Put(self.keys.current(topic), pointer(descriptor.start_offset)),
                 ),
@@ -357,13 +506,38 @@ class Catalog:
         """Moves the verified watermark past the object, if the object is the next one."""
 
         def change(record: TopicRecord) -> Change:
-            verified = skip_lost(record, record.verified)  # a restore may have left a gap there
+            verified = skip_holes(record, record.verified)  # a restore may have left a gap there
             next_one = descriptor.start_offset <= verified < descriptor.next_offset
             if not next_one or descriptor.next_offset > record.tail:
                 return Change(record)
-            return Change(replace(record, verified=skip_lost(record, descriptor.next_offset)))
+            return Change(replace(record, verified=skip_holes(record, descriptor.next_offset)))
 
         return self.update(topic, None, change)
+
+    def replace_descriptor(
+        self, topic: TopicName, said: ObjectDescriptor, found: ObjectDescriptor
+    ) -> bool:
+        """Replaces the descriptor `said` of an object by `found`, if it is still in the chain.
+
+        Both describe the same object and range; what may differ are hints and hashes. Returns
+        False if the chain has another descriptor there.
+        """
+        names = {(each.object_id, each.start_offset, each.end_offset) for each in (said, found)}
+        assert len(names) == 1, "both describe the same object"
+        key = self.keys.descriptor(topic, said.start_offset)
+        done = False
+
+        def change(record: TopicRecord) -> Change:
+            nonlocal done
+            entry = self.kv.get(key)
+            done = entry is not None and self._descriptor(topic, entry) == said
+            if entry is None or not done:
+                return Change(record)
+            put = Put(key, encode_descriptor(stored(found)))
+            return Change(record, (put,), (Compare(key, entry.revision),))
+
+        self.update(topic, None, change)
+        return done
 
     def get_current_pointer(self, topic: TopicName) -> int | None:
         """Returns the offset at which the newest object starts, as its pointer says."""
@@ -453,14 +627,17 @@ class Catalog:
                 return Change(record)
             done = True
             row = Life(State.DELETING, record.epoch, token, self._clock.now_ms())
-            start = skip_lost(record, descriptor.next_offset)
+            start = skip_holes(record, descriptor.next_offset)
             return Change(
                 replace(
                     record,
                     start_offset=max(record.start_offset, start),
                     verified=max(record.verified, start),
                 ),
-                (Remove(key), Put(life_key, encode_record(row))),
+                (
+                    *self.chain(topic).changed([], [found[-1]]),
+                    Put(life_key, encode_record(row)),
+                ),
                 (
                     Compare(key, entry.revision),
                     Compare(life_key, life_entry.revision if life_entry else ABSENT),
@@ -499,10 +676,6 @@ def fenced(topic: TopicName, epoch: int, now: int) -> TopicFenced:
         f"{topic}: another process took the topic over (its epoch is {now}, ours was {epoch}); "
         "open the topic again to get it back"
     )
-
-
-def pointer(start: int) -> bytes:
-    return b'{"start":"%020d"}' % start
 
 
 def _joined(found: Sequence[ObjectDescriptor], start: int) -> bool:

@@ -1,4 +1,5 @@
 """`forebay topics`, `describe` and `explain`: which topics exist, and where their messages are.
+`forebay accept-loss` accepts that some offsets have none.
 
 They ask the server that --url names, or the one that runs on the data directory. Only a server
 knows what is in its memory. Without a server they read the catalog and the files.
@@ -36,8 +37,15 @@ if TYPE_CHECKING:
 
 
 Facts = dict[str, Any]
+_HOLE_WORDS: Final = {
+    "lost": "its message is lost; readers stop here: `forebay accept-loss {topic}` lets them jump "
+    "over it",
+    "unknown": "it may never have been used, and its message is lost if it was; readers stop here: "
+    "`forebay accept-loss {topic}` lets them jump over it",
+    "accepted": "it has no message, and that was accepted: readers jump over it",
+}
 _PAGE: Final = 1000
-_PIECES_MAX: Final = 10_000
+_PIECES_MAX: Final = 1000
 """The most segments, and the most objects, to request from a server."""
 
 
@@ -91,38 +99,49 @@ def _served_topics(server: ServerAddress) -> list[str]:
 @click.argument("topic")
 @click.option(
     "--limit",
-    default=20,
-    show_default=True,
-    type=click.IntRange(0),
-    help="How many segments and objects to print, the newest ones; --json prints all.",
+    type=click.IntRange(0, _PIECES_MAX),
+    help="How many segments and objects to print, the newest ones: 20, or 100 with --json.",
+)
+@click.option(
+    "--before",
+    type=click.IntRange(0, OFFSET_MAX),
+    metavar="OFFSET",
+    help="Print objects that begin before this offset, to go back page by page.",
 )
 @url_option
 @store_options
 @json_option
 def describe(
-    topic: str, limit: int, url: str | None, settings: StoreSettings, as_json: bool
+    topic: str,
+    limit: int | None,
+    before: int | None,
+    url: str | None,
+    settings: StoreSettings,
+    as_json: bool,
 ) -> None:
     """Prints where the messages of TOPIC are.
 
     Prints the watermarks (the next offset of each stage), the offsets in memory, the local files
-    and whether they may be deleted, the objects, and lost ranges. The offsets in memory are known
-    only if a server runs on the store. Exit code 1 if the stored data contradicts itself.
+    and whether they may be deleted, the objects, and the ranges without messages: lost, unknown
+    (they may never have been used) or accepted. The offsets in memory are known only if a server
+    runs on the store. Exit code 1 if the stored data contradicts itself.
 
     \b
     Examples:
       forebay describe orders
+      forebay describe orders --limit 100 --before 2500000
       forebay describe /default/orders --json
       forebay describe orders --url http://127.0.0.1:8650
     """
     server = chosen_server(settings, url)
-    wanted = _PIECES_MAX if as_json else min(limit, _PIECES_MAX)
-    facts = _facts(server, settings, topic, None, wanted)
+    limit = (100 if as_json else 20) if limit is None else limit
+    facts = _facts(server, settings, topic, None, limit, before)
     if not as_json and sys.stdout.isatty():
-        _print_tables(facts, limit)
+        _print_tables(facts)
         if facts["problems"]:
             sys.exit(1)
         return
-    lines = _plain_lines(facts, limit)
+    lines = _plain_lines(facts)
     print_report(facts, lines, as_json=as_json, ok=not facts["problems"])
 
 
@@ -152,12 +171,98 @@ def explain(
     print_report(facts, _offset_lines(facts), as_json=as_json, ok=not facts["problems"])
 
 
+@click.command("accept-loss")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option(
+    "--from", "start", type=click.IntRange(0), metavar="OFFSET", help="Accept from this offset on."
+)
+@click.option(
+    "--to", "end", type=click.IntRange(0), metavar="OFFSET", help="Stop before this offset."
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be accepted.")
+@url_option
+@store_options
+@json_option
+def accept_loss(
+    topics: tuple[str, ...],
+    start: int | None,
+    end: int | None,
+    dry_run: bool,
+    url: str | None,
+    settings: StoreSettings,
+    as_json: bool,
+) -> None:
+    """Accepts that offsets of TOPIC have no messages.
+
+    A reader that reaches offsets that are lost, or that may never have been used, stops with an
+    error. After this command all readers jump over them, also those of a running server. Without
+    --from and --to, all such offsets of the topic are accepted; if there are none, nothing happens.
+    This cannot be undone: look at the ranges first, with --dry-run.
+
+    \b
+    Examples:
+      forebay accept-loss orders --dry-run
+      forebay accept-loss orders clicks
+      forebay accept-loss orders --from 100 --to 1000100 --json
+    """
+    server = chosen_server(settings, url)
+
+    def accept(topic: str, *, dry_run: bool) -> Facts:
+        return _accepted(server, settings, topic, start, end, dry_run=dry_run)
+
+    found = [accept(topic, dry_run=True) for topic in topics]  # a wrong name changes nothing
+    for topic, planned in zip(topics, found, strict=True):
+        facts = planned if dry_run else accept(topic, dry_run=False)
+        click.echo(json.dumps(facts) if as_json else "\n".join(_accepted_lines(facts)))
+
+
+def _accepted(
+    server: ServerAddress | None,
+    settings: StoreSettings,
+    topic: str,
+    start: int | None,
+    end: int | None,
+    *,
+    dry_run: bool,
+) -> Facts:
+    if server is not None:
+        from forebay.client.http import topic_path
+        from forebay.format.names import parse_topic
+
+        query: dict[str, str | int] = {"dry_run": "true" if dry_run else "false"}
+        query |= {k: v for k, v in (("start", start), ("end", end)) if v is not None}
+        with _client_of(server) as client:
+            path = topic_path(parse_topic(topic), "accept-loss")
+            found: Facts = client.json("POST", path, query=query)
+            return found
+    from forebay.topic.accept import accept_loss as accept
+
+    with open_view(settings) as store:
+        view, resources = viewed_topic(store, topic), store.resources()
+        if resources is None:
+            raise UsageError(f"{store.name} has no catalog: `forebay restore` creates one")
+        return asdict(accept(resources.catalog, view.topic, start, end, dry_run=dry_run))
+
+
+def _accepted_lines(facts: Facts) -> Iterator[str]:
+    did = "would accept" if facts["dry_run"] else "accepted"
+    if not facts["lost"] and not facts["unknown"]:
+        yield f"{facts['topic']}: nothing to accept"
+    for kind, what in (
+        ("lost", "which are lost"),
+        ("unknown", "which may never have been used"),
+    ):
+        for first, end in facts[kind]:
+            yield f"{facts['topic']}: {did} offsets {first} to {end - 1}, {what}"
+
+
 def _facts(
     server: ServerAddress | None,
     settings: StoreSettings,
     topic: str,
     offset: int | None,
-    limit: int | None = None,
+    limit: int = 0,
+    before: int | None = None,
 ) -> Facts:
     """The facts about a topic, or about one offset in it, from the server or from the store."""
     if server is not None:
@@ -165,7 +270,9 @@ def _facts(
         from forebay.format.names import parse_topic
 
         rest = () if offset is None else ("explain", str(offset))
-        query: dict[str, str | int] = {} if limit is None else {"limit": limit}
+        query: dict[str, str | int] = {} if offset is not None else {"limit": limit}
+        if before is not None:
+            query["before"] = before
         with _client_of(server) as client:
             path = topic_path(parse_topic(topic), *rest)
             found: Facts = client.json("GET", path, query=query)
@@ -175,11 +282,15 @@ def _facts(
 
     with open_view(settings) as store:
         view = viewed_topic(store, topic)
-        return asdict(describe_topic(view) if offset is None else explain_offset(view, offset))
+        if offset is not None:
+            return asdict(explain_offset(view, offset))
+        return asdict(describe_topic(view, limit, before))
 
 
 def _offset_lines(facts: Facts) -> Iterator[str]:
     yield f"{facts['topic']}, offset {facts['offset']}: {facts['state']}"
+    if (words := _HOLE_WORDS.get(facts["state"])) is not None:
+        yield f"  {words.format(topic=facts['topic'])}"
     if facts["go_on_at"] is not None:
         yield f"  the next offset that can be read is {facts['go_on_at']}"
     if facts.get("in_memory"):
@@ -202,20 +313,21 @@ def _offset_lines(facts: Facts) -> Iterator[str]:
 # ---- what `describe` prints: tables on a terminal, plain lines elsewhere ----
 
 
-def _plain_lines(facts: Facts, limit: int) -> Iterator[str]:
+def _plain_lines(facts: Facts) -> Iterator[str]:
     yield from _head(facts)
-    yield _headed(facts, "segments", limit)
-    for segment in _newest(facts["segments"], limit):
+    yield _headed(facts, "segments")
+    for segment in facts["segments"]:
         yield (
             f"  {_offsets(segment)}, {segment['bytes']} bytes, {_stage(segment)}, "
             f"{_deletable(segment)}: {segment['file']}"
         )
-    yield _headed(facts, "objects", limit)
-    for each in _newest(facts["objects"], limit):
+    yield _headed(facts, "objects")
+    for each in facts["objects"]:
         yield (
             f"  {_offsets(each)}, {each['bytes']} bytes, {_read_back(each)}, {_made(each)}: "
             f"{each['object_id']}"
         )
+    yield from _older(facts)
     for problem in facts["problems"]:
         yield f"problem: {problem}"
 
@@ -236,24 +348,37 @@ def _head(facts: Facts) -> Iterator[str]:
     if memory is not None:
         first, end = memory
         yield f"  in memory  {f'{first} to {end - 1}' if first < end else 'nothing'}"
-    for start, end in facts["lost"]:
-        yield f"  lost       {start} to {end - 1}"
+    for kind, remark in (("lost", ""), ("unknown", ", may never have been used"), ("accepted", "")):
+        for start, end in _holes(facts, kind):
+            yield f"  {kind:<10} {start} to {end - 1}{remark}"
+    if _holes(facts, "lost") or _holes(facts, "unknown"):
+        yield f"  readers stop there; `forebay accept-loss {facts['topic']}` lets them jump over it"
+
+
+def _holes(facts: Facts, kind: str) -> Sequence[Sequence[int]]:
+    """The ranges of that kind; none if the server is of a release that does not know the kind."""
+    found: Sequence[Sequence[int]] = facts.get(kind, ())
+    return found
 
 
 def _except_lost(facts: Facts, stage: int) -> str:
-    """A remark about the lost offsets below `stage`, which a watermark counts as well."""
-    lost = sum(min(end, stage) - start for start, end in facts["lost"] if start < stage)
-    return f", except {lost} offsets that are lost" if lost else ""
+    """A remark about the offsets below `stage` without messages, which a watermark counts, too."""
+    holes = [each for kind in ("lost", "unknown", "accepted") for each in _holes(facts, kind)]
+    count = sum(min(end, stage) - start for start, end in holes if start < stage)
+    return f", except {count} offsets without messages" if count else ""
 
 
-def _headed(facts: Facts, what: str, limit: int) -> str:
-    total = facts[f"{what}_total"]
-    more = f", the newest {limit}" if total > limit else ""
-    return f"{total} {what}, {facts[f'{what}_bytes']} bytes{more}"
+def _headed(facts: Facts, what: str) -> str:
+    total, listed = facts[f"{what}_total"], len(facts[what])
+    counted = what == "segments" or facts.get("objects_counted", True)
+    some = f", {listed} of them listed" if total > listed or not counted else ""
+    least = "" if counted else "at least "
+    return f"{least}{total} {what}, {least}{facts[f'{what}_bytes']} bytes{some}"
 
 
-def _newest(rows: Sequence[Facts], limit: int) -> Sequence[Facts]:
-    return rows[-limit:] if limit else ()
+def _older(facts: Facts) -> Iterator[str]:
+    if facts.get("objects_before") is not None:
+        yield f"  older objects: --before {facts['objects_before']}"
 
 
 def _offsets(row: Facts) -> str:
@@ -276,7 +401,7 @@ def _made(each: Facts) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(each["created_at"]))
 
 
-def _print_tables(facts: Facts, limit: int) -> None:
+def _print_tables(facts: Facts) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -286,7 +411,7 @@ def _print_tables(facts: Facts, limit: int) -> None:
         console.print(escape(line), highlight=False)
 
     def table(what: str, columns: Sequence[str], rows: list[Sequence[str]]) -> None:
-        shown = Table(title=_headed(facts, what, limit), title_justify="left", box=None)
+        shown = Table(title=_headed(facts, what), title_justify="left", box=None)
         for column in columns:
             shown.add_column(column, justify="right" if column == "bytes" else "left")
         for row in rows:
@@ -298,7 +423,7 @@ def _print_tables(facts: Facts, limit: int) -> None:
         ("offsets", "bytes", "stage", "may be deleted", "file"),
         [
             (_offsets(each), str(each["bytes"]), _stage(each), _deletable(each), each["file"])
-            for each in _newest(facts["segments"], limit)
+            for each in facts["segments"]
         ],
     )
     table(
@@ -306,8 +431,10 @@ def _print_tables(facts: Facts, limit: int) -> None:
         ("offsets", "bytes", "stage", "made", "object"),
         [
             (_offsets(each), str(each["bytes"]), _read_back(each), _made(each), each["object_id"])
-            for each in _newest(facts["objects"], limit)
+            for each in facts["objects"]
         ],
     )
+    for line in _older(facts):
+        console.print(escape(line), highlight=False)
     for problem in facts["problems"]:
         console.print(f"[red]problem:[/red] {escape(problem)}", highlight=False)

@@ -32,6 +32,7 @@ from forebay.objects.backend import (
     check_metadata,
     check_range,
     ends_early,
+    require_etag,
 )
 from forebay.settings import ServerAddress
 
@@ -46,7 +47,11 @@ def _path_of(key: str) -> str:
 
 
 class ServerBackend:
-    """The operations of `Backend` that tasks need. Thread-safe."""
+    """The operations of `Backend` that tasks need. Thread-safe.
+
+    Objects and staged rows are always created, never replaced, and sidecars are replaced, whatever
+    `create` says. Unlike in other stores, creating an object again with the same bytes succeeds.
+    """
 
     def __init__(self, address: ServerAddress) -> None:
         self._pool = ClientPool(address)
@@ -65,15 +70,14 @@ class ServerBackend:
         except ObjectMissing:
             raise self._missing(key) from None
         found = response.headers
-        etag = found["ETag"]
         return ObjectMeta(
             key,
             int(found["Content-Length"]),
-            None if etag is None else etag.strip('"'),
+            _etag_of(found["ETag"]),
             int(found[_MODIFIED]),
         )
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         check_range(start, end)
         if start == end:
             if self.head(key).size < end:
@@ -85,10 +89,12 @@ class ServerBackend:
                 response = client.request("GET", _path_of(key), headers=headers)
                 data = response.read(end - start)
                 content_range = response.headers["Content-Range"]
+                found = _etag_of(response.headers["ETag"])
         except ObjectMissing:
             raise self._missing(key) from None
         except OffsetOutOfRange:
             raise ends_early(self._name, key, start, end) from None
+        require_etag(self._name, key, etag, found)
         if len(data) < end - start:
             size = int(content_range.rpartition("/")[2])
             if size < end:
@@ -97,7 +103,12 @@ class ServerBackend:
         return data
 
     def put_object(
-        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+        self,
+        key: str,
+        data: Buffer,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        create: bool = False,  # noqa: ARG002 - the server decides by the key
     ) -> ObjectMeta:
         _require_none(metadata)
         with self._pool.borrowed() as client:
@@ -111,11 +122,18 @@ class ServerBackend:
         chunk_bytes: int,
         concurrent_parts: int,  # noqa: ARG002 - an object is sent as one stream
         metadata: Mapping[str, str] | None = None,
+        create: bool = False,  # noqa: ARG002 - the server decides by the key
     ) -> ServerWriter:
         _require_none(metadata)
         return ServerWriter(self._pool, key, chunk_bytes)
 
-    def copy_object(self, source: str, target: str) -> None:  # noqa: ARG002  # as the protocol has it
+    def copy_object(
+        self,
+        source: str,  # noqa: ARG002 - as the protocol has it
+        target: str,  # noqa: ARG002 - as above
+        *,
+        create: bool = False,  # noqa: ARG002 - as above
+    ) -> None:
         self._refused("copied")
 
     def delete_object(self, key: str) -> None:  # noqa: ARG002  # as the protocol has it
@@ -134,6 +152,10 @@ class ServerBackend:
         raise UsageError(
             f"{self._name}: objects cannot be {what} through a server; do it on its machine"
         )
+
+
+def _etag_of(header: str | None) -> str | None:
+    return None if header is None else header.strip('"')
 
 
 def _require_none(metadata: Mapping[str, str] | None) -> None:

@@ -85,6 +85,11 @@ class Scan:
         ):
             yield Frame(offset, view[position : position + length])
 
+    @property
+    def raw(self) -> memoryview:
+        """The bytes of all frames, with their headers; at least one frame."""
+        return memoryview(self.buffer)[self.positions[0] - HEADER_BYTES : self.safe_length]
+
     def part(self, start: int, stop: int) -> Scan:
         """The frames `start:stop` as a scan that ends COMPLETE; at least one frame."""
         if start == 0 and stop == len(self) and self.end is End.COMPLETE:

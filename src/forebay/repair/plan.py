@@ -6,6 +6,7 @@
     checkpoint, position, index, sidecar      written again from their sources
     id of the log                             written again from its copy, never from the catalog
     frames that are nowhere else              if allowed, recorded as lost; the log begins after
+    an older copy of the log                  if allowed, what came after it is recorded as lost
     frames damaged in object and segment      none
 
 A log has no holes. So before a loss is recorded, the readable messages before it are uploaded, and
@@ -214,8 +215,8 @@ def _plan_beginning(topic: str, plan: LocalPlan, tail: int) -> None:
 
 
 def _after_losses(survey: Survey, record: TopicRecord | None) -> Survey:
-    """Moves the start of the log after a recorded loss in it, because a log has no holes."""
-    for start, end in record.lost if record is not None else ():
+    """Moves the start of the log after a recorded hole in it, because a log has no holes."""
+    for start, end in record.holes if record is not None else ():
         if start <= survey.end and end > survey.start:
             survey = survey.begun_at(end)
     return survey
@@ -227,12 +228,16 @@ def _plan_end(topic: str, plan: LocalPlan, record: TopicRecord | None) -> None:
     There were at most as many as offsets are reserved.
     """
     survey = plan.survey
-    path = str(survey.path(max(survey.segments)))
-    what = "it holds nothing of the log, and it is unknown how many messages it held"
+    if survey.older:
+        where = str(survey.directory)
+        what = "the log is an older copy, and it is unknown how many messages came after it"
+    else:
+        where = str(survey.path(max(survey.segments)))
+        what = "it holds nothing of the log, and it is unknown how many messages it held"
     if record is None:
-        plan.refuse(topic, path, what)
+        plan.refuse(topic, where, what)
     elif record.reserved > survey.end:
-        _plan_loss(topic, plan, (survey.end, record.reserved), path, what)
+        _plan_loss(topic, plan, (survey.end, record.reserved), where, what)
 
 
 def _plan_segment(

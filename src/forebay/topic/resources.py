@@ -28,7 +28,7 @@ from forebay.catalog.connect import FILE_NAME, connect_kv
 from forebay.catalog.ownership import Session
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import CommitRefused, LogClosed, UsageError
+from forebay.errors import CommitRefused, CorruptLog, LogClosed, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.forks import disown_after_fork
@@ -36,12 +36,14 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
 from forebay.objects.buffers import return_large_blocks
 from forebay.objects.store import CloudStore, connect
-from forebay.read.object_stream import FetchPool
+from forebay.read.fetch_pool import FetchPool
+from forebay.read.sidecar_index import SidecarIndexes
 from forebay.read.tiered_log import CatalogSource, LocalTier, TieredLog
-from forebay.read.verify import looks_same, verify_object
+from forebay.read.verify import FaultKind, examine_object, looks_same, verify_object
 from forebay.settings import ServerAddress, StoreSettings
 from forebay.upload.engine import UploadPorts
-from forebay.wal.identity import read_log_id
+from forebay.wal.identity import LocalLog, read_log_id, read_nonces
+from forebay.wal.view import LogView
 
 if TYPE_CHECKING:
     from forebay.client.disk import ServerDisk
@@ -85,6 +87,7 @@ class StoreResources:
         self._store = store
         self._session: Session | None = None
         self._pool: FetchPool | None = None
+        self._indexes: SidecarIndexes | None = None
         self._closed = False
         self._clients: ClientPool | None = None
         self.disk: LocalDisk | ServerDisk = LocalDisk()
@@ -156,6 +159,14 @@ class StoreResources:
             return self._store
 
     @property
+    def sidecar_indexes(self) -> SidecarIndexes:
+        """The indexes of objects that were read from their sidecars."""
+        with self._lock:
+            if self._indexes is None:
+                self._indexes = SidecarIndexes(self.store)
+            return self._indexes
+
+    @property
     def fetch_pool(self) -> FetchPool:
         """The threads that fetch objects ahead of readers."""
         with self._lock:
@@ -183,7 +194,13 @@ class StoreResources:
 
     @property
     def upload_ports(self) -> UploadPorts:
-        return UploadPorts(self.store, self.settings.uploader, self._verify_upload, self.clock)
+        return UploadPorts(
+            self.store,
+            self.settings.uploader,
+            self._verify_upload,
+            self.clock,
+            self._verify_committed,
+        )
 
     @property
     def objects_are_files(self) -> bool:
@@ -219,6 +236,22 @@ class StoreResources:
                 )
         return self.disk
 
+    def local_log(self, topic: TopicName) -> LocalLog | None:
+        """Returns what the topic's local log says of itself, up to its published position.
+
+        None if there is no log, or none that can be read without opening it.
+        """
+        directory = wal_root(self.settings) / topic.namespace / topic.topic
+        try:
+            log_id = read_log_id(self.disk, directory)
+            if log_id is None:
+                return None
+            view = LogView(directory, file_name=self.settings.wal.file_name, disk=self.disk)
+            nonces = read_nonces(self.disk, directory)
+        except (CorruptLog, OSError):
+            return None
+        return LocalLog(log_id, view.start_offset, view.end_offset, nonces)
+
     def tiered_log(self, topic: TopicName, log: LocalTier) -> TieredLog:
         """Returns one log over the objects and the local `log`."""
         return TieredLog(
@@ -228,19 +261,34 @@ class StoreResources:
             self.store,
             self.fetch_pool,
             self.settings.cloud_reader,
+            self.sidecar_indexes,
         )
 
     def read_back(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
         """Reads the object. Raises CorruptLog if it is not exactly what its descriptor says."""
         verify_object(self.store, self.pool, self.settings.cloud_reader, topic, descriptor)
 
-    def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+    def examine(self, topic: TopicName, descriptor: ObjectDescriptor) -> ObjectDescriptor:
+        """Reads the object, and returns its descriptor with what the object showed.
+
+        Raises CorruptLog if the object is damaged or another one. A wrong index is put right.
+        """
+        seen = examine_object(self.store, self.pool, self.settings.cloud_reader, topic, descriptor)
+        if seen.fault is not None and seen.fault.kind is not FaultKind.INDEX:
+            raise seen.fault.error
+        return seen.found or descriptor
+
+    def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
         """Raises CorruptLog if the object is missing or damaged. Called before deleting segments.
 
-        Compares size and etag, and reads the object if the etag differs.
+        Compares size and etag. If the etag differs or is unknown, reads the object whole and
+        compares its hash. Returns False if it has another etag and its descriptor no hash: its
+        frames are valid then, but they may be those of another object.
         """
-        if not looks_same(self.store, topic, descriptor):
-            self.read_back(topic, descriptor)
+        if looks_same(self.store, topic, descriptor):
+            return True
+        self.examine(topic, descriptor)
+        return descriptor.content_hash is not None
 
     def _verify_upload(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
         """Reads the object back, or with `verify_after_upload: false` compares size and etag."""
@@ -248,6 +296,13 @@ class StoreResources:
             self.read_back(topic, descriptor)
         else:
             self.require_there(topic, descriptor)
+
+    def _verify_committed(self, topic: TopicName, descriptor: ObjectDescriptor) -> ObjectDescriptor:
+        """The same for an object of the chain. Returns the descriptor that it should have."""
+        if self.settings.uploader.verify_after_upload:
+            return self.examine(topic, descriptor)
+        self.require_there(topic, descriptor)
+        return descriptor
 
 
 # ---- the resources of a job's processes ---------------------------------------------------------

@@ -13,13 +13,15 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
+from forebay.catalog.chain import Chain
 from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
 from forebay.limits import CLOSE_SECONDS_MAX
+from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.opening import TopicClaim
 from forebay.topic.resources import StoreResources
 from forebay.topic.trimming import Trimmer
@@ -32,6 +34,9 @@ from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Visibility, Watermarks
 
 _Result = TypeVar("_Result")
+
+_INDEXED_BATCHES: Final = 256
+"""Batches of `Chain.index` in one run: a few seconds, so that other topics get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,8 @@ class WalStorage(PersistentStorage):
         self._lock = threading.Lock()
         self.uploader: Uploader | None = None
         self._trimmer: Trimmer | None = None
+        self._chain: Chain | None = None
+        """The rows of the chain, until it is known that none is missing."""
         self._tiered_log = None
         if resources is not None and claim is not None:
             topic = parse_topic(wal.topic)
@@ -109,6 +116,7 @@ class WalStorage(PersistentStorage):
             self.uploader.follow(claim.record)
             self._tiered_log = resources.tiered_log(topic, wal)
             self._trimmer = Trimmer(topic, wal, deleter, resources)
+            self._chain = resources.catalog.chain(topic)
 
     @property
     def name(self) -> str:
@@ -193,17 +201,23 @@ class WalStorage(PersistentStorage):
         """Uploads everything appended so far, and returns the new objects."""
         uploader = self._require_uploader()
         self.wal.flush()
-        return self._fencing(lambda: uploader.run_once(force=True))
+        return self._fencing(lambda: self._run_once(uploader, force=True))
 
     def upload_due(self) -> None:
         """Runs one upload cycle of the background work."""
         uploader = self._require_uploader()
-        self._fencing(uploader.run_once)
+        self._fencing(lambda: self._run_once(uploader, force=False))
+
+    def accept_loss(self, start: int | None = None, end: int | None = None) -> AcceptedLoss:
+        """Accepts lost and unknown offsets; see `forebay.topic.accept`."""
+        uploader = self._require_uploader()
+        return accept_loss(uploader.catalog, uploader.topic, start, end)
 
     def follow_uploads(self) -> None:
         """Updates the watermarks to what another process, such as the pipeline, has uploaded."""
         uploader = self._require_uploader()
         self._fencing(uploader.record)
+        self._finish_looking()
 
     def wait_uploaded(self, target: int, timeout: float | None = None) -> None:
         """Uploads until everything before `target` is in committed objects.
@@ -214,12 +228,20 @@ class WalStorage(PersistentStorage):
         self.wal.await_synced(target, timeout)
         while uploader.uploaded < target:
             try:
-                self._fencing(lambda: uploader.run_once(force=True))
+                self._fencing(lambda: self._run_once(uploader, force=True))
             except ForebayError:
                 # An error after the commit, such as a failed check of a restored object, is not
                 # the caller's: a caller that gets an error appends the message a second time.
                 if uploader.uploaded < target:
                     raise
+
+    def _run_once(self, uploader: Uploader, *, force: bool) -> list[ObjectDescriptor]:
+        self._finish_looking()
+        return uploader.run_once(force=force)
+
+    def _finish_looking(self) -> None:
+        if self._claim is not None:
+            self._claim.finish_looking()
 
     def _require_uploader(self) -> Uploader:
         if self.uploader is None:
@@ -245,6 +267,14 @@ class WalStorage(PersistentStorage):
             self.trim_remote()
         finally:  # a store that deletes nothing must not fill the local disk
             self.trim_local()
+
+    def index_chain(self) -> None:
+        """Adds the rows that a catalog of an earlier release lacks, a bounded number at a time."""
+        for _ in range(_INDEXED_BATCHES):
+            if self._chain is None or self.wal.ended:
+                return
+            if self._chain.index(1):
+                self._chain = None
 
     def trim_local(self) -> list[Segment]:
         """Runs one retention pass and returns the deleted segments.

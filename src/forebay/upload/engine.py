@@ -19,27 +19,43 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
 
 from forebay.catalog.catalog import Catalog, Intent
-from forebay.catalog.records import TopicRecord
+from forebay.catalog.records import State, TopicRecord
 from forebay.clock import Clock
-from forebay.errors import CorruptLog, ForebayError, ServiceUnavailable
+from forebay.errors import (
+    CorruptLog,
+    ForebayError,
+    ForeignObject,
+    MissingData,
+    ObjectExists,
+    ObjectMissing,
+    ServiceError,
+    ServiceUnavailable,
+)
+from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import Index, ObjectDescriptor, encode_descriptor
 from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
+from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key, sidecar
+from forebay.limits import MIB
 from forebay.logs import event
-from forebay.objects.backend import ObjectMeta, ObjectWriter
+from forebay.objects.backend import ObjectMeta
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
 from forebay.upload import metrics
 from forebay.upload.plan import PlannedObject, SegmentSource
 
+T = TypeVar("T")
+
 _log: Final = logging.getLogger("forebay.upload")
 _READ_BACK_TRIES: Final = 2
 """Two, so that one failed request of the store does not make the whole transfer start over."""
+_COMPARE_BYTES: Final = 4 * MIB
 _RENEW_SECONDS_MAX: Final = 300.0
 _RENEW_SECONDS_MIN: Final = 0.1
 
@@ -53,6 +69,8 @@ class UploadPorts:
     verify: Callable[[TopicName, ObjectDescriptor], None]
     """Raises if the object is not what its descriptor says. The settings choose how it checks."""
     clock: Clock
+    verify_committed: Callable[[TopicName, ObjectDescriptor], ObjectDescriptor]
+    """The same for an object of the chain. Returns the descriptor that it should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +118,13 @@ def upload(
     """Transfers the object, reads it back and writes its sidecar.
 
     It can be repeated, and two processes may do it at the same time: a name determines the bytes of
-    its object, so both write the same bytes, and an object is not visible until it is complete.
-    `progress` gets the number of bytes written so far, and may raise to stop the upload.
+    its object, and who comes second finds the same bytes under it (`NewObject`). Raises
+    ForeignObject if they are not the same. `progress` gets the number of bytes written so far, and
+    may raise to stop the upload.
     """
     started = ports.clock.monotonic()
     planned, object_id = task.planned, task.intent.object_id
-    transferred = _transfer(ports, source, object_key(task.topic, object_id), planned, progress)
+    transferred = _transfer(ports, source, task, progress)
     now_ms = ports.clock.now_ms()
     descriptor = describe(object_id, planned.start_offset, planned.next_offset, transferred, now_ms)
     if progress is not None:
@@ -117,20 +136,22 @@ def upload(
 def _transfer(
     ports: UploadPorts,
     source: SegmentSource,
-    key: str,
-    planned: PlannedObject,
+    task: UploadTask,
     progress: Callable[[int], None] | None,
 ) -> Transferred:
     """Writes the planned object. After an error there is no object."""
-    with open_writer(ports, key) as writer:
-        builder = ObjectBuilder(writer, ObjectIndex())
-        for frames in source.frames(planned.extents):
+    with NewObject(ports.store, task.topic, task.intent.object_id, ports.settings) as made:
+        builder = ObjectBuilder(made)
+        for frames in source.frames(task.planned.extents):
             builder.add(frames)
             if progress is not None:
                 progress(builder.size)
-        meta = writer.close()
-    require_size(ports.store, meta, planned.size)
-    return Transferred(meta, builder.index.frozen())
+        if builder.size != task.size:
+            raise CorruptLog(
+                f"{task.topic}: {builder.size} bytes were read for {task.intent.object_id}, but "
+                f"{task.size} were planned"
+            )
+        return builder.transferred(made.finish(builder.content.value))
 
 
 def read_back_and_put_sidecar(
@@ -144,16 +165,69 @@ def read_back_and_put_sidecar(
 
 def read_back(ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor) -> None:
     """Raises if the object is not what its descriptor says. Tries again if the store fails."""
+    _repeated(lambda: ports.verify(topic, descriptor))
+
+
+def read_back_committed(
+    ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor
+) -> ObjectDescriptor:
+    """Reads back an object of the chain, and returns the descriptor that it should have.
+
+    Raises if the object is damaged or another one. A wrong index is no damage: see `correct`.
+    """
+    return _repeated(lambda: ports.verify_committed(topic, descriptor))
+
+
+def _repeated(verify: Callable[[], T]) -> T:
+    """Calls `verify` again if the store failed, and counts the outcome."""
     for attempt in range(1, _READ_BACK_TRIES + 1):
         try:
-            ports.verify(topic, descriptor)
+            found = verify()
         except ForebayError as error:
             if isinstance(error, ServiceUnavailable) and attempt < _READ_BACK_TRIES:
                 continue
             metrics.verified.add(1, "failed")
             raise
         metrics.verified.add(1, "good")
-        return
+        return found
+    raise AssertionError("the last attempt returns or raises")
+
+
+def correct(
+    catalog: Catalog,
+    store: CloudStore,
+    topic: TopicName,
+    said: ObjectDescriptor,
+    found: ObjectDescriptor,
+    *,
+    sidecars: bool,
+) -> bool:
+    """Replaces a descriptor by what its object showed; False if it has changed meanwhile.
+
+    Call it after the object was read whole. An index that is wrong would otherwise mislead every
+    reader; if its sidecar may have it too, the sidecar is written again.
+    """
+    if not catalog.replace_descriptor(topic, said, found):
+        return False
+    pairs = (
+        ("index", said.offset_index == found.offset_index),
+        ("hash", said.content_hash == found.content_hash),
+        ("etag", said.etag == found.etag),
+    )
+    changed = [name for name, same in pairs if not same]
+    for name in changed:
+        metrics.descriptors_corrected.add(1, name)
+    if sidecars and "index" in changed:
+        put_sidecar(store, topic, found)
+    event(
+        _log,
+        logging.WARNING if "index" in changed else logging.INFO,
+        "descriptor corrected",
+        topic=topic,
+        object=said.object_id,
+        what=" and ".join(changed) or "publish time",
+    )
+    return True
 
 
 def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploaded) -> TopicRecord:
@@ -189,14 +263,24 @@ class Transferred:
 
     meta: ObjectMeta
     index: Index
+    content_hash: str
+    highest_publish_time: int | None
+
+
+class FrameWriter(Protocol):
+    """Where the bytes of an object go."""
+
+    def write(self, data: Buffer) -> None: ...
 
 
 @dataclass(slots=True)
 class ObjectBuilder:
-    """Writes frames to a writer, indexes them, and counts bytes and messages."""
+    """Writes frames to a writer, indexes and hashes them, and counts bytes and messages."""
 
-    writer: ObjectWriter
-    index: ObjectIndex
+    writer: FrameWriter
+    index: ObjectIndex = field(default_factory=ObjectIndex)
+    content: ContentHash = field(default_factory=ContentHash)
+    survey: MessageSurvey = field(default_factory=MessageSurvey)
     size: int = 0
     messages: int = 0
 
@@ -205,23 +289,17 @@ class ObjectBuilder:
         view = memoryview(frames.buffer)[start : frames.safe_length]
         self.index.add(frames, self.size)
         self.writer.write(view)
+        self.content.add(view)
+        self.survey.add(frames)
         metrics.stream_chunk_bytes.observe(len(view))
         self.size += len(view)
         self.messages += len(frames)
 
-
-def open_writer(ports: UploadPorts, key: str) -> ObjectWriter:
-    settings = ports.settings
-    return ports.store.open_streaming_writer(
-        key,
-        chunk_bytes=settings.stream_chunk_size,
-        concurrent_parts=settings.concurrent_parts,
-    )
-
-
-def require_size(store: CloudStore, meta: ObjectMeta, size: int) -> None:
-    if meta.size != size:
-        raise CorruptLog(f"{store.name}: {meta.key} has {meta.size} bytes, but {size} were written")
+    def transferred(self, meta: ObjectMeta) -> Transferred:
+        """Describes what was added, once it is the object of `meta`."""
+        return Transferred(
+            meta, self.index.frozen(), self.content.value, self.survey.highest_publish_time
+        )
 
 
 def describe(
@@ -235,6 +313,8 @@ def describe(
         etag=done.meta.etag,
         created_at=now_ms // 1000,
         offset_index=done.index,
+        content_hash=done.content_hash,
+        highest_publish_time=done.highest_publish_time,
     )
 
 
@@ -242,6 +322,136 @@ def put_sidecar(store: CloudStore, topic: TopicName, descriptor: ObjectDescripto
     """Writes a copy of the descriptor beside the object, so that a restore needs only the store."""
     key = object_key(topic, sidecar(descriptor.object_id))
     store.put_object(key, encode_descriptor(descriptor))
+
+
+# -- a name gets its bytes once (rule R8) --------------------------------------------------------
+#
+# An object is created, never replaced. If its name is taken, the object there was written by
+# an earlier attempt of the same upload (a client that sent a request again, a task that runs twice,
+# a process that died before its commit), or by somebody else. The bytes tell which. Sidecars are
+# exempt: they carry the time of their attempt.
+
+
+class NewObject:
+    """A data object that is being created. Not thread-safe.
+
+    Leaving its `with` block without `finish` publishes nothing. An upload that was read back and
+    found damaged keeps its name occupied: call `set_aside`.
+    """
+
+    def __init__(
+        self, store: CloudStore, topic: TopicName, object_id: str, settings: UploaderSettings
+    ) -> None:
+        self._store = store
+        self._topic = topic
+        self._object_id = object_id
+        self._size = 0
+        self._writer = store.open_streaming_writer(
+            object_key(topic, object_id),
+            chunk_bytes=settings.stream_chunk_size,
+            concurrent_parts=settings.concurrent_parts,
+            create=True,
+        )
+
+    def write(self, data: Buffer) -> None:
+        """Takes all of `data`. Once the name is known to be taken, the bytes are only counted."""
+        self._size += memoryview(data).nbytes
+        if not self._writer.ended:
+            try:
+                self._writer.write(data)
+            except ObjectExists:
+                self._writer.abort()
+
+    def finish(self, content_hash: str) -> ObjectMeta:
+        """Publishes the object, or finds the same one. `content_hash` is that of all its frames.
+
+        Raises ForeignObject if the name belongs to other bytes, and CorruptLog if the store has
+        published another number of bytes than were written.
+        """
+        if not self._writer.ended:
+            try:
+                meta = self._writer.close()
+            except ObjectExists:
+                self._writer.abort()
+            else:
+                require_size(self._store, meta, self._size)
+                return meta
+        return require_same(self._store, self._topic, self._object_id, self._size, content_hash)
+
+    def __enter__(self) -> NewObject:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if not self._writer.ended:
+            self._writer.abort()
+
+
+def require_size(store: CloudStore, meta: ObjectMeta, size: int) -> None:
+    if meta.size != size:
+        raise CorruptLog(f"{store.name}: {meta.key} has {meta.size} bytes, but {size} were written")
+
+
+def require_same(
+    store: CloudStore, topic: TopicName, object_id: str, size: int, content_hash: str
+) -> ObjectMeta:
+    """Returns the stored object, whose size and content are those given.
+
+    Raises ForeignObject if they are not. An object of the same size is read to its end.
+    """
+    key = object_key(topic, object_id)
+    try:
+        meta = store.head(key)
+        found = _hash(store, meta) if meta.size == size else "not read"
+    except ObjectMissing:
+        raise ServiceUnavailable(
+            f"{store.name}: {key} existed when it was to be created, and is gone now; try again"
+        ) from None
+    if (meta.size, found) != (size, content_hash):
+        raise ForeignObject(
+            f"{store.name}: {key} exists with {meta.size} bytes (content {found}), but the "
+            f"messages to upload under this name have {size} bytes (content {content_hash}). The "
+            "object was not changed. The log and the catalog are probably older copies than the "
+            "objects: stop the topic's owner and put the newest ones back, or run `forebay restore "
+            f"{topic}`"
+        )
+    event(_log, logging.INFO, "object was written before", topic=topic, object=object_id)
+    return meta
+
+
+def _hash(store: CloudStore, meta: ObjectMeta) -> str:
+    content = ContentHash()
+    for chunk in store.open_ranged_reader(meta.key, end=meta.size, chunk_bytes=_COMPARE_BYTES):
+        content.add(chunk)
+    return content.value
+
+
+def set_aside(
+    catalog: Catalog, store: CloudStore, topic: TopicName, intent: Intent, error: ForebayError
+) -> None:
+    """After a failed upload: frees the name, if the error says that the new object is damaged.
+
+    The next attempt gets another name, and a sweep deletes the damaged object after its grace time.
+    Without this, every further attempt would find the damaged bytes under its name. The object of
+    somebody else (ForeignObject) is left alone. Raises nothing if a service fails: the caller has
+    an error to raise already.
+    """
+    if not isinstance(error, CorruptLog) or isinstance(error, ForeignObject | MissingData):
+        return
+    with suppress(ServiceError):  # ObjectMissing, if the object was never published
+        life = catalog.life(topic, intent.object_id)
+        if life is None or life.token != intent.token or life.state is not State.INTENDED:
+            return
+        store.head(object_key(topic, intent.object_id))
+        if catalog.condemn(topic, intent.object_id, life) is None:
+            return
+        event(
+            _log,
+            logging.WARNING,
+            "damaged upload set aside: the next attempt uses another name",
+            topic=topic,
+            object=intent.object_id,
+            error=error,
+        )
 
 
 # -- keeping intents alive ----------------------------------------------------------------------

@@ -19,8 +19,10 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from forebay.errors import (
     CorruptLog,
     DescriptorError,
+    ForeignObject,
     ObjectMissing,
 )
+from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
 from forebay.format.frame import FrameDecoder
 from forebay.format.index import ObjectIndex
@@ -31,12 +33,14 @@ from forebay.format.names import (
     TopicName,
     after_prefix,
     objects_prefix,
+    parse_marker,
     parse_object,
     parse_pending,
     topic_of_key,
 )
 from forebay.limits import DESCRIPTOR_BYTES_MAX, MIB, OFFSET_MAX
 from forebay.objects.backend import Backend, ObjectMeta
+from forebay.objects.markers import StoredMarker, in_order
 
 # -- which objects make the chain ---------------------------------------------------------------
 
@@ -125,17 +129,19 @@ def is_object_name(name: str) -> bool:
     return start is not None and start < OFFSET_MAX
 
 
-def walk(store: Backend, topic: TopicName) -> Iterator[Stored | ObjectMeta]:
+def walk(store: Backend, topic: TopicName) -> Iterator[Stored | StoredMarker | ObjectMeta]:
     """Yields everything below the topic's prefix, ordered by name.
 
-    An ObjectMeta is a file that is neither an object nor a sidecar.
+    An ObjectMeta is a file that is neither an object nor a sidecar nor a begin marker.
     """
     prefix = objects_prefix(topic)
     waiting: ObjectMeta | None = None
     for meta in store.list(prefix):
         name = meta.key.removeprefix(prefix)
         owner = name.removesuffix(SIDECAR_ENDING)
-        if not is_object_name(owner):
+        if (marker := parse_marker(name)) is not None:
+            yield StoredMarker(marker, meta)
+        elif not is_object_name(owner):
             yield meta
         elif owner == name:
             if waiting is not None:
@@ -154,7 +160,7 @@ def walk(store: Backend, topic: TopicName) -> Iterator[Stored | ObjectMeta]:
 
 
 def topics_in_store(store: Backend) -> Iterator[TopicName]:
-    """Yields every topic that has objects in the store, with about two requests for each."""
+    """Yields every topic that has objects or begin markers, with about two requests for each."""
     after: str | None = None
     while (meta := next(store.list(TOPICS_PREFIX, after=after), None)) is not None:
         parts = meta.key.removeprefix(TOPICS_PREFIX).split("/")
@@ -203,7 +209,23 @@ class Inventory:
     """One more than the highest offset in any name."""
     pending: int = 0
     unknown: int = 0
+    markers: list[StoredMarker] = field(default_factory=list)
+    """The topic's begin markers, the newest last."""
+    discarded: list[Candidate] = field(default_factory=list)
+    """Objects that are damaged for certain. They are in no range any more."""
     _all: list[Candidate] = field(default_factory=list)
+
+    def discard(self, candidate: Candidate) -> None:
+        range_ = (candidate.name.start, candidate.name.end)
+        self.ranges[range_].remove(candidate)
+        if not self.ranges[range_]:
+            del self.ranges[range_]
+        self.discarded.append(candidate)
+
+    @property
+    def highest(self) -> int:
+        """The highest of all object ends and begin markers (rule R9)."""
+        return max(self.end, self.markers[-1].name.offset if self.markers else 0)
 
     def add(self, candidate: Candidate) -> None:
         name = candidate.name
@@ -244,17 +266,20 @@ class Describe(Protocol):
 
 
 def take_stock(store: Backend, topic: TopicName) -> Inventory:
-    """Lists the topic's objects. Reads no object."""
+    """Lists the topic's objects and begin markers. Reads none of them."""
     stock = Inventory()
     for found in walk(store, topic):
         if isinstance(found, ObjectMeta):
             stock.unknown += 1
+        elif isinstance(found, StoredMarker):
+            stock.markers.append(found)
         elif found.object is not None:
             name = parse_object(found.object_id)
             if name is None:
                 stock.pending += 1
             else:
                 stock.add(_candidate(name, found, found.object))
+    stock.markers = in_order(stock.markers)
     return stock
 
 
@@ -279,7 +304,8 @@ def describe(
     """Returns the descriptor in the object's sidecar, or makes one by reading the whole object.
 
     The object is read if `whole` is set, or if the sidecar is missing or does not agree. Raises
-    CorruptLog if the object was read and is not what its name says.
+    CorruptLog if the object was read and is not what its name says, and ForeignObject if it is not
+    what its sidecar says.
     """
     if not whole:
         found = read_sidecar(store, candidate, reading)
@@ -291,6 +317,15 @@ def describe(
 
 def read_sidecar(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor | None:
     """Returns the sidecar's descriptor; None if it is missing or disagrees with name or listing."""
+    found = _beside(store, candidate, reading)
+    if found is None or not found.offset_index:
+        return None
+    other_etag = None not in (found.etag, candidate.etag) and found.etag != candidate.etag
+    return None if other_etag else found
+
+
+def _beside(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor | None:
+    """Returns the sidecar's descriptor, whatever its etag; None if it is not for this object."""
     if candidate.sidecar is None:
         return None
     try:
@@ -303,19 +338,18 @@ def read_sidecar(store: Backend, candidate: Candidate, reading: Reading) -> Obje
     said = (found.object_id, found.start_offset, found.end_offset, found.size, found.completed)
     if said != (str(name), name.start, name.end, candidate.size, True):
         return None
-    if None not in (found.etag, candidate.etag) and found.etag != candidate.etag:
-        return None
-    return found if found.offset_index else None
+    return found
 
 
 def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor:
     """Makes a descriptor by reading every frame. Holds at most a chunk and a frame in memory.
 
-    Raises CorruptLog if the frames are damaged or not those in the name.
+    Raises CorruptLog if the frames are damaged or not those in the name, and ForeignObject if the
+    hash is not the one in the sidecar.
     """
     name, key = candidate.name, candidate.key
     decoder = FrameDecoder(expected=name.start, consecutive=True)
-    index = ObjectIndex()
+    index, content, survey = ObjectIndex(), ContentHash(), MessageSurvey()
     following = name.start
     for start in range(0, candidate.size, CHUNK_BYTES):
         end = min(start + CHUNK_BYTES, candidate.size)
@@ -325,8 +359,10 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
             raise CorruptLog(f"{store.name}: {key} was deleted while it was read") from error
         reading.bytes += end - start
         position = decoder.position
+        content.add(data)
         frames = decoder.feed(data)
         index.add(frames, position)
+        survey.add(frames)
         following += len(frames)
         frames.raise_if_corrupt(key, position)
     if decoder.pending:
@@ -338,6 +374,13 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
         raise CorruptLog(
             f"{store.name}: {key} ends with offset {following - 1}, but its name says {name.end}"
         )
+    beside = _beside(store, candidate, reading)
+    if beside is not None and beside.content_hash not in (None, content.value):
+        raise ForeignObject(
+            f"{store.name}: {key} is not the object of its sidecar: its content has the hash "
+            f"{content.value}, but the sidecar says {beside.content_hash}. Put the right object "
+            "back from a copy of the store, or delete the sidecar to use the object as it is"
+        )
     reading.whole += 1
     return ObjectDescriptor(
         str(name),
@@ -347,4 +390,6 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
         candidate.etag,
         candidate.modified_ms // 1000,
         offset_index=index.frozen(),
+        content_hash=content.value,
+        highest_publish_time=survey.highest_publish_time,
     )

@@ -23,6 +23,7 @@ from forebay.catalog.records import TopicRecord
 from forebay.errors import (
     CommitRefused,
     CorruptFrame,
+    CorruptLog,
     ForebayError,
     LogClosed,
     MissingData,
@@ -36,7 +37,7 @@ from forebay.format.names import TopicName
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.logs import event
 from forebay.upload import engine, metrics
-from forebay.upload.engine import Uploaded, UploadPorts
+from forebay.upload.engine import Uploaded, UploadPorts, set_aside
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.checkpoints import CheckpointStore
 from forebay.wal.log import Wal
@@ -241,7 +242,12 @@ class Uploader:
 
     def _upload_whole(self, planned: PlannedObject, done: list[ObjectDescriptor]) -> TopicRecord:
         task = engine.intend(self.catalog, self.topic, self.epoch, planned)
-        uploaded = engine.upload(self.ports, self.source, task, self._require_going)
+        try:
+            uploaded = engine.upload(self.ports, self.source, task, self._require_going)
+        except CorruptLog as error:
+            if not planned.holds(error):
+                set_aside(self.catalog, self.ports.store, self.topic, task.intent, error)
+            raise
         return self.commit(task.intent, uploaded, planned.end, done)
 
     def commit(
@@ -286,6 +292,12 @@ class Uploader:
             if descriptor.next_offset <= record.verified:
                 continue
             self._require_going()
-            engine.read_back(self.ports, self.topic, descriptor)
+            found = engine.read_back_committed(self.ports, self.topic, descriptor)
+            if found != descriptor:
+                sidecars = self.ports.settings.sidecars
+                store = self.ports.store
+                engine.correct(
+                    self.catalog, store, self.topic, descriptor, found, sidecars=sidecars
+                )
             record = self.catalog.mark_verified(self.topic, descriptor)
             self.follow(record)

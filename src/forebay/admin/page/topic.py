@@ -1,8 +1,9 @@
 """One topic as the page shows it: its numbers, and which offsets are where (spans).
 
 A message can be in several tiers at once, so spans of different tiers overlap; those of one tier do
-not. An offset between the start and the end of a topic that no tier holds is in a gap, and a gap
-says whether the catalog knows of it (`lost`) or not (`missing`, which is damage).
+not. An offset between the start and the end of a topic that no tier holds is in a gap. A gap says
+whether the catalog knows of it (`lost`, `unknown` or `accepted`) or not (`missing`, which is
+damage).
 
 Beware: `bounded` joins only spans that are too narrow to be seen. Ask for a narrower window to see
 the parts.
@@ -10,7 +11,9 @@ the parts.
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
@@ -20,15 +23,16 @@ from msgspec.structs import replace
 
 from forebay.admin.context import ServerContext
 from forebay.admin.page.history import TopicTrace, bytes_after
-from forebay.admin.page.topic_states import TopicState
+from forebay.admin.page.topic_states import OBJECTS_READ, TopicState
 from forebay.admin.records import Count, OffsetRange, Record, Seconds
-from forebay.catalog.records import TopicRecord
+from forebay.catalog.records import TopicRecord, ranges_within
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.topic.describe import kept_because
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Watermarks
 
 Tier: TypeAlias = Literal["memory", "segment", "object", "verified", "gap"]
+_RANGES_MAX = 100
 _LANES = 4
 """Memory, segments, objects (verified or not), gaps."""
 
@@ -76,6 +80,12 @@ class Sizes(Record, frozen=True):
         Count,
         Meta(description="Offsets, not messages: most offsets of a lost range were never used."),
     ] = 0
+    unknown_offsets: Annotated[
+        Count, Meta(description="Offsets that may never have been used.")
+    ] = 0
+    accepted_offsets: Annotated[
+        Count, Meta(description="Offsets that were lost or unknown. Readers jump over them.")
+    ] = 0
     missing_offsets: Count = 0
     lag_messages: Count = 0
 
@@ -107,6 +117,8 @@ class TopicRow(Record, frozen=True):
     verified: Count
     memory: OffsetRange | None
     lost: list[OffsetRange]
+    unknown: list[OffsetRange]
+    accepted: list[OffsetRange]
     lag: Lag
     rates: Rates
     trouble: str | None
@@ -137,6 +149,7 @@ def all_spans(context: ServerContext, state: TopicState) -> list[Span]:
     held = [
         *memory_spans(state.memory, state.marks),
         *segment_spans(state.segments, state.marks, kept),
+        *older_spans(state),
         *object_spans(state.objects, state.marks.verified),
     ]
     return [*held, *gap_spans(state.start, state.marks.appended, held, state.record)]
@@ -145,8 +158,13 @@ def all_spans(context: ServerContext, state: TopicState) -> list[Span]:
 def window_spans(
     context: ServerContext, state: TopicState, start: int, end: int, most: int
 ) -> list[Span]:
-    """The spans in a window."""
+    """The spans in a window. Objects of it that are not among the newest are read now."""
     stop = min(end, max(state.marks.appended, start + 1))
+    if state.objects and start < state.objects[0].start_offset:
+        border = state.objects[0].start_offset
+        more = context.watch.states.objects_between(state.name, start, min(stop, border))
+        if more and more[-1].next_offset >= min(stop, border):
+            state = dataclasses.replace(state, objects=[*more, *state.objects])
     found = within(all_spans(context, state), start, stop)
     return bounded(found, start, stop, most)
 
@@ -166,7 +184,9 @@ def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPag
         uploaded=marks.uploaded,
         verified=marks.verified,
         memory=(state.memory.start, state.memory.stop) if state.memory else None,
-        lost=[(each.start, each.end) for each in spans if each.state == "lost"][:100],
+        lost=_gaps(spans, "lost")[:_RANGES_MAX],
+        unknown=_gaps(spans, "unknown")[:_RANGES_MAX],
+        accepted=_gaps(spans, "accepted")[:_RANGES_MAX],
         lag=Lag(
             max(marks.synced - marks.uploaded, 0),
             bytes_after(state.segments, marks.uploaded),
@@ -177,8 +197,11 @@ def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPag
         sizes=_sizes(state, spans),
         spans=bounded(spans, state.start, marks.appended, most),
     )
-    missing = [(each.start, each.end) for each in spans if each.state == "missing"]
-    return TopicPage(row, missing)
+    return TopicPage(row, _gaps(spans, "missing"))
+
+
+def _gaps(spans: Iterable[Span], state: str) -> list[tuple[int, int]]:
+    return [(each.start, each.end) for each in spans if each.tier == "gap" and each.state == state]
 
 
 def _lag_seconds(state: TopicState, trace: TopicTrace | None) -> float:
@@ -195,26 +218,32 @@ def _lag_seconds(state: TopicState, trace: TopicTrace | None) -> float:
 
 def _sizes(state: TopicState, spans: Sequence[Span]) -> Sizes:
     marks = state.marks
+    older = [each for each in older_spans(state) if each.tier == "verified"]
+    older_messages = sum(each.end - each.start for each in older)
+    older_objects = sum(each.merged for each in older)
     gaps = [each for each in spans if each.tier == "gap"]
-    lost = sum(each.end - each.start for each in gaps if each.state == "lost")
-    missing = sum(each.end - each.start for each in gaps if each.state == "missing")
+    without = Counter[str]()
+    for each in gaps:
+        without[each.state] += each.end - each.start
     local = state.segments
     return Sizes(
-        messages=max(marks.appended - state.start - lost - missing, 0),
+        messages=max(marks.appended - state.start - without.total(), 0),
         memory_messages=len(state.memory),
         segments=len(local),
         segment_messages=sum(each.count for each in local),
         segment_bytes=sum(each.size for each in local),
-        objects=len(state.objects),
-        object_messages=sum(each.count for each in state.objects),
-        object_bytes=sum(each.size for each in state.objects),
-        verified_messages=sum(
-            each.count for each in state.objects if each.next_offset <= marks.verified
-        ),
-        verified_objects=sum(each.next_offset <= marks.verified for each in state.objects),
+        objects=max(state.totals.objects, len(state.objects)),
+        object_messages=sum(each.count for each in state.objects) + older_messages,
+        object_bytes=max(state.totals.bytes, sum(each.size for each in state.objects)),
+        verified_messages=older_messages
+        + sum(each.count for each in state.objects if each.next_offset <= marks.verified),
+        verified_objects=older_objects
+        + sum(each.next_offset <= marks.verified for each in state.objects),
         gaps=len(gaps),
-        lost_offsets=lost,
-        missing_offsets=missing,
+        lost_offsets=without["lost"],
+        unknown_offsets=without["unknown"],
+        accepted_offsets=without["accepted"],
+        missing_offsets=without["missing"],
         lag_messages=max(marks.synced - marks.uploaded, 0),
     )
 
@@ -279,13 +308,45 @@ def object_spans(objects: Iterable[ObjectDescriptor], verified: int) -> list[Spa
     ]
 
 
+def older_spans(state: TopicState) -> list[Span]:
+    """One span for the objects before the newest ones, or several if lost offsets are between."""
+    if len(state.objects) < OBJECTS_READ:
+        return []  # these are all
+    end = min(state.objects[0].start_offset, state.record.tail if state.record else 0)
+    borders = [state.start]
+    for begin, stop in () if state.record is None else state.record.lost:
+        if state.start < stop and begin < end:
+            borders += [max(begin, state.start), stop]
+    borders.append(end)
+    count = max(state.totals.objects - len(state.objects), 1)
+    size = max(state.totals.bytes - sum(each.size for each in state.objects), 0)
+    found: list[Span] = []
+    for begin, stop in zip(borders[::2], borders[1::2], strict=True):
+        if begin < stop:
+            first = not found
+            verified = stop <= state.marks.verified
+            found.append(
+                Span(
+                    begin,
+                    stop,
+                    "verified" if verified else "object",
+                    "verified" if verified else "not yet read back",
+                    None,
+                    size if first else 0,
+                    merged=count if first else 1,
+                )
+            )
+    return found
+
+
 def gap_spans(start: int, end: int, held: Iterable[Span], record: TopicRecord | None) -> list[Span]:
     """Spans of the offsets between `start` and `end` that no tier has."""
-    lost = () if record is None else record.lost
+    record = record or TopicRecord()
+    kinds = (("lost", record.lost), ("unknown", record.unknown), ("accepted", record.accepted))
     found = [
-        Span(max(begin, start), min(stop, end), "gap", "lost")
-        for begin, stop in lost
-        if begin < end and stop > start
+        Span(*each, "gap", kind)
+        for kind, ranges in kinds
+        for each in ranges_within(ranges, start, end)
     ]
     at = start
     missing: list[Span] = []

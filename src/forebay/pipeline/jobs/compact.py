@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,8 +45,9 @@ from forebay.errors import (
     TopicFenced,
     UsageError,
 )
+from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import Index, ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES
+from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
 from forebay.format.names import ObjectName, TopicName, object_key, parse_object, parse_topic
 from forebay.limits import OFFSET_MAX
@@ -58,10 +58,10 @@ from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import job_settings
 from forebay.read.object_stream import ObjectStream
-from forebay.read.verify import looks_same
+from forebay.read.verify import looks_same, other_content
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources, open_existing
-from forebay.upload.engine import Renewal, put_sidecar, require_size
+from forebay.upload.engine import NewObject, Renewal, put_sidecar, set_aside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -323,7 +323,7 @@ def plan_groups(
     many objects as one transaction can swap, so thousands of objects take several rounds, each of
     which merges the objects of the one before. Objects that were not read back yet, that have half
     the target or more, or whose names do not give their range are left alone. No group includes a
-    lost range.
+    hole.
     """
     run = _Neighbours(bounds)
     for each in descriptors:
@@ -486,6 +486,8 @@ class _Compaction:
             self._refuse(group, object_id, error, made)
             return
         except ForebayError as error:
+            catalog, store = self.resources.catalog, self.resources.store
+            set_aside(catalog, store, group.topic, job.intent, error)
             self._fail(group, object_id, error, made)
             return
         OBJECTS.add(1, "swapped")
@@ -646,8 +648,13 @@ class Proof:
     next_offset: int
     messages: int
     size: int
-    sha256: str
+    content_hash: str
     """The hash of all frames with their headers, in the order of offsets."""
+    highest_publish_time: int | None
+
+    @property
+    def sha256(self) -> str:
+        return self.content_hash.removeprefix("sha256:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,10 +670,10 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
     """Runs in a task: writes the object and reads it back. CorruptLog if anything differs.
 
     Raw frames are streamed, not decoded. Checks every checksum, that offsets are consecutive, and
-    that each object begins, ends and is as long as its descriptor says. All bytes are hashed. The
+    that each object begins, ends and is as long as its descriptor says, and has its hash. The
     new object is read back in the same way, and must have the same count, first and last offset,
-    size, index and hash. Nothing is committed here. A repeated task writes the same bytes under the
-    same name.
+    size, index and hash. Nothing is committed here. A repeated task finds the same bytes under its
+    name.
 
     The new object gets the creation time of the newest one in it, so that remote retention by age
     does not keep it longer.
@@ -674,15 +681,11 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
     resources = executor_resources(settings)
     for each in job.group.objects:
         looks_same(resources.store, job.group.topic, each)
-    writer = resources.store.open_streaming_writer(
-        object_key(job.group.topic, job.intent.object_id),
-        chunk_bytes=settings.uploader.stream_chunk_size,
-        concurrent_parts=settings.uploader.concurrent_parts,
-    )
-    with writer:
-        before, index = _read(resources, job.group.topic, job.group.objects, writer.write)
-        meta = writer.close()
-    require_size(resources.store, meta, before.size)
+    with NewObject(
+        resources.store, job.group.topic, job.intent.object_id, settings.uploader
+    ) as made:
+        before, index = _read(resources, job.group.topic, job.group.objects, made.write)
+        meta = made.finish(before.content_hash)
     descriptor = ObjectDescriptor(
         job.intent.object_id,
         before.start_offset,
@@ -691,6 +694,8 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
         meta.etag,
         max(each.created_at for each in job.group.objects),
         offset_index=index,
+        content_hash=before.content_hash,
+        highest_publish_time=before.highest_publish_time,
     )
     after, index_again = _read(resources, job.group.topic, (descriptor,), None)
     if (after, index_again) != (before, index):
@@ -728,20 +733,25 @@ def _read(
     objects: tuple[ObjectDescriptor, ...],
     write: Callable[[memoryview], None] | None,
 ) -> tuple[Proof, Index]:
-    """Reads all frames of the objects, and passes them to `write`. Memory is bounded."""
+    """Reads all frames of the objects, and passes them to `write`. Memory is bounded.
+
+    Raises ForeignObject if the content of an object does not have the hash of its descriptor.
+    """
     reading = replace(resources.settings.cloud_reader, lenient=False)
     start, end = objects[0].start_offset, objects[-1].next_offset
-    digest, index = sha256(), ObjectIndex()
+    content, survey, index = ContentHash(), MessageSurvey(), ObjectIndex()
+    sources = _SourceHashes(resources.store.name, topic, objects)
     size = messages = 0
     source = _Chain(topic, objects)
     with ObjectStream(
         topic, resources.store, source, resources.pool, reading, start, end
     ) as stream:
         while (frames := stream.next()) is not None:
-            first = frames.positions[0] - HEADER_BYTES
-            raw = memoryview(frames.buffer)[first : frames.safe_length]
+            raw = frames.raw
             index.add(frames, size)
-            digest.update(raw)
+            content.add(raw)
+            sources.add(frames, raw)
+            survey.add(frames)
             if write is not None:
                 write(raw)
             size += len(raw)
@@ -755,4 +765,26 @@ def _read(
             f"{messages} messages in {size} bytes up to offset {following}, but their descriptors "
             f"say {said[1]} in {said[2]} up to {end}"
         )
-    return Proof(start, following, messages, size, digest.hexdigest()), index.frozen()
+    times = survey.highest_publish_time
+    return Proof(start, following, messages, size, content.value, times), index.frozen()
+
+
+class _SourceHashes:
+    """Compares the hash of each object as its frames pass. Frames never span two objects."""
+
+    def __init__(self, store: str, topic: TopicName, objects: tuple[ObjectDescriptor, ...]) -> None:
+        self._store = store
+        self._topic = topic
+        self._left = list(reversed(objects))
+        self._content = ContentHash()
+
+    def add(self, frames: Scan, raw: memoryview) -> None:
+        source = self._left[-1]
+        self._content.add(raw)
+        if frames.offsets[-1] < source.end_offset:
+            return
+        self._left.pop()
+        said, found, self._content = source.content_hash, self._content.value, ContentHash()
+        if said not in (None, found):
+            key = object_key(self._topic, source.object_id)
+            raise other_content(self._store, key, str(said), found)

@@ -50,7 +50,7 @@ from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView, TopicView
 from forebay.upload import engine, metrics
-from forebay.upload.engine import Renewal, Uploaded, UploadTask
+from forebay.upload.engine import Renewal, Uploaded, UploadTask, set_aside
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.segment import LogPosition, Segment
 
@@ -155,8 +155,8 @@ def run_task(settings: StoreSettings, task: Task) -> Uploaded:
     ports = resources.upload_ports
     if isinstance(task, ReadBackTask):
         started = ports.clock.monotonic()
-        engine.read_back(ports, task.topic, task.descriptor)
-        return Uploaded(task.descriptor, ports.clock.monotonic() - started)
+        found = engine.read_back_committed(ports, task.topic, task.descriptor)
+        return Uploaded(found, ports.clock.monotonic() - started)
     try:
         disk = resources.segments_of(task.topic, task.log_id)
         source = SegmentSource(disk, SegmentNames(settings.wal.file_name))
@@ -375,6 +375,13 @@ class Offload:
         assert resources is not None, "a topic that was planned is in the catalog"
         return resources.catalog
 
+    def correct(self, topic: TopicName, said: ObjectDescriptor, found: ObjectDescriptor) -> None:
+        """Gives an object that was read back the descriptor that it should have."""
+        resources = self.store.resources()
+        assert resources is not None, "a topic that was planned is in the catalog"
+        sidecars = resources.settings.uploader.sidecars
+        engine.correct(resources.catalog, resources.store, topic, said, found, sidecars=sidecars)
+
 
 class _NoExecutor(Exception):
     """Spark does not start. This ends the run, and is not the error of a topic."""
@@ -536,15 +543,26 @@ class _Run:
                     raise done.error
                 self._commit(task, done.result)
             except ForebayError as error:
+                if not task.planned.holds(error):
+                    self._set_aside(task, error)
                 self._stopped(topic, error, task.planned)
                 return
         if topic in self._damage:
             self._fail(topic, self._damage.pop(topic))
 
+    def _set_aside(self, task: UploadTask, error: ForebayError) -> None:
+        resources = self._offload.store.resources()
+        assert resources is not None, "the topic has a catalog"
+        set_aside(resources.catalog, resources.store, task.topic, task.intent, error)
+
     def _settle_read_back(self, task: ReadBackTask, done: Done[Uploaded]) -> None:
         try:
             if done.error is not None:
                 raise done.error
+            assert done.result is not None
+            found = done.result.descriptor
+            if found != task.descriptor:
+                self._offload.correct(task.topic, task.descriptor, found)
             self._offload.catalog().mark_verified(task.topic, task.descriptor)
         except ForebayError as error:
             self._unsound.add(task.topic)

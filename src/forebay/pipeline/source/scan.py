@@ -23,7 +23,8 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
-from forebay.errors import CorruptFrame, ForebayError, MissingData, UsageError
+from forebay.catalog.records import TopicRecord
+from forebay.errors import CorruptFrame, ForebayError, MissingData, ObjectChanged, UsageError
 from forebay.files.disk import ReadFile
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
@@ -37,6 +38,7 @@ from forebay.pipeline.source.plan import (
     OffsetRange,
     Piece,
     Split,
+    after_skipped,
     joined,
     plan_topic,
     recut,
@@ -237,7 +239,7 @@ class PlannedSource:
         self._given = found[-1].next_offset if found else self._given
         return found
 
-    def missing(self, offset: int) -> ForebayError:
+    def missing(self, offset: int) -> ForebayError | None:
         return self._catalog.missing(offset)
 
 
@@ -250,7 +252,14 @@ def _object_frames(
     if probe:
         settings = replace(settings, fetch_chunk_size=PROBE_BYTES, read_ahead_chunks=0)
     with ObjectStream(
-        topic, resources.store, source, resources.pool, settings, first, stop
+        topic,
+        resources.store,
+        source,
+        resources.pool,
+        settings,
+        first,
+        stop,
+        indexes=resources.sidecar_indexes,
     ) as stream:
         while (frames := stream.next()) is not None:
             yield frames
@@ -267,7 +276,8 @@ def _local_frames(
 ) -> Iterator[Scan]:
     """Reads objects that are local files like segments, which takes half the time.
 
-    If a file is gone, `_object_frames` looks up in the catalog where its offsets are now.
+    If a file is gone, `_object_frames` looks up in the catalog where its offsets are now. It also
+    compares the hash of an object with another etag, and ignores an index that is wrong.
     """
     done = pieces[0].first
     for number, piece in enumerate(pieces):
@@ -275,15 +285,25 @@ def _local_frames(
         path = resources.store.local_path(object_key(piece.topic, piece.descriptor.object_id))
         assert path is not None, "the objects are files here"
         try:
+            _require_own(resources, piece.topic, piece.descriptor)
             for frames in _file_frames(resources, path, piece, chunks):
                 done = frames.offsets[-1] + 1
                 yield frames
                 del frames
-        except FileNotFoundError:
+        except (FileNotFoundError, CorruptFrame, ObjectChanged) as error:
+            if isinstance(error, CorruptFrame) and done == piece.next:
+                raise  # there are bytes after the last frame
             yield from _object_frames(
                 resources, [piece._replace(first=done), *pieces[number + 1 :]]
             )
             return
+
+
+def _require_own(resources: StoreResources, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+    """Raises ObjectChanged if the object has another etag than its descriptor says."""
+    if descriptor.content_hash is not None:
+        key = object_key(topic, descriptor.object_id)
+        resources.store.get_range(key, 0, 0, etag=descriptor.etag)
 
 
 def _segment_frames(resources: StoreResources, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:
@@ -419,7 +439,10 @@ def open_view(settings: StoreSettings) -> StoreView:
 
 
 def range_of(resources: StoreResources, view: TopicView, options: ScanOptions) -> OffsetRange:
-    """The offsets of the topic that the options select; OffsetOutOfRange as `resolve_range`."""
+    """The offsets of the topic that the options select; OffsetOutOfRange as `resolve_range`.
+
+    A range that begins inside offsets without messages, which are skipped, begins after them.
+    """
     start, end = options.starting.of(view.topic), options.ending.of(view.topic)
     assert start is not None, "named partitions were checked"
     assert end is not None
@@ -427,7 +450,10 @@ def range_of(resources: StoreResources, view: TopicView, options: ScanOptions) -
         start = offset_at_time(resources, view, options.starting_time)
     if options.ending_time is not None:
         end = offset_at_time(resources, view, options.ending_time)
-    return resolve_range(view, start, end, fail_on_data_loss=options.fail_on_data_loss)
+    fail = options.fail_on_data_loss
+    found = resolve_range(view, start, end, fail_on_data_loss=fail)
+    first = after_skipped(view.record or TopicRecord(), found.start, fail_on_data_loss=fail)
+    return replace(found, start=first, end=max(first, found.end))
 
 
 def _plan_view(view: TopicView, options: ScanOptions) -> list[Piece]:
