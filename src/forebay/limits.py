@@ -75,6 +75,10 @@ OBJECT_INDEX_ENTRIES_MAX: Final = 4096
 DESCRIPTOR_BYTES_MAX: Final = 512 * KIB
 """The maximum size of the JSON. etcd refuses requests over 1.5 MiB."""
 
+LEDGER_FIELDS_MAX: Final = 16
+LEDGER_TEXT_BYTES_MAX: Final = 512
+"""What a descriptor may say about a Pulsar ledger."""
+
 CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
 CATALOG_PAGE: Final = 256
 """The most entries that one range query of the catalog returns: about 1 MiB of descriptors."""
@@ -93,6 +97,10 @@ LOST_RANGES_MAX: Final = 10_000
 
 OFFSETS_RESERVED: Final = 1_000_000
 """Offsets that the owner of a topic reserves at a time."""
+
+LOG_DISTANCE: Final = 2**40
+"""How far a log may run past the last object or begin marker in the store. A restore without log
+and catalog continues this far after them, so it assigns no offset a second time (rule R9)."""
 
 READ_AHEAD_CHUNKS: Final = 6
 """The most chunks that one reader of objects fetches ahead of the current one."""
@@ -117,4 +125,8 @@ WAVE_TASKS_PER_SLOT: Final = 8
 assert FRAME_PAYLOAD_BYTES_MIN < MESSAGE_BYTES_MAX < FRAME_PAYLOAD_BYTES_MAX < 2**32
 assert FRAME_BATCH_BYTES_MAX <= ENCODE_BYTES_MAX <= READ_CHUNK_BYTES
 assert SEGMENT_INDEX_BYTES <= ENCODE_BYTES_MAX
-assert 48 * OBJECT_INDEX_ENTRIES_MAX + 4 * KIB <= DESCRIPTOR_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX
+assert (
+    48 * OBJECT_INDEX_ENTRIES_MAX + 6 * LEDGER_FIELDS_MAX * 2 * LEDGER_TEXT_BYTES_MAX + 4 * KIB
+    <= DESCRIPTOR_BYTES_MAX
+    <= CATALOG_VALUE_BYTES_MAX
+)

@@ -638,7 +638,6 @@ OWNER = Owner(3, "host:1", "lock", 5)
         (b'"epoch":3', b'"epoch":9223372036854775808'),
         (b'"epoch":3', b'"epoch":"3"'),
         (b'"epoch":3,', b""),
-        (b'"epoch":3', b'"epoch":3,"more":1'),
         (b'"log_id":"id"', b'"log_id":7'),
         (b"[[2,3]]", b"[[3,3]]"),
         (b"[[2,3]]", b"[[3,2]]"),

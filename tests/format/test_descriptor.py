@@ -14,6 +14,8 @@ from forebay.errors import DescriptorError
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.limits import (
     DESCRIPTOR_BYTES_MAX,
+    LEDGER_FIELDS_MAX,
+    LEDGER_TEXT_BYTES_MAX,
     OBJECT_INDEX_ENTRIES_MAX,
     OBJECT_KEY_BYTES_MAX,
     OFFSET_MAX,
@@ -35,6 +37,22 @@ names = st.text(
 
 
 @st.composite
+def optional_fields(draw: st.DrawFn) -> dict[str, Any]:
+    """Any of the fields that descriptors of an earlier release do not have."""
+    ledger = st.dictionaries(texts, numbers | texts, min_size=1, max_size=LEDGER_FIELDS_MAX)
+    fields = {
+        "content_hash": st.binary(min_size=32, max_size=32).map(lambda raw: f"sha256:{raw.hex()}"),
+        "highest_publish_time": numbers,
+        "raw_size": numbers,
+        "codec": st.sampled_from(["zstd", "a-1"]),
+        "format": st.sampled_from(["dnb1", "pulsar"]),
+        "ledger": ledger.map(lambda found: tuple(sorted(found.items()))),
+    }
+    chosen = draw(st.sets(st.sampled_from(sorted(fields))))
+    return {name: draw(fields[name]) for name in sorted(chosen)}
+
+
+@st.composite
 def descriptors(draw: st.DrawFn) -> ObjectDescriptor:
     start = draw(st.integers(0, OFFSET_MAX - 200))
     end = start + draw(st.integers(0, 100))
@@ -52,6 +70,7 @@ def descriptors(draw: st.DrawFn) -> ObjectDescriptor:
         draw(numbers),
         draw(st.booleans()),
         draw(st.sampled_from([None, (), tuple(index)])),
+        **draw(optional_fields()),
     )
 
 
@@ -71,6 +90,14 @@ def test_without_an_index_there_is_no_field_for_it() -> None:
     assert b"offset_index" not in data
     assert decode_descriptor(data).offset_index is None
     assert decode_descriptor(changed(offset_index=None)).offset_index is None
+
+
+def test_optional_fields_that_are_absent_stay_absent() -> None:
+    """A descriptor of an earlier release keeps its bytes."""
+    assert encode_descriptor(decode_descriptor(DANUBES)) == DANUBES
+    optional = ("codec", "content_hash", "format", "highest_publish_time", "ledger", "raw_size")
+    nothing = changed(**dict.fromkeys(optional))
+    assert encode_descriptor(decode_descriptor(nothing)) == DANUBES
 
 
 def test_the_order_of_fields_and_unknown_fields_do_not_matter() -> None:
@@ -116,6 +143,31 @@ WRONG: list[tuple[str, Any]] = [
     ("size", 1e3),
     ("size", float("nan")),
     ("created_at", 1.5),
+    ("content_hash", ""),
+    ("content_hash", "0" * 64),
+    ("content_hash", "sha256:" + "0" * 63),
+    ("content_hash", "sha256:" + "0" * 64 + "\n"),
+    ("content_hash", "sha256:" + "A" * 64),
+    ("content_hash", 7),
+    ("highest_publish_time", -1),
+    ("highest_publish_time", 1.5),
+    ("raw_size", OFFSET_MAX + 1),
+    ("raw_size", "1"),
+    ("codec", ""),
+    ("codec", "z" * 33),
+    ("codec", "Zstd"),
+    ("format", "a b"),
+    ("format", 1),
+    ("ledger", {}),
+    ("ledger", []),
+    ("ledger", {"id": -1}),
+    ("ledger", {"id": True}),
+    ("ledger", {"id": None}),
+    ("ledger", {"id": [1]}),
+    ("ledger", {"id": "\ud800"}),
+    ("ledger", {"id": "x" * (LEDGER_TEXT_BYTES_MAX + 1)}),
+    ("ledger", {"x" * (LEDGER_TEXT_BYTES_MAX + 1): 1}),
+    ("ledger", dict.fromkeys(map(str, range(LEDGER_FIELDS_MAX + 1)), 1)),
     ("offset_index", {}),
     ("offset_index", [[0]]),
     ("offset_index", [[0, 0, 0]]),
@@ -220,6 +272,15 @@ def test_the_largest_index_fits() -> None:
         "e" * 1024,
         OFFSET_MAX,
         offset_index=tuple(index),
+        content_hash="sha256:" + "f" * 64,
+        highest_publish_time=OFFSET_MAX,
+        raw_size=OFFSET_MAX,
+        codec="z" * 32,
+        format="z" * 32,
+        ledger=tuple(
+            (f"{number:02}" + "\1" * (LEDGER_TEXT_BYTES_MAX - 2), "\1" * LEDGER_TEXT_BYTES_MAX)
+            for number in range(LEDGER_FIELDS_MAX)
+        ),
     )
     assert decode_descriptor(encode_descriptor(largest)) == largest
 

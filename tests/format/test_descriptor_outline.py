@@ -43,6 +43,12 @@ def descriptors(draw: st.DrawFn) -> ObjectDescriptor:
         draw(st.integers(0, OFFSET_MAX)),
         draw(st.booleans()),
         draw(st.sampled_from([None, (), tuple(index)])),
+        draw(st.sampled_from([None, "sha256:" + "0f" * 32])),
+        draw(st.none() | st.integers(0, OFFSET_MAX)),
+        draw(st.none() | st.integers(0, OFFSET_MAX)),
+        draw(st.sampled_from([None, "zstd"])),
+        draw(st.sampled_from([None, "pulsar"])),
+        draw(st.sampled_from([None, (("id", 7), ("uuid", "a-b"))])),
     )
 
 
@@ -58,6 +64,28 @@ def test_an_outline_is_the_descriptor_with_less_of_its_index(
     assert not taken or taken[0] == whole[0]
     if entries == 0:
         assert found.offset_index is None
+
+
+@pytest.mark.parametrize("new", [False, True], ids=["old", "new"])
+def test_the_outline_of_the_usual_form_is_decoded_without_its_json(
+    new: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor = ObjectDescriptor(
+        "data-0-9.dnb1", 0, 9, 900, "9a", 7, offset_index=((0, 0), (5, 400))
+    )
+    if new:
+        descriptor = replace(
+            descriptor,
+            content_hash="sha256:" + "0f" * 32,
+            highest_publish_time=1_700_000_000_000,
+            raw_size=2000,
+            codec="zstd",
+            format="dnb1",
+        )
+    data = encode_descriptor(descriptor)
+    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("the JSON was decoded"))
+    assert decode_outline(data, 1) == descriptor
+    assert decode_outline(data) == replace(descriptor, offset_index=None)
 
 
 @given(descriptors(), st.integers(0, 9))

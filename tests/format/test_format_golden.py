@@ -6,7 +6,7 @@ together here by hand, field by field, and never with the encoder that is under 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Final
 from zlib import crc32
 
@@ -37,6 +37,7 @@ from forebay.format.checkpoint import (
     encode_checkpoint,
     encode_published,
 )
+from forebay.format.content import ContentHash
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.frame import HEADER_BYTES, End, FrameDecoder, encode_frame, scan
 from forebay.format.index import SegmentIndex, decode_index, encode_index
@@ -323,6 +324,17 @@ def test_the_descriptor_document_shows_a_descriptor() -> None:
     )
     assert decode_descriptor(data) == descriptor
     assert encode_descriptor(descriptor) == data
+
+
+def test_the_descriptor_document_shows_one_with_every_field() -> None:
+    data = block("descriptor.md", 1)
+    frames = block("frame.md", 0)
+    content = ContentHash()
+    content.add(frames)
+    found = decode_descriptor(data)
+    assert found.content_hash == content.value
+    assert None not in [getattr(found, field.name) for field in fields(found)]
+    assert encode_descriptor(found) == data
 
 
 def test_the_catalog_document_shows_the_record_of_a_topic() -> None:

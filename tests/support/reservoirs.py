@@ -11,7 +11,7 @@ from typing import Final
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.ownership import Ownership, Session, acquire
-from forebay.catalog.records import TopicRecord, skip_lost
+from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.catalog.sqlite import SqliteKv
 from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
 from forebay.format.frame import encode_frame, scan
@@ -205,7 +205,7 @@ class Reservoir:
             assert position in {None, each.start_offset}
             assert self.store.head(object_key(TOPIC, each.object_id)).size == each.size
             assert record is not None
-            position = skip_lost(record, each.next_offset)
+            position = skip_holes(record, each.next_offset)
         assert record is None or position in {None, record.tail}
 
 

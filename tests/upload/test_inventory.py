@@ -1,4 +1,4 @@
-"""Which of the objects in a bucket make the chain."""
+"""Which objects a topic has in a bucket, and which of them make the chain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.upload.inventory import choose_chain
+from forebay.format.names import TopicName, object_key
+from forebay.objects.memory import MemoryBackend
+from forebay.upload.inventory import choose_chain, take_stock, topics_in_store
 
 
 def test_of_nothing_there_is_no_chain() -> None:
@@ -47,3 +49,18 @@ def test_ranges_and_gaps_together_cover_everything_once(spans: list[tuple[int, i
         for offset in range(start, after)
     ]
     assert covered == list(range(min(ranges)[0], max(end for _, end in ranges) + 1))
+
+
+def test_markers_count_as_the_highest_offset_and_not_as_unknown_files() -> None:
+    store, topic = MemoryBackend(), TopicName("default", "orders")
+    for name in ("begin-9", "begin-100", "data-0-9.dnb1", "readme"):
+        store.put_object(object_key(topic, name), b"?")
+    stock = take_stock(store, topic)
+    assert (stock.unknown, len(stock), stock.end, stock.highest) == (1, 1, 10, 100)
+    assert [str(each.name) for each in stock.markers] == ["begin-9", "begin-100"]
+
+
+def test_a_topic_with_nothing_but_a_marker_is_in_the_store() -> None:
+    store, topic = MemoryBackend(), TopicName("default", "orders")
+    store.put_object(object_key(topic, "begin-0"), b"?")
+    assert list(topics_in_store(store)) == [topic]

@@ -24,7 +24,7 @@ from forebay.catalog.records import (
     decode_record,
     encode_record,
     may_become,
-    skip_lost,
+    skip_holes,
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, ForebayError
@@ -151,7 +151,7 @@ def _extended(
             f"at offset {record.tail}"
         )
     record = record.with_lost(record.tail, start)
-    return replace(record, tail=skip_lost(record, descriptor.next_offset))
+    return replace(record, tail=skip_holes(record, descriptor.next_offset))
 
 
 def _free(catalog: Catalog, key: str, descriptor: ObjectDescriptor) -> int:

@@ -29,7 +29,7 @@ from forebay.catalog.records import (
     encode_cursor,
     encode_record,
     may_become,
-    skip_lost,
+    skip_holes,
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, TopicFenced
@@ -330,8 +330,8 @@ class Catalog:
                 )
             if life.state is not State.INTENDED:
                 raise CommitRefused(f"{topic}: {intent.object_id} is {life.state}; plan again")
-            tail = mark = skip_lost(record, descriptor.next_offset)
-            if not verified or skip_lost(record, record.verified) != descriptor.start_offset:
+            tail = mark = skip_holes(record, descriptor.next_offset)
+            if not verified or skip_holes(record, record.verified) != descriptor.start_offset:
                 mark = record.verified
             return Change(
                 replace(record, tail=tail, verified=mark),
@@ -357,11 +357,11 @@ class Catalog:
         """Moves the verified watermark past the object, if the object is the next one."""
 
         def change(record: TopicRecord) -> Change:
-            verified = skip_lost(record, record.verified)  # a restore may have left a gap there
+            verified = skip_holes(record, record.verified)  # a restore may have left a gap there
             next_one = descriptor.start_offset <= verified < descriptor.next_offset
             if not next_one or descriptor.next_offset > record.tail:
                 return Change(record)
-            return Change(replace(record, verified=skip_lost(record, descriptor.next_offset)))
+            return Change(replace(record, verified=skip_holes(record, descriptor.next_offset)))
 
         return self.update(topic, None, change)
 
@@ -453,7 +453,7 @@ class Catalog:
                 return Change(record)
             done = True
             row = Life(State.DELETING, record.epoch, token, self._clock.now_ms())
-            start = skip_lost(record, descriptor.next_offset)
+            start = skip_holes(record, descriptor.next_offset)
             return Change(
                 replace(
                     record,

@@ -22,12 +22,15 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from itertools import pairwise
+from typing import Any, Final, TypeAlias, TypeVar
 
 from forebay.errors import DescriptorError, UsageError
-from forebay.limits import CATALOG_VALUE_BYTES_MAX, LOST_RANGES_MAX, OFFSET_MAX
+from forebay.limits import CATALOG_VALUE_BYTES_MAX, LOG_DISTANCE, LOST_RANGES_MAX, OFFSET_MAX
 
 
 class State(StrEnum):
@@ -69,9 +72,17 @@ class Life:
     updated_ms: int
 
 
+Range: TypeAlias = tuple[int, int]
+"""Offsets from the first to before the second."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """The record of one topic."""
+    """The record of one topic.
+
+    Offsets without a message are *holes*. They are lost, unknown or accepted. The chain of objects
+    continues after a hole. Readers jump over accepted holes, and raise at the others.
+    """
 
     epoch: int = 0
     """The epoch of the owner. Each new owner has a higher one, and only the highest may write."""
@@ -85,35 +96,137 @@ class TopicRecord:
     """All objects before this offset were read back."""
     reserved: int = 0
     """No offset at or after this one was ever assigned to a message."""
-    lost: tuple[tuple[int, int], ...] = ()
-    """Ranges of offsets (end not included) that were assigned and whose messages are lost."""
+    lost: tuple[Range, ...] = ()
+    """Ranges that were assigned and whose messages are lost."""
+    nonce: str | None = None
+    """Identifies the last opening of the log. A copy of the log without it is older (rule R11)."""
+    assigned: int = 0
+    """Every offset before this one was assigned to a message, or is in a hole."""
+    begin: int = 0
+    """The highest offset of a begin marker that this topic's owners created in the store."""
+    unknown: tuple[Range, ...] = ()
+    """Ranges that may never have been used. If they were, their messages are lost."""
+    accepted: tuple[Range, ...] = ()
+    """Ranges that were lost or unknown until an operator accepted that."""
+    extra: str = ""
+    """The fields that only a later release knows, as JSON, so that changes keep them."""
 
-    def lost_range(self, offset: int) -> tuple[int, int] | None:
-        """Returns the lost range that contains `offset`, or None."""
-        return next((each for each in self.lost if each[0] <= offset < each[1]), None)
+    @property
+    def next_distance(self) -> int:
+        """The offset that a log must not reach, unless an object or a marker is added (R9)."""
+        return min(max(self.tail, self.begin) + LOG_DISTANCE, OFFSET_MAX)
+
+    def lost_range(self, offset: int) -> Range | None:
+        """Returns the lost and unknown offsets around `offset`, or None if it is neither."""
+        if _range_with(self.lost, offset) is None and _range_with(self.unknown, offset) is None:
+            return None
+        joined = _joined([*self.lost, *self.unknown])
+        return _range_with(joined, offset)
+
+    def accepted_range(self, offset: int) -> Range | None:
+        """Returns the accepted range that contains `offset`, or None."""
+        return _range_with(self.accepted, offset)
+
+    @property
+    def holes(self) -> tuple[Range, ...]:
+        """All holes, ascending; adjacent ones are joined."""
+        return _joined([*self.lost, *self.unknown, *self.accepted])
 
     def with_lost(self, start: int, end: int) -> TopicRecord:
-        """Returns the record with `start..end` lost too, joined to the last range if they touch.
+        """Returns the record with `start..end` lost too, but for holes that it already has.
+
+        Raises DescriptorError if the record has no room for another range.
+        """
+        return self._with_holes(start, end, unknown=False)
+
+    def with_unknown(self, start: int, end: int) -> TopicRecord:
+        """Returns the record with `start..end` unknown too, but for holes that it already has.
+
+        Raises DescriptorError if the record has no room for another range.
+        """
+        return self._with_holes(start, end, unknown=True)
+
+    def _with_holes(self, start: int, end: int, *, unknown: bool) -> TopicRecord:
+        added = list(_without([(start, end)], self.holes)) if start < end else []
+        before = self.unknown if unknown else self.lost
+        ranges = _joined([*before, *added])
+        if len(ranges) > len(before):
+            self.require_room(len(ranges) - len(before))
+        return replace(self, unknown=ranges) if unknown else replace(self, lost=ranges)
+
+    def with_accepted(self, start: int = 0, end: int = OFFSET_MAX) -> TopicRecord:
+        """Returns the record with what is lost or unknown in `start..end` accepted.
 
         Raises DescriptorError if the record has no room for another range.
         """
         if start >= end:
             return self
-        if self.lost and self.lost[-1][1] >= start:
-            joined = (self.lost[-1][0], max(end, self.lost[-1][1]))
-            return replace(self, lost=(*self.lost[:-1], joined))
-        if len(self.lost) >= LOST_RANGES_MAX:
+        wanted = [(start, end)]
+        moved = [
+            (max(one[0], start), min(one[1], end))
+            for one in (*self.lost, *self.unknown)
+            if one[0] < end and start < one[1]
+        ]
+        after = replace(
+            self,
+            lost=tuple(_without(self.lost, wanted)),
+            unknown=tuple(_without(self.unknown, wanted)),
+            accepted=_joined([*self.accepted, *moved]),
+        )
+        after.require_room()
+        return after
+
+    def require_room(self, more: int = 0) -> None:
+        """Raises DescriptorError if the record has too many ranges with `more` of them."""
+        count = len(self.lost) + len(self.unknown) + len(self.accepted)
+        if count + more > LOST_RANGES_MAX:
             raise DescriptorError(
-                f"the topic has {len(self.lost)} lost ranges already; its record has no more room"
+                f"the topic has {count} lost ranges already; its record has no more room"
             )
-        return replace(self, lost=(*self.lost, (start, end)))
 
 
-def skip_lost(record: TopicRecord, offset: int) -> int:
-    """Returns `offset`, or the end of the lost range that contains it."""
-    while (hole := record.lost_range(offset)) is not None:
-        offset = hole[1]
-    return offset
+def skip_holes(record: TopicRecord, offset: int) -> int:
+    """Returns `offset`, or the end of the hole that contains it."""
+    hole = _range_with(record.holes, offset)
+    return offset if hole is None else hole[1]
+
+
+def messages_between(record: TopicRecord, start: int, end: int) -> int:
+    """Returns how many messages `start..end` can have: its offsets without those in holes."""
+    if start >= end:
+        return 0
+    return sum(each[1] - each[0] for each in _without([(start, end)], record.holes))
+
+
+def _range_with(ranges: tuple[Range, ...], offset: int) -> Range | None:
+    at = bisect_right(ranges, (offset, OFFSET_MAX)) - 1
+    return ranges[at] if at >= 0 and offset < ranges[at][1] else None
+
+
+def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Returns the ranges ascending, those that touch or overlap joined."""
+    found: list[Range] = []
+    for start, end in sorted(ranges):
+        if found and found[-1][1] >= start:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return tuple(found)
+
+
+def _without(ranges: Iterable[Range], holes: Iterable[Range]) -> Iterator[Range]:
+    """Yields the parts of `ranges` that are in none of `holes`. Both ascend."""
+    others = list(holes)
+    for start, end in ranges:
+        at = start
+        for hole in others[max(bisect_right(others, (start, OFFSET_MAX)) - 1, 0) :]:
+            if hole[0] >= end:
+                break
+            if at < hole[0]:
+                yield at, hole[0]
+            at = max(at, hole[1])
+        if at < end:
+            yield at, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +245,30 @@ _Record = TypeVar("_Record", Life, TopicRecord, Owner)
 
 
 def encode_record(record: Life | TopicRecord | Owner) -> bytes:
-    return json.dumps(asdict(record), separators=(",", ":"), sort_keys=True).encode()
+    body = asdict(record)
+    if extra := body.pop("extra", ""):
+        body = {**json.loads(extra), **body}
+    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
 
 
 def decode_record(data: bytes, kind: type[_Record], what: str) -> _Record:
-    """Decodes a record of that kind. `what` names it in the DescriptorError."""
+    """Decodes a record of that kind. `what` names it in the DescriptorError.
+
+    Fields that an earlier release did not know have their defaults. A topic's record keeps fields
+    that this release does not know; a changed row of a key or an owner does not.
+    """
     body = decode_json(data, what)
     try:
-        known = {field.name for field in fields(kind)}
-        if not isinstance(body, dict) or body.keys() != known:
-            raise ValueError(f"its fields are not {sorted(known)}")  # noqa: TRY301
-        return kind(**{name: _checked(name, value) for name, value in body.items()})
+        if not isinstance(body, dict):
+            raise ValueError("it is not a JSON object")  # noqa: TRY301, TRY004
+        known = {field.name for field in fields(kind)} - {"extra"}
+        if missing := known - body.keys() - _ADDED:
+            raise ValueError(f"it has no {sorted(missing)}")  # noqa: TRY301
+        values = {name: _checked(name, body[name]) for name in known if name in body}
+        unknown = {name: value for name, value in body.items() if name not in known}
+        if unknown and kind is TopicRecord:
+            values["extra"] = json.dumps(unknown, separators=(",", ":"), sort_keys=True)
+        return kind(**values)
     except (ValueError, TypeError) as error:
         raise DescriptorError(f"{what}: {error}") from error
 
@@ -180,19 +306,26 @@ def decode_cursor(data: bytes, what: str) -> int:
 
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _TEXTS: Final = frozenset({"token", "name", "lock"})
+_OPTIONAL: Final = frozenset({"log_id", "nonce"})
+_ADDED: Final = frozenset({"nonce", "assigned", "begin", "unknown", "accepted"})
+"""Fields that records of the first release lack."""
+_RANGES: Final = frozenset({"lost", "unknown", "accepted"})
 
 
 def _checked(name: str, value: Any) -> Any:
     if name == "state":
         return State(value)
-    if name == "lost":
-        return tuple(_checked_range(each) for each in value)
-    if name in _TEXTS or (name == "log_id" and value is not None):
+    if name in _RANGES:
+        ranges = tuple(_checked_range(each) for each in value)
+        if any(one[1] > then[0] for one, then in pairwise(ranges)):
+            raise ValueError(f"the ranges of {name} are not ascending")
+        return ranges
+    if value is None and name in _OPTIONAL:
+        return None
+    if name in _TEXTS or name in _OPTIONAL:
         if not isinstance(value, str):
             raise ValueError(f"{name} is not a string")
         return value
-    if value is None and name == "log_id":
-        return None
     if type(value) is not int or not 0 <= value <= OFFSET_MAX:
         raise ValueError(f"{name} is not an integer in 0..{OFFSET_MAX}")
     return value

@@ -1,7 +1,9 @@
 """`ObjectDescriptor`: the catalog's record of an object, as JSON.
 
 An object is part of its topic only if the catalog has its descriptor. The fields are those of
-Danube, so that each can read what the other wrote. The layout is in `docs/formats/descriptor.md`.
+Danube, so that each can read what the other wrote, and optional ones of Forebay. A descriptor of an
+earlier release has none of the optional ones, and is encoded without them again. The layout is in
+`docs/formats/descriptor.md`.
 
 Beware: `end_offset` is the last offset in the object, not one more.
 """
@@ -15,22 +17,53 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard
 
 from forebay.errors import DescriptorError
-from forebay.limits import DESCRIPTOR_BYTES_MAX, OBJECT_KEY_BYTES_MAX, OFFSET_MAX
+from forebay.limits import (
+    DESCRIPTOR_BYTES_MAX,
+    LEDGER_FIELDS_MAX,
+    LEDGER_TEXT_BYTES_MAX,
+    OBJECT_KEY_BYTES_MAX,
+    OFFSET_MAX,
+)
 
 _FIELDS: Final = frozenset(
     {"completed", "created_at", "end_offset", "object_id", "size", "start_offset"}
 )
+_OPTIONAL: Final = (
+    "codec",
+    "content_hash",
+    "format",
+    "highest_publish_time",
+    "ledger",
+    "offset_index",
+    "raw_size",
+)
+
+_LABEL: Final = r"[a-z][0-9a-z-]{0,31}"
+"""What `codec` and `format` look like. A reader refuses values that it does not know."""
+_HASH: Final = r"sha256:[0-9a-f]{64}"
 
 _OUTLINE_HEAD: Final = re.compile(
-    rb'\{"completed":(true|false),"created_at":(\d{1,19}),"end_offset":(\d{1,19}),'
-    rb'"etag":(null|"[^"\\\x00-\x1f\x80-\xff]*"),"object_id":"([0-9A-Za-z._-]{3,200})",'
+    rb'\{(?:"codec":"(?P<codec>%b)",)?"completed":(?P<completed>true|false),'
+    rb'(?:"content_hash":"(?P<content_hash>%b)",)?"created_at":(?P<created_at>\d{1,19}),'
+    rb'"end_offset":(?P<end_offset>\d{1,19}),"etag":(?P<etag>null|"[^"\\\x00-\x1f\x80-\xff]*"),'
+    rb'(?:"format":"(?P<format>%b)",)?'
+    rb'(?:"highest_publish_time":(?P<highest_publish_time>\d{1,19}),)?'
+    rb'"object_id":"(?P<object_id>[0-9A-Za-z._-]{3,200})",'
+    % (_LABEL.encode(), _HASH.encode(), _LABEL.encode())
 )
-_OUTLINE_TAIL: Final = re.compile(rb'"size":(\d{1,19}),"start_offset":(\d{1,19})\}')
+_OUTLINE_TAIL: Final = re.compile(
+    rb'(?:"raw_size":(?P<raw_size>\d{1,19}),)?'
+    rb'"size":(?P<size>\d{1,19}),"start_offset":(?P<start_offset>\d{1,19})\}'
+)
+_RAW_SIZE_BYTES_MAX: Final = len('"raw_size":,') + 19
 
 _PAIR: Final = re.compile(rb"(\d{1,19}),(\d{1,19})\]")
 
 Index = tuple[tuple[int, int], ...]
 """(offset, position in the object), ascending; the first entry is the object's first frame."""
+
+Ledger = tuple[tuple[str, int | str], ...]
+"""Names and values about a Pulsar ledger, ordered by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +79,18 @@ class ObjectDescriptor:
     """Seconds since 1970-01-01 UTC."""
     completed: bool = True
     offset_index: Index | None = None
+    content_hash: str | None = None
+    """`sha256:` and 64 hexadecimal digits, of all frames with their headers: see `ContentHash`."""
+    highest_publish_time: int | None = None
+    """The highest publish time of the messages, in milliseconds since 1970-01-01 UTC."""
+    raw_size: int | None = None
+    """Bytes of the frames before compression; None if they are `size`."""
+    codec: str | None = None
+    """How the bytes are compressed; None if they are not."""
+    format: str | None = None
+    """What the object contains; None for frames."""
+    ledger: Ledger | None = None
+    """The Pulsar ledger that the object contains, if it does."""
 
     @property
     def next_offset(self) -> int:
@@ -70,7 +115,7 @@ class ObjectDescriptor:
 
 
 def encode_descriptor(descriptor: ObjectDescriptor) -> bytes:
-    """Compact JSON, keys in alphabetical order, without `offset_index` if it is None.
+    """Compact JSON, keys in alphabetical order. Optional fields that are None are left out.
 
     Raises DescriptorError if it is larger than DESCRIPTOR_BYTES_MAX.
     """
@@ -83,8 +128,10 @@ def encode_descriptor(descriptor: ObjectDescriptor) -> bytes:
         "size": descriptor.size,
         "start_offset": descriptor.start_offset,
     }
-    if descriptor.offset_index is not None:
-        body["offset_index"] = descriptor.offset_index
+    for name in _OPTIONAL:
+        value = getattr(descriptor, name)
+        if value is not None:
+            body[name] = dict(value) if name == "ledger" else value
     data = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
     if len(data) > DESCRIPTOR_BYTES_MAX:
         raise DescriptorError(
@@ -117,7 +164,20 @@ def decode_descriptor(data: bytes) -> ObjectDescriptor:
     size = _number(body, "size")
     index = _index(body.get("offset_index"), start, end, size)
     return ObjectDescriptor(
-        object_id, start, end, size, etag, _number(body, "created_at"), body["completed"], index
+        object_id,
+        start,
+        end,
+        size,
+        etag,
+        _number(body, "created_at"),
+        body["completed"],
+        index,
+        _label(body, "content_hash", _HASH),
+        _optional_number(body, "highest_publish_time"),
+        _optional_number(body, "raw_size"),
+        _label(body, "codec", _LABEL),
+        _label(body, "format", _LABEL),
+        _ledger(body.get("ledger")),
     )
 
 
@@ -130,24 +190,44 @@ def decode_outline(data: bytes, entries: int = 0) -> ObjectDescriptor:
     """
     head = _OUTLINE_HEAD.match(data)
     at = data.rfind(b'"size":')
+    if (raw := data.rfind(b'"raw_size":', max(at - _RAW_SIZE_BYTES_MAX, 0), max(at, 0))) >= 0:
+        at = raw
     tail = None if head is None else _OUTLINE_TAIL.fullmatch(data, at)
     if head is None or tail is None or len(data) > DESCRIPTOR_BYTES_MAX:
         return _sampled(decode_descriptor(data), entries)
-    created, end, size, start = map(int, (head[2], head[3], tail[1], tail[2]))
-    if max(created, end, size) > OFFSET_MAX or start > end:
+    begin = head.end()
+    if begin != at and not (data.startswith(b'"offset_index":[', begin) and data[at - 2] == 0x5D):
         return _sampled(decode_descriptor(data), entries)
-    index = _sample(data, head.end(), at, entries) if entries else []
-    etag = None if head[4] == b"null" else head[4][1:-1].decode()
+    numbers = [int(head[name]) for name in ("created_at", "end_offset")]
+    numbers += [int(tail[name]) for name in ("size", "start_offset")]
+    created, end, size, start = numbers
+    published, raw_size = _int(head["highest_publish_time"]), _int(tail["raw_size"])
+    if max(*numbers, published or 0, raw_size or 0) > OFFSET_MAX or start > end:
+        return _sampled(decode_descriptor(data), entries)
+    index = _sample(data, begin, at, entries) if entries else []
     return ObjectDescriptor(
-        head[5].decode(),
+        head["object_id"].decode(),
         start,
         end,
         size,
-        etag,
+        None if head["etag"] == b"null" else head["etag"][1:-1].decode(),
         created,
-        head[1] == b"true",
+        head["completed"] == b"true",
         _index([[start, 0], *index], start, end, size) if index else None,
+        _text(head["content_hash"]),
+        published,
+        raw_size,
+        _text(head["codec"]),
+        _text(head["format"]),
     )
+
+
+def _int(digits: bytes | None) -> int | None:
+    return None if digits is None else int(digits)
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode()
 
 
 def _sample(data: bytes, begin: int, end: int, entries: int) -> list[list[int]]:
@@ -192,6 +272,37 @@ def _number(body: dict[str, Any], name: str) -> int:
     if type(value) is not int or not 0 <= value <= OFFSET_MAX:
         raise DescriptorError(f"{name} is not a whole number in 0..{OFFSET_MAX}")
     return value
+
+
+def _optional_number(body: dict[str, Any], name: str) -> int | None:
+    return None if body.get(name) is None else _number(body, name)
+
+
+def _label(body: dict[str, Any], name: str, pattern: str) -> str | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
+        raise DescriptorError(f"{name} is not of the form {pattern}")
+    return value
+
+
+def _ledger(value: object) -> Ledger | None:
+    """Checks names and values: numbers, or texts of at most LEDGER_TEXT_BYTES_MAX bytes."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not 0 < len(value) <= LEDGER_FIELDS_MAX:
+        raise DescriptorError(f"ledger is not an object with 1 to {LEDGER_FIELDS_MAX} fields")
+    for name, said in value.items():
+        for text in (name, said) if type(said) is not int else (name,):
+            if not _is_text(text) or len(text.encode()) > LEDGER_TEXT_BYTES_MAX:
+                raise DescriptorError(
+                    f"ledger has a name or a value that is neither a number nor a text of at most "
+                    f"{LEDGER_TEXT_BYTES_MAX} bytes"
+                )
+        if type(said) is int:
+            _number(value, name)
+    return tuple(sorted(value.items()))
 
 
 def _index(value: object, start: int, end: int, size: int) -> Index | None:

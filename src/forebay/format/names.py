@@ -25,6 +25,7 @@ PUBLISHED_FILE: Final = "wal.synced"
 FAILED_FILE: Final = "wal.failed"
 LOG_ID_FILE: Final = "wal.id"
 LOG_ID_COPY_FILE: Final = "wal.id.copy"
+NONCE_FILE: Final = "wal.nonce"
 SERVER_FILE: Final = "server.json"
 """In a data directory: the address of the server that owns it."""
 SERVER_LOCK_FILE: Final = "server.lock"
@@ -40,7 +41,7 @@ _OTHER_FILES: Final = {
     FAILED_FILE,
     LOG_ID_FILE,
 }
-_OTHER_ENDINGS: Final = {"idx", "id", "tmp", "torn", "unusable"}
+_OTHER_ENDINGS: Final = {"idx", "id", "nonce", "tmp", "torn", "unusable"}
 
 _RULE: Final = (
     "a topic is /namespace/topic, both parts made of letters, digits, '_' and '-' "
@@ -174,6 +175,9 @@ _OBJECT: Final = re.compile(
 _PENDING: Final = re.compile(
     rf"data-(?P<start>{_OFFSET})-pending(?:-(?P<token>[0-9a-f]{{1,32}}))?\.dnb1"
 )
+_MARKER: Final = re.compile(rf"begin-(?P<offset>{_OFFSET})(?:-(?P<attempt>[1-9][0-9]{{0,8}}))?")
+MARKER_START: Final = "begin-"
+"""What the names of begin markers start with."""
 SIDECAR_ENDING: Final = ".json"
 _TOPICS: Final = "storage/topics/"
 
@@ -212,6 +216,27 @@ def parse_pending(name: str) -> int | None:
     """The start offset in a pending object's name, with or without a token; None if not one."""
     match = _PENDING.fullmatch(name)
     return None if match is None else int(match["start"])
+
+
+class MarkerName(NamedTuple):
+    """The name of a begin marker: the offset at which a log was opened.
+
+    `attempt` distinguishes openings at the same offset. The newest marker of a topic is the
+    greatest one.
+    """
+
+    offset: int
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        suffix = f"-{self.attempt}" if self.attempt else ""
+        return f"{MARKER_START}{self.offset}{suffix}"
+
+
+def parse_marker(name: str) -> MarkerName | None:
+    """Parses the name of a begin marker; None if `name` is not one."""
+    match = _MARKER.fullmatch(name)
+    return None if match is None else MarkerName(int(match["offset"]), int(match["attempt"] or 0))
 
 
 def sidecar(object_id: str) -> str:

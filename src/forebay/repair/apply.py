@@ -21,13 +21,13 @@ from typing import Final, NoReturn
 
 from forebay.catalog.catalog import Change
 from forebay.catalog.ownership import acquire
-from forebay.catalog.records import TopicRecord, skip_lost
+from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.clock import SYSTEM_CLOCK
 from forebay.errors import CorruptLog, ForebayError, MissingData, ObjectMissing
 from forebay.files.disk import AppendFile, Disk, ReadFile, append_all, replace_file
 from forebay.format.checkpoint import Published, SegmentEntry, WalCheckpoint, encode_checkpoint
 from forebay.format.frame import scan
-from forebay.format.index import ObjectIndex, encode_index
+from forebay.format.index import encode_index
 from forebay.format.names import (
     CHECKPOINT_FILE,
     FAILED_FILE,
@@ -47,7 +47,7 @@ from forebay.repair.survey import Survey
 from forebay.settings import UploaderSettings
 from forebay.topic.opening import lock_name
 from forebay.topic.resources import StoreResources
-from forebay.upload.engine import Transferred, describe, put_sidecar, require_size
+from forebay.upload.engine import ObjectBuilder, Transferred, describe, put_sidecar, require_size
 from forebay.wal.checkpoints import Publisher
 from forebay.wal.identity import write_log_id
 from forebay.wal.recovery import Recovery, remove_segment
@@ -328,20 +328,17 @@ def drop_uploader_checkpoint(disk: Disk, topic: TopicName, directory: Path, copi
 def write_object(
     store: CloudStore, key: str, pieces: Sequence[FrameSlice], settings: UploaderSettings
 ) -> Transferred:
-    index = ObjectIndex()
-    size = 0
     with store.open_streaming_writer(
         key,
         chunk_bytes=settings.stream_chunk_size,
         concurrent_parts=settings.concurrent_parts,
     ) as writer:
+        builder = ObjectBuilder(writer)
         for frames in frames_of(pieces):
-            index.add(scan(frames), size)
-            writer.write(frames)
-            size += len(frames)
+            builder.add(scan(frames))
         meta = writer.close()
-    require_size(store, meta, size)
-    return Transferred(meta, index.frozen())
+    require_size(store, meta, builder.size)
+    return builder.transferred(meta)
 
 
 def rewrite_object(
@@ -396,7 +393,7 @@ def with_loss(record: TopicRecord, hole: Hole) -> TopicRecord:
     if record.tail >= end:
         return record
     lost = record.with_lost(start, end)
-    verified = skip_lost(lost, record.verified)
+    verified = skip_holes(lost, record.verified)
     return replace(lost, tail=end, verified=verified, reserved=max(record.reserved, end))
 
 

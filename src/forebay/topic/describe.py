@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from forebay.catalog.adopt import is_restoring
-from forebay.catalog.records import TopicRecord, skip_lost
+from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.errors import CorruptLog, ServiceError
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.frame import HEADER_BYTES, FrameDecoder
@@ -184,7 +184,7 @@ class _Chain:
 
     def add(self, each: ObjectDescriptor) -> None:
         record, expected = self._record, self._expected
-        if expected is not None and each.start_offset != skip_lost(record, expected):
+        if expected is not None and each.start_offset != skip_holes(record, expected):
             self.problems.append(
                 f"{each.object_id} does not begin at {expected}, where the object before it ends"
             )

@@ -22,7 +22,7 @@ from typing import Final
 
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.ownership import Ownership, Session, acquire
-from forebay.catalog.records import TopicRecord, skip_lost
+from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.clock import Clock
 from forebay.errors import (
     CommitRefused,
@@ -76,7 +76,7 @@ def settle(record: TopicRecord | None, local: LocalLog, fresh_id: str) -> TopicR
         lost,
         log_id=fresh_id,
         tail=begin,
-        verified=skip_lost(lost, record.verified),
+        verified=skip_holes(lost, record.verified),
         reserved=begin,
     )
 

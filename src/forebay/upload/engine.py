@@ -19,13 +19,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import TopicRecord
 from forebay.clock import Clock
 from forebay.errors import CorruptLog, ForebayError, ServiceUnavailable
+from forebay.format.content import ContentHash
 from forebay.format.descriptor import Index, ObjectDescriptor, encode_descriptor
 from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
@@ -123,14 +124,14 @@ def _transfer(
 ) -> Transferred:
     """Writes the planned object. After an error there is no object."""
     with open_writer(ports, key) as writer:
-        builder = ObjectBuilder(writer, ObjectIndex())
+        builder = ObjectBuilder(writer)
         for frames in source.frames(planned.extents):
             builder.add(frames)
             if progress is not None:
                 progress(builder.size)
         meta = writer.close()
     require_size(ports.store, meta, planned.size)
-    return Transferred(meta, builder.index.frozen())
+    return builder.transferred(meta)
 
 
 def read_back_and_put_sidecar(
@@ -189,14 +190,16 @@ class Transferred:
 
     meta: ObjectMeta
     index: Index
+    content_hash: str
 
 
 @dataclass(slots=True)
 class ObjectBuilder:
-    """Writes frames to a writer, indexes them, and counts bytes and messages."""
+    """Writes frames to a writer, indexes and hashes them, and counts bytes and messages."""
 
     writer: ObjectWriter
-    index: ObjectIndex
+    index: ObjectIndex = field(default_factory=ObjectIndex)
+    content: ContentHash = field(default_factory=ContentHash)
     size: int = 0
     messages: int = 0
 
@@ -205,9 +208,14 @@ class ObjectBuilder:
         view = memoryview(frames.buffer)[start : frames.safe_length]
         self.index.add(frames, self.size)
         self.writer.write(view)
+        self.content.add(view)
         metrics.stream_chunk_bytes.observe(len(view))
         self.size += len(view)
         self.messages += len(frames)
+
+    def transferred(self, meta: ObjectMeta) -> Transferred:
+        """Describes what was added, once it is the object of `meta`."""
+        return Transferred(meta, self.index.frozen(), self.content.value)
 
 
 def open_writer(ports: UploadPorts, key: str) -> ObjectWriter:
@@ -235,6 +243,7 @@ def describe(
         etag=done.meta.etag,
         created_at=now_ms // 1000,
         offset_index=done.index,
+        content_hash=done.content_hash,
     )
 
 

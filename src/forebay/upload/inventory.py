@@ -31,12 +31,14 @@ from forebay.format.names import (
     TopicName,
     after_prefix,
     objects_prefix,
+    parse_marker,
     parse_object,
     parse_pending,
     topic_of_key,
 )
 from forebay.limits import DESCRIPTOR_BYTES_MAX, MIB, OFFSET_MAX
 from forebay.objects.backend import Backend, ObjectMeta
+from forebay.objects.markers import StoredMarker, in_order
 
 # -- which objects make the chain ---------------------------------------------------------------
 
@@ -125,17 +127,19 @@ def is_object_name(name: str) -> bool:
     return start is not None and start < OFFSET_MAX
 
 
-def walk(store: Backend, topic: TopicName) -> Iterator[Stored | ObjectMeta]:
+def walk(store: Backend, topic: TopicName) -> Iterator[Stored | StoredMarker | ObjectMeta]:
     """Yields everything below the topic's prefix, ordered by name.
 
-    An ObjectMeta is a file that is neither an object nor a sidecar.
+    An ObjectMeta is a file that is neither an object nor a sidecar nor a begin marker.
     """
     prefix = objects_prefix(topic)
     waiting: ObjectMeta | None = None
     for meta in store.list(prefix):
         name = meta.key.removeprefix(prefix)
         owner = name.removesuffix(SIDECAR_ENDING)
-        if not is_object_name(owner):
+        if (marker := parse_marker(name)) is not None:
+            yield StoredMarker(marker, meta)
+        elif not is_object_name(owner):
             yield meta
         elif owner == name:
             if waiting is not None:
@@ -154,7 +158,7 @@ def walk(store: Backend, topic: TopicName) -> Iterator[Stored | ObjectMeta]:
 
 
 def topics_in_store(store: Backend) -> Iterator[TopicName]:
-    """Yields every topic that has objects in the store, with about two requests for each."""
+    """Yields every topic that has objects or begin markers, with about two requests for each."""
     after: str | None = None
     while (meta := next(store.list(TOPICS_PREFIX, after=after), None)) is not None:
         parts = meta.key.removeprefix(TOPICS_PREFIX).split("/")
@@ -203,7 +207,14 @@ class Inventory:
     """One more than the highest offset in any name."""
     pending: int = 0
     unknown: int = 0
+    markers: list[StoredMarker] = field(default_factory=list)
+    """The topic's begin markers, the newest last."""
     _all: list[Candidate] = field(default_factory=list)
+
+    @property
+    def highest(self) -> int:
+        """The highest of all object ends and begin markers (rule R9)."""
+        return max(self.end, self.markers[-1].name.offset if self.markers else 0)
 
     def add(self, candidate: Candidate) -> None:
         name = candidate.name
@@ -244,17 +255,20 @@ class Describe(Protocol):
 
 
 def take_stock(store: Backend, topic: TopicName) -> Inventory:
-    """Lists the topic's objects. Reads no object."""
+    """Lists the topic's objects and begin markers. Reads none of them."""
     stock = Inventory()
     for found in walk(store, topic):
         if isinstance(found, ObjectMeta):
             stock.unknown += 1
+        elif isinstance(found, StoredMarker):
+            stock.markers.append(found)
         elif found.object is not None:
             name = parse_object(found.object_id)
             if name is None:
                 stock.pending += 1
             else:
                 stock.add(_candidate(name, found, found.object))
+    stock.markers = in_order(stock.markers)
     return stock
 
 

@@ -23,13 +23,11 @@ from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptFrame, ForebayError
 from forebay.format.checkpoint import UploaderCheckpoint
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.index import ObjectIndex
 from forebay.format.names import ObjectName, TopicName, object_key, pending_object
 from forebay.logs import event
 from forebay.upload import metrics
 from forebay.upload.engine import (
     ObjectBuilder,
-    Transferred,
     Uploaded,
     UploadPorts,
     describe,
@@ -164,7 +162,7 @@ class RollingUploader(Uploader):
         first = planned.extents[0]
         name = pending_object(planned.start_offset, f"{self.epoch:x}{secrets.token_hex(4)}")
         intent = self.catalog.intend(self.topic, self.epoch, name)
-        builder = ObjectBuilder(open_writer(ports, object_key(self.topic, name)), ObjectIndex())
+        builder = ObjectBuilder(open_writer(ports, object_key(self.topic, name)))
         now = ports.clock.now_ms()
         start = LogPosition(first.seq, first.start, first.first_offset)
         self._open = OpenObject(builder, intent, planned.start_offset, start, now, now)
@@ -213,7 +211,7 @@ class RollingUploader(Uploader):
             intent.object_id,
             opened.start_offset,
             opened.position.offset,
-            Transferred(meta, opened.builder.index.frozen()),
+            opened.builder.transferred(meta),
             ports.clock.now_ms(),
         )
         read_back_and_put_sidecar(ports, self.topic, descriptor)

@@ -40,6 +40,7 @@ from forebay.format.names import (
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.objects.backend import Backend, ObjectMeta
+from forebay.objects.markers import StoredMarker
 from forebay.upload.inventory import Stored, topics_in_store, walk
 
 # -- the decision -------------------------------------------------------------------------------
@@ -336,6 +337,8 @@ class _TopicSweep:
         rows = iter(self._catalog.lives(self._topic))
         row = next(rows, None)
         for found in walk(self._store, self._topic):
+            if isinstance(found, StoredMarker):
+                continue
             if isinstance(found, ObjectMeta):
                 yield None, found
                 continue

@@ -8,8 +8,12 @@ files are renamed so that no log uses them, and nothing is deleted.
 The id is stored twice, the second time with a checksum. If the two differ, one is damaged. The log
 is then not opened, because it might be set aside by mistake; `forebay repair` finds the right one.
 
-Beware: an older copy that ends after the objects has the right id, and cannot be distinguished from
-the log after a crash. Never restore a directory that was written to since the backup.
+Each opening draws a nonce. It is written beside the log before it is put into the catalog, and
+confirmed afterwards. So the log has the catalog's nonce after a crash at any point, and an older
+copy of the log does not (rule R11).
+
+Beware: a copy that is made while the log is open has the same nonce. If it is put back after a
+crash, it can be told from the log only by what the catalog and the object store have seen since.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import logging
 import re
 import secrets
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -29,6 +34,7 @@ from forebay.format.names import (
     CHECKPOINT_FILE,
     LOG_ID_COPY_FILE,
     LOG_ID_FILE,
+    NONCE_FILE,
     UPLOADER_CHECKPOINT_FILE,
     SegmentNames,
     aside_directory,
@@ -49,6 +55,12 @@ class LocalLog:
     log_id: str
     start_offset: int
     next_offset: int
+    nonces: frozenset[str] = frozenset()
+    """The nonces of its last opening, and of one that was intended and may have happened."""
+
+    @property
+    def empty(self) -> bool:
+        return self.start_offset == self.next_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,34 @@ class Unclaimed:
 
 def new_log_id() -> str:
     return secrets.token_hex(16)
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def read_nonces(disk: Disk, directory: Path) -> frozenset[str]:
+    """The nonces in a log's directory: of the last opening, and of the one that was intended.
+
+    A missing or damaged file has none: the log is then not known to be the newest copy.
+    """
+    try:
+        data = read_file(disk, directory / NONCE_FILE, bytes_max=128)
+    except (FileNotFoundError, ValueError):
+        return frozenset()
+    found = data.decode("ascii", "replace").split()
+    nonces = [each for each in found[:-1] if _ID.fullmatch(each)]
+    return frozenset(nonces) if data == _encode_nonces(nonces) else frozenset()
+
+
+def write_nonces(disk: Disk, directory: Path, *nonces: str) -> None:
+    """Writes the nonces durably: the current one, then the intended one if there is one."""
+    replace_file(disk, directory / NONCE_FILE, _encode_nonces(nonces))
+
+
+def _encode_nonces(nonces: Sequence[str]) -> bytes:
+    text = " ".join(nonces)
+    return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
 
 
 def read_log_id(disk: Disk, directory: Path) -> str | None:
@@ -183,7 +223,8 @@ def resolve_identity(
     if log_id is None:
         log_id = new_log_id()
         write_log_id(disk, directory, log_id)
-    local = LocalLog(log_id, recovered.start_offset, recovered.next_offset)
+    nonces = read_nonces(disk, directory)
+    local = LocalLog(log_id, recovered.start_offset, recovered.next_offset, nonces)
     identity = claim.acquire(local)
     if identity.log_id == log_id:
         _write_copy(disk, directory, log_id)

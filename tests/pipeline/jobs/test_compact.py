@@ -234,7 +234,7 @@ def test_a_new_object_that_was_not_read_back_alike_is_not_committed(setup: Setup
         [[done]] = here(tasks, work, progress)
         made = done.result
         assert isinstance(made, Rewritten)
-        wrong = replace(made, after=replace(made.after, sha256="0" * 64))
+        wrong = replace(made, after=replace(made.after, content_hash="0" * 64))
         return [[Done(wrong, None)]]
 
     [row] = setup.compacted(run=careless).rows

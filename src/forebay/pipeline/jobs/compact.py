@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +45,7 @@ from forebay.errors import (
     TopicFenced,
     UsageError,
 )
+from forebay.format.content import ContentHash
 from forebay.format.descriptor import Index, ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES
 from forebay.format.index import ObjectIndex
@@ -646,8 +646,12 @@ class Proof:
     next_offset: int
     messages: int
     size: int
-    sha256: str
+    content_hash: str
     """The hash of all frames with their headers, in the order of offsets."""
+
+    @property
+    def sha256(self) -> str:
+        return self.content_hash.removeprefix("sha256:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -691,6 +695,7 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
         meta.etag,
         max(each.created_at for each in job.group.objects),
         offset_index=index,
+        content_hash=before.content_hash,
     )
     after, index_again = _read(resources, job.group.topic, (descriptor,), None)
     if (after, index_again) != (before, index):
@@ -731,7 +736,7 @@ def _read(
     """Reads all frames of the objects, and passes them to `write`. Memory is bounded."""
     reading = replace(resources.settings.cloud_reader, lenient=False)
     start, end = objects[0].start_offset, objects[-1].next_offset
-    digest, index = sha256(), ObjectIndex()
+    content, index = ContentHash(), ObjectIndex()
     size = messages = 0
     source = _Chain(topic, objects)
     with ObjectStream(
@@ -741,7 +746,7 @@ def _read(
             first = frames.positions[0] - HEADER_BYTES
             raw = memoryview(frames.buffer)[first : frames.safe_length]
             index.add(frames, size)
-            digest.update(raw)
+            content.add(raw)
             if write is not None:
                 write(raw)
             size += len(raw)
@@ -755,4 +760,4 @@ def _read(
             f"{messages} messages in {size} bytes up to offset {following}, but their descriptors "
             f"say {said[1]} in {said[2]} up to {end}"
         )
-    return Proof(start, following, messages, size, digest.hexdigest()), index.frozen()
+    return Proof(start, following, messages, size, content.value), index.frozen()

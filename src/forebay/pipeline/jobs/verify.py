@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.job_state import JobState, find_job_state, write_job_state
-from forebay.catalog.records import TopicRecord, skip_lost
+from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.errors import (
     CommitRefused,
     DescriptorError,
@@ -580,7 +580,7 @@ class _Verification:
     def _mark(self, item: CommittedObject) -> None:
         """Moves the watermark `verified`, if this object is the next one."""
         state = self._topics[item.topic]
-        at = skip_lost(state.record, state.record.verified)
+        at = skip_holes(state.record, state.record.verified)
         if item.descriptor.start_offset <= at < item.descriptor.next_offset:
             state.record = self._catalog.mark_verified(item.topic, item.descriptor)
 
