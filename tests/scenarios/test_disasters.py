@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.disasters import Broken, history, outcome, shrunk
+from support.disasters import history, outcome, shrunk
 
 pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("forebay.pipeline.jobs.compact")
