@@ -18,7 +18,8 @@
     ├── ServiceError          the object store or the catalog failed
     │   ├── ServiceUnavailable   try again later; the request may have been carried out
     │   ├── ServiceRefused       fix the credentials, the permissions or the configuration
-    │   └── ObjectMissing        there is no such object (also a FileNotFoundError)
+    │   ├── ObjectMissing        there is no such object (also a FileNotFoundError)
+    │   └── ObjectExists         the name is taken: compare the bytes (also a FileExistsError)
     ├── CommitRefused         plan again: the catalog has changed
     ├── FormatError           bytes that do not have the expected format
     │   ├── MessageError
@@ -26,7 +27,8 @@
     │   └── DescriptorError
     └── CorruptLog            stored data is damaged or missing: page someone
         ├── CorruptFrame
-        └── MissingData
+        ├── MissingData
+        └── ForeignObject     other bytes have the object's name: the catalog may be an old copy
 
 Beware: after `LogStopped`, `TopicFenced`, `WaitTimeout` or `ServiceUnavailable` from an append, the
 message may or may not be stored. Read the log to find out. If it has ended, open it again first.
@@ -156,6 +158,14 @@ class ObjectMissing(ServiceError, FileNotFoundError):
     """There is no object with that key."""
 
 
+class ObjectExists(ServiceError, FileExistsError):
+    """An object was to be created, and its key is taken; nothing was changed.
+
+    A request that the client repeated after a lost response may raise it for its own object.
+    Whoever knows the bytes compares them.
+    """
+
+
 class CommitRefused(ForebayError):
     """The catalog has changed since the plan was made; nothing was committed."""
 
@@ -194,3 +204,7 @@ class CorruptFrame(CorruptLog):
 
 class MissingData(CorruptLog):
     """Messages that were acknowledged are in no file."""
+
+
+class ForeignObject(CorruptLog):
+    """The store has an object of the same name with other bytes. It was not changed."""

@@ -6,15 +6,17 @@ What only one of them can get wrong (a killed process, a wrong secret) is in the
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import secrets
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from forebay.errors import ObjectMissing, ServiceError, UsageError
+from forebay.errors import ObjectExists, ObjectMissing, ServiceError, UsageError
 from forebay.limits import OBJECT_KEY_BYTES_MAX, PART_BYTES_MIN
-from forebay.objects.backend import Backend, ObjectWriter
+from forebay.objects.backend import Backend, ObjectMeta, ObjectWriter
 from forebay.objects.local import LocalBackend
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.remote import RemoteBackend
@@ -185,6 +187,124 @@ def test_close_and_head_give_the_same_etag(backend: Backend, size: int) -> None:
 
 def test_put_and_head_give_the_same_etag(backend: Backend) -> None:
     assert backend.put_object(KEY, b"12345").etag == backend.head(KEY).etag
+
+
+# ---- creating ----
+
+OTHER = bytes(reversed(NOISE))
+CREATIONS: dict[str, Callable[[Backend, bytes], object]] = {
+    "put": lambda backend, data: backend.put_object(KEY, data[:100], create=True),
+    "small": lambda backend, data: create(backend, data[:100]),
+    "multipart": lambda backend, data: create(backend, data[: 2 * CHUNK + 1]),
+    "copy": lambda backend, data: copy_new(backend, data[:100]),
+}
+HOLDS_ALWAYS = ["put", "small", "copy"]
+"""What every store creates for one of several callers only. A multipart upload has a window."""
+
+
+def create(backend: Backend, data: bytes) -> ObjectMeta:
+    made = backend.open_streaming_writer(KEY, chunk_bytes=CHUNK, concurrent_parts=2, create=True)
+    with made:
+        for start in range(0, len(data), 1 << 20):
+            made.write(data[start : start + (1 << 20)])
+        return made.close()
+
+
+def copy_new(backend: Backend, data: bytes) -> None:
+    source = f"pending-{secrets.token_hex(4)}"
+    backend.put_object(source, data, {"start_offset": "7"})
+    backend.copy_object(source, KEY, create=True)
+
+
+@pytest.mark.parametrize("how", CREATIONS)
+def test_a_name_gets_its_bytes_once(backend: Backend, how: str) -> None:
+    CREATIONS[how](backend, NOISE)
+    before, stored = backend.head(KEY), whole(backend)
+    assert NOISE.startswith(stored)
+    assert stored
+    for attempt in CREATIONS.values():
+        for data in (NOISE, OTHER):
+            with pytest.raises(ObjectExists) as caught:
+                attempt(backend, data)
+            assert KEY in str(caught.value)
+            assert backend.name in str(caught.value)
+    assert whole(backend) == stored
+    after = backend.head(KEY)
+    assert (after.etag, dict(after.metadata)) == (before.etag, dict(before.metadata))
+    assert [key for key in keys(backend, "") if not key.startswith("pending-")] == [KEY]
+
+
+@pytest.mark.parametrize("how", CREATIONS)
+def test_a_refused_creation_leaves_the_metadata_of_the_object(backend: Backend, how: str) -> None:
+    backend.put_object(KEY, b"there", {"kind": "first"})
+    with pytest.raises(ObjectExists):
+        backend.put_object(KEY, b"other", {"kind": "second"}, create=True)
+    with pytest.raises(ObjectExists):
+        CREATIONS[how](backend, OTHER)
+    assert (whole(backend), dict(backend.head(KEY).metadata)) == (b"there", {"kind": "first"})
+
+
+def test_a_created_object_has_its_metadata(backend: Backend) -> None:
+    backend.put_object("put", b"x", {"k": "put"}, create=True)
+    backend.put_object("source", b"x", {"k": "copied"})
+    backend.copy_object("source", "copy", create=True)
+    made = backend.open_streaming_writer(
+        "written", chunk_bytes=CHUNK, concurrent_parts=1, metadata={"k": "written"}, create=True
+    )
+    with made:
+        made.write(NOISE[: CHUNK + 1])
+    found = [dict(backend.head(key).metadata) for key in ("put", "copy", "written")]
+    assert found == [{"k": "put"}, {"k": "copied"}, {"k": "written"}]
+
+
+@pytest.mark.parametrize("how", CREATIONS)
+def test_a_deleted_name_can_be_created_again(backend: Backend, how: str) -> None:
+    backend.put_object(KEY, b"first")
+    backend.delete_object(KEY)
+    CREATIONS[how](backend, NOISE)
+    assert NOISE.startswith(whole(backend))
+
+
+@pytest.mark.parametrize("how", HOLDS_ALWAYS)
+def test_of_many_creations_at_once_one_succeeds(backend: Backend, how: str) -> None:
+    start = threading.Barrier(8)
+
+    def attempt(number: int) -> bytes | None:
+        data = bytes([number]) * 100
+        start.wait()
+        try:
+            CREATIONS[how](backend, data)
+        except ObjectExists:
+            return None
+        return data
+
+    with ThreadPoolExecutor(8) as pool:
+        won = [data for data in pool.map(attempt, range(8)) if data is not None]
+    assert won == [whole(backend)]
+
+
+def test_a_copy_of_nothing_creates_nothing(backend: Backend) -> None:
+    with pytest.raises(ObjectMissing):
+        backend.copy_object("no/such/object", KEY, create=True)
+    assert keys(backend, "") == []
+
+
+def test_a_large_object_that_appears_during_an_upload_is_not_replaced(backend: Backend) -> None:
+    """The last look is before the parts in flight and the completion; what comes later is lost."""
+    made = backend.open_streaming_writer(KEY, chunk_bytes=CHUNK, concurrent_parts=2, create=True)
+    made.write(NOISE[: 2 * CHUNK + 1])
+    backend.put_object(KEY, b"came first")
+    with pytest.raises(ObjectExists):
+        made.close()
+    made.abort()
+    assert whole(backend) == b"came first"
+
+
+def test_an_aborted_creation_creates_nothing(backend: Backend) -> None:
+    made = backend.open_streaming_writer(KEY, chunk_bytes=CHUNK, concurrent_parts=2, create=True)
+    made.write(NOISE[: CHUNK + 1])
+    made.abort()
+    assert keys(backend, "") == []
 
 
 # ---- reading ----

@@ -7,11 +7,18 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from forebay.errors import ObjectMissing, ServiceRefused, ServiceUnavailable, UsageError
+from forebay.errors import (
+    ObjectExists,
+    ObjectMissing,
+    ServiceRefused,
+    ServiceUnavailable,
+    UsageError,
+)
 from forebay.objects.local import LocalBackend
 
 DAY_SECONDS = 24 * 3600
@@ -23,7 +30,7 @@ import os, signal, sys
 from pathlib import Path
 from forebay.objects.local import LocalBackend
 
-root, name = Path(sys.argv[1]), sys.argv[2]
+root, name, create = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "create"
 
 def deadly(function, passing):
     def call(*arguments, **named):
@@ -36,10 +43,11 @@ def deadly(function, passing):
 
 def upload(step):
     backend = LocalBackend(root / str(step))
-    owner = Path if name == "replace" else os
+    owner = Path if name in ("replace", "unlink") else os
     setattr(owner, name, deadly(getattr(owner, name), step))
-    metadata = {"k": "new"}
-    w = backend.open_streaming_writer("t/new", chunk_bytes=8, concurrent_parts=1, metadata=metadata)
+    w = backend.open_streaming_writer(
+        "t/new", chunk_bytes=8, concurrent_parts=1, metadata={"k": "new"}, create=create
+    )
     with w:
         for _ in range(3):
             w.write(b"new" * 1000)
@@ -55,9 +63,10 @@ for step in range(30):
 """
 
 
-def killed_at_every_step(root: Path, name: str) -> int:
+def killed_at_every_step(root: Path, name: str, *, create: bool = False) -> int:
     """How many steps there are. `root/<n>` is what a process killed at the n-th step left."""
-    command = [sys.executable, "-c", PROGRAM, str(root), name]
+    how = "create" if create else "replace"
+    command = [sys.executable, "-c", PROGRAM, str(root), name, how]
     done = subprocess.run(command, timeout=100, check=True, capture_output=True, text=True)
     return int(done.stdout)
 
@@ -85,6 +94,74 @@ def test_a_process_killed_before_the_rename_leaves_nothing_visible(tmp_path: Pat
         assert list(backend.list("")) == []
         with pytest.raises(ObjectMissing):
             backend.head("t/new")
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("write", 3), ("fsync", 4), ("link", 1), ("replace", 1), ("unlink", 1)]
+)
+def test_a_creation_that_is_killed_leaves_nothing_or_all_bytes(
+    tmp_path: Path, name: str, least: int
+) -> None:
+    steps = killed_at_every_step(tmp_path, name, create=True)
+    assert steps >= least
+    for step in range(steps):
+        backend = LocalBackend(tmp_path / str(step))
+        found = [(meta.key, meta.size) for meta in backend.list("")]
+        assert found in ([], [("t/new", 9000)])
+        if found:  # a process that dies between the link and the metadata leaves none
+            assert dict(backend.head("t/new").metadata) in ({}, {"k": "new"})
+        with suppress(ObjectExists):
+            backend.put_object("t/new", b"new" * 3000, create=True)
+        assert bytes(backend.get_range("t/new", 0, 9000)) == b"new" * 3000
+
+
+def test_creation_never_renames_over_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may create the object at any time before the link."""
+    backend = LocalBackend(tmp_path)
+    link = os.link
+
+    def late(source: Path, target: Path) -> None:
+        if target == tmp_path / "a":
+            target.write_bytes(b"theirs")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(ObjectExists):
+        backend.put_object("a", b"ours", {"k": "ours"}, create=True)
+    assert bytes(backend.get_range("a", 0, 6)) == b"theirs"
+    assert backend.head("a").metadata == {}
+    assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+def test_a_file_system_without_links_is_looked_at_before_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*names: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refusing)
+    backend = LocalBackend(tmp_path)
+    backend.put_object("a", b"first", {"k": "v"}, create=True)
+    backend.put_object("source", b"second")
+    with pytest.raises(ObjectExists):
+        backend.put_object("a", b"second", create=True)
+    with pytest.raises(ObjectExists):
+        backend.copy_object("source", "a", create=True)
+    assert bytes(backend.get_range("a", 0, 5)) == b"first"
+    assert backend.head("a").metadata == {"k": "v"}
+    assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+def test_a_directory_or_a_link_in_the_place_of_a_new_object_is_refused(tmp_path: Path) -> None:
+    backend = LocalBackend(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for key in ("folder", "link"):
+        with pytest.raises(ServiceRefused):
+            backend.put_object(key, b"x", create=True)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 # ---- temporary files ----

@@ -81,6 +81,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             upload[1][int(self.query["partNumber"])] = self.body
             self._answer(200, ETag=f'"{hashlib.md5(self.body).hexdigest()}"')
+        elif self.headers.get("x-goog-if-generation-match") == "0" and (
+            self.key in self.server.objects
+        ):
+            self._error(412, "PreconditionFailed")
         elif source is not None:
             found = self.server.objects.get(unquote(source).lstrip("/").partition("/")[2])
             if found is None:

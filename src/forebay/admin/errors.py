@@ -33,6 +33,7 @@ from forebay.errors import (
     LogStopped,
     LostOffsets,
     MessageTooLarge,
+    ObjectExists,
     OffsetOutOfRange,
     ServiceRefused,
     ServiceUnavailable,
@@ -85,6 +86,7 @@ _STATUS: Final[Sequence[tuple[type[ForebayError], int]]] = (
     (WaitTimeout, 504),
     (ServiceUnavailable, 503),
     (ServiceRefused, 502),
+    (ObjectExists, 409),
 )
 """The first class that the error is an instance of decides."""
 _DISK_FULL: Final = {errno.ENOSPC, errno.EDQUOT}

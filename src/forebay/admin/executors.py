@@ -14,8 +14,9 @@ Objects: they are served only if the store keeps them in files on the server's m
 access any other store directly. Staged rows (`staging/...`) can be written through the server to
 every kind of store. An object or a sidecar can be written if the catalog has an intent for it. A
 request with the bytes that are already stored succeeds and changes nothing. Other bytes are refused
-for staged rows, and for an object that is committed. An object becomes visible when its last byte
-has arrived. If the client disconnects before that, nothing is stored.
+(409) for objects and staged rows, and for the sidecar of an object that is committed. An object
+becomes visible when its last byte has arrived. If the client disconnects before that, nothing is
+stored.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ from forebay.catalog.catalog import Catalog
 from forebay.catalog.records import State
 from forebay.errors import (
     CommitRefused,
+    ForebayError,
+    ObjectExists,
     ObjectMissing,
     OffsetOutOfRange,
     ServiceUnavailable,
@@ -459,6 +462,8 @@ class PutTarget:
     topic: TopicName | None
     object_id: str
     bytes_max: int
+    written_once: bool
+    """False for a sidecar, which differs from one attempt to the next."""
 
     @property
     def kind(self) -> str:
@@ -475,14 +480,15 @@ def target_of(key: str) -> PutTarget:
     """Parses the key of a PUT. Raises UsageError for a key that clients may not write."""
     check_key(key)
     if is_staged_file(key):
-        return PutTarget(key, None, "", OBJECT_BYTES_MAX)
+        return PutTarget(key, None, "", OBJECT_BYTES_MAX, written_once=True)
     found = topic_of_key(key)
     if found is not None:
         topic, name = found
         object_id = name.removesuffix(SIDECAR_ENDING)
         if parse_object(object_id) is not None:
-            most = OBJECT_BYTES_MAX if name == object_id else DESCRIPTOR_BYTES_MAX
-            return PutTarget(key, topic, object_id, most)
+            is_object = name == object_id
+            most = OBJECT_BYTES_MAX if is_object else DESCRIPTOR_BYTES_MAX
+            return PutTarget(key, topic, object_id, most, written_once=is_object)
     raise UsageError(
         f"{key!r} cannot be written: it is neither an object of a topic nor staged rows"
     )
@@ -550,7 +556,10 @@ class ObjectUpload:
         self._digest = hashlib.sha256()
         self._size = 0
         self._writer = store.open_streaming_writer(
-            target.key, chunk_bytes=chunk_bytes, concurrent_parts=_CONCURRENT_PARTS
+            target.key,
+            chunk_bytes=chunk_bytes,
+            concurrent_parts=_CONCURRENT_PARTS,
+            create=target.written_once,
         )
 
     def write(self, data: bytes) -> None:
@@ -558,28 +567,26 @@ class ObjectUpload:
             self._size += len(data)
             if self._size > self._target.bytes_max:
                 raise UsageError(f"{self._target.key}: larger than {self._target.bytes_max} bytes")
-            self._writer.write(data)
             self._digest.update(data)
+            if not self._writer.ended:
+                try:
+                    self._writer.write(data)
+                except ObjectExists:  # `publish` compares the rest by its hash
+                    self._writer.abort()
         TRANSFERS.add(len(data), self._target.kind, "up")
 
     def publish(self) -> ObjectMeta:
-        """Makes the object visible. Raises CommitRefused if that would change a stored object."""
+        """Makes the object visible.
+
+        Raises ObjectExists or CommitRefused if that would change a stored object.
+        """
         with self._lock, self._publishing:
             present = self._present()
             if present is not None and self._is_same(present):
                 self._writer.abort()
                 return present
-            self._require_replaceable(present)
-            backup = self._back_up(present)
-            try:
-                meta = self._writer.close()
-                if backup is not None and not self._is_committed_or_intended(meta):
-                    self._store.copy_object(backup, meta.key)
-                    raise self._refused(present)
-            finally:
-                if backup is not None:
-                    self._store.delete_object(backup)
-            return meta
+            self._require_writable(present)
+            return self._create() if self._target.written_once else self._replace(present)
 
     def abort(self) -> None:
         with self._lock:
@@ -600,42 +607,48 @@ class ObjectUpload:
             digest.update(self._store.get_range(present.key, start, end))
         return digest.digest() == self._digest.digest()
 
-    def _require_replaceable(self, present: ObjectMeta | None) -> None:
+    def _require_writable(self, present: ObjectMeta | None) -> None:
         target = self._target
-        if target.topic is None:
-            replaceable = present is None  # staged rows are written once, under a unique name
-        else:
-            replaceable = target.state(self._catalog) == State.INTENDED
-        if not replaceable:
-            raise self._refused(present)
+        if target.topic is not None and target.state(self._catalog) != State.INTENDED:
+            raise self._refused(present, CommitRefused)
+        if present is not None and target.written_once:
+            raise self._refused(present, ObjectExists)
 
-    def _back_up(self, present: ObjectMeta | None) -> str | None:
-        """Copies the present object before it is replaced, because another process may commit it.
+    def _create(self) -> ObjectMeta:
+        if self._writer.ended:
+            raise ServiceUnavailable(
+                f"{self._target.key} existed when the request began, and is deleted now; try again"
+            )
+        try:
+            return self._writer.close()
+        except ObjectExists:  # created after `publish` looked
+            present = self._present()
+            if present is not None and self._is_same(present):
+                return present
+            raise self._refused(present, ObjectExists) from None
 
-        The copy has the name of a staged file. If this process dies, a sweep of old staged files
+    def _replace(self, present: ObjectMeta | None) -> ObjectMeta:
+        """Replaces a sidecar; puts it back if its object was committed meanwhile.
+
+        The backup has the name of a staged file. If this process dies, a sweep of old staged files
         deletes it.
         """
         if present is None:
-            return None
+            return self._writer.close()
         backup = staged_file(secrets.token_hex(8), 0, 0)
         self._store.copy_object(present.key, backup)
-        return backup
+        try:
+            meta = self._writer.close()
+            if self._target.state(self._catalog) != State.INTENDED:
+                self._store.copy_object(backup, meta.key)
+                raise self._refused(present, CommitRefused)
+            return meta
+        finally:
+            self._store.delete_object(backup)
 
-    def _is_committed_or_intended(self, meta: ObjectMeta) -> bool:
-        """False if another process committed the object before its bytes were replaced."""
-        target = self._target
-        if target.topic is None or target.state(self._catalog) == State.INTENDED:
-            return True
-        committed = (
-            (each.size, each.etag)
-            for each in self._catalog.get_object_descriptors(target.topic)
-            if each.object_id == target.object_id and target.key.endswith(each.object_id)
-        )
-        return next(committed, None) in ((meta.size, meta.etag), (meta.size, None))
-
-    def _refused(self, present: ObjectMeta | None) -> CommitRefused:
+    def _refused(self, present: ObjectMeta | None, kind: type[ForebayError]) -> ForebayError:
         there = "is gone" if present is None else f"exists with {present.size} bytes"
-        return CommitRefused(
+        return kind(
             f"{self._target.key} {there}, and the request has {self._size} other bytes: "
             "a stored object is never changed"
         )

@@ -26,9 +26,15 @@ from forebay.catalog.job_state import ORIGIN_HERE, ORIGIN_NAME
 from forebay.catalog.kv import ABSENT, Compare, Put, Remove
 from forebay.catalog.records import Owner, TopicRecord, decode_record, encode_record
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import LogClosed, ServiceError, TopicFenced, TopicOwned
+from forebay.errors import (
+    ForebayError,
+    LogClosed,
+    ServiceError,
+    ServiceRefused,
+    TopicFenced,
+    TopicOwned,
+)
 from forebay.format.names import TopicName
-from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.settings import MetadataSettings
@@ -176,6 +182,9 @@ class Ownership:
         self._lease = lease
         """The lease of the owner key; the session may have a newer one."""
         self._reserved = record.reserved
+        self._admitted = self._written = 0
+        """The end of the frames that may be written, and of those that are synced."""
+        self._refusal: ForebayError | None = None
         self._slow = threading.Lock()
         self.topic = topic
         self.epoch = record.epoch
@@ -187,15 +196,29 @@ class Ownership:
         """Reserves the offsets below `end_offset` in the catalog.
 
         Call it before frames with these offsets are written. Raises TopicFenced if another process
-        has taken the topic, or if this one has released it.
+        has taken the topic, or if this one has released it. Raises ServiceRefused if the log would
+        run further past the last object than a restore allows for.
         """
         self._require_newest()
+        self._admitted = end_offset
         if end_offset <= self._reserved:
             return
-        wanted = min(end_offset + self._session.settings.offsets_reserved, OFFSET_MAX)
+        wanted = end_offset + self._session.settings.offsets_reserved
 
         def change(record: TopicRecord) -> Change:
-            return Change(replace(record, reserved=max(record.reserved, wanted)))
+            if end_offset > record.offset_limit:
+                raise ServiceRefused(
+                    f"{self.topic}: the log has run too far past the last object, to offset "
+                    f"{end_offset}; at most {record.offset_limit} is allowed: upload the topic "
+                    "with `forebay offload`, then open it again"
+                )
+            return Change(
+                replace(
+                    record,
+                    assigned=max(record.assigned, self._written),
+                    reserved=max(record.reserved, min(wanted, record.offset_limit)),
+                )
+            )
 
         self._reserved = self._catalog.update(self.topic, self.epoch, change).reserved
 
@@ -206,13 +229,19 @@ class Ownership:
         """
         session = self._session
         self._require_newest()
-        if session.alive and session.current == self._lease:
-            return
-        with self._slow:
-            self._reclaim()
+        if not (session.alive and session.current == self._lease):
+            with self._slow:
+                self._reclaim()
+        self._written = self._admitted
+
+    def refuse(self, error: ForebayError) -> None:
+        """Lets nothing more be written or acknowledged: both raise `error`."""
+        self._refusal = error
 
     def _require_newest(self) -> None:
         """Raises TopicFenced if this process has released the topic, or taken it again."""
+        if self._refusal is not None:
+            raise self._refusal
         newest = self._session.epoch(self.topic)
         if newest is None:
             raise TopicFenced(f"{self.topic}: this process released the topic; open it again")
@@ -246,11 +275,12 @@ class Ownership:
 
     # -- giving the topic up --------------------------------------------------------------------
 
-    def release(self, next_offset: int) -> None:
+    def release(self, next_offset: int, reserved: int | None = None) -> None:
         """Gives the topic up. The next owner continues at `next_offset`.
 
-        Offsets from `next_offset` on are no longer reserved. An owner without the local log then
-        records only the messages that were not uploaded as lost, and no unused offsets.
+        Offsets from `next_offset` on, or from `reserved` on, are no longer reserved. An owner
+        without the local log then records only the messages that were not uploaded as lost, and no
+        unused offsets.
         """
         self._session.gave_up(self.topic, self.epoch)
 
@@ -262,7 +292,11 @@ class Ownership:
                 writes.append(Remove(owner.key))
                 compares.append(Compare(owner.key, owner.revision))
             return Change(
-                replace(record, reserved=max(record.tail, next_offset)),
+                replace(
+                    record,
+                    assigned=max(record.assigned, next_offset),
+                    reserved=max(record.tail, next_offset if reserved is None else reserved),
+                ),
                 tuple(writes),
                 tuple(compares),
             )

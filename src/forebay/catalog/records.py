@@ -103,7 +103,9 @@ class TopicRecord:
     assigned: int = 0
     """Every offset before this one was assigned to a message, or is in a hole."""
     begin: int = 0
-    """The highest offset of a begin marker that this topic's owners created in the store."""
+    """The offset of the newest begin marker in the store that this catalog knows."""
+    begin_attempt: int = 0
+    """The attempt in that marker's name."""
     unknown: tuple[Range, ...] = ()
     """Ranges that may never have been used. If they were, their messages are lost."""
     accepted: tuple[Range, ...] = ()
@@ -112,8 +114,8 @@ class TopicRecord:
     """The fields that only a later release knows, as JSON, so that changes keep them."""
 
     @property
-    def next_distance(self) -> int:
-        """The offset that a log must not reach, unless an object or a marker is added (R9)."""
+    def offset_limit(self) -> int:
+        """The offset that a log must not reach until an object or a marker is added (rule R9)."""
         return min(max(self.tail, self.begin) + LOG_DISTANCE, OFFSET_MAX)
 
     def lost_range(self, offset: int) -> Range | None:
@@ -307,7 +309,7 @@ def decode_cursor(data: bytes, what: str) -> int:
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _TEXTS: Final = frozenset({"token", "name", "lock"})
 _OPTIONAL: Final = frozenset({"log_id", "nonce"})
-_ADDED: Final = frozenset({"nonce", "assigned", "begin", "unknown", "accepted"})
+_ADDED: Final = frozenset({"nonce", "assigned", "begin", "begin_attempt", "unknown", "accepted"})
 """Fields that records of the first release lack."""
 _RANGES: Final = frozenset({"lost", "unknown", "accepted"})
 

@@ -46,7 +46,11 @@ def _path_of(key: str) -> str:
 
 
 class ServerBackend:
-    """The operations of `Backend` that tasks need. Thread-safe."""
+    """The operations of `Backend` that tasks need. Thread-safe.
+
+    Objects and staged rows are always created, never replaced, and sidecars are replaced, whatever
+    `create` says. Unlike in other stores, creating an object again with the same bytes succeeds.
+    """
 
     def __init__(self, address: ServerAddress) -> None:
         self._pool = ClientPool(address)
@@ -97,7 +101,12 @@ class ServerBackend:
         return data
 
     def put_object(
-        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+        self,
+        key: str,
+        data: Buffer,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        create: bool = False,  # noqa: ARG002 - the server decides by the key
     ) -> ObjectMeta:
         _require_none(metadata)
         with self._pool.borrowed() as client:
@@ -111,11 +120,18 @@ class ServerBackend:
         chunk_bytes: int,
         concurrent_parts: int,  # noqa: ARG002 - an object is sent as one stream
         metadata: Mapping[str, str] | None = None,
+        create: bool = False,  # noqa: ARG002 - the server decides by the key
     ) -> ServerWriter:
         _require_none(metadata)
         return ServerWriter(self._pool, key, chunk_bytes)
 
-    def copy_object(self, source: str, target: str) -> None:  # noqa: ARG002  # as the protocol has it
+    def copy_object(
+        self,
+        source: str,  # noqa: ARG002 - as the protocol has it
+        target: str,  # noqa: ARG002 - as above
+        *,
+        create: bool = False,  # noqa: ARG002 - as above
+    ) -> None:
         self._refused("copied")
 
     def delete_object(self, key: str) -> None:  # noqa: ARG002  # as the protocol has it

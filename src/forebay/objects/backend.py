@@ -4,16 +4,21 @@
 
 - An object is visible whole or not at all. A writer that is aborted, fails, or whose process dies
   publishes nothing.
+- With `create=True` an object that has the key is not replaced: ObjectExists is raised, and nothing
+  is changed. Of several callers at the same time one creates the object. The exceptions, with their
+  windows, are in `docs/formats/objects.md`.
 - When `put_object`, `close`, `copy_object` or `delete_object` returns, its effect is durable and
   visible to all.
-- Errors are those of `forebay.errors`: ObjectMissing, ServiceRefused (a retry cannot help) and
-  ServiceUnavailable (the backend's own retries failed). No error or log line contains a secret.
+- Errors are those of `forebay.errors`: ObjectMissing, ObjectExists, ServiceRefused (a retry cannot
+  help) and ServiceUnavailable (the backend's own retries failed). No error or log line contains a
+  secret.
 - A backend is thread-safe. A writer is not.
 
 Keys are relative, such as `storage/topics/default/orders/objects/data-0-9.dnb1`; the backend adds
 the bucket and its prefix. `check_key` and `check_metadata` define what every backend accepts.
 
-Beware: after ServiceUnavailable the request may have been carried out.
+Beware: after ServiceUnavailable the request may have been carried out. ObjectExists may be about
+the caller's own object: a client that got no response sends the request again.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from forebay.errors import ServiceError, ServiceRefused, UsageError
+from forebay.errors import ObjectExists, ServiceError, ServiceRefused, UsageError
 from forebay.format.layout import Buffer
 from forebay.limits import KIB, OBJECT_KEY_BYTES_MAX
 
@@ -126,9 +131,17 @@ class Backend(Protocol):
         """
 
     def put_object(
-        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+        self,
+        key: str,
+        data: Buffer,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        create: bool = False,
     ) -> ObjectMeta:
-        """Writes a small object in one request, replacing one with the same key."""
+        """Writes a small object in one request, replacing one with the same key.
+
+        With `create`, raises ObjectExists if there is one.
+        """
 
     def open_streaming_writer(
         self,
@@ -137,11 +150,18 @@ class Backend(Protocol):
         chunk_bytes: int,
         concurrent_parts: int,
         metadata: Mapping[str, str] | None = None,
+        create: bool = False,
     ) -> ObjectWriter:
-        """Writes a large object in parts; holds at most `concurrent_parts` + 1 chunks in memory."""
+        """Writes a large object in parts; holds at most `concurrent_parts` + 1 chunks in memory.
 
-    def copy_object(self, source: str, target: str) -> None:
-        """Copies on the server, atomically; raises ObjectMissing, and CopyUnsupported."""
+        With `create`, `write` or `close` raises ObjectExists if the key is taken.
+        """
+
+    def copy_object(self, source: str, target: str, *, create: bool = False) -> None:
+        """Copies on the server, atomically; raises ObjectMissing, and CopyUnsupported.
+
+        With `create`, raises ObjectExists if the target exists.
+        """
 
     def delete_object(self, key: str) -> None:
         """Deletes the object. Succeeds if there is none."""
@@ -193,6 +213,11 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 def check_range(start: int, end: int) -> None:
     if not 0 <= start <= end:
         raise UsageError(f"{start}..{end} is not a range of bytes")
+
+
+def taken(name: str, key: str) -> ObjectExists:
+    """The error of a creation whose key is taken."""
+    return ObjectExists(f"{name}: the object {key!r} exists already; it was not changed")
 
 
 def ends_early(name: str, key: str, start: int, end: int) -> ServiceError:

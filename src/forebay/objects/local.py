@@ -8,8 +8,14 @@ An object is written to a temporary file, synced and renamed to its key; then th
 synced. A crash before the rename leaves only the temporary file. A later start removes that once it
 is a day old, unless its writer is alive: a writer holds a lock on its file.
 
-Metadata are written before the rename and name the object's etag, so those that a crash leaves
-without an object are ignored. An etag is the file's modification time, size and inode number.
+An object that must not replace another one (`create`) is linked to its key, which fails if the key
+is taken. A file system without hard links has no such call: there the key is looked up, and then
+the file is renamed.
+
+Metadata name the object's etag, and are ignored if the object has another one. They are written
+before a rename, and after a link: before it they would replace those of the object that is there. A
+process that dies right after the link leaves an object without metadata. An etag is the file's
+modification time, size and inode number.
 
 A copy is a hard link, and has the etag and modification time of its source. Sharing the inode is
 safe because objects are never opened for writing: `put_object` replaces the file, and a delete
@@ -27,7 +33,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -49,6 +55,7 @@ from forebay.objects.backend import (
     check_metadata,
     check_range,
     ends_early,
+    taken,
 )
 from forebay.objects.buffers import BufferPool
 
@@ -83,10 +90,13 @@ def _meta(
 class LocalWriter(WriterScope):
     """Writes an object to a temporary file, and publishes it on `close`."""
 
-    def __init__(self, backend: LocalBackend, key: str, metadata: dict[str, str]) -> None:
+    def __init__(
+        self, backend: LocalBackend, key: str, metadata: dict[str, str], create: bool
+    ) -> None:
         self._backend = backend
         self._key = key
         self._metadata = metadata
+        self._publish = backend.publish_new if create else backend.publish
         self._path = backend.temporary()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd: int | None = os.open(self._path, flags, 0o644)
@@ -106,7 +116,7 @@ class LocalWriter(WriterScope):
             with self._backend.translated("write", self._key):
                 os.fsync(fd)
                 status = os.fstat(fd)
-                self._backend.publish(self._path, self._key, status, self._metadata)
+                self._publish(self._path, self._key, status, self._metadata)
         finally:
             self.abort()
         return _meta(self._key, status, self._metadata)
@@ -114,7 +124,7 @@ class LocalWriter(WriterScope):
     def abort(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
-            with suppress(OSError):  # if it was published, it has been renamed
+            with suppress(OSError):  # it may have been renamed
                 self._path.unlink()
             os.close(fd)
 
@@ -159,9 +169,14 @@ class LocalBackend:
                 os.close(fd)
 
     def put_object(
-        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+        self,
+        key: str,
+        data: Buffer,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        create: bool = False,
     ) -> ObjectMeta:
-        with self._writer(key, metadata) as writer:
+        with self._writer(key, metadata, create) as writer:
             writer.write(data)
             return writer.close()
 
@@ -172,13 +187,15 @@ class LocalBackend:
         chunk_bytes: int,  # noqa: ARG002 - the page cache holds what is in flight
         concurrent_parts: int,  # noqa: ARG002 - as above
         metadata: Mapping[str, str] | None = None,
+        create: bool = False,
     ) -> LocalWriter:
-        return self._writer(key, metadata)
+        return self._writer(key, metadata, create)
 
-    def copy_object(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str, *, create: bool = False) -> None:
         meta = self.head(source)
         self.path_of(target)
         temporary = self.temporary()
+        publish = self.publish_new if create else self.publish
         try:
             with self.translated("copy", source):
                 try:
@@ -186,9 +203,9 @@ class LocalBackend:
                 except OSError as error:
                     if error.errno not in _LINKS_REFUSED:
                         raise
-                    self._rewrite(source, target, meta.metadata)
+                    self._rewrite(source, target, meta.metadata, create)
                     return
-                self.publish(temporary, target, temporary.stat(), dict(meta.metadata))
+                publish(temporary, target, temporary.stat(), dict(meta.metadata))
         finally:
             with suppress(OSError):  # renaming onto a link to the same inode keeps both names
                 temporary.unlink()
@@ -227,8 +244,29 @@ class LocalBackend:
     ) -> None:
         """Turns a synced temporary file into the object `key`."""
         if metadata:
-            self._write_metadata(key, {"etag": _etag(status), "metadata": metadata})
+            self._write_metadata(key, _etag(status), metadata)
         self._replace(temporary, self.path_of(key))
+
+    def publish_new(
+        self, temporary: Path, key: str, status: os.stat_result, metadata: dict[str, str]
+    ) -> None:
+        """Turns a synced temporary file into the object `key`; raises ObjectExists.
+
+        The temporary file stays, and is removed by the caller.
+        """
+        path = self.path_of(key)
+        try:
+            self._placed(lambda: os.link(temporary, path), path)
+        except FileExistsError:
+            self._require_absent(key)
+            raise  # a directory or a symbolic link has the name
+        except OSError as error:
+            if error.errno not in _LINKS_REFUSED:
+                raise
+            self._require_absent(key)
+            self._replace(temporary, path)
+        if metadata:
+            self._write_metadata(key, _etag(status), metadata)
 
     @contextmanager
     def translated(self, operation: str, key: str) -> Iterator[None]:
@@ -259,11 +297,16 @@ class LocalBackend:
     def _metadata_path(self, key: str) -> Path:
         return self._root / _METADATA / key
 
-    def _writer(self, key: str, metadata: Mapping[str, str] | None) -> LocalWriter:
+    def _require_absent(self, key: str) -> None:
+        with suppress(ObjectMissing):
+            self.head(key)
+            raise taken(self._name, key)
+
+    def _writer(self, key: str, metadata: Mapping[str, str] | None, create: bool) -> LocalWriter:
         self.path_of(key)
         found = check_metadata(metadata)
         with self.translated("write", key):
-            return LocalWriter(self, key, found)
+            return LocalWriter(self, key, found, create)
 
     def _read(self, fd: int, key: str, start: int, end: int) -> Buffer:
         view = self._buffers.take(end - start)
@@ -279,8 +322,11 @@ class LocalBackend:
                 raise ends_early(self._name, key, start, end)
         return view.toreadonly()
 
-    def _rewrite(self, source: str, target: str, metadata: Mapping[str, str]) -> None:
-        with self.path_of(source).open("rb") as file, self._writer(target, metadata) as writer:
+    def _rewrite(self, source: str, target: str, metadata: Mapping[str, str], create: bool) -> None:
+        with (
+            self.path_of(source).open("rb") as file,
+            self._writer(target, metadata, create) as writer,
+        ):
             while piece := file.read(_COPY_BYTES):
                 writer.write(piece)
 
@@ -291,7 +337,8 @@ class LocalBackend:
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return {}
 
-    def _write_metadata(self, key: str, record: Mapping[str, object]) -> None:
+    def _write_metadata(self, key: str, etag: str, metadata: Mapping[str, str]) -> None:
+        record = {"etag": etag, "metadata": metadata}
         temporary = self.temporary()
         try:
             with temporary.open("xb") as file:
@@ -303,13 +350,17 @@ class LocalBackend:
             temporary.unlink(missing_ok=True)
 
     def _replace(self, source: Path, target: Path) -> None:
+        self._placed(lambda: source.replace(target), target)
+
+    def _placed(self, place: Callable[[], object], target: Path) -> None:
+        """Calls `place`, which gives a file the name `target`, and syncs the directory."""
         self._make_dirs(target.parent)
         try:
-            source.replace(target)
+            place()
         except FileNotFoundError:  # the directory was removed while it was empty
             self._made.discard(target.parent)
             self._make_dirs(target.parent)
-            source.replace(target)
+            place()
         self._disk.sync_dir(target.parent)
 
     def _make_dirs(self, path: Path) -> None:

@@ -1,18 +1,27 @@
-"""The begin markers of a topic in the object store (`docs/formats/marker.md`): listed and read.
+"""The begin markers of a topic in the object store: listed, read and created.
 
-The offset in a marker's name counts even if its content is damaged: offsets up to it may have been
-assigned, whatever the log was.
+The format is in `docs/formats/marker.md`. The offset in a marker's name counts even if its content
+is damaged: offsets up to it may have been assigned, whatever the log was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from forebay.errors import FormatError
-from forebay.format.marker import MARKER_BYTES_MAX, BeginMarker, decode_marker
+from forebay.errors import FormatError, ObjectExists, ServiceRefused
+from forebay.format.marker import (
+    MARKER_BYTES_MAX,
+    BeginMarker,
+    decode_marker,
+    encode_marker,
+)
 from forebay.format.names import MARKER_START, MarkerName, TopicName, objects_prefix, parse_marker
 from forebay.objects.backend import Backend, ObjectMeta
+from forebay.objects.store import CloudStore
+
+_ATTEMPTS_MAX: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +56,27 @@ def read_marker(store: Backend, marker: StoredMarker) -> BeginMarker | None:
         return decode_marker(data, f"{store.name}: {marker.meta.key}")
     except FormatError:
         return None
+
+
+def create_marker(
+    store: CloudStore, topic: TopicName, offset: int, marker: BeginMarker
+) -> MarkerName:
+    """Creates a marker for an opening at `offset`, under the first name that is free.
+
+    A marker of this opening that exists already is a success: an earlier request may have got no
+    response.
+    """
+    data = encode_marker(marker)
+    for attempt in range(_ATTEMPTS_MAX):
+        name = MarkerName(offset, attempt)
+        key = objects_prefix(topic) + str(name)
+        try:
+            store.put_object(key, data, create=True)
+        except ObjectExists:
+            if bytes(store.get_object(key, MARKER_BYTES_MAX)) != data:
+                continue
+        return name
+    raise ServiceRefused(
+        f"{store.name}: {objects_prefix(topic)}{MARKER_START}{offset} and all its further names "
+        "are taken; delete the oldest of them"
+    )

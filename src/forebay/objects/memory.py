@@ -19,6 +19,7 @@ from forebay.objects.backend import (
     check_metadata,
     check_range,
     ends_early,
+    taken,
 )
 
 
@@ -28,10 +29,13 @@ class _Stored(NamedTuple):
 
 
 class MemoryWriter(WriterScope):
-    def __init__(self, backend: MemoryBackend, key: str, metadata: dict[str, str]) -> None:
+    def __init__(
+        self, backend: MemoryBackend, key: str, metadata: dict[str, str], create: bool
+    ) -> None:
         self._backend = backend
         self._key = key
         self._metadata = metadata
+        self._create = create
         self._data: bytearray | None = bytearray()
 
     def write(self, data: Buffer) -> None:
@@ -40,7 +44,7 @@ class MemoryWriter(WriterScope):
     def close(self) -> ObjectMeta:
         data = self._open_data()
         self._data = None
-        return self._backend.publish(self._key, bytes(data), self._metadata)
+        return self._backend.publish(self._key, bytes(data), self._metadata, self._create)
 
     def abort(self) -> None:
         self._data = None
@@ -78,9 +82,14 @@ class MemoryBackend:
         return memoryview(data)[start:end]
 
     def put_object(
-        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+        self,
+        key: str,
+        data: Buffer,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        create: bool = False,
     ) -> ObjectMeta:
-        return self.publish(check_key(key), bytes(data), check_metadata(metadata))
+        return self.publish(check_key(key), bytes(data), check_metadata(metadata), create)
 
     def open_streaming_writer(
         self,
@@ -89,12 +98,13 @@ class MemoryBackend:
         chunk_bytes: int,  # noqa: ARG002 - the whole object is in memory anyway
         concurrent_parts: int,  # noqa: ARG002 - as above
         metadata: Mapping[str, str] | None = None,
+        create: bool = False,
     ) -> MemoryWriter:
-        return MemoryWriter(self, check_key(key), check_metadata(metadata))
+        return MemoryWriter(self, check_key(key), check_metadata(metadata), create)
 
-    def copy_object(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str, *, create: bool = False) -> None:
         found = self._stored(source)
-        self.publish(check_key(target), found.data, dict(found.meta.metadata))
+        self.publish(check_key(target), found.data, dict(found.meta.metadata), create)
 
     def delete_object(self, key: str) -> None:
         with self._lock:
@@ -110,8 +120,10 @@ class MemoryBackend:
     def close(self) -> None:
         """Does nothing: other users may share the objects."""
 
-    def publish(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectMeta:
+    def publish(self, key: str, data: bytes, metadata: dict[str, str], create: bool) -> ObjectMeta:
         with self._lock:
+            if create and key in self._objects:
+                raise taken(self._name, key)
             self._versions += 1
             etag = f"{self._versions:x}"
             meta = ObjectMeta(key, len(data), etag, self._clock.now_ms(), metadata)

@@ -19,6 +19,9 @@ sorts directory by directory, which is the same within one directory.
 
 Beware:
 
+- A multipart upload cannot be conditional, and replaces an object in silence. With `create` the key
+  is looked up before the first part is sent and again before the last ones are, so another writer
+  has to publish between that and the completion to be overwritten.
 - The client's threads do not survive a fork, and calls would hang in the child. The first call
   starts them; a child of a process that has started them gets ServiceRefused.
 - A process that is killed leaves the parts of unfinished uploads in the bucket. They are invisible
@@ -31,6 +34,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -42,6 +46,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from forebay.clock import SYSTEM_CLOCK
 from forebay.errors import (
     InvalidSetting,
+    ObjectExists,
     ObjectMissing,
     ServiceError,
     ServiceRefused,
@@ -58,6 +63,7 @@ from forebay.objects.backend import (
     check_metadata,
     check_range,
     ends_early,
+    taken,
 )
 from forebay.settings import CloudSettings
 
@@ -177,14 +183,24 @@ class RemoteBackend:
         return data
 
     def put_object(
-        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+        self,
+        key: str,
+        data: Buffer,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        create: bool = False,
     ) -> ObjectMeta:
         given = check_metadata(metadata)
         done = self.call(
             "put",
             key,
             lambda: obstore.put(
-                self._client(), key, data, attributes=dict(given), use_multipart=False
+                self._client(),
+                key,
+                data,
+                attributes=dict(given),
+                mode="create" if create else "overwrite",
+                use_multipart=False,
             ),
         )
         size = memoryview(data).nbytes
@@ -197,6 +213,7 @@ class RemoteBackend:
         chunk_bytes: int,
         concurrent_parts: int,
         metadata: Mapping[str, str] | None = None,
+        create: bool = False,
     ) -> RemoteWriter:
         """See `Backend`. Smaller chunks are raised to 5 MiB, the smallest part that S3 takes."""
         self._check(key)
@@ -206,11 +223,21 @@ class RemoteBackend:
             chunk_bytes=max(chunk_bytes, PART_BYTES_MIN),
             concurrent_parts=max(concurrent_parts, 1),
             metadata=check_metadata(metadata),
+            create=create,
         )
 
-    def copy_object(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str, *, create: bool = False) -> None:
         self._check(target)
-        self.call("copy", source, lambda: obstore.copy(self._client(), source, target))
+        if create and self._location.kind == "s3":
+            self.require_absent(target)  # some servers ignore the condition of a copy
+        try:
+            self.call(
+                "copy",
+                source,
+                lambda: obstore.copy(self._client(), source, target, overwrite=not create),
+            )
+        except ObjectExists:  # it names the source
+            raise taken(self.name, target) from None
 
     def delete_object(self, key: str) -> None:
         try:
@@ -251,6 +278,12 @@ class RemoteBackend:
                 max_concurrency=concurrent_parts,
             ),
         )
+
+    def require_absent(self, key: str) -> None:
+        """Raises ObjectExists if there is such an object."""
+        with suppress(ObjectMissing):
+            self.head(key)
+            raise taken(self.name, key)
 
     def call(self, operation: str, key: str, function: Callable[..., T], *arguments: Any) -> T:
         """Calls the function, and turns the client's errors into those that `Backend` promises.
@@ -349,12 +382,14 @@ class RemoteWriter(WriterScope):
         chunk_bytes: int,
         concurrent_parts: int,
         metadata: dict[str, str],
+        create: bool,
     ) -> None:
         self._backend = backend
         self._key = key
         self._chunk_bytes = chunk_bytes
         self._concurrent_parts = concurrent_parts
         self._metadata = metadata
+        self._create = create
         self._chunk: bytearray | None = bytearray()
         self._parts: WritableFile | None = None
         self._size = 0
@@ -377,10 +412,12 @@ class RemoteWriter(WriterScope):
         chunk = self._open_chunk()
         if self._parts is None:
             self._chunk = None
-            return self._backend.put_object(self._key, chunk, self._metadata)
+            return self._backend.put_object(self._key, chunk, self._metadata, create=self._create)
         if chunk:
             self._send(chunk)
         try:
+            if self._create:
+                self._backend.require_absent(self._key)
             self._backend.call("complete", self._key, self._parts.close)
         except BaseException:
             self.abort()
@@ -405,6 +442,8 @@ class RemoteWriter(WriterScope):
     def _send(self, chunk: bytearray) -> None:
         try:
             if self._parts is None:
+                if self._create:
+                    self._backend.require_absent(self._key)
                 self._parts = self._backend.start_parts(
                     self._key, self._chunk_bytes, self._concurrent_parts, self._metadata
                 )
@@ -470,6 +509,8 @@ def store_location(settings: CloudSettings) -> StoreLocation:
         config.setdefault("virtual_hosted_style_request", not endpoint)
         # TLS checks the bytes already, and hashing them would double the work.
         config["unsigned_payload"] = not endpoint.startswith("http://")
+        # One request that keeps the metadata; the client's other way, "multipart", loses them.
+        config["copy_if_not_exists"] = "header: If-None-Match: *"
     return StoreLocation(kind, bucket, prefix, config, endpoint.startswith("http://"))
 
 
@@ -529,6 +570,8 @@ def translated(
         return ServiceRefused(reason)
     if isinstance(error, FileNotFoundError) and operation in _MISSING:
         return ObjectMissing(f"{name}: there is no object {key!r}")
+    if type(error).__name__ == "AlreadyExistsError":
+        return taken(name, key)
     if operation == "copy" and _no_copy(error, status, code):
         return CopyUnsupported(reason)
     if type(error).__name__ in _REFUSING or isinstance(error, ValueError):

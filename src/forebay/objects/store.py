@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 from forebay.errors import (
     InvalidSetting,
+    ObjectExists,
     ObjectMissing,
     ServiceError,
     ServiceRefused,
@@ -68,6 +69,8 @@ def outcome(error: BaseException) -> str:
     match error:
         case ObjectMissing():
             return "missing"
+        case ObjectExists():
+            return "exists"
         case ServiceRefused():
             return "refused"
         case ServiceUnavailable():
@@ -195,10 +198,15 @@ class CloudStore:
         return self.get_range(key, 0, size) if size else b""
 
     def put_object(
-        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+        self,
+        key: str,
+        data: Buffer,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        create: bool = False,
     ) -> ObjectMeta:
         with _counted("put"):
-            meta = self._backend.put_object(key, data, metadata)
+            meta = self._backend.put_object(key, data, metadata, create=create)
         BYTES.add(meta.size, "up")
         return meta
 
@@ -209,15 +217,20 @@ class CloudStore:
         chunk_bytes: int,
         concurrent_parts: int,
         metadata: Mapping[str, str] | None = None,
+        create: bool = False,
     ) -> CloudWriter:
         inner = self._backend.open_streaming_writer(
-            key, chunk_bytes=chunk_bytes, concurrent_parts=concurrent_parts, metadata=metadata
+            key,
+            chunk_bytes=chunk_bytes,
+            concurrent_parts=concurrent_parts,
+            metadata=metadata,
+            create=create,
         )
         return CloudWriter(inner, chunk_bytes, concurrent_parts)
 
-    def copy_object(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str, *, create: bool = False) -> None:
         with _counted("copy"):
-            self._backend.copy_object(source, target)
+            self._backend.copy_object(source, target, create=create)
 
     def copy_or_rewrite(
         self,
@@ -225,15 +238,17 @@ class CloudStore:
         target: str,
         chunk_bytes: int = _COPY_CHUNK_BYTES,
         concurrent_parts: int = _COPY_PARTS,
+        *,
+        create: bool = False,
     ) -> ObjectMeta:
         """Copies on the server, or reads and writes the bytes if the server cannot copy.
 
         Returns the meta of the target.
         """
         try:
-            self.copy_object(source, target)
+            self.copy_object(source, target, create=create)
         except CopyUnsupported:
-            return self._rewrite(source, target, chunk_bytes, concurrent_parts)
+            return self._rewrite(source, target, chunk_bytes, concurrent_parts, create)
         return self.head(target)
 
     def delete_object(self, key: str) -> None:
@@ -253,7 +268,7 @@ class CloudStore:
         self._backend.close()
 
     def _rewrite(
-        self, source: str, target: str, chunk_bytes: int, concurrent_parts: int
+        self, source: str, target: str, chunk_bytes: int, concurrent_parts: int, create: bool
     ) -> ObjectMeta:
         meta = self.head(source)
         with self.open_streaming_writer(
@@ -261,6 +276,7 @@ class CloudStore:
             chunk_bytes=chunk_bytes,
             concurrent_parts=concurrent_parts,
             metadata=meta.metadata,
+            create=create,
         ) as writer:
             for chunk in self.open_ranged_reader(source, end=meta.size, chunk_bytes=chunk_bytes):
                 writer.write(chunk)

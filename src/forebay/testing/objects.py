@@ -190,10 +190,15 @@ class FaultBackend:
             return self.inner.get_range(key, start, end)
 
     def put_object(
-        self, key: str, data: Buffer, metadata: Mapping[str, str] | None = None
+        self,
+        key: str,
+        data: Buffer,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        create: bool = False,
     ) -> ObjectMeta:
         with self.struck("put", key):
-            return self.inner.put_object(key, data, metadata)
+            return self.inner.put_object(key, data, metadata, create=create)
 
     def open_streaming_writer(
         self,
@@ -202,16 +207,21 @@ class FaultBackend:
         chunk_bytes: int,
         concurrent_parts: int,
         metadata: Mapping[str, str] | None = None,
+        create: bool = False,
     ) -> FaultWriter:
         with self.struck("open_writer", key):
             inner = self.inner.open_streaming_writer(
-                key, chunk_bytes=chunk_bytes, concurrent_parts=concurrent_parts, metadata=metadata
+                key,
+                chunk_bytes=chunk_bytes,
+                concurrent_parts=concurrent_parts,
+                metadata=metadata,
+                create=create,
             )
         return FaultWriter(self, inner, key)
 
-    def copy_object(self, source: str, target: str) -> None:
+    def copy_object(self, source: str, target: str, *, create: bool = False) -> None:
         with self.struck("copy", source, target):
-            self.inner.copy_object(source, target)
+            self.inner.copy_object(source, target, create=create)
 
     def delete_object(self, key: str) -> None:
         with self.struck("delete", key):

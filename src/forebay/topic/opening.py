@@ -1,9 +1,15 @@
-"""Takes ownership of a topic: which offset comes next, and which offsets are lost (rule R4).
+"""Takes ownership of a topic: which log is the newest, which offset comes next, what is lost.
 
-`settle` makes the decision without I/O. The catalog holds the id of the log with the topic's newest
-messages, and up to where offsets are reserved. A local log with that id continues. With any other
-log, or none, messages that were reserved but never uploaded may be elsewhere or gone. The new log
-then begins after the reserved offsets, and the range in between is recorded as lost.
+`settle` makes the decision without I/O (rule R4). The catalog holds the id and the nonce of the log
+with the topic's newest messages, and up to where offsets are reserved. The local log continues if
+it has that nonce, and ends where the catalog says or later. An older copy of it is refused. Without
+that log, a new one begins after the reserved offsets. What was not uploaded is then lost, and the
+rest of the reserved offsets may never have been used.
+
+An older copy of the catalog is told by the object store (rule R11). Before a topic is taken,
+`_look` searches for a newer begin marker, for an object that begins at the tail, and for the last
+committed object. If the store is away, a log that the catalog proves to be the newest opens
+nevertheless, and `finish_looking` repeats the search before the first upload.
 
 Beware: a topic that is not in the catalog but has objects is refused, because its offsets would be
 assigned twice. Run `forebay restore` first.
@@ -13,10 +19,14 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -28,28 +38,66 @@ from forebay.errors import (
     CommitRefused,
     LogClosed,
     MissingData,
+    ObjectMissing,
     ServiceError,
     TopicFenced,
     TopicOwned,
 )
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
-from forebay.format.names import TopicName, objects_prefix, parse_object
+from forebay.format.marker import BeginMarker
+from forebay.format.names import (
+    MarkerName,
+    TopicName,
+    object_key,
+    objects_prefix,
+    parse_object,
+)
 from forebay.logs import event
+from forebay.objects.markers import create_marker, list_markers, read_marker
 from forebay.objects.store import CloudStore
-from forebay.wal.identity import LocalLog, LogIdentity, new_log_id
+from forebay.wal.identity import LocalLog, LogIdentity, new_log_id, new_nonce, write_nonces
 
 _log: Final = logging.getLogger("forebay.topic")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _LOOK_SECONDS: Final = 0.1
+_LOOK_SECONDS_MAX: Final = 5.0
+"""How long an opening waits for the object store, if the catalog proves that the log is newest."""
+_OBJECTS_MAX: Final = 100
 
 
-def settle(record: TopicRecord | None, local: LocalLog, fresh_id: str) -> TopicRecord:
+class Standing(Enum):
+    """What a local log is to the topic."""
+
+    CURRENT = auto()
+    OLDER = auto()
+    """An older copy of the log with the newest messages."""
+    OTHER = auto()
+    """Another log, or none."""
+
+
+def stand(record: TopicRecord, local: LocalLog) -> Standing:
+    """Compares the local log with the record. A record of the first release has no nonce."""
+    if record.nonce is None:
+        same = record.log_id in (local.log_id, None)
+        return Standing.CURRENT if same and local.next_offset >= record.tail else Standing.OTHER
+    if record.log_id != local.log_id:
+        return Standing.OTHER
+    ends_early = local.next_offset < max(record.tail, record.assigned)
+    if ends_early or record.nonce not in local.nonces:
+        return Standing.OLDER
+    return Standing.CURRENT
+
+
+def settle(
+    record: TopicRecord | None, local: LocalLog, fresh_id: str, nonce: str | None = None
+) -> TopicRecord:
     """Returns the record with which this process takes the topic. The caller sets the epoch.
 
     If its `log_id` is `fresh_id`, a new log begins at its `tail`, and the local log is set aside.
     A record without a log id was rebuilt from the objects, and the local log continues it. Raises
-    MissingData if a restore is not finished, or if messages are in neither objects nor the log.
+    MissingData if a restore is not finished, if the local log is an older copy, or if messages are
+    in neither objects nor the log.
     """
     if record is None:
         start = local.start_offset
@@ -59,25 +107,59 @@ def settle(record: TopicRecord | None, local: LocalLog, fresh_id: str) -> TopicR
             tail=start,
             verified=start,
             reserved=local.next_offset,
+            nonce=nonce,
+            assigned=local.next_offset,
         )
     if is_restoring(record.log_id):
         raise MissingData("a restore of the topic is not finished: run `forebay restore` again")
-    if record.log_id in (local.log_id, None) and local.next_offset >= record.tail:
+    standing = stand(record, local)
+    if standing is Standing.OLDER:
+        raise MissingData(_older(record, local))
+    if standing is Standing.CURRENT:
         if local.start_offset > record.tail:
             raise MissingData(
                 f"the objects end at offset {record.tail}, but the local log begins at "
-                f"{local.start_offset}: the messages in between are missing"
+                f"{local.start_offset}: the messages in between are missing; find their objects "
+                "and run `forebay restore`, or record them as lost with "
+                "`forebay restore --allow-gaps`"
             )
-        reserved = max(record.reserved, local.next_offset)
-        return replace(record, log_id=local.log_id, reserved=reserved)
+        return replace(
+            record,
+            log_id=local.log_id,
+            nonce=nonce,
+            assigned=max(record.assigned, local.next_offset),
+            reserved=max(record.reserved, local.next_offset),
+        )
+    return _fresh(record, local, fresh_id, nonce)
+
+
+def _fresh(record: TopicRecord, local: LocalLog, fresh_id: str, nonce: str | None) -> TopicRecord:
+    """Returns the record for a new log, which begins after every offset that may be in use."""
     begin = max(record.tail, record.reserved, local.next_offset)
-    lost = record.with_lost(record.tail, begin)
+    certain = min(max(record.tail, record.assigned), begin)
+    holes = record.with_lost(record.tail, certain).with_unknown(certain, begin)
     return replace(
-        lost,
+        holes,
         log_id=fresh_id,
+        nonce=nonce,
         tail=begin,
-        verified=skip_holes(lost, record.verified),
+        verified=skip_holes(holes, record.verified),
+        assigned=begin,
         reserved=begin,
+    )
+
+
+def _older(record: TopicRecord, local: LocalLog) -> str:
+    known = max(record.tail, record.assigned)
+    what = (
+        f"it ends at offset {local.next_offset}, but the catalog has seen offset {known - 1}"
+        if local.next_offset < known
+        else "it was opened since, and the catalog has the nonce of that opening"
+    )
+    return (
+        f"the local log is an older copy of the topic's log: {what}; put the newest copy back, or "
+        "run `forebay repair --accept-loss`, which keeps the messages of this copy and records "
+        "the later ones as lost"
     )
 
 
@@ -113,6 +195,7 @@ class TopicClaim:
         self._directory = directory
         self._wait_seconds = wait_seconds
         self._ownership: Ownership | None = None
+        self._unfinished: _Unfinished | None = None
         self.record: TopicRecord | None = None
 
     @property
@@ -121,40 +204,71 @@ class TopicClaim:
             raise TopicFenced(f"{self._topic}: this process has not taken the topic")
         return self._ownership
 
+    # -- taking the topic -----------------------------------------------------------------------
+
     def acquire(self, local: LocalLog) -> LogIdentity:
         """Takes the topic. Returns the id of the log to write and its next offset.
 
         Waits for another owner's lease to end, at most `wait_seconds`, then raises TopicOwned.
         Raises MissingData if objects or messages are not where they should be.
         """
-        fresh_id = new_log_id()
+        fresh_id, nonce = new_log_id(), new_nonce()
         lock = lock_name(self._disk, self._directory)
+        seen: TopicRecord | None = None
+        newest: MarkerName | None = None
 
         def decide(record: TopicRecord | None) -> TopicRecord:
+            nonlocal seen, newest
+            try:
+                settled = settle(record, local, fresh_id, nonce)
+            except MissingData as error:
+                raise MissingData(f"{self._topic}: {self._advised(error, record, local)}") from None
+            fresh = settled.log_id == fresh_id or record is None
+            seen, newest = record, None
             if record is None:
-                self._require_no_objects()
-            settled = settle(record, local, fresh_id)
-            if record is not None and settled.log_id == fresh_id:
-                self._require_none_behind(record.tail)
+                self._require_nothing_stored()
+            elif fresh:
+                newest = self._look(record, local, fresh=True)
+            else:
+                newest = self._look_if_possible(record, local)
+            self._intend(record, nonce)
+            if newest is not None and newest > (settled.begin, settled.begin_attempt):
+                settled = replace(settled, begin=newest.offset, begin_attempt=newest.attempt)
             return settled
 
-        self._ownership, self.record = self._acquire(lock, decide)
-        if self.record.log_id == fresh_id:
-            self._log_lost_offsets(self.record)
-            return LogIdentity(fresh_id, self.record.tail)
-        return LogIdentity(local.log_id, local.next_offset)
+        self._ownership, record = self._acquire(lock, decide)
+        self.record = record
+        fresh = record.log_id == fresh_id
+        begin = record.tail if fresh else local.start_offset
+        next_offset = record.tail if fresh else local.next_offset
+        marker = BeginMarker(str(record.log_id), nonce, record.epoch, begin)
+        if seen is None or fresh or self._unfinished is None:
+            self._mark(next_offset, marker, required=seen is None or fresh)
+        else:
+            self._unfinished.marker = (next_offset, marker)
+        write_nonces(self._disk, self._directory, nonce)
+        if fresh:
+            self._log_holes(record)
+        return LogIdentity(str(record.log_id), next_offset)
 
-    def _log_lost_offsets(self, record: TopicRecord) -> None:
-        """Logs the range that this opening has recorded as lost. It ends where the log begins."""
-        if record.lost and record.lost[-1][1] == record.tail:
-            event(
-                _log,
-                logging.WARNING,
-                "offsets are lost: their log is not here, and the topic continues after them",
-                topic=self._topic,
-                first=record.lost[-1][0],
-                last=record.lost[-1][1] - 1,
-            )
+    def _intend(self, record: TopicRecord | None, nonce: str) -> None:
+        """Writes the new nonce beside the log, before the catalog has it."""
+        current = record.nonce if record is not None else None
+        nonces = [nonce] if current is None else [current, nonce]
+        write_nonces(self._disk, self._directory, *nonces)
+
+    def _log_holes(self, record: TopicRecord) -> None:
+        """Logs the range that this opening has recorded. It ends where the log begins."""
+        for kind, ranges in (("are lost", record.lost), ("may be lost", record.unknown)):
+            if ranges and ranges[-1][1] == record.tail:
+                event(
+                    _log,
+                    logging.WARNING,
+                    f"offsets {kind}: their log is not here, and the topic continues after them",
+                    topic=self._topic,
+                    first=ranges[-1][0],
+                    last=ranges[-1][1] - 1,
+                )
 
     def _acquire(
         self, lock: str, decide: Callable[[TopicRecord | None], TopicRecord]
@@ -174,8 +288,26 @@ class TopicClaim:
                     said = True
                 time.sleep(_LOOK_SECONDS)
 
-    def _require_no_objects(self) -> None:
-        """Raises MissingData if a topic that is not in the catalog has objects."""
+    def _advised(self, error: MissingData, record: TopicRecord | None, local: LocalLog) -> str:
+        """Returns the text of the error. Asks the store whether the log or the catalog is older."""
+        if record is None or is_restoring(record.log_id):
+            return str(error)
+        if stand(record, local) is Standing.OLDER and record.nonce not in local.nonces:
+            with suppress(ServiceError):
+                newest = next(reversed(list_markers(self._store, self._topic)), None)
+                marker = None if newest is None else read_marker(self._store, newest)
+                if marker is not None and marker.nonce in local.nonces:
+                    return (
+                        f"{self._session.catalog.name} is an older copy: the local log was opened "
+                        "since, as a marker in the object store proves; bring the catalog up to "
+                        f"date with `forebay restore {self._topic}`"
+                    )
+        return str(error)
+
+    # -- what the object store knows ------------------------------------------------------------
+
+    def _require_nothing_stored(self) -> None:
+        """Raises MissingData if a topic that is not in the catalog has objects or markers."""
         found = next(iter(self._store.list(objects_prefix(self._topic))), None)
         if found is not None:
             raise MissingData(
@@ -184,25 +316,151 @@ class TopicClaim:
                 "rebuild it with `forebay restore` before appending"
             )
 
-    def _require_none_behind(self, tail: int) -> None:
-        """Raises MissingData if objects after `tail` show that the catalog is an older copy.
+    def _look_if_possible(self, record: TopicRecord, local: LocalLog) -> MarkerName | None:
+        """`_look`, unless the store does not respond soon: then it is repeated before an upload."""
+        result: Future[MarkerName | None] = Future()
 
-        Without the local log, their offsets would be assigned again.
+        def run() -> None:
+            try:
+                result.set_result(self._look(record, local))
+            except BaseException as error:  # noqa: BLE001  # raised by `result`
+                result.set_exception(error)
+
+        thread = threading.Thread(target=run, name="forebay-look", daemon=True)
+        thread.start()
+        self._unfinished = None
+        try:
+            return result.result(_LOOK_SECONDS_MAX)
+        except ServiceError as error:
+            reason: object = error
+        except TimeoutError:
+            reason = f"no response in {_LOOK_SECONDS_MAX:g} seconds"
+        self._unfinished = _Unfinished(record, local)
+        event(
+            _log,
+            logging.WARNING,
+            "the object store does not respond: the topic opens, and uploads wait",
+            topic=self._topic,
+            reason=reason,
+        )
+        return None
+
+    def _look(
+        self, record: TopicRecord, local: LocalLog, *, fresh: bool = False
+    ) -> MarkerName | None:
+        """Returns the newest begin marker, if there is one.
+
+        Raises MissingData if the store shows that the catalog is an older copy: offsets would be
+        assigned again. Makes a bounded number of requests, unless the log is fresh.
+        """
+        newest = next(reversed(list_markers(self._store, self._topic)), None)
+        if newest is not None and newest.name > (record.begin, record.begin_attempt):
+            marker = read_marker(self._store, newest)
+            if marker is None or marker.nonce not in {record.nonce, *local.nonces}:
+                raise self._outdated(f"the log was opened since, as {newest.meta.key} shows")
+        self._require_none_after(record.tail, fresh=fresh)
+        self._require_last_object(record)
+        return None if newest is None else newest.name
+
+    def _require_none_after(self, tail: int, *, fresh: bool) -> None:
+        """Raises MissingData if the store has an object after the tail that the catalog never knew.
+
+        The next object begins at the tail, so one prefix is enough. Only for a fresh log all
+        objects are listed: an earlier release left no markers, and the next object of another log
+        begins after a hole.
         """
         prefix = objects_prefix(self._topic)
-        for found in self._store.list(prefix):
-            name = parse_object(object_id := found.key.removeprefix(prefix))
+        found = self._store.list(prefix + "data-" if fresh else f"{prefix}data-{tail}-")
+        for meta in found if fresh else islice(found, _OBJECTS_MAX):
+            object_id = meta.key.removeprefix(prefix)
+            name = parse_object(object_id)
             if name is None or name.start < tail:
                 continue
             if self._session.catalog.life(self._topic, object_id) is None:
-                raise MissingData(
-                    f"{self._topic}: {self._store.name} holds {found.key}, but the objects end at "
-                    f"offset {tail} in {self._session.catalog.name}: the catalog is older than the "
-                    "objects; add them with `forebay restore` before appending"
-                )
+                raise self._outdated(f"its objects end at offset {tail}, but {meta.key} exists")
+
+    def _require_last_object(self, record: TopicRecord) -> None:
+        """Raises MissingData if the last committed object is not in the store."""
+        catalog = self._session.catalog
+        start = catalog.get_current_pointer(self._topic)
+        if start is None:
+            return
+        found = catalog.get_object_descriptors_range(self._topic, start, start + 1, 1)
+        if not found or found[0].start_offset != start or found[0].end_offset >= record.tail:
+            return
+        key = object_key(self._topic, found[0].object_id)
+        try:
+            size = self._store.head(key).size
+        except ObjectMissing:
+            what = "does not exist"
+        else:
+            if size == found[0].size:
+                return
+            what = f"has {size} bytes, not {found[0].size}"
+        raise MissingData(
+            f"{self._topic}: {self._store.name}: the last object in {catalog.name}, {key}, {what}. "
+            f"If the catalog is an older copy, run `forebay restore {self._topic}`. If the object "
+            f"was lost, put it back, or run `forebay repair {self._topic}`, which writes it again "
+            "from the local log; `forebay restore --allow-gaps` records its offsets as lost"
+        )
+
+    def _outdated(self, why: str) -> MissingData:
+        catalog = self._session.catalog.name
+        return MissingData(
+            f"{self._topic}: {catalog} is older than the objects in {self._store.name}: {why}. "
+            f"Bring it up to date with `forebay restore {self._topic}` before appending"
+        )
+
+    def _mark(self, offset: int, marker: BeginMarker, *, required: bool) -> None:
+        """Creates the begin marker of this opening. Later is early enough if it is not required."""
+        try:
+            create_marker(self._store, self._topic, offset, marker)
+        except BaseException as error:
+            if required or not isinstance(error, ServiceError):
+                self.release(offset)
+                raise
+            assert self.record is not None
+            self._unfinished = _Unfinished(None, None, (offset, marker))
+            event(
+                _log,
+                logging.WARNING,
+                "no begin marker was created: it is tried again before the next upload",
+                topic=self._topic,
+                error=error,
+            )
+
+    def finish_looking(self) -> None:
+        """Does what the opening left out because the store was away. Call it before an upload.
+
+        Raises ServiceError if the store is still away. If the store shows that the catalog and the
+        log are older copies, raises MissingData, and nothing more can be appended.
+        """
+        left = self._unfinished
+        if left is None:
+            return
+        if left.record is not None and left.local is not None:
+            try:
+                self._look(left.record, left.local)
+            except MissingData as error:
+                self.ownership.refuse(error)
+                raise
+        if left.marker is not None:
+            create_marker(self._store, self._topic, *left.marker)
+        self._unfinished = None
+
+    # -- giving the topic up --------------------------------------------------------------------
 
     def release(self, next_offset: int) -> None:
         """Gives the topic up. If that fails, the topic becomes free when the lease ends."""
         if self._ownership is not None:
             with suppress(ServiceError, TopicFenced, CommitRefused, LogClosed):
                 self._ownership.release(next_offset)
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """What an opening left out because the object store did not respond."""
+
+    record: TopicRecord | None
+    local: LocalLog | None
+    marker: tuple[int, BeginMarker] | None = None
