@@ -59,6 +59,7 @@ TOPIC: Final = parse_topic("/default/orders")
 COMMANDS_MAX: Final = 12
 """Commands that an operator tries to get out of one state."""
 _COMMAND: Final = re.compile(r"`forebay (restore|repair|sweep|accept-loss)([^`]*)`")
+_VARYING: Final = re.compile(r"(file://)?/\S+/\S*|[0-9a-f]{32}|-?\d+")
 _FLAG: Final = re.compile(r"--[a-z-]+")
 _Result = TypeVar("_Result")
 
@@ -73,11 +74,12 @@ class Step(NamedTuple):
 
 
 class Broken(AssertionError):
-    """A promise was broken; `kind` says which."""
+    """A promise was broken; `kind` says which, without what differs from one run to the next."""
 
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
+    def __init__(self, promise: str, detail: str) -> None:
+        text = f"{promise}: {detail}"
+        super().__init__(text)
+        self.kind = _VARYING.sub("", text)[:150]
 
 
 @dataclass(frozen=True)
