@@ -72,6 +72,9 @@ OBJECT_INDEX_BYTES: Final = 1 * MIB
 OBJECT_INDEX_ENTRIES_MAX: Final = 4096
 """With more entries, every second one is removed and the interval doubles."""
 
+DESCRIPTOR_INDEX_ENTRIES: Final = 64
+"""The most index entries of a descriptor in the catalog; the sidecar has the whole index."""
+
 DESCRIPTOR_BYTES_MAX: Final = 512 * KIB
 """The maximum size of the JSON. etcd refuses requests over 1.5 MiB."""
 
@@ -83,7 +86,7 @@ CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
 CATALOG_PAGE: Final = 256
 """The most entries that one range query of the catalog returns: about 1 MiB of descriptors."""
 
-CATALOG_OPERATIONS_MAX: Final = 100
+CATALOG_OPERATIONS_MAX: Final = 120
 """Operations in one transaction; etcd allows 128."""
 
 JOB_STATE_BYTES_MAX: Final = 64 * KIB
@@ -130,3 +133,5 @@ assert (
     <= DESCRIPTOR_BYTES_MAX
     <= CATALOG_VALUE_BYTES_MAX
 )
+assert DESCRIPTOR_INDEX_ENTRIES <= OBJECT_INDEX_ENTRIES_MAX
+assert CATALOG_PAGE * (48 * DESCRIPTOR_INDEX_ENTRIES + KIB) <= 2 * CATALOG_VALUE_BYTES_MAX

@@ -94,16 +94,11 @@ def test_a_range_has_its_start_and_not_its_end(backend: Backend) -> None:
     assert [entry.key for entry in found] == [backend.key("b"), backend.key("c")]
 
 
-def test_a_limit_takes_the_first_or_the_last(backend: Backend) -> None:
-    for name in "abcd":
+def test_a_limit_takes_the_first_by_key(backend: Backend) -> None:
+    for name in "dbca":
         backend.put(name, name.encode())
-
-    def values(*, descending: bool) -> list[bytes]:
-        found = backend.kv.range(backend.prefix, backend.end, limit=2, descending=descending)
-        return [entry.value for entry in found]
-
-    assert values(descending=False) == [b"a", b"b"]
-    assert values(descending=True) == [b"d", b"c"]
+    found = backend.kv.range(backend.prefix, backend.end, limit=2)
+    assert [entry.value for entry in found] == [b"a", b"b"]
 
 
 def test_a_range_whose_end_is_not_after_its_start_is_empty(backend: Backend) -> None:
@@ -190,7 +185,7 @@ def test_a_transaction_may_have_as_many_writes_as_the_limit_says(backend: Backen
     compares = [Compare(put.key, ABSENT) for put in puts(CATALOG_OPERATIONS_MAX)]
     assert backend.kv.commit(compares, puts(CATALOG_OPERATIONS_MAX)) is not None
     assert len(backend.names()) == CATALOG_OPERATIONS_MAX
-    with pytest.raises(UsageError, match="101 writes"):
+    with pytest.raises(UsageError, match=f"{CATALOG_OPERATIONS_MAX + 1} writes"):
         backend.kv.commit([], puts(CATALOG_OPERATIONS_MAX + 1))
 
 

@@ -15,9 +15,16 @@ from forebay.catalog.kv import Compare, Put, Remove
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import Owner, TopicRecord, encode_record
 from forebay.catalog.sqlite import SqliteKv
-from forebay.errors import ServiceError, ServiceUnavailable, TopicFenced, TopicOwned
+from forebay.errors import (
+    MissingData,
+    ServiceError,
+    ServiceRefused,
+    ServiceUnavailable,
+    TopicFenced,
+    TopicOwned,
+)
 from forebay.format.names import TopicName
-from forebay.limits import OFFSET_MAX
+from forebay.limits import LOG_DISTANCE, OFFSET_MAX
 from forebay.settings import MetadataSettings
 from forebay.testing import ManualClock
 from forebay.testing.kv import OPERATIONS, FaultKv
@@ -569,8 +576,46 @@ def test_a_reservation_is_never_lowered_by_another_one(cluster: Cluster) -> None
 
 def test_reservations_end_where_offsets_do(cluster: Cluster) -> None:
     owned = cluster.machine().take()
+    cluster.change(tail=OFFSET_MAX - 2)
     owned.admit(OFFSET_MAX - 1)
     assert cluster.record().reserved == OFFSET_MAX
+
+
+@pytest.mark.parametrize("change", [{"tail": 7}, {"begin": 7}])
+def test_a_log_runs_a_bounded_distance_past_the_last_object_or_marker(
+    cluster: Cluster, change: dict[str, int]
+) -> None:
+    """A restore without log and catalog continues after this distance."""
+    owned = cluster.machine().take()
+    owned.admit(LOG_DISTANCE)
+    assert cluster.record().reserved == LOG_DISTANCE
+    with pytest.raises(ServiceRefused, match="forebay offload"):
+        owned.admit(LOG_DISTANCE + 1)
+    cluster.change(**change)
+    owned.admit(LOG_DISTANCE + 7)
+    assert cluster.record().reserved == LOG_DISTANCE + 7
+    with pytest.raises(ServiceRefused, match=str(LOG_DISTANCE + 7)):
+        owned.admit(LOG_DISTANCE + 8)
+
+
+def test_the_record_tells_what_was_certainly_assigned(cluster: Cluster) -> None:
+    owned = cluster.machine().take()
+    owned.admit(5)
+    assert cluster.record().assigned == 0
+    owned.confirm()
+    owned.admit(cluster.record().reserved + 1)
+    assert cluster.record().assigned == 5
+    owned.release(9)
+    assert (cluster.record().assigned, cluster.record().reserved) == (9, 9)
+
+
+def test_an_owner_that_was_refused_writes_nothing_more(cluster: Cluster) -> None:
+    owned = cluster.machine().take()
+    owned.refuse(MissingData("an older copy"))
+    with pytest.raises(MissingData, match="an older copy"):
+        owned.admit(1)
+    with pytest.raises(MissingData, match="an older copy"):
+        owned.confirm()
 
 
 def test_a_fenced_owner_reserves_nothing(cluster: Cluster) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay.catalog.catalog import Intent
+from forebay.catalog.chain import stored
 from forebay.catalog.kv import Put, Remove
 from forebay.catalog.records import State, encode_record
 from forebay.catalog.swap import (
@@ -126,7 +127,7 @@ def test_the_largest_swap_fits_into_a_transaction(setup: Setup) -> None:
     intent = setup.catalog.intend(topic, 1, f"data-{first}-{last}.dnb1")
     large = replace(descriptor_of(first, last), offset_index=index)
     swap(setup.catalog, topic, intent, large, made, clock=setup.clock)
-    assert list(setup.catalog.get_object_descriptors(topic)) == [large]
+    assert list(setup.catalog.get_object_descriptors(topic)) == [stored(large)]
     assert swap_back(setup.catalog, topic, large.object_id, clock=setup.clock) == made
     assert list(setup.catalog.get_object_descriptors(topic)) == made
 

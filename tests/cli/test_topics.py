@@ -47,7 +47,8 @@ def test_lost_offsets_are_an_error_that_says_where_to_go_on(data: Path) -> None:
     result = run("consume", "orders", "--data", data)
     assert result.exit_code == 2
     assert result.stdout == lines(0, 60)
-    assert "continue at offset 100 (--start 100), or use --skip-lost" in result.stderr
+    assert "Accept this with `forebay accept-loss /default/orders`" in result.stderr
+    assert "or continue at offset 100, or use --skip-lost" in result.stderr
     assert result.stderr.count("\n") == 1
     skipping = run("consume", "orders", "--data", data, "--skip-lost")
     assert skipping.exit_code == 0
@@ -181,7 +182,10 @@ def test_explain_knows_what_is_lost(data: Path) -> None:
     lose_local_log(data)
     done("produce", "orders", "--data", data, stdin="x\n")
     text = done("explain", "orders", "70", "--data", data)
-    assert text == ("/default/orders, offset 70: lost\n  the next offset that can be read is 100\n")
+    first, advice, after = text.splitlines()
+    assert first == "/default/orders, offset 70: lost"
+    assert "`forebay accept-loss /default/orders`" in advice
+    assert after == "  the next offset that can be read is 100"
 
 
 @pytest.mark.parametrize("offset", ["x", "1.5", "9" * 40])

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from forebay.catalog.catalog import Intent
-from forebay.catalog.records import State
+from forebay.catalog.chain import Totals
+from forebay.catalog.records import State, decode_pointer
 from forebay.catalog.swap import replaced_descriptors, swap
 from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import after_prefix
 from support.catalogs import TOPIC, Setup, descriptor_of
 
 LARGE: Final = "data-0-29.dnb1"
@@ -41,6 +43,18 @@ def kept(setup: Setup) -> list[tuple[str, str]]:
     return [(each.descriptor.object_id, each.by) for each in found]
 
 
+def require_rows(setup: Setup) -> None:
+    """Each object has its end row, there is no other, and the totals are those of the chain."""
+    catalog = setup.catalog
+    chain = list(catalog.get_object_descriptors(TOPIC))
+    prefix = catalog.keys.ends(TOPIC)
+    rows = setup.backend.kv.range(prefix, after_prefix(prefix), limit=10_000)
+    assert {entry.key: decode_pointer(entry.value, entry.key) for entry in rows} == {
+        catalog.keys.end(TOPIC, each.end_offset): each.start_offset for each in chain
+    }
+    assert catalog.totals(TOPIC) == Totals(len(chain), sum(each.size for each in chain))
+
+
 def require_whole(setup: Setup) -> None:
     """I4, and no key is replaced or deleted while a descriptor names it."""
     record = setup.record()
@@ -51,6 +65,7 @@ def require_whole(setup: Setup) -> None:
         position = each.next_offset
         named.add(each.object_id)
     assert position == record.tail
+    require_rows(setup)
     rows = dict(setup.catalog.lives(TOPIC))
     assert {name for name, life in rows.items() if life.state is State.COMMITTED} == named
     for object_id, _ in kept(setup):

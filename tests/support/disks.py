@@ -257,6 +257,9 @@ class _WatchedAppendFile:
         self._disk.on_sync(self._path)
         self._inner.sync()
 
+    def in_place(self) -> bool:
+        return self._inner.in_place()
+
     def close(self) -> None:
         self._inner.close()
 

@@ -51,6 +51,7 @@ def test_each_named_call_fails_once_and_then_works() -> None:
         "append": lambda: file.append(b"x"),
         "create": lambda: disk.create(ROOT / "created"),
         "exists": lambda: disk.exists(FILE),
+        "in_place": file.in_place,
         "list_dir": lambda: disk.list_dir(ROOT),
         "make_dirs": lambda: disk.make_dirs(ROOT / "made"),
         "modified": lambda: disk.modified(FILE),

@@ -17,67 +17,119 @@ from forebay.limits import LOST_RANGES_MAX
 from forebay.topic.opening import settle
 from forebay.wal.identity import LocalLog
 
-RECORD: Final = TopicRecord(3, "mine", start_offset=10, tail=60, verified=40, reserved=1000)
+NONCE: Final = "now"
+RECORD: Final = TopicRecord(
+    3, "mine", start_offset=10, tail=60, verified=40, reserved=1000, nonce=NONCE, assigned=70
+)
+FIRST: Final = replace(RECORD, nonce=None, assigned=0)
+"""A record of the first release."""
+
+
+def log(log_id: str, start: int, end: int, *nonces: str) -> LocalLog:
+    return LocalLog(log_id, start, end, frozenset(nonces))
+
+
+def settled(record: TopicRecord | None, local: LocalLog) -> TopicRecord:
+    return settle(record, local, "fresh", "new")
 
 
 def test_a_new_topic_is_what_the_local_log_is() -> None:
-    assert settle(None, LocalLog("mine", 0, 0), "fresh") == TopicRecord(log_id="mine")
-    assert settle(None, LocalLog("mine", 5, 9), "fresh") == TopicRecord(
-        log_id="mine", start_offset=5, tail=5, verified=5, reserved=9
+    assert settled(None, log("mine", 0, 0)) == TopicRecord(log_id="mine", nonce="new")
+    assert settled(None, log("mine", 5, 9)) == TopicRecord(
+        log_id="mine", start_offset=5, tail=5, verified=5, reserved=9, nonce="new", assigned=9
+    )
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 70), (60, 70), (30, 500), (60, 1000)])
+@pytest.mark.parametrize("nonces", [[NONCE], ["before", NONCE], [NONCE, "intended"]])
+def test_the_topics_own_log_goes_on(start: int, end: int, nonces: list[str]) -> None:
+    assert settled(RECORD, log("mine", start, end, *nonces)) == replace(
+        RECORD, nonce="new", assigned=end
     )
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 60), (60, 60), (30, 500), (60, 1000)])
-def test_the_topics_own_log_goes_on(start: int, end: int) -> None:
-    assert settle(RECORD, LocalLog("mine", start, end), "fresh") == RECORD
+def test_a_log_of_the_first_release_goes_on(start: int, end: int) -> None:
+    assert settled(FIRST, log("mine", start, end)) == replace(FIRST, nonce="new", assigned=end)
 
 
 def test_the_topics_own_log_is_believed_beyond_the_reservation() -> None:
     """For example after a catalog was restored from a copy."""
-    assert settle(RECORD, LocalLog("mine", 0, 1200), "fresh") == replace(RECORD, reserved=1200)
+    found = settled(RECORD, log("mine", 0, 1200, NONCE))
+    assert (found.reserved, found.assigned) == (1200, 1200)
 
 
 def test_the_topics_own_log_with_a_hole_before_it_is_refused() -> None:
-    with pytest.raises(MissingData, match=r"\b60\b.*\b61\b"):
-        settle(RECORD, LocalLog("mine", 61, 99), "fresh")
+    with pytest.raises(MissingData, match=r"\b60\b.*\b61\b.*restore --allow-gaps"):
+        settled(RECORD, log("mine", 61, 99, NONCE))
 
 
 @pytest.mark.parametrize(
     "local",
     [
-        pytest.param(LocalLog("other", 0, 0), id="no log"),
-        pytest.param(LocalLog("other", 0, 70), id="another log"),
-        pytest.param(LocalLog("mine", 0, 59), id="an older copy"),
+        pytest.param(log("mine", 0, 500, "before"), id="opened since"),
+        pytest.param(log("mine", 0, 500), id="without a nonce"),
+        pytest.param(log("mine", 0, 69, NONCE), id="ends before what was assigned"),
+        pytest.param(log("mine", 0, 59, NONCE), id="ends before the objects"),
+    ],
+)
+def test_an_older_copy_of_the_topics_log_is_refused(local: LocalLog) -> None:
+    with pytest.raises(MissingData, match=r"older copy.*forebay repair --accept-loss"):
+        settled(RECORD, local)
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        pytest.param(log("other", 0, 0), id="no log"),
+        pytest.param(log("other", 0, 70), id="another log"),
+        pytest.param(log("other", 0, 70, NONCE), id="another log with the nonce"),
     ],
 )
 def test_without_the_topics_log_offsets_go_on_behind_the_reservation(local: LocalLog) -> None:
-    assert settle(RECORD, local, "fresh") == TopicRecord(
-        3, "fresh", 10, tail=1000, verified=40, reserved=1000, lost=((60, 1000),)
+    assert settled(RECORD, local) == TopicRecord(
+        3,
+        "fresh",
+        10,
+        tail=1000,
+        verified=40,
+        reserved=1000,
+        lost=((60, 70),),
+        unknown=((70, 1000),),
+        nonce="new",
+        assigned=1000,
     )
 
 
+def test_an_older_copy_of_the_first_release_is_set_aside() -> None:
+    found = settled(FIRST, log("mine", 0, 59))
+    assert (found.log_id, found.tail, found.unknown) == ("fresh", 1000, ((60, 1000),))
+
+
 def test_a_topic_that_was_uploaded_whole_goes_on_without_a_hole() -> None:
-    record = replace(RECORD, verified=60, reserved=60)
-    settled = settle(record, LocalLog("other", 0, 0), "fresh")
-    assert settled == replace(record, log_id="fresh")
+    record = replace(RECORD, verified=60, assigned=60, reserved=60)
+    found = settled(record, log("other", 0, 0))
+    assert found == replace(record, log_id="fresh", nonce="new")
 
 
 def test_offsets_of_a_log_that_the_catalog_forgot_are_not_used_again() -> None:
-    settled = settle(RECORD, LocalLog("other", 0, 1500), "fresh")
-    assert (settled.tail, settled.reserved, settled.lost) == (1500, 1500, ((60, 1500),))
+    found = settled(RECORD, log("other", 0, 1500))
+    assert (found.tail, found.reserved) == (1500, 1500)
+    assert (found.lost, found.unknown) == (((60, 70),), ((70, 1500),))
 
 
 def test_watermarks_at_the_hole_cross_it() -> None:
     record = replace(RECORD, start_offset=60, verified=60)
-    settled = settle(record, LocalLog("other", 0, 0), "fresh")
-    assert (settled.start_offset, settled.verified, settled.tail) == (60, 1000, 1000)
+    found = settled(record, log("other", 0, 0))
+    assert (found.start_offset, found.verified, found.tail) == (60, 1000, 1000)
 
 
 def test_a_second_loss_with_nothing_between_prolongs_the_first() -> None:
-    once = settle(RECORD, LocalLog("other", 0, 0), "fresh")
-    twice = settle(replace(once, reserved=2000), LocalLog("third", 0, 0), "fresher")
-    assert twice.lost == ((60, 2000),)
-    assert settle(twice, LocalLog("fourth", 0, 0), "freshest").lost == ((60, 2000),)
+    once = settled(RECORD, log("other", 0, 0))
+    twice = settled(replace(once, reserved=2000), log("third", 0, 0))
+    assert (twice.lost, twice.unknown) == (((60, 70),), ((70, 2000),))
+    again = settled(twice, log("fourth", 0, 0))
+    assert (again.lost, again.unknown) == (twice.lost, twice.unknown)
 
 
 def test_a_topic_with_too_many_holes_is_refused_and_not_shortened() -> None:
@@ -85,7 +137,7 @@ def test_a_topic_with_too_many_holes_is_refused_and_not_shortened() -> None:
     tail = lost[-1][1] + 1
     full = TopicRecord(1, "mine", tail=tail, reserved=tail + 5, lost=lost)
     with pytest.raises(DescriptorError, match=str(LOST_RANGES_MAX)):
-        settle(full, LocalLog("other", 0, 0), "fresh")
+        settled(full, log("other", 0, 0))
 
 
 # ---- restores ----
@@ -95,20 +147,20 @@ def test_while_a_restore_is_under_way_nobody_opens_the_topic() -> None:
     for log_id in (None, "mine"):
         record = replace(RECORD, log_id=restoring(log_id))
         with pytest.raises(MissingData, match="restore"):
-            settle(record, LocalLog("mine", 0, 70), "fresh")
+            settled(record, log("mine", 0, 70, NONCE))
 
 
 def test_after_a_restore_the_local_log_goes_on() -> None:
     """A record that was rebuilt from objects knows no log: the local messages must not be lost."""
-    rebuilt = replace(RECORD, log_id=restored(restoring(None)), reserved=60)
-    settled = settle(rebuilt, LocalLog("mine", 30, 75), "fresh")
-    assert settled == replace(rebuilt, log_id="mine", reserved=75)
+    rebuilt = replace(FIRST, log_id=restored(restoring(None)), reserved=60)
+    found = settled(rebuilt, log("mine", 30, 75))
+    assert found == replace(rebuilt, log_id="mine", nonce="new", assigned=75, reserved=75)
 
 
 def test_after_a_restore_a_log_that_ends_before_the_objects_is_set_aside() -> None:
-    rebuilt = replace(RECORD, log_id=None, reserved=60)
-    settled = settle(rebuilt, LocalLog("mine", 0, 59), "fresh")
-    assert (settled.log_id, settled.tail, settled.lost) == ("fresh", 60, ())
+    rebuilt = replace(FIRST, log_id=None, reserved=60)
+    found = settled(rebuilt, log("mine", 0, 59))
+    assert (found.log_id, found.tail, found.holes) == ("fresh", 60, ())
 
 
 # ---- any history ----
@@ -116,15 +168,17 @@ def test_after_a_restore_a_log_that_ends_before_the_objects_is_set_aside() -> No
 
 @st.composite
 def records(draw: st.DrawFn) -> TopicRecord:
-    edges = sorted(draw(st.lists(st.integers(0, 200), min_size=4, max_size=4)))
-    start, verified, tail, reserved = edges
-    return TopicRecord(1, draw(st.sampled_from(["a", "b", None])), start, tail, verified, reserved)
+    edges = sorted(draw(st.lists(st.integers(0, 200), min_size=5, max_size=5)))
+    start, verified, tail, assigned, reserved = edges
+    log_id, nonce = draw(st.sampled_from([("a", None), (None, None), ("a", "x"), ("b", "y")]))
+    return TopicRecord(1, log_id, start, tail, verified, reserved, nonce=nonce, assigned=assigned)
 
 
 @st.composite
 def locals_of(draw: st.DrawFn) -> LocalLog:
     start, end = sorted(draw(st.tuples(st.integers(0, 250), st.integers(0, 250))))
-    return LocalLog(draw(st.sampled_from(["a", "b"])), start, end)
+    nonces = draw(st.frozensets(st.sampled_from(["x", "y", "z"]), max_size=2))
+    return LocalLog(draw(st.sampled_from(["a", "b"])), start, end, nonces)
 
 
 @settings(max_examples=500)
@@ -133,23 +187,31 @@ def test_any_settlement_keeps_the_chain_and_uses_no_offset_again(
     record: TopicRecord | None, local: LocalLog
 ) -> None:
     try:
-        settled = settle(record, local, "fresh")
+        found = settled(record, local)
     except MissingData:
         assert record is not None
-        assert record.tail < local.start_offset
+        older = record.nonce is not None and (
+            record.nonce not in local.nonces or local.next_offset < record.assigned
+        )
+        assert record.tail < local.start_offset or (older and record.log_id == local.log_id)
         return
-    assert settled.start_offset <= settled.verified <= settled.tail <= settled.reserved
-    assert decode_record(encode_record(settled), TopicRecord, "it") == settled
-    goes_on = settled.log_id != "fresh"
-    next_offset = local.next_offset if goes_on else settled.tail
-    assert next_offset >= settled.tail or goes_on
-    assert next_offset <= settled.reserved
+    assert found.start_offset <= found.verified <= found.tail <= found.reserved
+    assert found.assigned <= found.reserved
+    assert found.nonce == "new"
+    assert decode_record(encode_record(found), TopicRecord, "it") == found
+    goes_on = found.log_id != "fresh"
+    next_offset = local.next_offset if goes_on else found.tail
+    assert next_offset >= found.tail or goes_on
+    assert next_offset <= found.reserved
     if record is None:
         return
-    assert settled.tail >= record.tail
-    assert settled.reserved >= record.reserved
-    lost = [] if goes_on or settled.tail == record.tail else [(record.tail, settled.tail)]
-    assert list(settled.lost) == lost
+    if goes_on and record.nonce is not None:
+        assert record.nonce in local.nonces
+        assert local.next_offset >= record.assigned
+    assert found.tail >= record.tail
+    assert found.reserved >= record.reserved
+    holes = [] if goes_on or found.tail == record.tail else [(record.tail, found.tail)]
+    assert list(found.holes) == holes
     if not goes_on:
         assert next_offset >= max(record.reserved, local.next_offset)
 
@@ -179,10 +241,13 @@ class Failovers(RuleBasedStateMachine):
     @rule(machine=st.integers(0, 2))
     def open(self, machine: int) -> None:
         local = self.logs.get(machine) or LocalLog(self._fresh(), 0, 0)
-        fresh = self._fresh()
-        self.record = settle(self.record, local, fresh)
+        fresh, nonce = self._fresh(), self._fresh()
+        self.record = settle(self.record, local, fresh, nonce)
+        local = replace(local, nonces=frozenset({nonce}))
         if self.record.log_id == fresh:
-            local = LocalLog(fresh, self.record.tail, self.record.tail)
+            local = replace(
+                local, log_id=fresh, start_offset=self.record.tail, next_offset=self.record.tail
+            )
             assert local.next_offset >= self.handed_out, "an offset would be used again"
         self.logs[machine] = local
         self.owner = machine
@@ -216,7 +281,9 @@ class Failovers(RuleBasedStateMachine):
     def release(self) -> None:
         assert self.record is not None
         next_offset = self.logs[self.owner].next_offset
-        self.record = replace(self.record, reserved=max(self.record.tail, next_offset))
+        self.record = replace(
+            self.record, assigned=next_offset, reserved=max(self.record.tail, next_offset)
+        )
 
     @rule(machine=st.integers(0, 2))
     def lose_the_disk(self, machine: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from forebay.errors import LostOffsets, MissingData, OffsetOutOfRange, UsageError
 from forebay.files.local import LocalDisk
+from forebay.limits import MIB
 from forebay.settings import (
     DeleterSettings,
     RemoteRetentionSettings,
@@ -366,10 +367,13 @@ def test_an_offset_that_is_nowhere_is_a_problem(setup: Setup) -> None:
     with viewing(setup) as store:
         view = store.topic("orders")
         assert explain(view, 110).state == "not yet uploaded"
-        setup.objects.delete_object(f"storage/topics/default/orders/objects/{uploaded.object_id}")
+        key = f"storage/topics/default/orders/objects/{uploaded.object_id}"
+        kept = bytes(setup.objects.get_object(key, MIB))
+        setup.objects.delete_object(key)
         found = explain(view, 5)
         assert found.places == []
         assert len(found.problems) == 1
+        setup.objects.put_object(key, kept)
     with setup.topic(), viewing(setup) as store:
         lost = explain(store.topic("orders"), 110)
         assert (lost.state, lost.go_on_at) == ("lost", 120)

@@ -376,7 +376,6 @@ def test_a_failure_in_the_middle_of_retention_loses_nothing_that_should_stay(
     start = reopened.start_offset
     assert start <= committed
     assert payloads(reopened) == texts(start, 40)
-    wal.abandon()
 
 
 def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_error_but_not_a_loss(

@@ -103,7 +103,7 @@ class ReadRequest(Struct, frozen=True):
         Visibility, Meta(description="`buffered` includes messages that a crash may lose.")
     ] = "synced"
     skip_lost: Annotated[
-        bool, Meta(description="Reports lost offsets in a line, and continues after them.")
+        bool, Meta(description="Reports lost and unknown offsets in a line, and continues.")
     ] = False
 
     @classmethod
@@ -131,7 +131,7 @@ class Message(Record, frozen=True):
 
 
 class Lost(Record, frozen=True):
-    """Offsets that are lost and were skipped."""
+    """Offsets that are lost or unknown and were skipped."""
 
     lost: OffsetRange
 
@@ -372,7 +372,16 @@ class _Stream:
                 self._position = end
                 reader = self._open()
             else:
-                return
+                # The reader ends where the limit would, if no offset had been without a message.
+                self._position = max(self._position, reader.position)
+                if self._is_done():
+                    return
+                reader = self._open()
+
+    def _is_done(self) -> bool:
+        if self._stopped or not self._left:
+            return True
+        return self._end is not None and self._position >= self._end
 
     async def _messages(self, reader: FrameReader) -> AsyncGenerator[bytes, None]:
         try:
@@ -438,6 +447,10 @@ def _message_line(message: StreamMessage) -> bytes:
 
 
 class FrameReader(Protocol):
+    @property
+    def position(self) -> int:
+        """The offset of the next message."""
+
     async def next_frames(self) -> Scan | None:
         """The next frames, valid until the next call; None at the end."""
 
@@ -514,6 +527,10 @@ class _ViewReader:
         self._reader = reader
         self._threads = threads
         self._frames = reader.frames()
+
+    @property
+    def position(self) -> int:
+        return self._reader.position
 
     async def next_frames(self) -> Scan | None:
         read = partial(next, self._frames, None)

@@ -4,6 +4,7 @@
     GET  /v1/topics/{namespace}/{topic}                 watermarks, memory, segments, objects
     PUT  /v1/topics/{namespace}/{topic}                 creates the topic; 200 if it exists
     POST /v1/topics/{namespace}/{topic}/trim            one pass of local retention
+    POST /v1/topics/{namespace}/{topic}/accept-loss     readers jump over offsets without messages
     GET  /v1/topics/{namespace}/{topic}/explain/{offset}
 
 The GETs open no topic: each makes a view, on a thread, because a view waits for the catalog.
@@ -15,17 +16,18 @@ from bisect import bisect_right
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.admin.context import ServerContext
 from forebay.admin.operations import Endpoint, Operation, Reply
-from forebay.admin.records import Count, OffsetRange, Record, json_response
+from forebay.admin.records import Count, Offset, OffsetRange, Record, json_response
 from forebay.admin.request import offset_of, read_query, topic_of
 from forebay.errors import UnknownTopic
 from forebay.format.names import TopicName
+from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.describe import (
     FrameLocation,
     ObjectFacts,
@@ -70,6 +72,17 @@ class TopicQuery(Struct, frozen=True):
     ] = 100
 
 
+class AcceptQuery(Struct, frozen=True):
+    start: Annotated[Offset, Meta(description="The first offset; by default 0.")] | UnsetType = (
+        UNSET
+    )
+    end: (
+        Annotated[Offset, Meta(description="The offset to stop before; by default all.")]
+        | UnsetType
+    ) = UNSET
+    dry_run: Annotated[bool, Meta(description="Only says what would be accepted.")] = False
+
+
 class TopicOutline(Record, frozen=True):
     """The name and watermarks of a topic."""
 
@@ -107,6 +120,13 @@ class Topic(Record, frozen=True):
     epoch: Count | None
     owner: str | None
     lost: list[OffsetRange]
+    unknown: Annotated[
+        list[OffsetRange], Meta(description="Offsets that may never have been used.")
+    ]
+    accepted: Annotated[
+        list[OffsetRange],
+        Meta(description="Offsets that were lost or unknown. Readers jump over them."),
+    ]
     segments: Annotated[list[SegmentFacts], Meta(description="The newest ones, oldest first.")]
     segments_total: Count
     segments_bytes: Count
@@ -128,6 +148,8 @@ class Explanation(Record, frozen=True):
         "not yet synced",
         "not yet uploaded",
         "lost",
+        "unknown",
+        "accepted",
         "removed",
         "missing",
     ]
@@ -159,6 +181,16 @@ class RemovedSegment(Record, frozen=True):
 class Trimmed(Record, frozen=True):
     topic: str
     removed: list[RemovedSegment]
+
+
+class Accepted(Record, frozen=True):
+    """Offsets without messages that readers jump over from now on."""
+
+    topic: str
+    lost: Annotated[list[OffsetRange], Meta(description="They were lost until now.")]
+    unknown: Annotated[list[OffsetRange], Meta(description="They were unknown until now.")]
+    accepted: Annotated[list[OffsetRange], Meta(description="All accepted ranges of the topic.")]
+    dry_run: Annotated[bool, Meta(description="Whether nothing was changed.")]
 
 
 # ---- routes -----------------------------------------------------------------------------------
@@ -196,6 +228,15 @@ TRIM_TOPIC: Final = Operation(
     errors=(400, 404, 409, 502, 507),
     method="POST",
 )
+ACCEPT_LOSS: Final = Operation(
+    "acceptLoss",
+    "topics",
+    "Accepts lost and unknown offsets: readers jump over them. This cannot be undone.",
+    {200: Reply("The ranges that were accepted; none if there were none.", Accepted)},
+    errors=(400, 404, 502),
+    method="POST",
+    query=AcceptQuery,
+)
 EXPLAIN_OFFSET: Final = Operation(
     "explainOffset",
     "topics",
@@ -224,6 +265,11 @@ def routes(context: ServerContext) -> list[Endpoint]:
         topic = topic_of(request.path_params)
         return json_response(await run_in_threadpool(_trim, context, topic))
 
+    async def accept(request: Request) -> Response:
+        query = read_query(request.scope["query_string"], AcceptQuery)
+        topic = topic_of(request.path_params)
+        return json_response(await run_in_threadpool(_accept, context, topic, query))
+
     async def explain_offset(request: Request) -> Response:
         topic, offset = topic_of(request.path_params), offset_of(request.path_params)
         return json_response(await run_in_threadpool(_explain, context, topic, offset))
@@ -248,6 +294,11 @@ def routes(context: ServerContext) -> list[Endpoint]:
             f"{TOPIC_PATH}/trim",
             trim,
             TRIM_TOPIC,
+        ),
+        Endpoint(
+            f"{TOPIC_PATH}/accept-loss",
+            accept,
+            ACCEPT_LOSS,
         ),
         Endpoint(
             f"{TOPIC_PATH}/explain/{{offset}}",
@@ -306,7 +357,7 @@ def _explain(context: ServerContext, name: TopicName, offset: int) -> Explanatio
     return Explanation(**facts, in_memory=in_memory)
 
 
-def _fields(facts: TopicFacts | OffsetFacts) -> dict[str, Any]:
+def _fields(facts: TopicFacts | OffsetFacts | AcceptedLoss) -> dict[str, Any]:
     return {each.name: getattr(facts, each.name) for each in fields(facts)}
 
 
@@ -334,3 +385,14 @@ def _trim(context: ServerContext, name: TopicName) -> Trimmed:
             for each in removed
         ],
     )
+
+
+def _accept(context: ServerContext, name: TopicName, query: AcceptQuery) -> Accepted:
+    start, end = (None if each is UNSET else each for each in (query.start, query.end))
+    with context.store.view() as view:
+        view.topic(str(name))  # UnknownTopic, also if only the object store knows it
+        resources = view.resources()
+        if resources is None:
+            raise UnknownTopic(f"there is no topic {name} in the catalog")
+        found = accept_loss(resources.catalog, name, start, end, dry_run=query.dry_run)
+    return Accepted(**_fields(found))

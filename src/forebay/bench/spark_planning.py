@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.bench.measure import peak_mib
-from forebay.catalog.catalog import Catalog, pointer
+from forebay.catalog.catalog import Catalog
+from forebay.catalog.chain import Chain, pointer
 from forebay.catalog.kv import Put
 from forebay.catalog.records import TopicRecord, encode_record
 from forebay.catalog.sqlite import SqliteKv
-from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
+from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import ObjectName, TopicName
 from forebay.limits import MIB
 
@@ -66,7 +67,7 @@ def _write_catalog(data: Path, objects: int) -> None:
     kv.commit([], [Put(last, pointer((objects - 1) * _MESSAGES))])
     step = _OBJECT_BYTES // 8
     for first in range(0, objects, 50):
-        writes = []
+        made = []
         for number in range(first, min(first + 50, objects)):
             start = number * _MESSAGES
             name = str(ObjectName(start, start + _MESSAGES - 1))
@@ -80,8 +81,8 @@ def _write_catalog(data: Path, objects: int) -> None:
                 0,
                 offset_index=index,
             )
-            writes.append(Put(keys.descriptor(_TOPIC, start), encode_descriptor(descriptor)))
-        kv.commit([], writes)
+            made.append(descriptor)
+        kv.commit([], Chain(kv, keys, _TOPIC).changed(made))
     kv.close()
 
 

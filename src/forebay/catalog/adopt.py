@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from forebay.catalog.catalog import Catalog, Change, Write, pointer
+from forebay.catalog.catalog import Catalog, Change
+from forebay.catalog.chain import Write, pointer, stored
 from forebay.catalog.kv import ABSENT, Compare, Put
 from forebay.catalog.records import (
     Life,
@@ -33,11 +34,11 @@ from forebay.format.names import TopicName
 from forebay.limits import CATALOG_OPERATIONS_MAX, DESCRIPTOR_BYTES_MAX, MIB
 
 ADOPTED_MAX: Final = 30
-"""Descriptors in one transaction. Each takes two writes and two comparisons."""
+"""Descriptors in one transaction. Each takes three writes and two comparisons."""
 _BATCH_BYTES_MAX: Final = 1 * MIB
 _RESTORING: Final = "restore of "
 
-assert 2 * ADOPTED_MAX + 2 <= CATALOG_OPERATIONS_MAX
+assert 3 * ADOPTED_MAX + 3 <= CATALOG_OPERATIONS_MAX
 assert DESCRIPTOR_BYTES_MAX < _BATCH_BYTES_MAX
 
 
@@ -79,24 +80,21 @@ def adopt(
     return count
 
 
-_Encoded = tuple[ObjectDescriptor, bytes]
-
-
-def _batches(descriptors: Iterable[ObjectDescriptor]) -> Iterator[list[_Encoded]]:
+def _batches(descriptors: Iterable[ObjectDescriptor]) -> Iterator[list[ObjectDescriptor]]:
     """Groups the descriptors. If the iterable raises, the last group is yielded first.
 
     Finding those descriptors may have taken hours, so they are not thrown away.
     """
-    batch: list[_Encoded] = []
+    batch: list[ObjectDescriptor] = []
     size = 0
     try:
         for descriptor in descriptors:
-            data = encode_descriptor(descriptor)
-            if batch and (len(batch) >= ADOPTED_MAX or size + len(data) > _BATCH_BYTES_MAX):
+            length = len(encode_descriptor(stored(descriptor)))
+            if batch and (len(batch) >= ADOPTED_MAX or size + length > _BATCH_BYTES_MAX):
                 yield batch
                 batch, size = [], 0
-            batch.append((descriptor, data))
-            size += len(data)
+            batch.append(descriptor)
+            size += length
     except ForebayError:
         if batch:
             yield batch
@@ -109,7 +107,7 @@ def _adopt(
     catalog: Catalog,
     topic: TopicName,
     epoch: int,
-    batch: list[_Encoded],
+    batch: list[ObjectDescriptor],
     allow_gaps: bool,
     now_ms: int,
 ) -> None:
@@ -120,21 +118,18 @@ def _adopt(
     def change(record: TopicRecord) -> Change:
         """The first attempt assumes that no key has a row yet, which is nearly always true."""
         nonlocal lost_the_race
-        writes: list[Write] = []
+        writes: list[Write] = catalog.chain(topic).changed(batch)
         compares: list[Compare] = []
-        for descriptor, data in batch:
+        for descriptor in batch:
             record = _extended(record, topic, descriptor, allow_gaps)
             life = keys.life(topic, descriptor.object_id)
             revision = _free(catalog, life, descriptor) if lost_the_race else ABSENT
-            writes += [
-                Put(keys.descriptor(topic, descriptor.start_offset), data),
-                Put(life, row),
-            ]
+            writes.append(Put(life, row))
             compares += [
                 Compare(keys.descriptor(topic, descriptor.start_offset), ABSENT),
                 Compare(life, revision),
             ]
-        writes.append(Put(keys.current(topic), pointer(batch[-1][0].start_offset)))
+        writes.append(Put(keys.current(topic), pointer(batch[-1].start_offset)))
         lost_the_race = True
         return Change(record, tuple(writes), tuple(compares))
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final
 
+from forebay.catalog.chain import Chain, Totals, Write, pointer
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
 from forebay.catalog.records import (
     Life,
@@ -33,7 +34,7 @@ from forebay.catalog.records import (
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, TopicFenced
-from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
 from forebay.format.names import CatalogKeys, ObjectName, TopicName, after_prefix, parse_object
 from forebay.limits import CATALOG_PAGE, OFFSET_MAX
 from forebay.metrics import Counter
@@ -47,10 +48,10 @@ _TRIES: Final = 100
 """Attempts at one compare-and-set. Each one that fails means that another process succeeded."""
 _NAMES_MAX: Final = 1000
 _COMMIT_TRIES: Final = 3
+_SEARCH_FACTOR: Final = 16
+"""How much further back each request of a search looks, until it finds an object."""
 _NEXT_KEY: Final = "\1"
 """Appended to a key, it makes the next possible key, because no key contains a zero byte."""
-
-Write: TypeAlias = Put | Remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,32 +172,112 @@ class Catalog:
     ) -> list[ObjectDescriptor]:
         """Returns the descriptors that overlap `start..end`, oldest first, at most `limit`.
 
-        `end` is not included. The result is consistent, though it takes two requests: the object
-        that begins before `start` needs its own. A compaction between the two requests moves the
-        border between objects, which would look like a gap. A reader would take that for the end
-        of the topic or for lost data, so a result with a gap is checked by reading again.
+        `end` is not included. This takes two requests, however many objects there are: the end row
+        of the object that holds `start`, and the descriptors from that object on. One request
+        reads all descriptors, so the result is consistent: a compaction between two requests
+        would move the border between objects, which would look like a gap, and a reader would
+        take that for the end of the topic or for lost data. If no object holds `start`, the
+        topic's record is read too. If that does not say why, a search finds out.
         """
         if end is not None and end <= start:
             return []
-        first = self.keys.descriptor(topic, 0)
-        from_start = self.keys.descriptor(topic, start)
-        stop = self.keys.descriptor(topic, OFFSET_MAX if end is None else end)
+        stop = OFFSET_MAX if end is None else end
+
+        def page(first: int) -> list[ObjectDescriptor]:
+            at, until = self.keys.descriptor(topic, first), self.keys.descriptor(topic, stop)
+            return self._decoded(topic, self.kv.range(at, until, limit=limit), decoder)
+
+        seen: Entry | None = None
+        for _ in range(_TRIES if start > 0 else 0):
+            row = self._end_row(topic, start)
+            if row is None or row == seen or (first := decode_pointer(row.value, row.key)) > start:
+                break
+            found = page(first)
+            if found and found[0].start_offset == first and found[0].end_offset >= start:
+                return found
+            seen = row  # read it again: a compaction may have changed the objects meanwhile
+        found = page(start)
+        if (found and found[0].start_offset == start) or self._is_hole(topic, start):
+            return found
+        return self._searched(topic, start, stop, limit, decoder)
+
+    def _end_row(self, topic: TopicName, offset: int) -> Entry | None:
+        """Returns the first end row of an object that ends at `offset` or after it."""
+        at, stop = self.keys.end(topic, offset), self.keys.end(topic, OFFSET_MAX)
+        rows = self.kv.range(at, stop + _NEXT_KEY, limit=1)
+        return rows[0] if rows else None
+
+    def _is_hole(self, topic: TopicName, offset: int) -> bool:
+        """Whether the record says that no object holds the offset. A damaged one says nothing."""
+        try:
+            record = self.record(topic)
+        except DescriptorError:
+            return False
+        return record is not None and not (
+            record.start_offset <= offset < record.tail and skip_lost(record, offset) == offset
+        )
+
+    def _searched(
+        self,
+        topic: TopicName,
+        start: int,
+        stop: int,
+        limit: int,
+        decoder: Callable[[bytes], ObjectDescriptor],
+    ) -> list[ObjectDescriptor]:
+        """Does the same without end rows: for catalogs of earlier releases and those of Danube.
+
+        A result with a gap is checked by searching again, because of compactions.
+        """
+        at, until = self.keys.descriptor(topic, start), self.keys.descriptor(topic, stop)
         for _ in range(_TRIES):
-            before = self.kv.range(first, from_start, limit=1, descending=True)
+            before = self._last_before(topic, start)
             found = [
                 each for each in self._decoded(topic, before, decoder) if each.end_offset >= start
             ]
             if len(found) >= limit:
                 return found
-            rest = self.kv.range(from_start, stop, limit=limit - len(found))
+            rest = self.kv.range(at, until, limit=limit - len(found))
             found += self._decoded(topic, rest, decoder)
-            if _joined(found, start):
-                return found
-            if self.kv.range(first, from_start, limit=1, descending=True) == before:
+            if _joined(found, start) or self._last_before(topic, start) == before:
                 return found
         raise ServiceUnavailable(
             f"{topic}: other processes kept changing the objects in {self.name}; try again"
         )
+
+    def _last_before(self, topic: TopicName, offset: int) -> list[Entry]:
+        """Returns the last descriptor that begins before `offset`, or an empty list.
+
+        It halves the range of offsets, with requests that read one entry each: etcd would read
+        every entry of the range if it were asked for the last one.
+        """
+
+        def first(low: int, high: int) -> list[Entry]:
+            keys = self.keys
+            return self.kv.range(keys.descriptor(topic, low), keys.descriptor(topic, high), limit=1)
+
+        low, distance = offset, 1
+        found: list[Entry] = []
+        while low > 0 and not found:
+            distance *= _SEARCH_FACTOR
+            low = max(offset - distance, 0)
+            found = first(low, offset)
+        high = offset
+        while found and (at := self.keys.descriptor_start(topic, found[0].key)) is not None:
+            if high - at <= 1:
+                break
+            middle = (at + high + 1) // 2
+            later = first(middle, high)
+            found, high = (later, high) if later else (found, middle)
+        return found
+
+    def chain(self, topic: TopicName) -> Chain:
+        """Returns the rows that every change of the topic's chain writes."""
+        return Chain(self.kv, self.keys, topic)
+
+    def totals(self, topic: TopicName) -> Totals:
+        """Returns the number of the topic's objects and their bytes, as far as they are counted."""
+        return self.chain(topic).totals()
 
     def get_object_descriptors(
         self, topic: TopicName, start: int = 0
@@ -336,7 +417,7 @@ class Catalog:
             return Change(
                 replace(record, tail=tail, verified=mark),
                 (
-                    Put(key, encode_descriptor(descriptor)),
+                    *self.chain(topic).changed([descriptor]),
                     Put(life_key, encode_record(row)),
                     Put(self.keys.current(topic), pointer(descriptor.start_offset)),
                 ),
@@ -460,7 +541,10 @@ class Catalog:
                     start_offset=max(record.start_offset, start),
                     verified=max(record.verified, start),
                 ),
-                (Remove(key), Put(life_key, encode_record(row))),
+                (
+                    *self.chain(topic).changed([], [found[-1]]),
+                    Put(life_key, encode_record(row)),
+                ),
                 (
                     Compare(key, entry.revision),
                     Compare(life_key, life_entry.revision if life_entry else ABSENT),
@@ -499,10 +583,6 @@ def fenced(topic: TopicName, epoch: int, now: int) -> TopicFenced:
         f"{topic}: another process took the topic over (its epoch is {now}, ours was {epoch}); "
         "open the topic again to get it back"
     )
-
-
-def pointer(start: int) -> bytes:
-    return b'{"start":"%020d"}' % start
 
 
 def _joined(found: Sequence[ObjectDescriptor], start: int) -> bool:

@@ -147,14 +147,13 @@ class EtcdKv:
         found = self._channel.call(_RANGE, request, again=True).kvs
         return _entry(found[0]) if found else None
 
-    def range(self, start: str, end: str, *, limit: int, descending: bool = False) -> list[Entry]:
+    def range(self, start: str, end: str, *, limit: int) -> list[Entry]:
         bounds = check_range(start, end, limit)
         if bounds is None:
             return []
-        order = pb.RangeRequest.DESCEND if descending else pb.RangeRequest.ASCEND
-        request = pb.RangeRequest(
-            key=bounds[0] or _FIRST, range_end=bounds[1], limit=limit, sort_order=order
-        )
+        # Without a sort order: etcd returns entries by key in any case, and if it is asked to sort
+        # it reads the whole range before it applies the limit.
+        request = pb.RangeRequest(key=bounds[0] or _FIRST, range_end=bounds[1], limit=limit)
         return [_entry(found) for found in self._channel.call(_RANGE, request, again=True).kvs]
 
     def commit(self, compares: Sequence[Compare], writes: Sequence[Put | Remove]) -> int | None:

@@ -18,12 +18,7 @@ class KeyValue(Message):
     lease: int
 
 class RangeRequest(Message):
-    NONE: int
-    ASCEND: int
-    DESCEND: int
-    def __init__(
-        self, *, key: bytes, range_end: bytes = ..., limit: int = ..., sort_order: int = ...
-    ) -> None: ...
+    def __init__(self, *, key: bytes, range_end: bytes = ..., limit: int = ...) -> None: ...
 
 class RangeResponse(Message):
     header: ResponseHeader

@@ -114,7 +114,7 @@ class Kv(Protocol):
 
     def get(self, key: str) -> Entry | None: ...
 
-    def range(self, start: str, end: str, *, limit: int, descending: bool = False) -> list[Entry]:
+    def range(self, start: str, end: str, *, limit: int) -> list[Entry]:
         """Returns the entries with `start` <= key < `end`, ordered by key, at most `limit`."""
 
     def commit(self, compares: Sequence[Compare], writes: Sequence[Put | Remove]) -> int | None:
@@ -216,9 +216,9 @@ class ObservedKv:
         with self._observed("get"):
             return self._inner.get(key)
 
-    def range(self, start: str, end: str, *, limit: int, descending: bool = False) -> list[Entry]:
+    def range(self, start: str, end: str, *, limit: int) -> list[Entry]:
         with self._observed("range"):
-            return self._inner.range(start, end, limit=limit, descending=descending)
+            return self._inner.range(start, end, limit=limit)
 
     def commit(self, compares: Sequence[Compare], writes: Sequence[Put | Remove]) -> int | None:
         with self._observed("commit"):

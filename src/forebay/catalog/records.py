@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from forebay.errors import DescriptorError, UsageError
 from forebay.limits import CATALOG_VALUE_BYTES_MAX, LOG_DISTANCE, LOST_RANGES_MAX, OFFSET_MAX
@@ -74,6 +74,7 @@ class Life:
 
 Range: TypeAlias = tuple[int, int]
 """Offsets from the first to before the second."""
+HoleKind: TypeAlias = Literal["lost", "unknown", "accepted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +121,25 @@ class TopicRecord:
 
     def lost_range(self, offset: int) -> Range | None:
         """Returns the lost and unknown offsets around `offset`, or None if it is neither."""
-        if _range_with(self.lost, offset) is None and _range_with(self.unknown, offset) is None:
-            return None
-        joined = _joined([*self.lost, *self.unknown])
-        return _range_with(joined, offset)
+        return _range_with(self.unaccepted, offset)
 
     def accepted_range(self, offset: int) -> Range | None:
         """Returns the accepted range that contains `offset`, or None."""
         return _range_with(self.accepted, offset)
+
+    def hole_kind(self, offset: int) -> HoleKind | None:
+        """Returns which kind of hole contains `offset`, or None if it is in none."""
+        kinds: tuple[tuple[HoleKind, tuple[Range, ...]], ...] = (
+            ("lost", self.lost),
+            ("unknown", self.unknown),
+            ("accepted", self.accepted),
+        )
+        return next((kind for kind, ranges in kinds if _range_with(ranges, offset)), None)
+
+    @property
+    def unaccepted(self) -> tuple[Range, ...]:
+        """The lost and unknown ranges, ascending; adjacent ones are joined."""
+        return _joined([*self.lost, *self.unknown])
 
     @property
     def holes(self) -> tuple[Range, ...]:
@@ -164,11 +176,7 @@ class TopicRecord:
         if start >= end:
             return self
         wanted = [(start, end)]
-        moved = [
-            (max(one[0], start), min(one[1], end))
-            for one in (*self.lost, *self.unknown)
-            if one[0] < end and start < one[1]
-        ]
+        moved = ranges_within((*self.lost, *self.unknown), start, end)
         after = replace(
             self,
             lost=tuple(_without(self.lost, wanted)),
@@ -198,6 +206,30 @@ def messages_between(record: TopicRecord, start: int, end: int) -> int:
     if start >= end:
         return 0
     return sum(each[1] - each[0] for each in _without([(start, end)], record.holes))
+
+
+def ranges_within(ranges: Iterable[Range], start: int, end: int) -> list[Range]:
+    """Returns the parts of `ranges` that are in `start..end`."""
+    return [
+        (max(each[0], start), min(each[1], end))
+        for each in ranges
+        if each[0] < end and start < each[1]
+    ]
+
+
+def offset_after(record: TopicRecord, start: int, messages: int) -> int:
+    """Returns one more than the offset of the last of `messages` messages from `start` on.
+
+    Offsets in holes are not counted. 0 messages end at `start`.
+    """
+    at, left = start, messages
+    for hole in record.holes:
+        if left <= 0 or hole[0] - at >= left:
+            break
+        if hole[1] > at:
+            left -= max(hole[0] - at, 0)
+            at = hole[1]
+    return at + max(left, 0) if messages > 0 else start
 
 
 def _range_with(ranges: tuple[Range, ...], offset: int) -> Range | None:

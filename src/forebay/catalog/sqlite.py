@@ -221,12 +221,12 @@ class SqliteKv:
             found = connection.execute(sql, (key,)).fetchone()
         return None if found is None else Entry(*found)
 
-    def range(self, start: str, end: str, *, limit: int, descending: bool = False) -> list[Entry]:
+    def range(self, start: str, end: str, *, limit: int) -> list[Entry]:
         if check_range(start, end, limit) is None:
             return []
-        order = "ORDER BY key DESC" if descending else "ORDER BY key"
         with self._reading() as connection:
-            rows = connection.execute(f"{_RANGE} {order} LIMIT ?", (start, end, limit)).fetchall()
+            sql = f"{_RANGE} ORDER BY key LIMIT ?"
+            rows = connection.execute(sql, (start, end, limit)).fetchall()
         return [Entry(*row) for row in rows]
 
     def revision(self) -> int:

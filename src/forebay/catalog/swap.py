@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from forebay.catalog.catalog import Catalog, Change, Intent, Write, pointer, until_known
+from forebay.catalog.catalog import Catalog, Change, Intent, until_known
+from forebay.catalog.chain import Write, pointer
 from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
 from forebay.catalog.records import (
     Life,
@@ -39,13 +40,16 @@ from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encod
 from forebay.format.names import TopicName, parse_object
 from forebay.limits import CATALOG_OPERATIONS_MAX, CATALOG_PAGE, MIB
 
-OBJECTS_PER_SWAP_MAX: Final = 32
-"""Each takes three writes: its descriptor, its key's row, and the descriptor that is kept."""
+OBJECTS_PER_SWAP_MAX: Final = 28
+"""Each takes four writes: descriptor, end row, its key's row, and the descriptor that is kept."""
 SWAP_BYTES_MAX: Final = 1 * MIB
 """The limit of the descriptors that one swap keeps, without keys and the new descriptor."""
 _NEXT_KEY: Final = "\1"
 
-assert 3 * OBJECTS_PER_SWAP_MAX + 3 <= CATALOG_OPERATIONS_MAX
+_OTHER_WRITES: Final = 4
+"""The row of the new object's key, `cur`, the totals and the record."""
+
+assert 4 * OBJECTS_PER_SWAP_MAX + _OTHER_WRITES <= CATALOG_OPERATIONS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +166,6 @@ class _Rows:
     def chain(self, entries: Sequence[Entry]) -> None:
         self.compares += [Compare(entry.key, entry.revision) for entry in entries]
 
-    def put(self, descriptor: ObjectDescriptor) -> None:
-        key = self._catalog.keys.descriptor(self._topic, descriptor.start_offset)
-        self.writes.append(Put(key, encode_descriptor(descriptor)))
-
     def point(self, before: ObjectDescriptor, after: ObjectDescriptor) -> None:
         """Moves the pointer to the newest object from `before` to `after`, if it is at `before`."""
         if self._catalog.get_current_pointer(self._topic) == before.start_offset:
@@ -210,7 +210,7 @@ class _Swapping:
             )
         rows.move(new.object_id, life, replace(life, state=State.COMMITTED, updated_ms=now_ms))
         rows.chain(self._entries())
-        rows.put(new)
+        rows.writes += self.catalog.chain(self.topic).changed([new], self.replaced)
         for old in self.replaced:
             self._replace(rows, old, record.epoch, now_ms)
         rows.point(self.replaced[-1], new)
@@ -233,8 +233,6 @@ class _Swapping:
 
     def _replace(self, rows: _Rows, old: ObjectDescriptor, epoch: int, now_ms: int) -> None:
         keys = self.catalog.keys
-        if old.start_offset != self.descriptor.start_offset:
-            rows.writes.append(Remove(keys.descriptor(self.topic, old.start_offset)))
         life = rows.life(old.object_id)
         row = life or Life(State.REPLACED, epoch, secrets.token_hex(8), now_ms)
         rows.move(old.object_id, life, replace(row, state=State.REPLACED, updated_ms=now_ms))
@@ -271,6 +269,11 @@ class _SwappingBack:
         row = Life(State.REPLACED, record.epoch, self._token, now_ms)
         rows.move(self._object_id, life, row)
         rows.chain([entry])
+        # Earlier releases replaced more objects at once than four writes each leave room for. An
+        # object without an end row is found by a search.
+        room = CATALOG_OPERATIONS_MAX - 3 * len(self.restored) - _OTHER_WRITES
+        chain = self._catalog.chain(self._topic)
+        rows.writes += chain.changed(self.restored, [compacted], ends_max=max(room, 1))
         for old in self.restored:
             self._put_back(rows, old, record.epoch, now_ms)
         rows.point(compacted, self.restored[-1])
@@ -305,7 +308,6 @@ class _SwappingBack:
             )
         back = replace(life, state=State.COMMITTED, epoch=epoch, updated_ms=now_ms)
         rows.move(old.object_id, life, back)
-        rows.put(old)
         keys = self._catalog.keys
         key = keys.replaced_descriptor(self._topic, old.start_offset, old.object_id)
         rows.writes.append(Remove(key))

@@ -27,7 +27,7 @@ from forebay.cli.inspect import inspect
 from forebay.cli.messages import consume, produce
 from forebay.cli.offload import compact, offload, pipeline
 from forebay.cli.options import log_to_stderr, plain_errors
-from forebay.cli.topics import describe, explain, topics
+from forebay.cli.topics import accept_loss, describe, explain, topics
 from forebay.cli.up import demo, serve, up
 from forebay.cli.upkeep import repair, restore, sweep, verify
 
@@ -111,6 +111,7 @@ _COMMANDS = (
     replay,
     inspect,
     repair,
+    accept_loss,
     config,
     completion,
 )

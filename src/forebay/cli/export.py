@@ -156,7 +156,7 @@ def _commit_line(row: ExportRow) -> str:
     help="The id of this replay: a run with the same id and start continues it.  [default: replay]",
 )
 @click.option("--again", is_flag=True, help="Append everything again, as a new replay.")
-@click.option("--skip-lost", is_flag=True, help="Skip offsets that are recorded as lost.")
+@click.option("--skip-lost", is_flag=True, help="Skip offsets that are lost or unknown.")
 @job_options
 @store_options
 @json_option

@@ -154,7 +154,9 @@ def _append_lines(log: Topic, *, synced: bool) -> None:
 @click.option("--end", type=click.IntRange(0), metavar="OFFSET", help="Stop before this offset.")
 @click.option("--follow", "-f", is_flag=True, help="At the end of the log, wait for new messages.")
 @click.option("--limit", type=click.IntRange(0), help="Stop after this many messages.")
-@click.option("--skip-lost", is_flag=True, help="Skip offsets that are recorded as lost.")
+@click.option(
+    "--skip-lost", is_flag=True, help="Skip offsets that are recorded as lost or unknown."
+)
 @url_option
 @store_options
 @json_option
@@ -257,6 +259,7 @@ def _here(view: TopicView, wanted: Wanted) -> Generator[Facts, None, None]:
                     for message in reader:
                         offset = message.offset + 1
                         yield _message_facts(message)
+                    offset = reader.position  # after a jump over an accepted range, it is later
         except LostOffsets as lost:
             if not wanted.skip_lost:
                 raise with_advice(lost) from lost

@@ -433,7 +433,5 @@ def print_skipped(start: int, end: int) -> None:
 
 
 def with_advice(lost: LostOffsets) -> LostOffsets:
-    """The same error, with the options that skip the lost range."""
-    return LostOffsets(
-        f"{lost} (--start {lost.end}), or use --skip-lost", start=lost.start, end=lost.end
-    )
+    """The same error, with the option that skips the range."""
+    return LostOffsets(f"{lost}, or use --skip-lost", start=lost.start, end=lost.end)

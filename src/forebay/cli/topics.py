@@ -1,4 +1,5 @@
 """`forebay topics`, `describe` and `explain`: which topics exist, and where their messages are.
+`forebay accept-loss` accepts that some offsets have none.
 
 They ask the server that --url names, or the one that runs on the data directory. Only a server
 knows what is in its memory. Without a server they read the catalog and the files.
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
 
 
 Facts = dict[str, Any]
+_HOLE_WORDS: Final = {
+    "lost": "its message is lost; readers stop here: `forebay accept-loss {topic}` lets them jump "
+    "over it",
+    "unknown": "it may never have been used, and its message is lost if it was; readers stop here: "
+    "`forebay accept-loss {topic}` lets them jump over it",
+    "accepted": "it has no message, and that was accepted: readers jump over it",
+}
 _PAGE: Final = 1000
 _PIECES_MAX: Final = 10_000
 """The most segments, and the most objects, to request from a server."""
@@ -105,8 +113,9 @@ def describe(
     """Prints where the messages of TOPIC are.
 
     Prints the watermarks (the next offset of each stage), the offsets in memory, the local files
-    and whether they may be deleted, the objects, and lost ranges. The offsets in memory are known
-    only if a server runs on the store. Exit code 1 if the stored data contradicts itself.
+    and whether they may be deleted, the objects, and the ranges without messages: lost, unknown
+    (they may never have been used) or accepted. The offsets in memory are known only if a server
+    runs on the store. Exit code 1 if the stored data contradicts itself.
 
     \b
     Examples:
@@ -152,6 +161,91 @@ def explain(
     print_report(facts, _offset_lines(facts), as_json=as_json, ok=not facts["problems"])
 
 
+@click.command("accept-loss")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option(
+    "--from", "start", type=click.IntRange(0), metavar="OFFSET", help="Accept from this offset on."
+)
+@click.option(
+    "--to", "end", type=click.IntRange(0), metavar="OFFSET", help="Stop before this offset."
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be accepted.")
+@url_option
+@store_options
+@json_option
+def accept_loss(
+    topics: tuple[str, ...],
+    start: int | None,
+    end: int | None,
+    dry_run: bool,
+    url: str | None,
+    settings: StoreSettings,
+    as_json: bool,
+) -> None:
+    """Accepts that offsets of TOPIC have no messages.
+
+    A reader that reaches offsets that are lost, or that may never have been used, stops with an
+    error. After this command all readers jump over them, also those of a running server. Without
+    --from and --to, all such offsets of the topic are accepted; if there are none, nothing happens.
+    This cannot be undone: look at the ranges first, with --dry-run.
+
+    \b
+    Examples:
+      forebay accept-loss orders --dry-run
+      forebay accept-loss orders clicks
+      forebay accept-loss orders --from 100 --to 1000100 --json
+    """
+    server = chosen_server(settings, url)
+
+    def accept(topic: str, *, dry_run: bool) -> Facts:
+        return _accepted(server, settings, topic, start, end, dry_run=dry_run)
+
+    found = [accept(topic, dry_run=True) for topic in topics]  # a wrong name changes nothing
+    for topic, planned in zip(topics, found, strict=True):
+        facts = planned if dry_run else accept(topic, dry_run=False)
+        click.echo(json.dumps(facts) if as_json else "\n".join(_accepted_lines(facts)))
+
+
+def _accepted(
+    server: ServerAddress | None,
+    settings: StoreSettings,
+    topic: str,
+    start: int | None,
+    end: int | None,
+    *,
+    dry_run: bool,
+) -> Facts:
+    if server is not None:
+        from forebay.client.http import topic_path
+        from forebay.format.names import parse_topic
+
+        query: dict[str, str | int] = {"dry_run": "true" if dry_run else "false"}
+        query |= {k: v for k, v in (("start", start), ("end", end)) if v is not None}
+        with _client_of(server) as client:
+            path = topic_path(parse_topic(topic), "accept-loss")
+            found: Facts = client.json("POST", path, query=query)
+            return found
+    from forebay.topic.accept import accept_loss as accept
+
+    with open_view(settings) as store:
+        view, resources = viewed_topic(store, topic), store.resources()
+        if resources is None:
+            raise UsageError(f"{store.name} has no catalog: `forebay restore` creates one")
+        return asdict(accept(resources.catalog, view.topic, start, end, dry_run=dry_run))
+
+
+def _accepted_lines(facts: Facts) -> Iterator[str]:
+    did = "would accept" if facts["dry_run"] else "accepted"
+    if not facts["lost"] and not facts["unknown"]:
+        yield f"{facts['topic']}: nothing to accept"
+    for kind, what in (
+        ("lost", "which are lost"),
+        ("unknown", "which may never have been used"),
+    ):
+        for first, end in facts[kind]:
+            yield f"{facts['topic']}: {did} offsets {first} to {end - 1}, {what}"
+
+
 def _facts(
     server: ServerAddress | None,
     settings: StoreSettings,
@@ -180,6 +274,8 @@ def _facts(
 
 def _offset_lines(facts: Facts) -> Iterator[str]:
     yield f"{facts['topic']}, offset {facts['offset']}: {facts['state']}"
+    if (words := _HOLE_WORDS.get(facts["state"])) is not None:
+        yield f"  {words.format(topic=facts['topic'])}"
     if facts["go_on_at"] is not None:
         yield f"  the next offset that can be read is {facts['go_on_at']}"
     if facts.get("in_memory"):
@@ -236,14 +332,24 @@ def _head(facts: Facts) -> Iterator[str]:
     if memory is not None:
         first, end = memory
         yield f"  in memory  {f'{first} to {end - 1}' if first < end else 'nothing'}"
-    for start, end in facts["lost"]:
-        yield f"  lost       {start} to {end - 1}"
+    for kind, remark in (("lost", ""), ("unknown", ", may never have been used"), ("accepted", "")):
+        for start, end in _holes(facts, kind):
+            yield f"  {kind:<10} {start} to {end - 1}{remark}"
+    if _holes(facts, "lost") or _holes(facts, "unknown"):
+        yield f"  readers stop there; `forebay accept-loss {facts['topic']}` lets them jump over it"
+
+
+def _holes(facts: Facts, kind: str) -> Sequence[Sequence[int]]:
+    """The ranges of that kind; none if the server is of a release that does not know the kind."""
+    found: Sequence[Sequence[int]] = facts.get(kind, ())
+    return found
 
 
 def _except_lost(facts: Facts, stage: int) -> str:
-    """A remark about the lost offsets below `stage`, which a watermark counts as well."""
-    lost = sum(min(end, stage) - start for start, end in facts["lost"] if start < stage)
-    return f", except {lost} offsets that are lost" if lost else ""
+    """A remark about the offsets below `stage` without messages, which a watermark counts, too."""
+    holes = [each for kind in ("lost", "unknown", "accepted") for each in _holes(facts, kind)]
+    count = sum(min(end, stage) - start for start, end in holes if start < stage)
+    return f", except {count} offsets without messages" if count else ""
 
 
 def _headed(facts: Facts, what: str, limit: int) -> str:

@@ -44,6 +44,14 @@ class AppendFile(Protocol):
         have marked the pages as clean. Write the bytes again before you sync again.
         """
 
+    def in_place(self) -> bool:
+        """Whether the path with which the file was opened still leads to this file.
+
+        False once the file or a directory above it was removed, moved or replaced. Writes and
+        syncs succeed all the same, and nobody finds the bytes afterwards. For a file of
+        `open_locked` it says this of the locked directory instead.
+        """
+
     def close(self) -> None:
         """Closes the file without syncing it. Idempotent."""
 

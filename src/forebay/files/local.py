@@ -26,11 +26,14 @@ _PARTS_MAX = 1024  # IOV_MAX
 
 
 class LocalAppendFile:
-    __slots__ = ("_end", "_fd")
+    __slots__ = ("_device", "_end", "_fd", "_inode", "_path")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
-        self._end = os.fstat(fd).st_size
+        self._path = os.fspath(path)
+        opened = os.fstat(fd)
+        self._end = opened.st_size
+        self._device, self._inode = opened.st_dev, opened.st_ino
 
     def append(self, data: Buffer) -> int:
         taken = os.pwrite(self._fd, data, self._end)
@@ -61,6 +64,10 @@ class LocalAppendFile:
             raise OSError(errno.EBADF, "sync of a closed file")
         os.fdatasync(self._fd)
 
+    def in_place(self) -> bool:
+        # The number of an inode is not used again while the file is open.
+        return _leads_to(self._path, self._device, self._inode)
+
     def close(self) -> None:
         fd, self._fd = self._fd, _CLOSED
         if fd != _CLOSED:
@@ -73,12 +80,18 @@ class LocalLockedFile(LocalAppendFile):
     A forked child shares the lock and must not release it.
     """
 
-    __slots__ = ("_lock_fd", "_pid")
+    __slots__ = ("_directory", "_lock_fd", "_locked", "_pid")
 
-    def __init__(self, fd: int, lock_fd: int) -> None:
-        super().__init__(fd)
+    def __init__(self, fd: int, lock_fd: int, path: Path) -> None:
+        super().__init__(fd, path)
+        self._directory = os.fspath(path.parent)
         self._lock_fd = lock_fd
+        self._locked = os.fstat(lock_fd)
         self._pid = os.getpid()
+
+    def in_place(self) -> bool:
+        locked = self._locked
+        return _leads_to(self._directory, locked.st_dev, locked.st_ino)
 
     def close(self) -> None:
         lock_fd, self._lock_fd = self._lock_fd, _CLOSED
@@ -89,6 +102,14 @@ class LocalLockedFile(LocalAppendFile):
                 os.close(lock_fd)
         finally:
             super().close()
+
+
+def _leads_to(path: str, device: int, inode: int) -> bool:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # a Path takes twice as long, and this is the hot path
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return found.st_ino == inode and found.st_dev == device
 
 
 class LocalReadFile:
@@ -147,10 +168,10 @@ class LocalDisk:
 
     def create(self, path: Path) -> LocalAppendFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return LocalAppendFile(os.open(path, flags, _MODE))
+        return LocalAppendFile(os.open(path, flags, _MODE), path)
 
     def open_append(self, path: Path) -> LocalAppendFile:
-        return LocalAppendFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        return LocalAppendFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path)
 
     def open_read(self, path: Path) -> LocalReadFile:
         # O_NONBLOCK matters only for pipes: opening one would wait for a writer.
@@ -179,7 +200,7 @@ class LocalDisk:
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _MODE)
-            return LocalLockedFile(fd, lock_fd)
+            return LocalLockedFile(fd, lock_fd, path)
         except BaseException:
             os.close(lock_fd)
             if fd != _CLOSED:

@@ -253,6 +253,18 @@ def _sampled(descriptor: ObjectDescriptor, entries: int) -> ObjectDescriptor:
     return replace(descriptor, offset_index=index[::step])
 
 
+def sampled(descriptor: ObjectDescriptor, entries: int) -> ObjectDescriptor:
+    """Returns the descriptor with at most `entries` evenly spaced entries of its index.
+
+    The first entry is kept. An index that is short enough stays as it is.
+    """
+    index = descriptor.offset_index
+    if index is None or len(index) <= entries:
+        return descriptor
+    kept = tuple(index[number * len(index) // entries] for number in range(entries))
+    return replace(descriptor, offset_index=kept)
+
+
 def _is_text(value: object) -> TypeGuard[str]:
     """Whether it is a string without lone surrogates, which JSON allows and UTF-8 does not."""
     return isinstance(value, str) and not any("\ud800" <= one <= "\udfff" for one in value)

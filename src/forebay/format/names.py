@@ -335,6 +335,17 @@ class CatalogKeys:
     def current(self, topic: TopicName) -> str:
         return self.objects(topic) + "cur"
 
+    def ends(self, topic: TopicName) -> str:
+        """The prefix of the keys of a topic's end rows."""
+        return self.topic(topic) + "ends/"
+
+    def end(self, topic: TopicName, end_offset: int) -> str:
+        """The key of the row that says where the object with this last offset begins."""
+        return f"{self.ends(topic)}{end_offset:020d}"
+
+    def totals(self, topic: TopicName) -> str:
+        return self.topic(topic) + "totals"
+
     def lives(self, topic: TopicName) -> str:
         """The prefix of the keys of the lives of a topic's objects."""
         return self.topic(topic) + "keys/"

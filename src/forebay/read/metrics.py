@@ -40,6 +40,10 @@ ERRORS: Final = Counter(
 SKIPPED: Final = Counter(
     "forebay_reader_skipped_messages_total", "Messages that lenient readers skipped."
 )
+JUMPS: Final = Counter(
+    "forebay_reader_accepted_jumps_total",
+    "Accepted ranges without messages that readers jumped over.",
+)
 HANDOFFS: Final = Counter(
     "forebay_handoff_cloud_to_wal_total", "Readers that passed from objects to the local log."
 )

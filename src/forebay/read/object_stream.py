@@ -85,8 +85,12 @@ class DescriptorSource(Protocol):
     def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
         """Returns the descriptors that overlap `start..end` (end not included), oldest first."""
 
-    def missing(self, offset: int) -> ForebayError:
-        """Returns the error to raise if no object holds `offset` but a later object exists."""
+    def missing(self, offset: int) -> ForebayError | None:
+        """Returns the error to raise if no object holds `offset` but a later object exists.
+
+        None if there is no message with that offset, and readers may jump over it: the stream ends
+        there as it does after the last object.
+        """
 
 
 class ObjectStream:
@@ -317,8 +321,9 @@ class ObjectStream:
             page, self._page = self._page, None
             if page is not None:
                 page.cancel()
-            if gap is not None:
-                raise self._source.missing(gap)
+            error = None if gap is None else self._source.missing(gap)
+            if error is not None:
+                raise error
             return False
         chunk, future = self._fetches[0]
         try:

@@ -6,7 +6,8 @@ uses the new one. So a reader passes from tier to tier without a gap or a duplic
 takes, and holds a segment for one chunk at most.
 
 Beware: before the local log's start, every offset must be in an object. If it is not, it was lost,
-was removed by remote retention, or is missing. Each is its own error, and nothing is skipped.
+was removed by remote retention, or is missing. Each is its own error, and nothing is skipped but
+the ranges whose loss an operator accepted.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from forebay.catalog.catalog import Catalog
-from forebay.errors import ForebayError, LostOffsets, MissingData, OffsetOutOfRange
+from forebay.catalog.records import TopicRecord
+from forebay.errors import ForebayError, MissingData, OffsetOutOfRange
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
 from forebay.format.names import TopicName
+from forebay.read.holes import lost_error, report_jump
 from forebay.read.metrics import HANDOFFS
 from forebay.read.object_stream import FetchPool, ObjectStream, RangeStore
 from forebay.settings import CloudReaderSettings
@@ -112,7 +115,8 @@ class _ObjectTier:
         self._ended = True
         self._held: Scan | None = None
         self.resume_offset = 0
-        """Where the reader continues after messages that a lenient stream skipped."""
+        """Where the reader continues after damaged messages that a lenient stream skipped, or after
+        an accepted range."""
 
     def read(self, offset: int, end: int | None) -> Scan | None:
         if end is not None and offset >= end:
@@ -132,16 +136,22 @@ class _ObjectTier:
             self._ended = True
             self.resume_offset = stream.offset
             if stream.offset == offset < self._log.start_offset and not stream.closed:
-                self._require_object(offset)
+                self.resume_offset = self._after_hole(offset)
         elif frames.offsets[0] > offset:
             self.resume_offset, self._held = frames.offsets[0], frames
             return None
         return frames
 
-    def _require_object(self, offset: int) -> None:
-        """Raises if no object holds the offset. Asks the catalog: the stream may be out of date."""
-        if not self._source.descriptors(offset, offset + 1, 1):
-            raise self._source.missing(offset)
+    def _after_hole(self, offset: int) -> int:
+        """Returns the offset, if an object holds it, or the end of the accepted range around it.
+
+        Raises if it is in neither. Asks the catalog: the stream may be out of date.
+        """
+        if self._source.descriptors(offset, offset + 1, 1):
+            return offset
+        end = self._source.jump(offset)
+        report_jump(self._source.topic, offset, end)
+        return end
 
     def close(self) -> None:
         self._stream.close()
@@ -152,34 +162,44 @@ class CatalogSource:
 
     def __init__(self, catalog: Catalog, topic: TopicName) -> None:
         self._catalog = catalog
-        self._topic = topic
+        self.topic = topic
 
     def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
-        return self._catalog.get_object_descriptors_range(self._topic, start, end, limit)
+        return self._catalog.get_object_descriptors_range(self.topic, start, end, limit)
 
-    def missing(self, offset: int) -> ForebayError:
-        """Returns the error that says why no object holds the offset."""
-        record = self._catalog.record(self._topic)
+    def missing(self, offset: int) -> ForebayError | None:
+        """Returns the error that says why no object holds the offset; None if that is accepted."""
+        record = self._catalog.record(self.topic)
+        if record is not None and record.accepted_range(offset) is not None:
+            return None
+        return self._why(record, offset)
+
+    def jump(self, offset: int) -> int:
+        """Returns the end of the accepted range that contains the offset.
+
+        Raises the error of `missing` if there is none.
+        """
+        record = self._catalog.record(self.topic)
+        hole = None if record is None else record.accepted_range(offset)
+        if hole is None:
+            raise self._why(record, offset)
+        return hole[1]
+
+    def _why(self, record: TopicRecord | None, offset: int) -> ForebayError:
         if record is None:
-            return MissingData(f"{self._topic}: there is no such topic in {self._catalog.name}")
+            return MissingData(f"{self.topic}: there is no such topic in {self._catalog.name}")
         hole = record.lost_range(offset)
         if hole is not None:
-            return LostOffsets(
-                f"{self._topic}: offsets {hole[0]} to {hole[1] - 1} are lost: an owner whose log "
-                "is gone reserved them, and they are in no object; "
-                f"continue at offset {hole[1]}",
-                start=hole[0],
-                end=hole[1],
-            )
+            return lost_error(self.topic, record, hole)
         if offset < record.start_offset:
             return OffsetOutOfRange(
-                f"{self._topic}: offset {offset} was removed by retention; "
+                f"{self.topic}: offset {offset} was removed by retention; "
                 f"the oldest offset is {record.start_offset}",
                 start=record.start_offset,
                 end=record.tail,
             )
         return MissingData(
-            f"{self._topic}: offset {offset} is missing: it is in no object and in no segment, "
+            f"{self.topic}: offset {offset} is missing: it is in no object and in no segment, "
             f"although the objects cover offsets {record.start_offset} to {record.tail}; "
             "run `forebay repair`"
         )

@@ -26,8 +26,10 @@ from forebay.clock import SYSTEM_CLOCK
 from forebay.errors import CorruptLog, ForebayError, MissingData, ObjectMissing
 from forebay.files.disk import AppendFile, Disk, ReadFile, append_all, replace_file
 from forebay.format.checkpoint import Published, SegmentEntry, WalCheckpoint, encode_checkpoint
+from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import scan
 from forebay.format.index import encode_index
+from forebay.format.layout import Buffer
 from forebay.format.names import (
     CHECKPOINT_FILE,
     FAILED_FILE,
@@ -44,10 +46,10 @@ from forebay.objects.store import CloudStore
 from forebay.repair.frames import FrameSlice, Hole, cover, frames_of
 from forebay.repair.plan import LocalPlan, ObjectRewrite, Rewrite
 from forebay.repair.survey import Survey
-from forebay.settings import UploaderSettings
 from forebay.topic.opening import lock_name
 from forebay.topic.resources import StoreResources
-from forebay.upload.engine import ObjectBuilder, Transferred, describe, put_sidecar, require_size
+from forebay.upload.creation import NewObject, require_size
+from forebay.upload.engine import FrameWriter, ObjectBuilder, describe, put_sidecar
 from forebay.wal.checkpoints import Publisher
 from forebay.wal.identity import write_log_id
 from forebay.wal.recovery import Recovery, remove_segment
@@ -325,39 +327,55 @@ def drop_uploader_checkpoint(disk: Disk, topic: TopicName, directory: Path, copi
     disk.sync_dir(directory)
 
 
-def write_object(
-    store: CloudStore, key: str, pieces: Sequence[FrameSlice], settings: UploaderSettings
-) -> Transferred:
-    with store.open_streaming_writer(
-        key,
-        chunk_bytes=settings.stream_chunk_size,
-        concurrent_parts=settings.concurrent_parts,
-    ) as writer:
-        builder = ObjectBuilder(writer)
-        for frames in frames_of(pieces):
-            builder.add(scan(frames))
-        meta = writer.close()
-    require_size(store, meta, builder.size)
-    return builder.transferred(meta)
+class _Nowhere:
+    """Takes the bytes of an object that is only hashed."""
+
+    def write(self, data: Buffer) -> None: ...
+
+
+def _build(writer: FrameWriter, pieces: Sequence[FrameSlice]) -> ObjectBuilder:
+    builder = ObjectBuilder(writer)
+    for frames in frames_of(pieces):
+        builder.add(scan(frames))
+    return builder
 
 
 def rewrite_object(
     resources: StoreResources, topic: TopicName, wanted: ObjectRewrite, copies: Copies
 ) -> None:
-    """Writes the object again under its name, and reads it back.
+    """Writes a damaged or missing object again under its name, and reads it back.
 
-    Raises CorruptLog if it is not what its descriptor says.
+    This is the one place where an object is replaced. It is safe because the object is committed
+    and read again here: one that is what its descriptor says is left alone. And the frames are
+    hashed before the first byte is written: CorruptLog if they are not those of the descriptor.
     """
-    descriptor = wanted.descriptor
+    store, settings, descriptor = resources.store, resources.settings.uploader, wanted.descriptor
     key = object_key(topic, descriptor.object_id)
-    copies.keep_object(topic, resources.store, key)
-    done = write_object(resources.store, key, wanted.pieces, resources.settings.uploader)
-    if done.meta.size != descriptor.size:
-        raise CorruptLog(
-            f"{key} has {done.meta.size} bytes after it was written again, but its descriptor "
-            f"says {descriptor.size}"
-        )
+    try:
+        resources.read_back(topic, descriptor)
+    except CorruptLog:
+        pass
+    else:
+        return  # somebody else has written it again
+    _require_content(key, descriptor, _build(_Nowhere(), wanted.pieces))
+    copies.keep_object(topic, store, key)
+    with store.open_streaming_writer(
+        key, chunk_bytes=settings.stream_chunk_size, concurrent_parts=settings.concurrent_parts
+    ) as writer:
+        builder = _build(writer, wanted.pieces)
+        _require_content(key, descriptor, builder)
+        require_size(store, writer.close(), builder.size)
     resources.read_back(topic, descriptor)
+
+
+def _require_content(key: str, descriptor: ObjectDescriptor, builder: ObjectBuilder) -> None:
+    said = descriptor.content_hash or builder.content.value
+    if (builder.size, builder.content.value) != (descriptor.size, said):
+        raise CorruptLog(
+            f"{key} is not written again: the frames of its messages have {builder.size} bytes "
+            f"(content {builder.content.value}), but its descriptor says {descriptor.size} "
+            f"({descriptor.content_hash})"
+        )
 
 
 def record_losses(
@@ -409,8 +427,9 @@ def _known(topic: TopicName) -> Callable[[TopicRecord | None], TopicRecord]:
 def _upload(resources: StoreResources, topic: TopicName, epoch: int, piece: FrameSlice) -> None:
     catalog, settings = resources.catalog, resources.settings.uploader
     intent = catalog.intend(topic, epoch, ObjectName(piece.first, piece.end - 1))
-    key = object_key(topic, intent.object_id)
-    done = write_object(resources.store, key, [piece], settings)
+    with NewObject(resources.store, topic, intent.object_id, settings) as made:
+        builder = _build(made, [piece])
+        done = builder.transferred(made.finish(builder.content.value))
     now_ms = resources.clock.now_ms()
     descriptor = describe(intent.object_id, piece.first, piece.end, done, now_ms)
     resources.read_back(topic, descriptor)

@@ -214,8 +214,8 @@ def _plan_beginning(topic: str, plan: LocalPlan, tail: int) -> None:
 
 
 def _after_losses(survey: Survey, record: TopicRecord | None) -> Survey:
-    """Moves the start of the log after a recorded loss in it, because a log has no holes."""
-    for start, end in record.lost if record is not None else ():
+    """Moves the start of the log after a recorded hole in it, because a log has no holes."""
+    for start, end in record.holes if record is not None else ():
         if start <= survey.end and end > survey.start:
             survey = survey.begun_at(end)
     return survey

@@ -281,14 +281,31 @@ def os_error(code: int, path: Path) -> OSError:
 
 
 class _Machine:
-    """The state that a disk shares with its handles: a lock, the clock and the boot number."""
+    """What a disk shares with its handles: lock, clock, boot number and root directory."""
 
-    __slots__ = ("boot", "clock", "lock")
+    __slots__ = ("boot", "clock", "lock", "root")
 
     def __init__(self, clock: Clock) -> None:
         self.lock = threading.Lock()
         self.clock = clock
         self.boot = 0
+        self.root = _Directory(clock.now_ms())
+
+    def node(self, path: Path) -> _Node:
+        node: _Node = self.root
+        for name in _names(path):
+            if isinstance(node, Inode):
+                raise os_error(ENOTDIR, path)
+            if name not in node.names:
+                raise os_error(ENOENT, path)
+            node = node.names[name]
+        return node
+
+    def leads_to(self, path: Path, node: _Node) -> bool:
+        try:
+            return self.node(path) is node
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
 
 class _Handle:
@@ -315,11 +332,14 @@ class _Handle:
 
 
 class CrashAppendFile(_Handle):
-    __slots__ = ("_holds_lock",)
+    __slots__ = ("_locked",)
 
-    def __init__(self, machine: _Machine, inode: Inode, path: Path, *, locked: bool) -> None:
+    def __init__(
+        self, machine: _Machine, inode: Inode, path: Path, locked: _Directory | None = None
+    ) -> None:
         super().__init__(machine, inode, path)
-        self._holds_lock = locked
+        self._locked = locked
+        """The directory whose lock it holds."""
 
     def append(self, data: Buffer) -> int:
         with self._machine.lock:
@@ -352,6 +372,13 @@ class CrashAppendFile(_Handle):
         with self._machine.lock:
             self._live().sync()
 
+    def in_place(self) -> bool:
+        with self._machine.lock:
+            inode = self._live()
+            if self._locked is not None:
+                return self._machine.leads_to(self._path.parent, self._locked)
+            return self._machine.leads_to(self._path, inode)
+
     def lose_unsynced(self) -> None:
         """What Linux does when fdatasync fails: the pages are clean now, and not on the device.
 
@@ -363,7 +390,7 @@ class CrashAppendFile(_Handle):
 
     def close(self) -> None:
         with self._machine.lock:
-            if self._holds_lock and self._boot == self._machine.boot:
+            if self._locked is not None and self._boot == self._machine.boot:
                 self._inode.locked_at_boot = None
             self._boot = None
 
@@ -387,7 +414,6 @@ class CrashDisk:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._machine = _Machine(clock)
-        self._root = _Directory(clock.now_ms())
 
     def crash(self, rng: random.Random | None = None, *, torn: bool = True) -> None:
         """A power loss: what was not durable is lost, or partly lost as `rng` decides.
@@ -397,7 +423,7 @@ class CrashDisk:
         """
         with self._machine.lock:
             self._machine.boot += 1
-            self._root.crash(rng, torn=torn)
+            self._machine.root.crash(rng, torn=torn)
 
     def kill(self) -> None:
         """The process ends and the machine does not: everything written can still be read."""
@@ -406,7 +432,7 @@ class CrashDisk:
 
     def make_dirs(self, path: Path) -> None:
         with self._machine.lock:
-            above, directory = self._root, self._root
+            above, directory = self._machine.root, self._machine.root
             for name in _names(path):
                 node = directory.names.get(name)
                 if node is None:
@@ -427,7 +453,7 @@ class CrashDisk:
     def exists(self, path: Path) -> bool:
         with self._machine.lock:
             try:
-                self._node(path)
+                self._machine.node(path)
             except (FileNotFoundError, NotADirectoryError):
                 return False
             return True
@@ -438,17 +464,17 @@ class CrashDisk:
 
     def modified(self, path: Path) -> float:
         with self._machine.lock:
-            return self._node(path).modified_ms / 1000
+            return self._machine.node(path).modified_ms / 1000
 
     def create(self, path: Path) -> CrashAppendFile:
         with self._machine.lock:
             if path.name in self._directory(path.parent).names:
                 raise os_error(EEXIST, path)
-            return CrashAppendFile(self._machine, self._new_inode(path), path, locked=False)
+            return CrashAppendFile(self._machine, self._new_inode(path), path)
 
     def open_append(self, path: Path) -> CrashAppendFile:
         with self._machine.lock:
-            return CrashAppendFile(self._machine, self._inode(path), path, locked=False)
+            return CrashAppendFile(self._machine, self._inode(path), path)
 
     def open_read(self, path: Path) -> CrashReadFile:
         with self._machine.lock:
@@ -458,7 +484,7 @@ class CrashDisk:
         with self._machine.lock:
             if source.parent != target.parent:
                 raise os_error(EXDEV, source)
-            moved = self._node(source)
+            moved = self._machine.node(source)
             directory = self._directory(source.parent)
             _check_replaceable(moved, directory.names.get(target.name, moved), target)
             if source.name != target.name:
@@ -482,7 +508,7 @@ class CrashDisk:
             if inode.locked_at_boot == self._machine.boot:
                 raise os_error(EWOULDBLOCK, path)
             inode.locked_at_boot = self._machine.boot
-            return CrashAppendFile(self._machine, inode, path, locked=True)
+            return CrashAppendFile(self._machine, inode, path, self._directory(path.parent))
 
     def _new_inode(self, path: Path) -> Inode:
         now_ms = self._machine.clock.now_ms()
@@ -490,24 +516,14 @@ class CrashDisk:
         self._directory(path.parent).change({path.name: inode}, now_ms)
         return inode
 
-    def _node(self, path: Path) -> _Node:
-        node: _Node = self._root
-        for name in _names(path):
-            if isinstance(node, Inode):
-                raise os_error(ENOTDIR, path)
-            if name not in node.names:
-                raise os_error(ENOENT, path)
-            node = node.names[name]
-        return node
-
     def _directory(self, path: Path) -> _Directory:
-        node = self._node(path)
+        node = self._machine.node(path)
         if isinstance(node, Inode):
             raise os_error(ENOTDIR, path)
         return node
 
     def _inode(self, path: Path) -> Inode:
-        node = self._node(path)
+        node = self._machine.node(path)
         if isinstance(node, _Directory):
             raise os_error(EISDIR, path)
         return node

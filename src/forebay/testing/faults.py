@@ -48,6 +48,7 @@ Operation: TypeAlias = Literal[
     "append",
     "create",
     "exists",
+    "in_place",
     "list_dir",
     "make_dirs",
     "modified",
@@ -249,6 +250,10 @@ class FaultAppendFile:
         if fault.operation == "sync" and isinstance(self._inner, CrashAppendFile):
             self._inner.lose_unsynced()
         raise os_error(fault.errno, self._path)
+
+    def in_place(self) -> bool:
+        self._script.enter("in_place", self._path)
+        return self._inner.in_place()
 
     def close(self) -> None:
         self._inner.close()

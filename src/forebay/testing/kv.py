@@ -88,9 +88,9 @@ class FaultKv:
         with self._call("get"):
             return self.inner.get(key)
 
-    def range(self, start: str, end: str, *, limit: int, descending: bool = False) -> list[Entry]:
+    def range(self, start: str, end: str, *, limit: int) -> list[Entry]:
         with self._call("range"):
-            return self.inner.range(start, end, limit=limit, descending=descending)
+            return self.inner.range(start, end, limit=limit)
 
     def commit(self, compares: Sequence[Compare], writes: Sequence[Put | Remove]) -> int | None:
         with self._call("commit"):

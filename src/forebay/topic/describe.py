@@ -67,6 +67,10 @@ class TopicFacts:
     epoch: int | None
     owner: str | None
     lost: list[Range]
+    unknown: list[Range]
+    """Ranges that may never have been used. If they were, their messages are lost."""
+    accepted: list[Range]
+    """Ranges that were lost or unknown. Readers jump over them."""
     segments: list[SegmentFacts]
     """Oldest first. If only some were asked for, the newest ones."""
     objects: list[ObjectFacts]
@@ -93,7 +97,16 @@ class FrameLocation:
 class OffsetFacts:
     topic: str
     offset: int
-    state: Literal["stored", "not yet synced", "not yet uploaded", "lost", "removed", "missing"]
+    state: Literal[
+        "stored",
+        "not yet synced",
+        "not yet uploaded",
+        "lost",
+        "unknown",
+        "accepted",
+        "removed",
+        "missing",
+    ]
     places: list[FrameLocation] = field(default_factory=list)
     synced: bool = False
     uploaded: bool = False
@@ -130,6 +143,8 @@ def describe(view: TopicView, newest: int | None = None) -> TopicFacts:
         epoch=view.record.epoch if view.record else None,
         owner=owner.name if owner else None,
         lost=list(record.lost),
+        unknown=list(record.unknown),
+        accepted=list(record.accepted),
         segments=[
             _segment_facts(segment, record, why)
             for segment, why in zip(segments[first:], kept[first:], strict=True)
@@ -261,10 +276,10 @@ def kept_because(
 def explain(view: TopicView, offset: int) -> OffsetFacts:
     """Returns where the message at `offset` is stored, or why it is not."""
     record = view.record or TopicRecord()
-    hole = record.lost_range(offset)
     facts = OffsetFacts(str(view.topic), offset, "stored")
+    hole = record.hole_kind(offset)
     if hole is not None:
-        facts.state, facts.go_on_at = "lost", hole[1]
+        facts.state, facts.go_on_at = hole, skip_holes(record, offset)
         return facts
     if offset >= view.end_offset:
         facts.state = "not yet synced" if view.has_local_log else "not yet uploaded"

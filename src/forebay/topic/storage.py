@@ -20,6 +20,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
 from forebay.limits import CLOSE_SECONDS_MAX
+from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.opening import TopicClaim
 from forebay.topic.resources import StoreResources
 from forebay.topic.trimming import Trimmer
@@ -199,6 +200,11 @@ class WalStorage(PersistentStorage):
         """Runs one upload cycle of the background work."""
         uploader = self._require_uploader()
         self._fencing(lambda: self._run_once(uploader, force=False))
+
+    def accept_loss(self, start: int | None = None, end: int | None = None) -> AcceptedLoss:
+        """Accepts lost and unknown offsets; see `forebay.topic.accept`."""
+        uploader = self._require_uploader()
+        return accept_loss(uploader.catalog, uploader.topic, start, end)
 
     def follow_uploads(self) -> None:
         """Updates the watermarks to what another process, such as the pipeline, has uploaded."""

@@ -29,6 +29,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
 from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings
+from forebay.topic.accept import AcceptedLoss
 from forebay.topic.factory import WalStorageFactory
 from forebay.topic.storage import StartPosition, WalStorage
 from forebay.topic.view import StoreView
@@ -197,6 +198,15 @@ class Topic:
     def upload(self) -> list[ObjectDescriptor]:
         """Uploads everything appended so far, and returns the new objects."""
         return self._storage.upload()
+
+    def accept_loss(self, start: int | None = None, end: int | None = None) -> AcceptedLoss:
+        """Accepts offsets that have no messages, and returns their ranges.
+
+        These are offsets that the catalog records as lost or as unknown, from `start` to before
+        `end`, by default all of them. A reader raises LostOffsets there; it jumps over them once
+        they are accepted. This cannot be undone.
+        """
+        return self._storage.accept_loss(start, end)
 
     def segments(self) -> list[Segment]:
         """Returns the local files, oldest first."""

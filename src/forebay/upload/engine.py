@@ -20,7 +20,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import TopicRecord
@@ -30,12 +30,14 @@ from forebay.format.content import ContentHash
 from forebay.format.descriptor import Index, ObjectDescriptor, encode_descriptor
 from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
+from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key, sidecar
 from forebay.logs import event
-from forebay.objects.backend import ObjectMeta, ObjectWriter
+from forebay.objects.backend import ObjectMeta
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
 from forebay.upload import metrics
+from forebay.upload.creation import NewObject
 from forebay.upload.plan import PlannedObject, SegmentSource
 
 _log: Final = logging.getLogger("forebay.upload")
@@ -101,12 +103,13 @@ def upload(
     """Transfers the object, reads it back and writes its sidecar.
 
     It can be repeated, and two processes may do it at the same time: a name determines the bytes of
-    its object, so both write the same bytes, and an object is not visible until it is complete.
-    `progress` gets the number of bytes written so far, and may raise to stop the upload.
+    its object, and who comes second finds the same bytes under it (`creation`). Raises
+    ForeignObject if they are not the same. `progress` gets the number of bytes written so far, and
+    may raise to stop the upload.
     """
     started = ports.clock.monotonic()
     planned, object_id = task.planned, task.intent.object_id
-    transferred = _transfer(ports, source, object_key(task.topic, object_id), planned, progress)
+    transferred = _transfer(ports, source, task, progress)
     now_ms = ports.clock.now_ms()
     descriptor = describe(object_id, planned.start_offset, planned.next_offset, transferred, now_ms)
     if progress is not None:
@@ -118,20 +121,22 @@ def upload(
 def _transfer(
     ports: UploadPorts,
     source: SegmentSource,
-    key: str,
-    planned: PlannedObject,
+    task: UploadTask,
     progress: Callable[[int], None] | None,
 ) -> Transferred:
     """Writes the planned object. After an error there is no object."""
-    with open_writer(ports, key) as writer:
-        builder = ObjectBuilder(writer)
-        for frames in source.frames(planned.extents):
+    with NewObject(ports.store, task.topic, task.intent.object_id, ports.settings) as made:
+        builder = ObjectBuilder(made)
+        for frames in source.frames(task.planned.extents):
             builder.add(frames)
             if progress is not None:
                 progress(builder.size)
-        meta = writer.close()
-    require_size(ports.store, meta, planned.size)
-    return builder.transferred(meta)
+        if builder.size != task.size:
+            raise CorruptLog(
+                f"{task.topic}: {builder.size} bytes were read for {task.intent.object_id}, but "
+                f"{task.size} were planned"
+            )
+        return builder.transferred(made.finish(builder.content.value))
 
 
 def read_back_and_put_sidecar(
@@ -193,11 +198,17 @@ class Transferred:
     content_hash: str
 
 
+class FrameWriter(Protocol):
+    """Where the bytes of an object go."""
+
+    def write(self, data: Buffer) -> None: ...
+
+
 @dataclass(slots=True)
 class ObjectBuilder:
     """Writes frames to a writer, indexes and hashes them, and counts bytes and messages."""
 
-    writer: ObjectWriter
+    writer: FrameWriter
     index: ObjectIndex = field(default_factory=ObjectIndex)
     content: ContentHash = field(default_factory=ContentHash)
     size: int = 0
@@ -216,20 +227,6 @@ class ObjectBuilder:
     def transferred(self, meta: ObjectMeta) -> Transferred:
         """Describes what was added, once it is the object of `meta`."""
         return Transferred(meta, self.index.frozen(), self.content.value)
-
-
-def open_writer(ports: UploadPorts, key: str) -> ObjectWriter:
-    settings = ports.settings
-    return ports.store.open_streaming_writer(
-        key,
-        chunk_bytes=settings.stream_chunk_size,
-        concurrent_parts=settings.concurrent_parts,
-    )
-
-
-def require_size(store: CloudStore, meta: ObjectMeta, size: int) -> None:
-    if meta.size != size:
-        raise CorruptLog(f"{store.name}: {meta.key} has {meta.size} bytes, but {size} were written")
 
 
 def describe(

@@ -2,9 +2,9 @@
 
 Every cycle adds the messages synced since the last one, until a limit is reached: bytes, messages,
 age, or idle time. The last offset is not known in advance, so the object is written under a pending
-name and copied by the object store when it is complete. The copy is read back and committed like
-any other object. The checkpoint shows the progress, for information only: after a restart or an
-error the object is abandoned and built again from the log.
+name and copied by the object store when it is complete. The copy replaces nothing (`creation`), and
+is read back and committed like any other object. The checkpoint shows the progress, for information
+only: after a restart or an error the object is abandoned and built again from the log.
 
 Beware: while an object is open, up to one part of it is in memory, for each topic. The uploader
 that plans ahead (`uploader.Uploader`) keeps nothing in memory between cycles.
@@ -20,20 +20,20 @@ from typing import Final
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import TopicRecord
-from forebay.errors import CorruptFrame, ForebayError
+from forebay.errors import CorruptFrame, CorruptLog, ForebayError, ObjectExists
 from forebay.format.checkpoint import UploaderCheckpoint
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import ObjectName, TopicName, object_key, pending_object
 from forebay.logs import event
+from forebay.objects.backend import ObjectMeta, ObjectWriter
 from forebay.upload import metrics
+from forebay.upload.creation import require_same, require_size, set_aside
 from forebay.upload.engine import (
     ObjectBuilder,
     Uploaded,
     UploadPorts,
     describe,
-    open_writer,
     read_back_and_put_sidecar,
-    require_size,
 )
 from forebay.upload.plan import PlannedObject, plan_object
 from forebay.upload.uploader import Uploader
@@ -47,6 +47,7 @@ _log: Final = logging.getLogger("forebay.upload")
 class OpenObject:
     """An object in progress."""
 
+    writer: ObjectWriter
     builder: ObjectBuilder
     intent: Intent
     start_offset: int
@@ -162,10 +163,15 @@ class RollingUploader(Uploader):
         first = planned.extents[0]
         name = pending_object(planned.start_offset, f"{self.epoch:x}{secrets.token_hex(4)}")
         intent = self.catalog.intend(self.topic, self.epoch, name)
-        builder = ObjectBuilder(open_writer(ports, object_key(self.topic, name)))
+        writer = ports.store.open_streaming_writer(
+            object_key(self.topic, name),
+            chunk_bytes=ports.settings.stream_chunk_size,
+            concurrent_parts=ports.settings.concurrent_parts,
+        )
         now = ports.clock.now_ms()
         start = LogPosition(first.seq, first.start, first.first_offset)
-        self._open = OpenObject(builder, intent, planned.start_offset, start, now, now)
+        builder = ObjectBuilder(writer)
+        self._open = OpenObject(writer, builder, intent, planned.start_offset, start, now, now)
         return self._open
 
     def _due(self, opened: OpenObject) -> bool:
@@ -181,7 +187,7 @@ class RollingUploader(Uploader):
         ports, opened = self.ports, self._open
         assert opened is not None
         started = ports.clock.monotonic()
-        require_size(ports.store, opened.builder.writer.close(), opened.builder.size)
+        require_size(ports.store, opened.writer.close(), opened.builder.size)
         try:
             uploaded, intent = self._copy(opened, started)
             record = self.commit(intent, uploaded, opened.position, done)
@@ -200,22 +206,37 @@ class RollingUploader(Uploader):
         pending = object_key(self.topic, opened.intent.object_id)
         name = ObjectName(opened.start_offset, opened.position.offset - 1)
         intent = self.catalog.intend(self.topic, self.epoch, name)
-        meta = ports.store.copy_or_rewrite(
-            pending,
-            object_key(self.topic, intent.object_id),
-            chunk_bytes=ports.settings.stream_chunk_size,
-            concurrent_parts=ports.settings.concurrent_parts,
-        )
-        require_size(ports.store, meta, opened.builder.size)
-        descriptor = describe(
-            intent.object_id,
-            opened.start_offset,
-            opened.position.offset,
-            opened.builder.transferred(meta),
-            ports.clock.now_ms(),
-        )
-        read_back_and_put_sidecar(ports, self.topic, descriptor)
+        try:
+            meta = self._create(pending, intent.object_id, opened.builder)
+            descriptor = describe(
+                intent.object_id,
+                opened.start_offset,
+                opened.position.offset,
+                opened.builder.transferred(meta),
+                ports.clock.now_ms(),
+            )
+            read_back_and_put_sidecar(ports, self.topic, descriptor)
+        except CorruptLog as error:
+            set_aside(self.catalog, ports.store, self.topic, intent, error)
+            raise
         return Uploaded(descriptor, ports.clock.monotonic() - started), intent
+
+    def _create(self, pending: str, object_id: str, builder: ObjectBuilder) -> ObjectMeta:
+        """Copies the pending object to the name, or finds the same bytes there."""
+        store, settings = self.ports.store, self.ports.settings
+        try:
+            meta = store.copy_or_rewrite(
+                pending,
+                object_key(self.topic, object_id),
+                chunk_bytes=settings.stream_chunk_size,
+                concurrent_parts=settings.concurrent_parts,
+                create=True,
+            )
+        except ObjectExists:
+            size, content_hash = builder.size, builder.content.value
+            return require_same(store, self.topic, object_id, size, content_hash)
+        require_size(store, meta, builder.size)
+        return meta
 
     def _remove_pending(self, opened: OpenObject) -> None:
         self.ports.store.delete_object(object_key(self.topic, opened.intent.object_id))
@@ -225,7 +246,7 @@ class RollingUploader(Uploader):
         """Gives up the open object. If part of it is in the store, a sweep removes it."""
         opened, self._open = self._open, None
         if opened is not None:
-            opened.builder.writer.abort()
+            opened.writer.abort()
 
     def _remember_progress(self) -> None:
         opened = self._open

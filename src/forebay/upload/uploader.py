@@ -23,6 +23,7 @@ from forebay.catalog.records import TopicRecord
 from forebay.errors import (
     CommitRefused,
     CorruptFrame,
+    CorruptLog,
     ForebayError,
     LogClosed,
     MissingData,
@@ -36,6 +37,7 @@ from forebay.format.names import TopicName
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.logs import event
 from forebay.upload import engine, metrics
+from forebay.upload.creation import set_aside
 from forebay.upload.engine import Uploaded, UploadPorts
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.checkpoints import CheckpointStore
@@ -241,7 +243,12 @@ class Uploader:
 
     def _upload_whole(self, planned: PlannedObject, done: list[ObjectDescriptor]) -> TopicRecord:
         task = engine.intend(self.catalog, self.topic, self.epoch, planned)
-        uploaded = engine.upload(self.ports, self.source, task, self._require_going)
+        try:
+            uploaded = engine.upload(self.ports, self.source, task, self._require_going)
+        except CorruptLog as error:
+            if not planned.holds(error):
+                set_aside(self.catalog, self.ports.store, self.topic, task.intent, error)
+            raise
         return self.commit(task.intent, uploaded, planned.end, done)
 
     def commit(

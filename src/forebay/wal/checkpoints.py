@@ -10,12 +10,13 @@ logged and renamed. Neither is an error, because recovery rebuilds it from the s
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
 from typing import Final, TypeVar
 
-from forebay.errors import CheckpointError, LogLocked
+from forebay.errors import CheckpointError, DiskError, LogLocked
 from forebay.files.disk import (
     AppendFile,
     Disk,
@@ -43,10 +44,15 @@ _Kind = TypeVar("_Kind", WalCheckpoint, UploaderCheckpoint)
 
 
 class CheckpointStore:
-    """The two checkpoints of one topic. Update each from one thread at a time."""
+    """The two checkpoints of one topic. Update each from one thread at a time.
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    `publisher` holds the lock on the directory. Nothing is written if another directory has taken
+    its place: a checkpoint of this log would damage the log there.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, publisher: Publisher) -> None:
         self._disk = disk
+        self._publisher = publisher
         self._wal_path = directory / CHECKPOINT_FILE
         self._uploader_path = directory / UPLOADER_CHECKPOINT_FILE
         self._wal = self._load(self._wal_path, WalCheckpoint)
@@ -60,11 +66,13 @@ class CheckpointStore:
 
     def update_wal(self, checkpoint: WalCheckpoint) -> None:
         """Returns once the checkpoint would survive a power loss."""
+        self._publisher.require_in_place()
         replace_file(self._disk, self._wal_path, encode_checkpoint(checkpoint))
         self._wal = checkpoint
 
     def update_uploader(self, checkpoint: UploaderCheckpoint) -> None:
         """Returns once the checkpoint would survive a power loss."""
+        self._publisher.require_in_place()
         replace_file(self._disk, self._uploader_path, encode_checkpoint(checkpoint))
         self._uploader = checkpoint
 
@@ -101,6 +109,7 @@ class Publisher:
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._pid = os.getpid()
+        self._directory = directory
         try:
             self._file: AppendFile = disk.open_locked(directory / PUBLISHED_FILE)
         except BlockingIOError as error:
@@ -120,8 +129,23 @@ class Publisher:
         self._file.truncate(0)
         self._file.sync()
 
+    def require_in_place(self) -> None:
+        """Raises DiskError if the directory is no longer where it was locked."""
+        if not self._file.in_place():
+            raise out_of_place(str(self._directory))
+
     def close(self) -> None:
         self._file.close()
+
+
+def out_of_place(what: str) -> DiskError:
+    """The error for a file or a directory that was taken away from under the open log."""
+    return DiskError(
+        errno.ESTALE,
+        f"{what} was removed, moved or replaced while the log was open, so nothing more is "
+        "written; put back what was moved, then open the log again; messages that only deleted "
+        "files held are lost, and a restart of the process without these files records the loss",
+    )
 
 
 def _who_holds(directory: Path, holder: Published | None) -> str:

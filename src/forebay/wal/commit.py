@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 
 from forebay.clock import Clock
 from forebay.errors import (
+    DiskError,
     ForebayError,
     LogClosed,
     LogStopped,
@@ -352,6 +353,8 @@ class GroupCommit:
                 self._ownership.admit(batches[-1].end_offset)
                 self._journal.commit(batches)
                 self._ownership.confirm()
+                # A reader in another process must not see what a fenced owner never acknowledges.
+                self._journal.publish()
             return self._committed(batches, self._clock.monotonic() - started)
         except BaseException as error:
             self._stop(error)
@@ -598,6 +601,8 @@ def _stopped(topic: str, error: BaseException, synced: int) -> ForebayError:
     unknown = f"messages from offset {synced} on may or may not be stored"
     if isinstance(error, TopicFenced | ServiceError):
         return TopicFenced(f"{topic}: this process may no longer append; {unknown}; {error}")
+    if isinstance(error, DiskError):
+        return LogStopped(f"{topic}: the log stopped: {error}; {unknown}", synced=synced)
     return LogStopped(
         f"{topic}: the log stopped after a disk error: {error!r}; {unknown}; "
         f"{remedy(error)}, then open the log again",

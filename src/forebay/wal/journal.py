@@ -33,7 +33,7 @@ from forebay.format.names import FAILED_FILE, SegmentNames
 from forebay.logs import event
 from forebay.settings import WalSettings
 from forebay.wal import metrics
-from forebay.wal.checkpoints import CheckpointStore, Publisher, read_published
+from forebay.wal.checkpoints import CheckpointStore, Publisher, out_of_place, read_published
 from forebay.wal.identity import Claim, resolve_identity
 from forebay.wal.memory import FrameBatch
 from forebay.wal.recovery import Recovered, Recovery, remove_segment
@@ -73,15 +73,16 @@ class Journal:
             self._written = self.segments.active.size
         try:
             self._checkpoint()
-            self._publish()
+            self.publish()
         except BaseException:
             self._close_file()
             raise
 
     def commit(self, batches: Sequence[FrameBatch]) -> None:
-        """Writes and syncs the batches, then publishes the position; `segments` then covers them.
+        """Writes and syncs the batches; `segments` then covers them. `publish` comes after it.
 
-        May rotate. Raises OSError; the batches may or may not be stored then.
+        May rotate. Raises OSError; the batches may or may not be stored then. It is a DiskError if
+        the active segment is no longer in its place: synced bytes that nobody can find are lost.
         """
         started = self._clock.monotonic()
         first, size = self.next_offset, 0
@@ -101,7 +102,6 @@ class Journal:
             self.next_offset = batch.end_offset
         self._write(pending)
         self._sync()
-        self._publish()
         metrics.committed(self.next_offset - first, size, self._clock.monotonic() - started)
 
     def rotate(self) -> None:
@@ -111,7 +111,7 @@ class Journal:
             return
         self._seal()
         self._checkpoint()
-        self._publish()
+        self.publish()
 
     def rotation_due_ms(self) -> int | None:
         """The wall-clock time when the active segment becomes too old; None if it never does."""
@@ -134,7 +134,7 @@ class Journal:
         After a crash in between, recovery finishes the removal.
         """
         self._checkpoint()
-        self._publish()
+        self.publish()
         for segment in dropped:
             remove_segment(self._disk, self._names, segment.path, segment.seq)
         self._disk.sync_dir(self._directory)
@@ -145,6 +145,7 @@ class Journal:
         Raises OSError if the mark cannot be written.
         """
         if self._sync_failed:
+            self._publisher.require_in_place()
             replace_file(self._disk, self._directory / FAILED_FILE, repr(error).encode())
 
     def close(self, *, clean: bool) -> None:
@@ -180,6 +181,8 @@ class Journal:
         except BaseException:
             self._sync_failed = True
             raise
+        if not self._file.in_place():
+            raise out_of_place(str(active.path))
         synced = Segment(
             active.seq,
             active.path,
@@ -193,6 +196,8 @@ class Journal:
         self.segments = SegmentSet(self.segments.sealed, synced)
 
     def _seal(self) -> None:
+        # What follows names files by their paths, and must not write into another directory.
+        self._publisher.require_in_place()
         self._sync()
         self._close_file()
         active = self.segments.active
@@ -248,7 +253,11 @@ class Journal:
             )
         )
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Publishes what `segments` covers, for readers in other processes.
+
+        Call it once the owner has confirmed that it may acknowledge these messages (rule R5).
+        """
         newest = self.segments.active or (
             self.segments.sealed[-1] if self.segments.sealed else None
         )
@@ -276,6 +285,8 @@ class VolatileJournal:
 
     def commit(self, batches: Sequence[FrameBatch]) -> None:
         self.next_offset = batches[-1].end_offset
+
+    def publish(self) -> None: ...
 
     def rotate(self) -> None: ...
 
@@ -329,7 +340,7 @@ def _lock_and_recover(
     disk.make_dirs(directory)
     publisher = Publisher(disk, directory)
     try:
-        checkpoints = CheckpointStore(disk, directory)
+        checkpoints = CheckpointStore(disk, directory, publisher)
         published = read_published(disk, directory)
         recovery = Recovery(
             disk, directory, names, clock, checkpoints.get_wal(), published, known_offset

@@ -1,8 +1,9 @@
 """One topic as the page shows it: its numbers, and which offsets are where (spans).
 
 A message can be in several tiers at once, so spans of different tiers overlap; those of one tier do
-not. An offset between the start and the end of a topic that no tier holds is in a gap, and a gap
-says whether the catalog knows of it (`lost`) or not (`missing`, which is damage).
+not. An offset between the start and the end of a topic that no tier holds is in a gap. A gap says
+whether the catalog knows of it (`lost`, `unknown` or `accepted`) or not (`missing`, which is
+damage).
 
 Beware: `bounded` joins only spans that are too narrow to be seen. Ask for a narrower window to see
 the parts.
@@ -11,6 +12,7 @@ the parts.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
@@ -22,13 +24,14 @@ from forebay.admin.context import ServerContext
 from forebay.admin.page.history import TopicTrace, bytes_after
 from forebay.admin.page.topic_states import TopicState
 from forebay.admin.records import Count, OffsetRange, Record, Seconds
-from forebay.catalog.records import TopicRecord
+from forebay.catalog.records import TopicRecord, ranges_within
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.topic.describe import kept_because
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Watermarks
 
 Tier: TypeAlias = Literal["memory", "segment", "object", "verified", "gap"]
+_RANGES_MAX = 100
 _LANES = 4
 """Memory, segments, objects (verified or not), gaps."""
 
@@ -76,6 +79,12 @@ class Sizes(Record, frozen=True):
         Count,
         Meta(description="Offsets, not messages: most offsets of a lost range were never used."),
     ] = 0
+    unknown_offsets: Annotated[
+        Count, Meta(description="Offsets that may never have been used.")
+    ] = 0
+    accepted_offsets: Annotated[
+        Count, Meta(description="Offsets that were lost or unknown. Readers jump over them.")
+    ] = 0
     missing_offsets: Count = 0
     lag_messages: Count = 0
 
@@ -107,6 +116,8 @@ class TopicRow(Record, frozen=True):
     verified: Count
     memory: OffsetRange | None
     lost: list[OffsetRange]
+    unknown: list[OffsetRange]
+    accepted: list[OffsetRange]
     lag: Lag
     rates: Rates
     trouble: str | None
@@ -166,7 +177,9 @@ def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPag
         uploaded=marks.uploaded,
         verified=marks.verified,
         memory=(state.memory.start, state.memory.stop) if state.memory else None,
-        lost=[(each.start, each.end) for each in spans if each.state == "lost"][:100],
+        lost=_gaps(spans, "lost")[:_RANGES_MAX],
+        unknown=_gaps(spans, "unknown")[:_RANGES_MAX],
+        accepted=_gaps(spans, "accepted")[:_RANGES_MAX],
         lag=Lag(
             max(marks.synced - marks.uploaded, 0),
             bytes_after(state.segments, marks.uploaded),
@@ -177,8 +190,11 @@ def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPag
         sizes=_sizes(state, spans),
         spans=bounded(spans, state.start, marks.appended, most),
     )
-    missing = [(each.start, each.end) for each in spans if each.state == "missing"]
-    return TopicPage(row, missing)
+    return TopicPage(row, _gaps(spans, "missing"))
+
+
+def _gaps(spans: Iterable[Span], state: str) -> list[tuple[int, int]]:
+    return [(each.start, each.end) for each in spans if each.tier == "gap" and each.state == state]
 
 
 def _lag_seconds(state: TopicState, trace: TopicTrace | None) -> float:
@@ -196,11 +212,12 @@ def _lag_seconds(state: TopicState, trace: TopicTrace | None) -> float:
 def _sizes(state: TopicState, spans: Sequence[Span]) -> Sizes:
     marks = state.marks
     gaps = [each for each in spans if each.tier == "gap"]
-    lost = sum(each.end - each.start for each in gaps if each.state == "lost")
-    missing = sum(each.end - each.start for each in gaps if each.state == "missing")
+    without = Counter[str]()
+    for each in gaps:
+        without[each.state] += each.end - each.start
     local = state.segments
     return Sizes(
-        messages=max(marks.appended - state.start - lost - missing, 0),
+        messages=max(marks.appended - state.start - without.total(), 0),
         memory_messages=len(state.memory),
         segments=len(local),
         segment_messages=sum(each.count for each in local),
@@ -213,8 +230,10 @@ def _sizes(state: TopicState, spans: Sequence[Span]) -> Sizes:
         ),
         verified_objects=sum(each.next_offset <= marks.verified for each in state.objects),
         gaps=len(gaps),
-        lost_offsets=lost,
-        missing_offsets=missing,
+        lost_offsets=without["lost"],
+        unknown_offsets=without["unknown"],
+        accepted_offsets=without["accepted"],
+        missing_offsets=without["missing"],
         lag_messages=max(marks.synced - marks.uploaded, 0),
     )
 
@@ -281,11 +300,12 @@ def object_spans(objects: Iterable[ObjectDescriptor], verified: int) -> list[Spa
 
 def gap_spans(start: int, end: int, held: Iterable[Span], record: TopicRecord | None) -> list[Span]:
     """Spans of the offsets between `start` and `end` that no tier has."""
-    lost = () if record is None else record.lost
+    record = record or TopicRecord()
+    kinds = (("lost", record.lost), ("unknown", record.unknown), ("accepted", record.accepted))
     found = [
-        Span(max(begin, start), min(stop, end), "gap", "lost")
-        for begin, stop in lost
-        if begin < end and stop > start
+        Span(*each, "gap", kind)
+        for kind, ranges in kinds
+        for each in ranges_within(ranges, start, end)
     ]
     at = start
     missing: list[Span] = []

@@ -49,7 +49,7 @@ from forebay.format.content import ContentHash
 from forebay.format.descriptor import Index, ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES
 from forebay.format.index import ObjectIndex
-from forebay.format.names import ObjectName, TopicName, object_key, parse_object, parse_topic
+from forebay.format.names import ObjectName, TopicName, parse_object, parse_topic
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.metrics import Counter
@@ -61,7 +61,8 @@ from forebay.read.object_stream import ObjectStream
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources, open_existing
-from forebay.upload.engine import Renewal, put_sidecar, require_size
+from forebay.upload.creation import NewObject, set_aside
+from forebay.upload.engine import Renewal, put_sidecar
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -323,7 +324,7 @@ def plan_groups(
     many objects as one transaction can swap, so thousands of objects take several rounds, each of
     which merges the objects of the one before. Objects that were not read back yet, that have half
     the target or more, or whose names do not give their range are left alone. No group includes a
-    lost range.
+    hole.
     """
     run = _Neighbours(bounds)
     for each in descriptors:
@@ -486,6 +487,8 @@ class _Compaction:
             self._refuse(group, object_id, error, made)
             return
         except ForebayError as error:
+            catalog, store = self.resources.catalog, self.resources.store
+            set_aside(catalog, store, group.topic, job.intent, error)
             self._fail(group, object_id, error, made)
             return
         OBJECTS.add(1, "swapped")
@@ -669,8 +672,8 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
     Raw frames are streamed, not decoded. Checks every checksum, that offsets are consecutive, and
     that each object begins, ends and is as long as its descriptor says. All bytes are hashed. The
     new object is read back in the same way, and must have the same count, first and last offset,
-    size, index and hash. Nothing is committed here. A repeated task writes the same bytes under the
-    same name.
+    size, index and hash. Nothing is committed here. A repeated task finds the same bytes under its
+    name.
 
     The new object gets the creation time of the newest one in it, so that remote retention by age
     does not keep it longer.
@@ -678,15 +681,11 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
     resources = executor_resources(settings)
     for each in job.group.objects:
         looks_same(resources.store, job.group.topic, each)
-    writer = resources.store.open_streaming_writer(
-        object_key(job.group.topic, job.intent.object_id),
-        chunk_bytes=settings.uploader.stream_chunk_size,
-        concurrent_parts=settings.uploader.concurrent_parts,
-    )
-    with writer:
-        before, index = _read(resources, job.group.topic, job.group.objects, writer.write)
-        meta = writer.close()
-    require_size(resources.store, meta, before.size)
+    with NewObject(
+        resources.store, job.group.topic, job.intent.object_id, settings.uploader
+    ) as made:
+        before, index = _read(resources, job.group.topic, job.group.objects, made.write)
+        meta = made.finish(before.content_hash)
     descriptor = ObjectDescriptor(
         job.intent.object_id,
         before.start_offset,

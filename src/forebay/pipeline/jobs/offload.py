@@ -50,6 +50,7 @@ from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView, TopicView
 from forebay.upload import engine, metrics
+from forebay.upload.creation import set_aside
 from forebay.upload.engine import Renewal, Uploaded, UploadTask
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.segment import LogPosition, Segment
@@ -536,10 +537,17 @@ class _Run:
                     raise done.error
                 self._commit(task, done.result)
             except ForebayError as error:
+                if not task.planned.holds(error):
+                    self._set_aside(task, error)
                 self._stopped(topic, error, task.planned)
                 return
         if topic in self._damage:
             self._fail(topic, self._damage.pop(topic))
+
+    def _set_aside(self, task: UploadTask, error: ForebayError) -> None:
+        resources = self._offload.store.resources()
+        assert resources is not None, "the topic has a catalog"
+        set_aside(resources.catalog, resources.store, task.topic, task.intent, error)
 
     def _settle_read_back(self, task: ReadBackTask, done: Done[Uploaded]) -> None:
         try:

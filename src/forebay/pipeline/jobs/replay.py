@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from forebay.catalog.job_state import ORIGIN_HERE, origin
-from forebay.errors import ForebayError, UsageError
+from forebay.catalog.records import TopicRecord, messages_between
+from forebay.errors import ForebayError, LostOffsets, UsageError
 from forebay.format.names import TopicName, parse_topic, staged_file
 from forebay.limits import MIB, TASK_BYTES
 from forebay.pipeline.execute import Executor, Progress, SparkExecutor
@@ -54,6 +55,7 @@ from forebay.pipeline.source.plan import (
     resolve_range,
 )
 from forebay.pipeline.source.scan import offset_at_time, open_view, read_split
+from forebay.read.holes import lost_error
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources
 from forebay.topic.view import TopicView
@@ -151,7 +153,7 @@ def replay(
     first message published at that time or later, and `end_time` stops before the first such
     message. Without an end, everything that is synced now is replayed. `again`, or another
     `sink_id`, starts a new replay, which appends everything again. `skip_lost` skips ranges that
-    are recorded as lost; without it they raise LostOffsets.
+    are recorded as lost or unknown; without it they raise LostOffsets. Accepted ones are skipped.
 
     Raises UsageError for arguments that contradict each other or do not fit the topic. If a batch
     fails, the run ends, the report has the error, and a second run continues at that batch.
@@ -253,7 +255,7 @@ class _Replay:
         """The rows of a dry run: one for messages that were replayed before, one for the rest."""
         self._require_all_of_the_begun(wanted, state)
         known, rest = _left(wanted, state)
-        rows = [_row(known, known=known.end - known.start)] if known.start < known.end else []
+        rows = [_row(known, known=self._messages(known))] if known.start < known.end else []
         pieces = self._pieces(rest)
         if pieces:
             size, count = (
@@ -274,7 +276,7 @@ class _Replay:
         self._require_all_of_the_begun(wanted, state)
         known, rest = _left(wanted, state)
         if known.start < known.end:
-            yield _row(known, known=known.end - known.start)
+            yield _row(known, known=self._messages(known))
         if rest.start >= rest.end:
             return
         begun = None if state is None or state.done else state.batch
@@ -360,15 +362,24 @@ class _Replay:
         if batch:
             yield OffsetRange(rest.topic, start, rest.end), batch
 
+    def _messages(self, known: OffsetRange) -> int:
+        """How many messages the range can have: offsets in holes have none."""
+        return messages_between(self._view.record or TopicRecord(), known.start, known.end)
+
     def _pieces(self, wanted: OffsetRange) -> list[Piece]:
         self._view.refresh()
-        return plan_topic(
-            self._view,
-            wanted.start,
-            wanted.end,
-            split_bytes=_PIECE_BYTES,
-            fail_on_data_loss=not self._skip_lost,
-        )
+        try:
+            return plan_topic(
+                self._view,
+                wanted.start,
+                wanted.end,
+                split_bytes=_PIECE_BYTES,
+                fail_on_data_loss=not self._skip_lost,
+            )
+        except LostOffsets as lost:
+            record, hole = self._view.record or TopicRecord(), (lost.start, lost.end)
+            skip = "skip it with --skip-lost"
+            raise lost_error(self._view.topic, record, hole, skip) from lost
 
     def _batch(
         self,

@@ -202,7 +202,7 @@ def _by_urgency(surveys: Sequence[Survey]) -> Iterator[Read]:
 def chain_flaws(record: TopicRecord, links: Sequence[Link]) -> list[Flaw]:
     """Gaps and overlaps of the chain, and contradictions with the record.
 
-    A range that is recorded as lost is not a gap. Read the record before the links: links that
+    A hole that the record has is not a gap. Read the record before the links: links that
     begin at its tail or later are ignored.
     """
     found: list[Flaw] = []
@@ -229,12 +229,12 @@ def chain_flaws(record: TopicRecord, links: Sequence[Link]) -> list[Flaw]:
 
 
 def _gaps(record: TopicRecord, start: int, end: int) -> Iterator[Flaw]:
-    """Yields a flaw for each part of `start..end` that is not recorded as lost."""
-    for lost_start, lost_end in (*record.lost, (max(start, end), max(start, end))):
-        stop = min(lost_start, end)
+    """Yields a flaw for each part of `start..end` that is in no recorded hole."""
+    for hole_start, hole_end in (*record.holes, (max(start, end), max(start, end))):
+        stop = min(hole_start, end)
         if start < stop:
             detail = (
                 f"no object holds offsets {start} to {stop - 1}, which are not recorded as lost"
             )
             yield Flaw("gap", start, stop - start, detail)
-        start = max(start, lost_end)
+        start = max(start, hole_end)

@@ -1,8 +1,9 @@
 """Plans a scan: which objects and segments hold a range of offsets, cut into pieces and splits.
 
 Messages in committed objects are read from the objects. Only the rest is read from segments, up to
-the synced end of the view. A range that neither holds raises MissingData. A range that the catalog
-records as lost raises LostOffsets, or is skipped if the caller says so.
+the synced end of the view. A range that neither holds raises MissingData. Offsets that the catalog
+records as lost or unknown raise LostOffsets, or are skipped if the caller says so. Accepted ranges
+are skipped always. However wide a range without messages is, it takes one step.
 
 A `Piece` is a range of offsets, with the object or the segment that held it when it was planned. A
 `Split` is the pieces of one task. Both can be pickled and are small: a piece carries only the index
@@ -24,13 +25,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.records import TopicRecord
-from forebay.errors import LostOffsets, MissingData, OffsetOutOfRange
+from forebay.catalog.records import TopicRecord, skip_holes
+from forebay.errors import MissingData, OffsetOutOfRange
 from forebay.format.descriptor import Index, ObjectDescriptor, decode_descriptor, decode_outline
 from forebay.format.names import TopicName
 from forebay.limits import MIB, SEGMENT_INDEX_BYTES
 from forebay.logs import event
 from forebay.pipeline.execute import pack
+from forebay.read.holes import lost_error, report_jump
 from forebay.read.plan import object_range
 from forebay.topic.view import TopicView
 from forebay.wal.segment import Segment
@@ -300,6 +302,14 @@ def resolve_range(
     return OffsetRange(view.topic, found[0], max(found))
 
 
+def after_skipped(record: TopicRecord, offset: int, *, fail_on_data_loss: bool) -> int:
+    """The offset, or the end of the range around it that a plan skips without an error."""
+    if not fail_on_data_loss:
+        return skip_holes(record, offset)
+    hole = record.accepted_range(offset)
+    return offset if hole is None else hole[1]
+
+
 def plan_topic(
     view: TopicView,
     start: int,
@@ -311,9 +321,9 @@ def plan_topic(
 ) -> list[Piece]:
     """The pieces that hold exactly `start..end`, in order, none much larger than `split_bytes`.
 
-    The range must lie inside the view. LostOffsets if it crosses a lost range; without
-    `fail_on_data_loss` the lost range is skipped. MissingData if other offsets are missing.
-    FileNotFoundError if a segment is deleted meanwhile: plan again.
+    The range must lie inside the view. Accepted ranges are skipped. LostOffsets if it crosses a
+    range that is lost or unknown; without `fail_on_data_loss` that is skipped, too. MissingData if
+    other offsets are missing. FileNotFoundError if a segment is deleted meanwhile: plan again.
     """
     return _Walk(view, start, end, split_bytes, fail_on_data_loss, places).run()
 
@@ -366,6 +376,8 @@ class _Walk:
 
     def run(self) -> list[Piece]:
         while self.at < self.end:
+            if self._jump():
+                continue
             before = self.at
             self._take_objects()
             self._take_segments()
@@ -406,10 +418,21 @@ class _Walk:
         self._record = catalog.record(self._topic)
         return self._record is not None and (known is None or self._record.tail > known.tail)
 
+    def _jump(self) -> bool:
+        """Moves `at` to the end of the accepted range that contains it; whether there is one."""
+        hole = None if self._record is None else self._record.accepted_range(self.at)
+        if hole is None:
+            return False
+        report_jump(self._topic, self.at, hole[1])
+        self.at = min(hole[1], self.end)
+        return True
+
     def _step_over_hole(self) -> None:
         """Moves `at` to the end of a lost or deleted range, or raises."""
+        if self._jump():  # it was accepted after the view was made
+            return
         record = self._record or TopicRecord()
-        hole = record.lost_range(self.at)
+        lost = hole = record.lost_range(self.at)
         if hole is None and self.at < record.start_offset:
             hole = (self.at, record.start_offset)  # retention has deleted it meanwhile
         if hole is None:
@@ -418,13 +441,16 @@ class _Walk:
                 f"The objects go from {record.start_offset} to {record.tail}, the topic to "
                 f"{self._view.end_offset}"
             )
+        if self._fail and lost is not None:
+            raise lost_error(
+                self._topic, record, lost, "skip it with the option failOnDataLoss=false"
+            )
         if self._fail:
-            raise LostOffsets(
-                f"{self._topic}: offsets {hole[0]} to {hole[1] - 1} are gone: lost with the log of "
-                "an earlier owner, or deleted by retention; start at offset "
-                f"{hole[1]}, or skip them with failOnDataLoss=false",
-                start=hole[0],
-                end=hole[1],
+            raise OffsetOutOfRange(
+                f"{self._topic}: retention has deleted offsets {hole[0]} to {hole[1] - 1}; the "
+                "option failOnDataLoss=false skips what was deleted",
+                start=hole[1],
+                end=self._view.end_offset,
             )
         event(
             _log,

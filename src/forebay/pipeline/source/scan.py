@@ -23,6 +23,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
+from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptFrame, ForebayError, MissingData, UsageError
 from forebay.files.disk import ReadFile
 from forebay.format.descriptor import ObjectDescriptor
@@ -37,6 +38,7 @@ from forebay.pipeline.source.plan import (
     OffsetRange,
     Piece,
     Split,
+    after_skipped,
     joined,
     plan_topic,
     recut,
@@ -237,7 +239,7 @@ class PlannedSource:
         self._given = found[-1].next_offset if found else self._given
         return found
 
-    def missing(self, offset: int) -> ForebayError:
+    def missing(self, offset: int) -> ForebayError | None:
         return self._catalog.missing(offset)
 
 
@@ -419,7 +421,10 @@ def open_view(settings: StoreSettings) -> StoreView:
 
 
 def range_of(resources: StoreResources, view: TopicView, options: ScanOptions) -> OffsetRange:
-    """The offsets of the topic that the options select; OffsetOutOfRange as `resolve_range`."""
+    """The offsets of the topic that the options select; OffsetOutOfRange as `resolve_range`.
+
+    A range that begins inside offsets without messages, which are skipped, begins after them.
+    """
     start, end = options.starting.of(view.topic), options.ending.of(view.topic)
     assert start is not None, "named partitions were checked"
     assert end is not None
@@ -427,7 +432,10 @@ def range_of(resources: StoreResources, view: TopicView, options: ScanOptions) -
         start = offset_at_time(resources, view, options.starting_time)
     if options.ending_time is not None:
         end = offset_at_time(resources, view, options.ending_time)
-    return resolve_range(view, start, end, fail_on_data_loss=options.fail_on_data_loss)
+    fail = options.fail_on_data_loss
+    found = resolve_range(view, start, end, fail_on_data_loss=fail)
+    first = after_skipped(view.record or TopicRecord(), found.start, fail_on_data_loss=fail)
+    return replace(found, start=first, end=max(first, found.end))
 
 
 def _plan_view(view: TopicView, options: ScanOptions) -> list[Piece]:

@@ -5,7 +5,8 @@ another one in every task, which only reads. The planning one holds `StreamTopic
 topics that stay open from trigger to trigger and are refreshed, and no bytes of messages. Decisions
 are in `stream_offsets`.
 
-Beware: with failOnDataLoss=false a stream skips lost messages, and reports them only in its log.
+Beware: with failOnDataLoss=false a stream skips lost messages, and reports them only in its log. So
+it does with ranges whose loss an operator accepted, whatever the option says.
 """
 
 from __future__ import annotations
@@ -25,12 +26,21 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from forebay.catalog.records import TopicRecord
 from forebay.errors import OffsetOutOfRange, UsageError
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import MIB
 from forebay.logs import event
 from forebay.pipeline.source.options import ScanOptions
-from forebay.pipeline.source.plan import KnownPlaces, Piece, Split, plan_topic, recut, splits
+from forebay.pipeline.source.plan import (
+    KnownPlaces,
+    Piece,
+    Split,
+    after_skipped,
+    plan_topic,
+    recut,
+    splits,
+)
 from forebay.pipeline.source.scan import open_view, range_of, read_split
 from forebay.pipeline.source.stream_offsets import (
     Loss,
@@ -82,7 +92,9 @@ class _Topic:
 
     @property
     def ends(self) -> TopicEnds:
-        return TopicEnds(self.view.start_offset, max(self.view.end_offset, self.view.start_offset))
+        view = self.view
+        end = max(view.end_offset, view.start_offset)
+        return TopicEnds(view.start_offset, end, view.record or TopicRecord())
 
 
 class StreamTopics:
@@ -223,7 +235,9 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {topic: ends.end for topic, ends in self._topics.look().items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        seen = outlook(decode_positions(start), self._until_target(self._topics.look()))
+        now = self._until_target(self._topics.look())
+        fail = self._options.fail_on_data_loss
+        seen = outlook(decode_positions(start), now, fail_on_data_loss=fail)
         self._report(seen.losses)
         end = self._admit(seen.start, seen.end, limit)
         return encode_positions({**end, **seen.new})
@@ -233,7 +247,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if target is None:
             return now
         return {
-            topic: TopicEnds(ends.start, max(min(ends.end, target[topic]), ends.start))
+            topic: replace(ends, end=max(min(ends.end, target[topic]), ends.start))
             for topic, ends in now.items()
             if topic in target
         }
@@ -247,10 +261,13 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         size = (
             limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_per_trigger
         )
+        holes = {topic: ends.record for topic, ends in self._topics.ends().items()}
+        fail = self._options.fail_on_data_loss
         if messages is not None:
-            end = limit_messages(start, end, messages)
+            end = limit_messages(start, end, messages, holes, fail_on_data_loss=fail)
         if size is not None:
-            end = limit_bytes(start, end, size, self._topics.sizes())
+            sizes = self._topics.sizes()
+            end = limit_bytes(start, end, size, sizes, holes, fail_on_data_loss=fail)
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -267,7 +284,7 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self._topics.ends()
         if any(topic not in now or now[topic].end < stop for topic, (_, stop) in wanted.items()):
             now = self._topics.look()  # a batch that an earlier run of the query planned
-        self._report(_lost(wanted, now))
+        self._report(_lost(wanted, now, fail_on_data_loss=self._options.fail_on_data_loss))
         there = {
             topic: (max(first, now[topic].start), min(stop, now[topic].end))
             for topic, (first, stop) in wanted.items()
@@ -308,12 +325,17 @@ class ForebayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _lost(
-    wanted: Mapping[TopicName, tuple[int, int]], now: Mapping[TopicName, TopicEnds]
+    wanted: Mapping[TopicName, tuple[int, int]],
+    now: Mapping[TopicName, TopicEnds],
+    *,
+    fail_on_data_loss: bool,
 ) -> list[Loss]:
     """The offsets of a planned batch that do not exist any more."""
     found = []
-    for topic, (first, stop) in wanted.items():
+    for topic, (start, stop) in wanted.items():
         ends = now.get(topic)
+        record = TopicRecord() if ends is None else ends.record
+        first = after_skipped(record, start, fail_on_data_loss=fail_on_data_loss)
         if ends is None or first < ends.start:
             found.append(Loss(topic, first, ends))
         elif stop > ends.end:

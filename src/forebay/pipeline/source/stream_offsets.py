@@ -9,22 +9,29 @@ The name of a topic includes its partition, so `orders` and `orders-part-0` are 
 position does not say which file or object holds an offset, because that may change before a batch
 is run again. Only `TopicSizes` does I/O: it reads descriptors and index files to estimate the size
 of messages.
+
+Offsets without messages (holes) count nowhere: not for the limits of a batch, and not for the lag.
+A batch that reaches a hole which it may skip ends after it, however wide the hole is.
 """
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from forebay.catalog.records import TopicRecord, messages_between, offset_after
+from forebay.config import settings_from
 from forebay.errors import InvalidTopicName, UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, parse_topic
 from forebay.limits import OFFSET_MAX
-from forebay.pipeline.source.plan import KnownPlaces
-from forebay.topic.view import TopicView
+from forebay.pipeline.source.plan import KnownPlaces, after_skipped
+from forebay.settings import StoreSettings
+from forebay.topic.view import StoreView, TopicView
 from forebay.wal.segment import Segment
 
 Positions: TypeAlias = dict[TopicName, int]
@@ -115,11 +122,42 @@ def turn_of(positions: Mapping[TopicName, int]) -> int:
     return sum(positions.values())
 
 
-def limit_messages(start: Positions, end: Positions, limit: int) -> Positions:
-    """The end of a batch of at most `limit` messages between `start` and `end`."""
-    wanted = {topic: end[topic] - offset for topic, offset in start.items()}
+Holes: TypeAlias = Mapping[TopicName, TopicRecord]
+"""For each topic, the record, which has its holes. A topic that is not in it has none."""
+_WHOLE: Final = TopicRecord()
+
+
+def limit_messages(
+    start: Positions,
+    end: Positions,
+    limit: int,
+    holes: Holes | None = None,
+    *,
+    fail_on_data_loss: bool = True,
+) -> Positions:
+    """The end of a batch of at most `limit` messages between `start` and `end`.
+
+    `fail_on_data_loss` says which holes the batch may skip; see `after_skipped`.
+    """
+    records = {topic: (holes or {}).get(topic, _WHOLE) for topic in start}
+    wanted = {
+        topic: messages_between(records[topic], offset, end[topic])
+        for topic, offset in start.items()
+    }
     given = share(wanted, limit, turn=turn_of(start))
-    return {topic: offset + given.get(topic, 0) for topic, offset in start.items()}
+    found: Positions = {}
+    for topic, offset in start.items():
+        count = given.get(topic, 0)
+        if count == wanted[topic]:  # if it is 0, nothing or only a hole is left
+            found[topic] = end[topic]
+        else:
+            reached = offset_after(records[topic], offset, count)
+            found[topic] = _after_hole(records[topic], reached, end[topic], fail_on_data_loss)
+    return found
+
+
+def _after_hole(record: TopicRecord, offset: int, end: int, fail_on_data_loss: bool) -> int:
+    return min(after_skipped(record, offset, fail_on_data_loss=fail_on_data_loss), end)
 
 
 class Sizes(Protocol):
@@ -133,24 +171,36 @@ class Sizes(Protocol):
 
 
 def limit_bytes(
-    start: Positions, end: Positions, limit: int, sizes: Mapping[TopicName, Sizes]
+    start: Positions,
+    end: Positions,
+    limit: int,
+    sizes: Mapping[TopicName, Sizes],
+    holes: Holes | None = None,
+    *,
+    fail_on_data_loss: bool = True,
 ) -> Positions:
     """The end of a batch of about `limit` bytes at most, and at least one message."""
-    one = {
-        topic: sizes[topic].message_bytes(offset, end[topic])
+    records = {topic: (holes or {}).get(topic, _WHOLE) for topic in start}
+    counts = {
+        topic: messages_between(records[topic], offset, end[topic])
         for topic, offset in start.items()
-        if offset < end[topic]
     }
-    wanted = {topic: size * (end[topic] - start[topic]) for topic, size in one.items()}
+    one = {
+        topic: sizes[topic].message_bytes(start[topic], end[topic])
+        for topic, count in counts.items()
+        if count
+    }
+    wanted = {topic: size * counts[topic] for topic, size in one.items()}
     given = share(wanted, limit, least=one, turn=turn_of(start))
-    found = dict(start)
-    for topic, amount in given.items():
-        reached = sizes[topic].reach(start[topic], end[topic], amount)
-        found[topic] = min(max(reached, start[topic] + 1), end[topic])
+    found = {topic: offset if counts[topic] else end[topic] for topic, offset in start.items()}
     if one and not given:  # every message is larger than the limit
         waiting = sorted(one)
-        topic = waiting[turn_of(start) % len(waiting)]
-        found[topic] = start[topic] + 1
+        given = {waiting[turn_of(start) % len(waiting)]: 0}
+    for topic, amount in given.items():
+        record, first = records[topic], start[topic]
+        reached = sizes[topic].reach(first, end[topic], amount)
+        reached = max(reached, offset_after(record, first, 1))
+        found[topic] = _after_hole(record, reached, end[topic], fail_on_data_loss)
     return found
 
 
@@ -163,6 +213,8 @@ class TopicEnds:
 
     start: int
     end: int
+    record: TopicRecord = _WHOLE
+    """Has the holes between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,23 +253,24 @@ class Outlook:
     """Topics that are new to the stream, with their oldest offsets."""
     losses: tuple[Loss, ...]
 
-    @property
-    def messages(self) -> int:
-        return sum(self.end[topic] - offset for topic, offset in self.start.items())
 
-
-def outlook(position: Positions, now: Mapping[TopicName, TopicEnds]) -> Outlook:
+def outlook(
+    position: Positions, now: Mapping[TopicName, TopicEnds], *, fail_on_data_loss: bool = True
+) -> Outlook:
     """Returns what a stream at `position` can read. `now` has the current ends of the topics.
 
     A topic that ends before the stream's position is a loss, and the stream waits at its position.
     The first batch that includes a new topic reads no messages from it. This puts the topic's
-    oldest offset into the checkpoint, so a batch that is run again reads the same messages.
+    oldest offset into the checkpoint, so a batch that is run again reads the same messages. It is
+    no loss if retention has deleted only offsets without messages, which the stream skips.
     """
     start: Positions = {}
     end: Positions = {}
     losses = []
     for topic, offset in position.items():
         found = now.get(topic)
+        if found is not None and offset <= found.end:
+            offset = _after_hole(found.record, offset, found.end, fail_on_data_loss)  # noqa: PLW2901
         if found is None or offset < found.start or offset > found.end:
             losses.append(Loss(topic, offset, found))
         if found is not None:
@@ -242,12 +295,31 @@ def ranges(start: Positions, end: Positions) -> dict[TopicName, tuple[int, int]]
 # ---- lag
 
 
-def stream_lag(progress: Mapping[str, Any]) -> dict[str, int]:
+def stream_lag(
+    progress: Mapping[str, Any], source: str | Path | StoreSettings | None = None
+) -> dict[str, int]:
     """How many messages of each topic the query has not read yet.
 
     `progress` is `query.lastProgress`, or the progress that a StreamingQueryListener receives. The
-    result covers all Forebay sources of the query. Other sources are ignored.
+    result covers all Forebay sources of the query. Other sources are ignored. With the store as
+    `source` (its directory, configuration file or settings), offsets without messages do not count.
+    Without it, they do: the progress has only offsets.
     """
+    if source is None:
+        return _lag(progress, lambda _: _WHOLE)
+    with StoreView(settings_from(source)) as store:
+        return _lag(progress, lambda topic: _record(store, topic))
+
+
+def _record(store: StoreView, topic: TopicName) -> TopicRecord:
+    resources = store.resources()
+    found = None if resources is None else resources.catalog.record(topic)
+    return found or _WHOLE
+
+
+def _lag(
+    progress: Mapping[str, Any], record_of: Callable[[TopicName], TopicRecord]
+) -> dict[str, int]:
     found: dict[str, int] = {}
     for source in progress["sources"]:
         # Spark gives all sources that are written in Python the same name.
@@ -258,7 +330,7 @@ def stream_lag(progress: Mapping[str, Any]) -> dict[str, int]:
         except UsageError:  # a source of another format
             continue
         for topic, offset in newest.items():
-            found[str(topic)] = max(offset - done.get(topic, 0), 0)
+            found[str(topic)] = messages_between(record_of(topic), done.get(topic, 0), offset)
     return found
 
 

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from forebay.catalog.records import TopicRecord
 from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceUnavailable, UsageError
 from forebay.pipeline.jobs.export.job import export, open_target, table_location
 from forebay.pipeline.jobs.export.json_columns import (
@@ -100,17 +101,17 @@ def test_nothing_is_planned_beyond_the_end_that_was_asked_for() -> None:
 
 
 def test_offsets_that_are_gone_stop_an_export_unless_gaps_are_allowed() -> None:
-    offsets = TopicOffsets("t", 20, 100, lost=((50, 60),))
+    offsets = TopicOffsets("t", 20, 100, TopicRecord(lost=((50, 60),)))
     with pytest.raises(OffsetOutOfRange, match=r"offset 10 next.* is 20.*--allow-gaps"):
         batches(offsets, 10)
-    with pytest.raises(LostOffsets, match=r"50 to 59 are lost.*--allow-gaps"):
+    with pytest.raises(LostOffsets, match=r"50 to 59 .* lost.*accept-loss t.*--allow-gaps"):
         batches(offsets, 20)
     assert batches(offsets, 10, allow_gaps=True) == [Batch(10, 20, 50), Batch(50, 60, 100)]
     assert batches(offsets, 55, allow_gaps=True) == [Batch(55, 60, 100)]
 
 
 def test_only_offsets_that_are_gone_may_be_stepped_over() -> None:
-    offsets = TopicOffsets("t", 20, 100, lost=((20, 25), (50, 60)))
+    offsets = TopicOffsets("t", 20, 100, TopicRecord(lost=((20, 25), (50, 60))))
     assert only_gone(offsets, 30, 30)
     assert only_gone(offsets, 10, 25)
     assert only_gone(offsets, 0, 15)

@@ -7,6 +7,7 @@ import { describe } from "./spanwords.js";
 import { count, make, plural, say } from "./words.js";
 
 const LANES = { memory: 0, segment: 1, object: 2, verified: 2 };
+const GAP_LABELS = { lost: "lost", unknown: "unknown", accepted: "accepted" };
 const NORMAL = [10, 12, 14];
 const TALL = [20, 22, 24];
 const LANE_GAP = 2;
@@ -60,6 +61,8 @@ export class Bar {
       `${plural(sizes.objects, "object")}, ${count(sizes.verified_objects)} verified`,
     ];
     if (sizes.lost_offsets) parts.push(plural(sizes.lost_offsets, "offset") + " recorded as lost");
+    if (sizes.unknown_offsets) parts.push(plural(sizes.unknown_offsets, "offset") + " that may never have been used");
+    if (sizes.accepted_offsets) parts.push(plural(sizes.accepted_offsets, "offset") + " without messages, accepted");
     if (sizes.missing_offsets) parts.push(plural(sizes.missing_offsets, "offset") + " in no tier");
     if (this.view) parts.push(`zoomed to ${count(this.view.from)} to ${count(this.view.to)}`);
     return `${this.name}: ${parts.join("; ")}`;
@@ -221,7 +224,7 @@ export class Bar {
         if (border - left > 3) box(this.context, left, top, border - left, high, "copied");
       }
       if (this.chosen && this.isChosen(span)) this.ring(left, top, right - left - room, high);
-      if (lane === undefined) this.write(span.state === "lost" ? "lost" : "gap", left, right, lanes / 2, style.ink, true);
+      if (lane === undefined) this.write(GAP_LABELS[span.state] || "gap", left, right, lanes / 2, style.ink, true);
       else if (this.view && high > 18) this.write(this.label(span), left, right, top + high / 2, style.ink, span.tier === "object");
     }
   }

@@ -11,12 +11,14 @@ export function uploadsWhen(server) {
   return waits;
 }
 
+const GAP_TITLES = { lost: "Recorded as lost", unknown: "May never have been used", accepted: "Without messages, accepted", missing: "Missing" };
+
 export function title(span) {
   const many = span.merged || 1;
   switch (span.tier) {
     case "memory": return span.state === "not synced" ? "In memory, not synced yet" : "In memory";
     case "segment": return many > 1 ? plural(many, "segment") + " from " + span.name + " on" : "Segment " + span.name;
-    case "gap": return (span.state === "lost" ? "Recorded as lost" : span.state === "missing" ? "Missing" : "Gaps") + (many > 1 ? ": " + plural(many, "range") : "");
+    case "gap": return (GAP_TITLES[span.state] || "Gaps") + (many > 1 ? ": " + plural(many, "range") : "");
     default: return many > 1 ? plural(many, "object") + " from " + span.name + " on" : "Object " + span.name;
   }
 }
@@ -39,9 +41,11 @@ const STATES = {
     "verified": "committed, read back and compared",
   },
   gap: {
-    "lost": "may have been handed out before a crash or a lost disk; messages that were there are gone, and readers are told",
+    "lost": "may have been handed out before a crash or a lost disk; messages that were there are gone, and readers are told: forebay accept-loss lets them jump over it",
+    "unknown": "it is not known whether they were ever handed out; messages that were there are gone, and readers are told: forebay accept-loss lets them jump over it",
+    "accepted": "there are no messages, and that was accepted: readers jump over it",
     "missing": "no tier holds these offsets: run forebay verify",
-    "mixed": "some may have been handed out and are recorded as lost, others are in no tier: run forebay verify",
+    "mixed": "ranges without messages, of several kinds: zoom in to tell them apart",
   },
 };
 

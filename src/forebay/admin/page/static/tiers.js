@@ -20,6 +20,8 @@ function tierCards(found) {
 function gapText(sum) {
   return [
     sum.lost_offsets ? `${plural(sum.lost_offsets, "offset")} that may have been handed out; messages that were there are gone` : "",
+    sum.unknown_offsets ? `${plural(sum.unknown_offsets, "offset")} that may never have been used` : "",
+    sum.accepted_offsets ? `${plural(sum.accepted_offsets, "offset")} accepted, which readers jump over` : "",
     sum.missing_offsets ? `${plural(sum.missing_offsets, "offset")} in no tier` : "",
   ].filter(Boolean).join("; ");
 }

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
+from forebay.catalog.records import TopicRecord, messages_between
 from forebay.errors import CommitRefused, CorruptLog, ForebayError, MissingData, UsageError
 from forebay.format.names import parse_topic
 from forebay.limits import GIB
@@ -302,8 +303,8 @@ class ExportRun:
     def plan(self, main: TableState, side: TableState) -> Task | None:
         self._view.refresh()
         view = self._view
-        lost = () if view.record is None else view.record.lost
-        offsets = TopicOffsets(self._topic, view.start_offset, view.end_offset, lost)
+        record = view.record or TopicRecord()
+        offsets = TopicOffsets(self._topic, view.start_offset, view.end_offset, record)
         after = main.next
         if after is None:
             after = offsets.start if self._start is None else self._start
@@ -412,7 +413,10 @@ class ExportRun:
                 break
             stuck = 0
             if progress is not None:
-                progress(task.batch.end - first, max(self._stop, task.batch.end) - first)
+                record = self._view.record or TopicRecord()
+                end = task.batch.end
+                total = messages_between(record, first, max(self._stop, end))
+                progress(messages_between(record, first, end), total)
         self._sweep()
 
     def _export(self, task: Task) -> ExportRow:

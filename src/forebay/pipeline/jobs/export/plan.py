@@ -5,18 +5,20 @@ Bytes are the size of the stored frames. They are estimated without an index: al
 object or a segment are assumed to have the same size.
 
 Beware: `after` is where the table ends, `start` is where the batch starts. They differ only if the
-offsets between them do not exist any more, and `allow_gaps` is set.
+offsets between them do not exist, and either that was accepted or `allow_gaps` is set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from forebay.errors import (
-    LostOffsets,
-    OffsetOutOfRange,
-)
+from forebay.catalog.records import TopicRecord, skip_holes
+from forebay.errors import OffsetOutOfRange
+from forebay.read.holes import lost_error
+
+_WHOLE: Final = TopicRecord()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class TopicOffsets:
     """The oldest offset that can be read."""
     end: int
     """One more than the last synced offset."""
-    lost: tuple[tuple[int, int], ...] = ()
-    """Ranges that are recorded as lost."""
+    record: TopicRecord = _WHOLE
+    """Has the ranges without messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,14 @@ class Batch:
 
 
 def next_start(offsets: TopicOffsets, after: int, *, allow_gaps: bool) -> int:
-    """Returns the offset to read from: `after`, or with `allow_gaps` the next one that exists.
+    """Returns the offset to read from: `after`, or after an accepted range that contains it.
 
-    Without `allow_gaps`, raises OffsetOutOfRange if retention has deleted `after`, and LostOffsets
-    if it is lost.
+    Raises OffsetOutOfRange if retention has deleted that offset, and LostOffsets if it is lost or
+    unknown. With `allow_gaps`, returns the next offset that exists instead.
     """
-    start = after
+    record = offsets.record
+    accepted = record.accepted_range(after)
+    start = after if accepted is None else accepted[1]
     if start < offsets.start:
         if not allow_gaps:
             raise OffsetOutOfRange(
@@ -79,25 +83,18 @@ def next_start(offsets: TopicOffsets, after: int, *, allow_gaps: bool) -> int:
                 end=offsets.end,
             )
         start = offsets.start
-    for first, end in offsets.lost:
-        if first <= start < end:
-            if not allow_gaps:
-                raise LostOffsets(
-                    f"{offsets.topic}: offsets {start} to {end - 1} are lost. To skip them, allow "
-                    "gaps (--allow-gaps)",
-                    start=start,
-                    end=end,
-                )
-            start = end
+    if allow_gaps:
+        return skip_holes(record, start)
+    lost = record.lost_range(start)
+    if lost is not None:
+        skip = "skip it: allow gaps (--allow-gaps)"
+        raise lost_error(offsets.topic, record, lost, skip)
     return start
 
 
 def only_gone(offsets: TopicOffsets, first: int, end: int) -> bool:
-    """Whether every offset of `first..end` is deleted or lost. True for an empty range."""
-    at = max(first, min(offsets.start, end))
-    for lost, after in sorted(offsets.lost):
-        if lost <= at < after:
-            at = after
+    """Whether every offset of `first..end` is deleted or in a hole. True for an empty range."""
+    at = skip_holes(offsets.record, max(first, min(offsets.start, end)))
     return first <= end <= at
 
 
@@ -112,7 +109,7 @@ def next_batch(
 ) -> Batch | None:
     """Returns the next batch, or None if the table has everything up to `end`.
 
-    `sizes` must be in the order of offsets. A batch ends where a lost range begins. Raises the
+    `sizes` must be in the order of offsets. A batch ends where a hole begins. Raises the
     errors of `next_start`.
     """
     stop = offsets.end if end is None else min(end, offsets.end)
@@ -121,7 +118,7 @@ def next_batch(
     start = next_start(offsets, after, allow_gaps=allow_gaps)
     if start >= stop:
         return None
-    stop = min([stop, *(first for first, _ in offsets.lost if first > start)])
+    stop = min([stop, *(first for first, _ in offsets.record.holes if first > start)])
     stop = min(stop, start + bounds.rows)
     return Batch(after, start, _within(start, stop, sizes, bounds.size))
 

@@ -1,0 +1,191 @@
+"""The rows of a topic's chain: its descriptors, a row for each end offset, and the totals.
+
+A descriptor's key has the offset at which its object begins, and a lookup wants the object that
+holds an offset. So each object has an *end row* too, whose key has its last offset. The first end
+row at or after an offset is that of the object that holds it: one request that reads one entry.
+The totals count objects and bytes, so that nobody has to read the chain to count it.
+
+All of these are written in the transaction that changes the chain, which compares the topic's
+record. The layout: `docs/formats/catalog.md`.
+
+Beware: catalogs of earlier releases, and those of Danube, have neither end rows nor totals.
+`Chain.index` adds them, a batch at a time. Until then a lookup finds no end row, or one of a later
+object, and must search (`Catalog.get_object_descriptors_range`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final, TypeAlias
+
+from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove
+from forebay.catalog.records import decode_json
+from forebay.errors import DescriptorError
+from forebay.format.descriptor import (
+    ObjectDescriptor,
+    decode_outline,
+    encode_descriptor,
+    sampled,
+)
+from forebay.format.names import CatalogKeys, TopicName
+from forebay.limits import CATALOG_OPERATIONS_MAX, DESCRIPTOR_INDEX_ENTRIES, OFFSET_MAX
+
+INDEXED_BATCH: Final = 64
+"""Objects that one transaction of `Chain.index` adds rows for."""
+
+assert INDEXED_BATCH + 2 <= CATALOG_OPERATIONS_MAX
+
+Write: TypeAlias = Put | Remove
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How many objects a topic has, and their bytes."""
+
+    objects: int = 0
+    bytes: int = 0
+    next: int | None = None
+    """Only objects that begin before this offset are counted; None: all of them are."""
+
+    def counts(self, descriptor: ObjectDescriptor) -> bool:
+        return self.next is None or descriptor.start_offset < self.next
+
+
+_NOTHING_COUNTED: Final = Totals(next=0)
+
+
+def encode_totals(totals: Totals) -> bytes:
+    return json.dumps(asdict(totals), separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_totals(data: bytes, what: str) -> Totals:
+    """Decodes what `encode_totals` returned. `what` names it in the DescriptorError."""
+    match decode_json(data, what):
+        case {"objects": int() as objects, "bytes": int() as size, "next": int() | None as after}:
+            return Totals(objects, size, after)
+    raise DescriptorError(f"{what} does not hold the totals of a topic")
+
+
+def stored(descriptor: ObjectDescriptor) -> ObjectDescriptor:
+    """Returns the descriptor as the catalog keeps it, with few entries of its index."""
+    return sampled(descriptor, DESCRIPTOR_INDEX_ENTRIES)
+
+
+def pointer(start: int) -> bytes:
+    """The value of an end row and of the key `cur`: the offset at which the object begins."""
+    return b'{"start":"%020d"}' % start
+
+
+class Chain:
+    """The chain of one topic, as rows of the catalog."""
+
+    def __init__(self, kv: Kv, keys: CatalogKeys, topic: TopicName) -> None:
+        self._kv = kv
+        self._keys = keys
+        self._topic = topic
+
+    def changed(
+        self,
+        added: Sequence[ObjectDescriptor],
+        removed: Sequence[ObjectDescriptor] = (),
+        *,
+        ends_max: int | None = None,
+    ) -> list[Write]:
+        """Returns the writes that add and remove objects.
+
+        They must be part of a transaction that compares the record as it was before this call and
+        changes it: nothing else protects the totals. With `ends_max`, only the end rows of the
+        last `ends_max` added objects are written.
+        """
+        keys, topic = self._keys, self._topic
+        starts = {each.start_offset for each in added}
+        ends = {each.end_offset for each in added}
+        rows: list[Write] = []
+        for each in removed:
+            if each.start_offset not in starts:
+                rows.append(Remove(keys.descriptor(topic, each.start_offset)))
+            if each.end_offset not in ends:
+                rows.append(Remove(keys.end(topic, each.end_offset)))
+        first = 0 if ends_max is None else max(len(added) - ends_max, 0)
+        for number, each in enumerate(added):
+            key = keys.descriptor(topic, each.start_offset)
+            rows.append(Put(key, encode_descriptor(stored(each))))
+            if number >= first:
+                rows.append(Put(keys.end(topic, each.end_offset), pointer(each.start_offset)))
+        return rows + self._totals_changed(added, removed)
+
+    def _totals_changed(
+        self, added: Sequence[ObjectDescriptor], removed: Sequence[ObjectDescriptor]
+    ) -> list[Write]:
+        before, _ = self._totals()
+        known = before
+        if known is None:
+            if self._page(0, 1):
+                return []  # a catalog of an earlier release: `index` will count
+            known = Totals()
+        more = [each for each in added if known.counts(each)]
+        fewer = [each for each in removed if known.counts(each)]
+        after = replace(
+            known,
+            objects=known.objects + len(more) - len(fewer),
+            bytes=known.bytes + sum(e.size for e in more) - sum(e.size for e in fewer),
+        )
+        return [] if after == before else [self._put(after)]
+
+    def totals(self) -> Totals:
+        """Returns the totals; those of no object at all if nothing was counted yet."""
+        return self._totals()[0] or _NOTHING_COUNTED
+
+    def index(self, batches: int) -> bool:
+        """Adds end rows and totals to a chain of an earlier release; whether all is done.
+
+        Works on at most `batches` batches, and continues there at the next call. A batch during
+        which another process changed the chain is done at the next call.
+        """
+        for _ in range(batches):
+            totals, revision = self._totals()
+            known = totals or _NOTHING_COUNTED
+            if known.next is None:
+                return True
+            # Compared by the last batch: a commit after this would add an object uncounted.
+            record = self._kv.get(self._keys.record(self._topic))
+            page = self._page(known.next, INDEXED_BATCH)
+            compares = [Compare(self._keys.totals(self._topic), revision)]
+            if not page:
+                if record is not None:
+                    compares.append(Compare(record.key, record.revision))
+                done = self._kv.commit(compares, [self._put(replace(known, next=None))])
+                return done is not None
+            compares += [Compare(entry.key, entry.revision) for entry in page]
+            found = [decode_outline(entry.value) for entry in page]
+            rows: list[Write] = [
+                Put(self._keys.end(self._topic, each.end_offset), pointer(each.start_offset))
+                for each in found
+            ]
+            after = Totals(
+                known.objects + len(found),
+                known.bytes + sum(each.size for each in found),
+                found[-1].start_offset + 1,
+            )
+            if self._kv.commit(compares, [*rows, self._put(after)]) is None:
+                return False
+        return False
+
+    def _page(self, start: int, limit: int) -> list[Entry]:
+        keys, topic = self._keys, self._topic
+        stop = keys.descriptor(topic, OFFSET_MAX)
+        return self._kv.range(keys.descriptor(topic, start), stop, limit=limit)
+
+    def _totals(self) -> tuple[Totals | None, int]:
+        entry = self._kv.get(self._keys.totals(self._topic))
+        if entry is None:
+            return None, ABSENT
+        try:
+            return decode_totals(entry.value, entry.key), entry.revision
+        except DescriptorError:
+            return _NOTHING_COUNTED, entry.revision  # `index` counts again
+
+    def _put(self, totals: Totals) -> Put:
+        return Put(self._keys.totals(self._topic), encode_totals(totals))
