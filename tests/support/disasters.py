@@ -49,8 +49,10 @@ from forebay.settings import (
     UploaderSettings,
     WalSettings,
 )
+from forebay.topic.accept import accept_loss
 from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store, Topic
+from forebay.topic.view import StoreView
 from forebay.upload.restore import restore_topic
 from forebay.upload.sweep import sweep
 from support.storages import factory_of
@@ -122,6 +124,7 @@ class World:
         self.openings = 0
         self.log: LogFacts | None = None
         self.catalog = CatalogFacts(0)
+        self.rolling, self.sidecars = False, True
         self.damaged: set[str] = set()
         """Objects that a step damaged: a repair may change them."""
         self._objects: dict[str, bytes] = {}
@@ -133,7 +136,12 @@ class World:
         return StoreSettings(
             data=self.data,
             wal=WalSettings(rotate_max_bytes=600),
-            uploader=UploaderSettings(enabled=False, max_object_bytes=700),
+            uploader=UploaderSettings(
+                enabled=False,
+                max_object_bytes=700,
+                rolling=self.rolling,
+                sidecars=self.sidecars,
+            ),
             deleter=DeleterSettings(
                 retention_time_minutes=0, retention_size_mb=0, deletion_lag_minutes=0
             ),
@@ -486,7 +494,8 @@ class World:
         self.say(f"swept: {report.items}")
 
     def accept_loss(self) -> None:
-        raise UsageError("there is no such command yet")
+        with closing(self.resources()) as resources:
+            self.say(f"accepted: {accept_loss(resources.catalog, TOPIC)}")
 
     # -- the steps ------------------------------------------------------------------------------
 
@@ -495,6 +504,16 @@ class World:
         self.say(f"-- {step}")
         getattr(self, f"do_{step.name}")(step.number)
         self.check_objects(step.name)
+
+    def do_settings(self, number: int) -> None:
+        """What the process is started with from now on."""
+        self.close()
+        self.rolling, self.sidecars = bool(number & 1), not number & 2
+
+    def do_accept(self, _number: int) -> None:
+        """Accepts every hole, also under a living owner."""
+        with suppress(ForebayError):
+            self.accept_loss()
 
     def do_append(self, number: int) -> None:
         self.append(1 + number % 20)
@@ -556,6 +575,15 @@ class World:
             self.say("left out: nothing shows that this is the past")
             self.put_back_log(before)
             self.put_back_catalog(before)
+        self.glance()
+
+    def glance(self) -> None:
+        """Reads as a process does that does not own the topic: an error, or the right messages."""
+        with suppress(ForebayError), StoreView(self.settings) as store:
+            view = store.topic(str(TOPIC))
+            for message in view.reader(view.start_offset):
+                if message.payload != self.acknowledged.get(message.offset):
+                    raise Broken("another message in a view", f"{message}")
 
     def do_lose_objects(self, number: int) -> None:
         """Deletes or damages the last one or two objects, their sidecars, or both."""
@@ -666,6 +694,8 @@ WEIGHTS: Final = {
     "sweep": 3,
     "restore": 5,
     "repair": 2,
+    "accept": 2,
+    "settings": 2,
 }
 FINALLY: Final = (Step("append", 0), Step("upload", 0), Step("reopen", 0), Step("append", 0))
 """Whatever has happened, the topic works in the end."""

@@ -214,7 +214,7 @@ class Catalog:
         except DescriptorError:
             return False
         return record is not None and not (
-            record.start_offset <= offset < record.tail and skip_lost(record, offset) == offset
+            record.start_offset <= offset < record.tail and skip_holes(record, offset) == offset
         )
 
     def _searched(
