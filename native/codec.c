@@ -421,23 +421,53 @@ static void set_row(const fb_columns *columns, size_t row, const fb_layout *layo
     columns->flavours[row] = (uint8_t)layout->flavour;
 }
 
+/* Locates the parts of the message of one row. */
+FB_INLINE enum fb_stop locate_row(const uint8_t *data, size_t bytes, const uint8_t *positions,
+                                  const uint8_t *lengths, size_t row, fb_layout *layout) {
+    uint64_t position;
+    uint32_t length;
+    memcpy(&position, positions + row * sizeof position, sizeof position);
+    memcpy(&length, lengths + row * sizeof length, sizeof length);
+    if (length > bytes || position > bytes - length)
+        return FB_OUT_OF_RANGE;
+    return fb_locate(data, (size_t)position, length, layout) ? FB_ALL_ROWS : FB_NO_MESSAGE;
+}
+
 enum fb_stop fb_locate_rows(const uint8_t *data, size_t bytes, const uint8_t *positions,
                             const uint8_t *lengths, size_t rows, const fb_columns *columns,
                             size_t *done) {
-    for (size_t row = 0; row < rows; row++) {
-        uint64_t position;
-        uint32_t length;
-        memcpy(&position, positions + row * sizeof position, sizeof position);
-        memcpy(&length, lengths + row * sizeof length, sizeof length);
-        *done = row;
-        if (length > bytes || position > bytes - length)
-            return FB_OUT_OF_RANGE;
+    for (*done = 0; *done < rows; ++*done) {
         fb_layout layout;
-        if (!fb_locate(data, (size_t)position, length, &layout))
-            return FB_NO_MESSAGE;
-        set_row(columns, row, &layout);
+        enum fb_stop stop = locate_row(data, bytes, positions, lengths, *done, &layout);
+        if (stop != FB_ALL_ROWS)
+            return stop;
+        set_row(columns, *done, &layout);
     }
-    *done = rows;
+    return FB_ALL_ROWS;
+}
+
+/* ---- survey ---- */
+
+enum fb_stop fb_survey_rows(const uint8_t *data, size_t bytes, const uint8_t *positions,
+                            const uint8_t *lengths, size_t rows, const uint8_t *topic,
+                            size_t topic_bytes, fb_survey *survey) {
+    bool found = false;
+    *survey = (fb_survey){0, 0, 0};
+    for (size_t row = 0; row < rows; row++) {
+        fb_layout layout;
+        enum fb_stop stop = locate_row(data, bytes, positions, lengths, row, &layout);
+        if (stop != FB_ALL_ROWS)
+            return stop;
+        survey->rows++;
+        if (layout.publish_time > survey->publish_time)
+            survey->publish_time = layout.publish_time;
+        fb_span name = layout.topic_name;
+        if (!found && name.length > 0 &&
+            (name.length != topic_bytes || memcmp(data + name.position, topic, topic_bytes) != 0))
+            found = true;
+        if (!found)
+            survey->foreign++;
+    }
     return FB_ALL_ROWS;
 }
 

@@ -138,6 +138,23 @@ enum fb_stop fb_locate_rows(const uint8_t *data, size_t bytes, const uint8_t *po
                             const uint8_t *lengths, size_t rows, const fb_columns *columns,
                             size_t *done);
 
+/* ---- survey ---- */
+
+/* What is known about messages without copying anything of them. */
+typedef struct {
+    uint64_t publish_time; /* the highest; 0 if there is no message */
+    size_t rows;           /* those that are messages, up to the first that is none */
+    size_t foreign;        /* the first of them with another topic name; `rows` if there is none */
+} fb_survey;
+
+/*
+ * Looks at the messages at u64 `positions` with u32 `lengths`, both unaligned, up to the first that
+ * is not a message. An empty topic name counts as `topic`. Returns why it stopped.
+ */
+enum fb_stop fb_survey_rows(const uint8_t *data, size_t bytes, const uint8_t *positions,
+                            const uint8_t *lengths, size_t rows, const uint8_t *topic,
+                            size_t topic_bytes, fb_survey *survey);
+
 /* ---- gather ---- */
 
 /*

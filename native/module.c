@@ -274,6 +274,51 @@ static PyObject *native_columns(PyObject *module, PyObject *const *args, Py_ssiz
     return result;
 }
 
+/* ---- survey ---- */
+
+static PyObject *survey_bytes(fb_bytes buffer, fb_bytes positions, fb_bytes lengths,
+                              fb_bytes topic) {
+    size_t rows = positions.bytes / 8;
+    if (positions.bytes % 8 || lengths.bytes % 4 || lengths.bytes / 4 != rows) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes of positions and %zu of lengths do not match",
+                     positions.bytes, lengths.bytes);
+        return NULL;
+    }
+    fb_survey survey;
+    PyThreadState *unlocked = NULL;
+    if (rows >= UNLOCKED_ROWS_MIN)
+        unlocked = PyEval_SaveThread();
+    enum fb_stop stop = fb_survey_rows(buffer.data, buffer.bytes, positions.data, lengths.data,
+                                       rows, topic.data, topic.bytes, &survey);
+    if (unlocked != NULL)
+        PyEval_RestoreThread(unlocked);
+    if (stop == FB_OUT_OF_RANGE) {
+        PyErr_Format(PyExc_ValueError, "message %zu is not inside the buffer of %zu bytes",
+                     survey.rows, buffer.bytes);
+        return NULL;
+    }
+    return Py_BuildValue("Knn", (unsigned long long)survey.publish_time,
+                         stop == FB_ALL_ROWS ? (Py_ssize_t)-1 : (Py_ssize_t)survey.rows,
+                         survey.foreign == survey.rows ? (Py_ssize_t)-1
+                                                       : (Py_ssize_t)survey.foreign);
+}
+
+static PyObject *native_survey(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("survey", count, 4) < 0)
+        return NULL;
+    source sources[4];
+    PyObject *result = NULL;
+    int opened = 0;
+    while (opened < 4 && source_open(&sources[opened], args[opened]) == 0)
+        opened++;
+    if (opened == 4)
+        result = survey_bytes(sources[0].bytes, sources[1].bytes, sources[2].bytes,
+                              sources[3].bytes);
+    while (opened > 0)
+        source_close(&sources[--opened]);
+    return result;
+}
+
 /* ---- gather ---- */
 
 static PyObject *gathered(PyObject *offsets, PyObject *data, PyObject *validity, fb_bytes buffer,
@@ -809,6 +854,8 @@ static PyMethodDef functions[] = {
                    "See forebay.format.pure.scan; the columns are bytes."),
     FUNCTION(columns, "columns(buffer, positions, lengths, /)\n--\n\n"
                       "See forebay.format.pure.columns; the columns are bytes."),
+    FUNCTION(survey, "survey(buffer, positions, lengths, topic, /)\n--\n\n"
+                     "See forebay.format.pure.survey."),
     FUNCTION(gather, "gather(buffer, positions, lengths, /)\n--\n\n"
                      "See forebay.format.pure.gather."),
     FUNCTION(append_one, "append_one(run, first_offset, head, middle, payload, publish_time, "

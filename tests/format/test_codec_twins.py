@@ -122,6 +122,8 @@ def test_the_compiled_twin_keeps_no_reference() -> None:
         (native.scan, (buffer, 0, -1, CONSECUTIVE)),
         (native.columns, (buffer, array("Q", [16]), array("I", [40]))),
         (native.columns, (buffer, array("Q", [16]), array("I", [90]))),
+        (native.survey, (buffer, array("Q", [16]), array("I", [40]), b"/default/t")),
+        (native.survey, (buffer, array("Q", [16]), array("I", [90]), b"/default/t")),
     ]
     watched = [payload, key, pairs, buffer, *pairs, *pairs.values(), MessageTooLarge]
     before = [sys.getrefcount(thing) for thing in watched]
@@ -131,7 +133,7 @@ def test_the_compiled_twin_keeps_no_reference() -> None:
     buffer.clear()
 
 
-@pytest.mark.parametrize("name", ["scan", "columns", "append_one", "encode_many"])
+@pytest.mark.parametrize("name", ["scan", "columns", "survey", "append_one", "encode_many"])
 def test_a_wrong_count_of_arguments_is_a_type_error(name: str) -> None:
     assert same(name) is TypeError
     assert same(name, *range(12)) is TypeError

@@ -12,7 +12,7 @@ from forebay.format.frame import encode_frame, scan
 from forebay.format.index import ObjectIndex
 from forebay.limits import OBJECT_INDEX_MESSAGES
 from forebay.read.cloud_reader import CloudReader
-from forebay.read.object_stream import FetchPool
+from forebay.read.fetch_pool import FetchPool
 from forebay.settings import CloudReaderSettings
 from support.danube_messages import SAMPLE, encoded, fixed, varint, without
 from support.stored_objects import PATIENCE, TOPIC, Gate, HookedStore, StoredTopic, message, payload

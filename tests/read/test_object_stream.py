@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceRefused, ServiceUnavailable
 from forebay.format.frame import HEADER_BYTES, End, encode_frame
 from forebay.format.layout import Buffer
+from forebay.read.fetch_pool import FetchPool
 from forebay.read.metrics import (
     BYTES_FETCHED,
     BYTES_USED,
@@ -21,7 +22,7 @@ from forebay.read.metrics import (
     OBJECTS_READ,
     RANGE_REQUESTS,
 )
-from forebay.read.object_stream import FetchPool, ObjectStream
+from forebay.read.object_stream import ObjectStream
 from forebay.read.plan import DESCRIPTOR_PAGE
 from support.stored_objects import (
     PATIENCE,

@@ -10,8 +10,8 @@ import pytest
 from forebay.errors import CorruptFrame, ServiceUnavailable
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, encode_frame
+from forebay.read.fetch_pool import FetchPool
 from forebay.read.metrics import ERRORS, SKIPPED
-from forebay.read.object_stream import FetchPool
 from support.stored_objects import HookedStore, StoredTopic, drained, payload, stream_of
 
 FRAME = HEADER_BYTES + 30

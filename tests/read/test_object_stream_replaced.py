@@ -8,8 +8,8 @@ import pytest
 
 from forebay.errors import MissingData, OffsetOutOfRange
 from forebay.format.descriptor import ObjectDescriptor
+from forebay.read.fetch_pool import FetchPool
 from forebay.read.metrics import ERRORS
-from forebay.read.object_stream import FetchPool
 from support.stored_objects import HookedStore, StoredTopic, drained, payload, plain, stream_of
 
 

@@ -12,7 +12,7 @@ from forebay.format.layout import Buffer
 from forebay.limits import KIB
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
-from forebay.read.object_stream import FetchPool
+from forebay.read.fetch_pool import FetchPool
 from forebay.read.verify import Examined, FaultKind, examine_object, looks_same, verify_object
 from forebay.settings import CloudReaderSettings
 from support.stored_objects import TOPIC, StoredTopic, payload

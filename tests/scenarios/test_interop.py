@@ -21,7 +21,7 @@ from forebay.format.message import MessageId, StreamMessage
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
 from forebay.read.cloud_reader import CloudReader
-from forebay.read.object_stream import FetchPool
+from forebay.read.fetch_pool import FetchPool
 from forebay.read.tiered_log import CatalogSource
 from forebay.settings import CloudReaderSettings
 from support.danube_messages import encoded, fixed

@@ -33,6 +33,7 @@ def _encode_one(head: Any, middle: Any, offset: Any, *rest: Any) -> bytes:
 native: Any = SimpleNamespace(
     scan=_native.scan,
     columns=_native.columns,
+    survey=_native.survey,
     gather=_native.gather,
     append_one=_native.append_one,
     encode_many=_native.encode_many,
@@ -69,6 +70,8 @@ def same_columns_of(buffer: Buffer) -> None:
     """Compares all frames, and each one alone: columns stop at the first that is no message."""
     _, positions, lengths, *_ = pure.scan(buffer, 0, -1, ANY_ORDER)
     same("columns", buffer, positions, lengths)
+    for topic in (b"/default/t", b"t", b""):
+        same("survey", buffer, positions, lengths, topic)
     for row in range(len(positions)):
         same("columns", buffer, positions[row : row + 1], lengths[row : row + 1])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.read.object_stream import FetchPool
+from forebay.read.fetch_pool import FetchPool
 from support.disks import DIRECTORIES, GatedDirectory, LogDirectory, gated_directory, in_memory
 from support.served import Served, served
 

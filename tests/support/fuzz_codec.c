@@ -264,6 +264,11 @@ static void check_columns(block input, const uint64_t *positions, const uint32_t
         CHECK(locate(input, (fb_span){positions[row], lengths[row]}, &layout));
         check_row(&columns, row, &layout);
     }
+    fb_survey survey;
+    CHECK(fb_survey_rows(input.data, input.bytes, (const uint8_t *)positions,
+                         (const uint8_t *)lengths, rows, (const uint8_t *)"/t", 2,
+                         &survey) == stop);
+    CHECK(survey.rows == done && survey.foreign <= done);
     CHECK((stop == FB_ALL_ROWS) == (done == rows));
     if (stop != FB_ALL_ROWS) {
         bool inside = lengths[done] <= input.bytes && positions[done] <= input.bytes - lengths[done];

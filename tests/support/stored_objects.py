@@ -14,7 +14,8 @@ from forebay.format.layout import Buffer
 from forebay.format.message import MessageId, StreamMessage, encode_message
 from forebay.format.names import ObjectName, TopicName, object_key
 from forebay.objects.memory import MemoryBackend
-from forebay.read.object_stream import FetchPool, ObjectStream
+from forebay.read.fetch_pool import FetchPool
+from forebay.read.object_stream import ObjectStream
 from forebay.settings import CloudReaderSettings
 
 TOPIC: Final = TopicName("default", "orders")

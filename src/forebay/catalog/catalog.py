@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from forebay.catalog.chain import Chain, Totals, Write, pointer
+from forebay.catalog.chain import Chain, Totals, Write, pointer, stored
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
 from forebay.catalog.records import (
     Life,
@@ -34,7 +34,7 @@ from forebay.catalog.records import (
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, TopicFenced
-from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.names import CatalogKeys, ObjectName, TopicName, after_prefix, parse_object
 from forebay.limits import CATALOG_PAGE, OFFSET_MAX
 from forebay.metrics import Counter
@@ -445,6 +445,31 @@ class Catalog:
             return Change(replace(record, verified=skip_holes(record, descriptor.next_offset)))
 
         return self.update(topic, None, change)
+
+    def replace_descriptor(
+        self, topic: TopicName, said: ObjectDescriptor, found: ObjectDescriptor
+    ) -> bool:
+        """Replaces the descriptor `said` of an object by `found`, if it is still in the chain.
+
+        Both describe the same object and range; what may differ are hints and hashes. Returns
+        False if the chain has another descriptor there.
+        """
+        names = {(each.object_id, each.start_offset, each.end_offset) for each in (said, found)}
+        assert len(names) == 1, "both describe the same object"
+        key = self.keys.descriptor(topic, said.start_offset)
+        done = False
+
+        def change(record: TopicRecord) -> Change:
+            nonlocal done
+            entry = self.kv.get(key)
+            done = entry is not None and self._descriptor(topic, entry) == said
+            if entry is None or not done:
+                return Change(record)
+            put = Put(key, encode_descriptor(stored(found)))
+            return Change(record, (put,), (Compare(key, entry.revision),))
+
+        self.update(topic, None, change)
+        return done
 
     def get_current_pointer(self, topic: TopicName) -> int | None:
         """Returns the offset at which the newest object starts, as its pointer says."""

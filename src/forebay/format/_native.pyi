@@ -8,6 +8,9 @@ def scan(
 def columns(
     buffer: Buffer, positions: Buffer, lengths: Buffer, /
 ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int]: ...
+def survey(
+    buffer: Buffer, positions: Buffer, lengths: Buffer, topic: Buffer, /
+) -> tuple[int, int, int]: ...
 def gather(
     buffer: Buffer, positions: Buffer, lengths: Buffer, /
 ) -> tuple[bytes, bytes, bytes | None]: ...

@@ -174,6 +174,37 @@ def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawCo
     )
 
 
+def survey(
+    buffer: Buffer, positions: Buffer, lengths: Buffer, topic: Buffer
+) -> tuple[int, int, int]:
+    """Looks at many messages without copying anything of them.
+
+    Returns the highest publish time, the index of the first undecodable message or -1, and the
+    index of the first one whose topic name is not `topic` or -1. An empty topic name counts as
+    `topic`. Messages after the undecodable one are not looked at. Raises ValueError as `columns`
+    does.
+    """
+    data, places, sizes, name = _view(buffer), _view(positions), _view(lengths), _view(topic)
+    if places.nbytes % 8 or sizes.nbytes % 4 or places.nbytes // 8 != sizes.nbytes // 4:
+        raise ValueError(
+            f"{places.nbytes} bytes of positions and {sizes.nbytes} of lengths do not match"
+        )
+    highest, bad, foreign = 0, -1, -1
+    for index, (position, length) in enumerate(zip(places.cast("Q"), sizes.cast("I"), strict=True)):
+        if position + length > len(data):
+            raise ValueError(f"message {index} is not inside the buffer of {len(data)} bytes")
+        try:
+            layout = locate(data, position, length)
+        except MessageError:
+            bad = index
+            break
+        highest = max(highest, layout.publish_time)
+        at, size = layout.topic_name
+        if foreign < 0 and size and data[at : at + size] != name:
+            foreign = index
+    return highest, bad, foreign
+
+
 def gather(buffer: Buffer, positions: Buffer, lengths: Buffer) -> tuple[bytes, bytes, bytes | None]:
     """Copies the spans into one buffer, in the layout of an Arrow binary array.
 

@@ -18,7 +18,8 @@ from forebay.errors import LogClosed
 from forebay.format.frame import Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.format.names import TopicName
-from forebay.read.object_stream import DescriptorSource, FetchPool, ObjectStream, RangeStore
+from forebay.read.fetch_pool import FetchPool
+from forebay.read.object_stream import DescriptorSource, ObjectStream, RangeStore
 from forebay.settings import CloudReaderSettings
 
 

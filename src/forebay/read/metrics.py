@@ -11,6 +11,7 @@ from forebay.errors import (
     CorruptFrame,
     CorruptLog,
     ForebayError,
+    ForeignObject,
     OffsetOutOfRange,
     ServiceRefused,
     ServiceUnavailable,
@@ -44,11 +45,25 @@ JUMPS: Final = Counter(
     "forebay_reader_accepted_jumps_total",
     "Accepted ranges without messages that readers jumped over.",
 )
+FOREIGN_NAMES: Final = Counter(
+    "forebay_reader_foreign_names_total",
+    "Objects read whole in which a message names another topic.",
+)
+OTHER_ETAGS: Final = Counter(
+    "forebay_reader_other_etags_total",
+    "Objects with another etag than their descriptor says, by what their hash showed.",
+    ["outcome"],
+)
+WRONG_INDEXES: Final = Counter(
+    "forebay_reader_wrong_indexes_total",
+    "Objects that were read from their start because their index was wrong.",
+)
 HANDOFFS: Final = Counter(
     "forebay_handoff_cloud_to_wal_total", "Readers that passed from objects to the local log."
 )
 _KINDS: Final = (
     (CorruptFrame, "corrupt"),
+    (ForeignObject, "foreign"),
     (CorruptLog, "missing"),
     (OffsetOutOfRange, "out_of_range"),
     (ServiceUnavailable, "unavailable"),

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from forebay.errors import (
     CorruptFrame,
@@ -33,14 +33,13 @@ from forebay.errors import (
     ServiceRefused,
     ServiceUnavailable,
 )
-from forebay.forks import disown_after_fork
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, Corruption, FrameAssembler, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.format.resync import next_frame
-from forebay.limits import FETCH_THREADS
 from forebay.logs import event
+from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
 from forebay.read.metrics import (
     BYTES_FETCHED,
     BYTES_USED,
@@ -65,9 +64,6 @@ from forebay.settings import CloudReaderSettings
 _Result = TypeVar("_Result")
 
 _log: Final = logging.getLogger("forebay.read")
-
-JOIN_SECONDS: Final = 1.0
-"""How long closing a pool waits for its threads. A thread in a slow request ends later."""
 
 
 class RangeStore(Protocol):
@@ -525,151 +521,3 @@ class _ObjectShort(Exception):
     def __init__(self, chunk: Chunk) -> None:
         super().__init__(chunk.range.descriptor.object_id)
         self.chunk = chunk
-
-
-class FetchPool:
-    """Threads that all streams of a store share for their requests. Thread-safe.
-
-    Threads are started as needed, at most `threads`, and end with `close`. Requests run in the
-    order in which they were submitted. The pool limits how many run at once; each stream limits how
-    many of its own it submits.
-    """
-
-    def __init__(self, threads: int = FETCH_THREADS) -> None:
-        self._threads_max = threads
-        self._changed = threading.Condition(threading.Lock())
-        self._waiting: deque[FetchFuture[object]] = deque()
-        self._threads: list[threading.Thread] = []
-        self._idle = 0
-        self._closed = False
-        disown_after_fork(self)
-
-    def disown(self) -> None:
-        """Closes the pool in a forked child, which does not have the parent's threads."""
-        self._changed = threading.Condition(threading.Lock())
-        self._threads.clear()
-        self._waiting.clear()
-        self._closed = True
-
-    @property
-    def thread_count(self) -> int:
-        return len(self._threads)
-
-    @property
-    def idle_count(self) -> int:
-        """Threads that wait for a request."""
-        return self._idle
-
-    def submit(self, job: Callable[[], _Result]) -> FetchFuture[_Result]:
-        """Runs `job` on one of the threads. Raises LogClosed after `close`."""
-        fetch: FetchFuture[_Result] = FetchFuture(job)
-        with self._changed:
-            if self._closed:
-                raise LogClosed("the pool of fetching threads is closed")
-            self._waiting.append(fetch)  # type: ignore[arg-type] # only run and cancel are used
-            self._provide_thread()
-        return fetch
-
-    def close(self) -> None:
-        """Cancels requests that have not begun, and ends the threads. Waits up to JOIN_SECONDS."""
-        with self._changed:
-            self._closed = True
-            for fetch in self._waiting:
-                fetch.cancel()
-            self._waiting.clear()
-            self._changed.notify_all()
-        patience = JOIN_SECONDS / max(len(self._threads), 1)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(patience)
-
-    def _provide_thread(self) -> None:
-        if self._idle >= len(self._waiting):
-            self._changed.notify()
-            return
-        if len(self._threads) < self._threads_max:
-            name = f"forebay-fetch-{len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads: the existing ones serve the request
-                if not self._threads:
-                    self._waiting.pop()
-                    raise
-                return
-            self._threads.append(thread)
-
-    def _work(self) -> None:
-        while (fetch := self._next()) is not None:
-            fetch.run()
-            del fetch  # an idle thread must not keep the result alive
-
-    def _next(self) -> FetchFuture[object] | None:
-        with self._changed:
-            while not self._waiting:
-                if self._closed:
-                    return None
-                self._idle += 1
-                try:
-                    self._changed.wait()
-                finally:
-                    self._idle -= 1
-            return self._waiting.popleft()
-
-
-class FetchFuture(Generic[_Result]):
-    """The result of one request. One thread calls `result`; any thread may call `cancel`."""
-
-    __slots__ = ("_cancelled", "_error", "_finished", "_job", "_value")
-
-    def __init__(self, job: Callable[[], _Result]) -> None:
-        self._job: Callable[[], _Result] | None = job
-        self._value: _Result | None = None
-        self._error: BaseException | None = None
-        self._cancelled = False
-        self._finished = threading.Event()
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether `result` would return without waiting."""
-        return self._finished.is_set() and self._error is None and not self._cancelled
-
-    @property
-    def failed(self) -> bool:
-        """Whether `result` would raise without waiting."""
-        return self._finished.is_set() and not self.succeeded
-
-    def run(self) -> None:
-        """Runs the request. Called once."""
-        job = self._job
-        if job is None:
-            return
-        try:
-            self._value = job()
-        except BaseException as error:  # noqa: BLE001 - `result` raises it
-            self._error = error
-        self._job = None
-        if self._cancelled:  # while the job ran, so `cancel` could not drop the value
-            self._value = None
-        self._finished.set()
-
-    def cancel(self) -> None:
-        """Drops the result, and makes `result` raise FetchCancelled, also in a waiting thread."""
-        self._cancelled = True
-        self._job = None
-        self._value = None
-        self._finished.set()
-
-    def result(self) -> _Result:
-        """Waits for the result. Raises what the request raised, or FetchCancelled."""
-        self._finished.wait()
-        value = self._value
-        if self._cancelled:  # checked after reading the value, because `cancel` drops it
-            raise FetchCancelled
-        if self._error is not None:
-            raise self._error
-        return value  # type: ignore[return-value] # not cancelled and no error: there is a value
-
-
-class FetchCancelled(Exception):
-    """The request was cancelled."""

@@ -20,9 +20,10 @@ from forebay.errors import ForebayError, MissingData, OffsetOutOfRange
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
 from forebay.format.names import TopicName
+from forebay.read.fetch_pool import FetchPool
 from forebay.read.holes import lost_error, report_jump
 from forebay.read.metrics import HANDOFFS
-from forebay.read.object_stream import FetchPool, ObjectStream, RangeStore
+from forebay.read.object_stream import ObjectStream, RangeStore
 from forebay.settings import CloudReaderSettings
 from forebay.wal.reader import LogReader, Plan
 from forebay.wal.segment import Segment

@@ -1,8 +1,12 @@
 """Reads an object back and compares it with its descriptor, frame by frame.
 
 It checks the size, every checksum, that the offsets are consecutive from the descriptor's first to
-its last, and that each index entry is the position of its frame. The uploader uses it to read back
-what it wrote, and `forebay verify` to read everything again.
+its last, the hash of the content, and that each index entry is the position of its frame. The
+uploader uses it to read back what it wrote, and `forebay verify` to read everything again.
+
+The hash decides whether the object is the one that was uploaded: another topic's object may have
+the same range and size, and copying a bucket changes the etags. A wrong index is no damage, because
+it is only a hint; `Examined.found` has the right one. A message that names another topic is logged.
 
 Beware: once an object passes, its segments may be deleted. A store that cannot be reached is not a
 fault of the object: ServiceError is raised, and says nothing about the object.
@@ -10,17 +14,20 @@ fault of the object: ServiceError is raised, and says nothing about the object.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import islice
+from typing import Final
 
 from forebay.errors import (
     CorruptFrame,
     CorruptLog,
+    ForeignObject,
     LogClosed,
     MissingData,
     ObjectMissing,
@@ -28,21 +35,35 @@ from forebay.errors import (
     ServiceRefused,
     ServiceUnavailable,
 )
+from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, FrameAssembler, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
+from forebay.logs import event
+from forebay.objects.backend import ObjectMeta
 from forebay.objects.store import CloudStore
-from forebay.read.metrics import BYTES_FETCHED, OBJECTS_READ, count_error, counted_request
-from forebay.read.object_stream import FetchCancelled, FetchFuture, FetchPool
+from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
+from forebay.read.metrics import (
+    BYTES_FETCHED,
+    FOREIGN_NAMES,
+    OBJECTS_READ,
+    count_error,
+    counted_request,
+)
 from forebay.settings import CloudReaderSettings
+
+_log: Final = logging.getLogger("forebay.read")
 
 
 class FaultKind(StrEnum):
     MISSING = "missing"
     RESIZED = "resized"
     CORRUPT = "corrupt"
+    CONTENT = "content"
+    """Every frame is valid, but the hash is not the descriptor's: it is another object."""
     INDEX = "index"
+    """Only the index is wrong; everything else is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +84,29 @@ class Examined:
     messages: int
     same_etag: bool
     fault: Fault | None
+    found: ObjectDescriptor | None = None
+    """The descriptor with what the object showed, if that differs and the object is right."""
 
 
 def looks_same(store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
-    """Whether the object still has the etag of its descriptor.
+    """Whether the object has the etag of its descriptor for certain; False if one is unknown.
 
     Raises MissingData if it is missing, and CorruptLog if it has another size. Copying a bucket
     changes the etags, so an object with another etag must be read to know whether it is intact.
     """
-    same, fault = _head(store, topic, descriptor)
+    meta, fault = _head(store, topic, descriptor)
     if fault is not None:
         raise fault.error
-    return same
+    return meta is not None and meta.etag is not None and meta.etag == descriptor.etag
+
+
+def other_content(store: str, key: str, said: str, found: str) -> ForeignObject:
+    """The error for an object whose hash is not the one in its descriptor."""
+    return ForeignObject(
+        f"{store}: {key} is not the object of its descriptor: its content has the hash {found}, "
+        f"but the descriptor says {said}. Put the right object back from a copy of the store, or "
+        "let `forebay repair` write it again while the local log has its messages"
+    )
 
 
 def verify_object(
@@ -106,24 +138,23 @@ def examine_object(
     passing chunks between threads costs more than reading them. Raises ServiceError if the store
     does not respond, and LogClosed if the pool was closed.
     """
-    same, fault = _head(store, topic, descriptor)
-    if fault is None:
-        reading = _ReadBack(store, object_key(topic, descriptor.object_id), descriptor)
+    meta, fault = _head(store, topic, descriptor)
+    if meta is None:
+        seen = Examined(0, 0, same_etag=False, fault=fault)
+    else:
+        reading = _ReadBack(store, topic, descriptor, meta)
         ahead = settings.read_ahead_chunks if pool is not None else 0
         with closing(reading.chunks(pool, settings.fetch_chunk_size, ahead)) as chunks:
-            fault = reading.run(chunks)
-        seen = Examined(reading.frames.position, reading.messages, same, fault)
-    else:
-        seen = Examined(0, 0, same, fault)
-    if fault is not None:
-        count_error(fault.error)
+            seen = reading.run(chunks)
+    if seen.fault is not None:
+        count_error(seen.fault.error)
     return seen
 
 
 def _head(
     store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor
-) -> tuple[bool, Fault | None]:
-    """Returns whether the etag is the same, and the fault that the object's metadata shows."""
+) -> tuple[ObjectMeta | None, Fault | None]:
+    """Returns the object's metadata, or the fault that they show."""
     key = object_key(topic, descriptor.object_id)
     try:
         meta = store.head(key)
@@ -132,37 +163,60 @@ def _head(
             f"{store.name}: {key} is missing, but its descriptor is in the catalog"
         )
         missing.__cause__ = error
-        return False, Fault(FaultKind.MISSING, missing, offset=descriptor.start_offset)
+        return None, Fault(FaultKind.MISSING, missing, offset=descriptor.start_offset)
     if meta.size != descriptor.size:
         what = f"{key} has {meta.size} bytes, but its descriptor says {descriptor.size}"
         resized = CorruptLog(f"{store.name}: {what}")
-        return False, Fault(FaultKind.RESIZED, resized, position=min(meta.size, descriptor.size))
-    return descriptor.etag is None or meta.etag is None or meta.etag == descriptor.etag, None
+        return None, Fault(FaultKind.RESIZED, resized, position=min(meta.size, descriptor.size))
+    return meta, None
 
 
 class _ReadBack:
     """One object, read from its first byte to its last."""
 
-    def __init__(self, store: CloudStore, key: str, descriptor: ObjectDescriptor) -> None:
+    def __init__(
+        self, store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor, meta: ObjectMeta
+    ) -> None:
         self._store = store
-        self._key = key
+        self._topic = topic
+        self._key = object_key(topic, descriptor.object_id)
         self._descriptor = descriptor
-        self._index = deque(descriptor.offset_index or ())
-        self.frames = FrameAssembler(descriptor.start_offset, 0, descriptor.size)
-        self.messages = 0
+        self._etag = meta.etag
+        self._entries = deque(descriptor.offset_index or ())
+        self._index: list[tuple[int, int]] = []
+        """The right positions of the entries so far."""
+        self._wrong_entry: Fault | None = None
+        self._content = ContentHash()
+        self._survey = MessageSurvey(str(topic))
+        self._frames = FrameAssembler(descriptor.start_offset, 0, descriptor.size)
+        self._messages = 0
 
-    def run(self, chunks: Iterator[Buffer]) -> Fault | None:
-        frames = self.frames
+    def run(self, chunks: Iterator[Buffer]) -> Examined:
+        fault = self._read(chunks) or self._compare_content() or self._wrong_entry
+        self._tell_foreign_name()
+        right = fault is None or fault.kind is FaultKind.INDEX
+        found = self._found() if right else None
+        known = None not in (self._descriptor.etag, self._etag)
+        return Examined(
+            self._frames.position,
+            self._messages,
+            not known or self._descriptor.etag == self._etag,
+            fault,
+            found if found != self._descriptor else None,
+        )
+
+    def _read(self, chunks: Iterator[Buffer]) -> Fault | None:
+        frames = self._frames
         OBJECTS_READ.add()
         try:
             for chunk in chunks:
+                self._content.add(chunk)
                 at = frames.position
                 for found in frames.feed(chunk):
-                    fault = self._compare_index(found, at)
-                    if fault is not None:
-                        return fault
+                    self._compare_index(found, at)
+                    self._survey.add(found)
                     at += found.safe_length - found.positions[0] + HEADER_BYTES
-                    self.messages += len(found)
+                    self._messages += len(found)
                 if frames.corruption is not None:
                     break
         except ObjectMissing as error:
@@ -179,23 +233,67 @@ class _ReadBack:
         return None if frames.corruption is None else self._corrupt(frames.corruption.reason)
 
     def _corrupt(self, reason: str) -> Fault:
-        position, offset = self.frames.position, self.frames.offset
+        position, offset = self._frames.position, self._frames.offset
         error = CorruptFrame(reason, file=self._key, position=position, offset=offset)
         return Fault(FaultKind.CORRUPT, error, position, offset)
 
-    def _compare_index(self, frames: Scan, position: int) -> Fault | None:
+    def _compare_content(self) -> Fault | None:
+        said, found = self._descriptor.content_hash, self._content.value
+        if said is None or said == found:
+            return None
+        error = other_content(self._store.name, self._key, said, found)
+        return Fault(FaultKind.CONTENT, error, 0, self._descriptor.start_offset)
+
+    def _compare_index(self, frames: Scan, position: int) -> None:
         """Checks the index entries of these frames, the first of which is at `position`."""
-        index = self._index
-        while index and index[0][0] <= frames.offsets[-1]:
-            offset, said = index.popleft()
+        entries = self._entries
+        while entries and entries[0][0] <= frames.offsets[-1]:
+            offset, said = entries.popleft()
             at = position + frames.positions[offset - frames.offsets[0]] - frames.positions[0]
-            if at != said:
+            self._index.append((offset, at))
+            if at != said and self._wrong_entry is None:
                 error = CorruptLog(
                     f"{self._store.name}: {self._key}: the frame of offset {offset} is at position "
                     f"{at}, but its descriptor's index says {said}"
                 )
-                return Fault(FaultKind.INDEX, error, at, offset)
-        return None
+                self._wrong_entry = Fault(FaultKind.INDEX, error, at, offset)
+
+    def _tell_foreign_name(self) -> None:
+        offset = self._survey.foreign_offset
+        if offset is not None:
+            FOREIGN_NAMES.add()
+            event(
+                _log,
+                logging.WARNING,
+                "a message names another topic",
+                topic=self._topic,
+                object=self._descriptor.object_id,
+                offset=offset,
+                hash_compared=self._descriptor.content_hash is not None,
+            )
+
+    def _found(self) -> ObjectDescriptor:
+        """Returns the descriptor with what the object showed.
+
+        Hash and etag are added to a descriptor without a hash only if the object is surely the one
+        that was uploaded: it has its etag, or every message names the topic.
+        """
+        said = self._descriptor
+        index = None if said.offset_index is None else tuple(self._index)
+        found = replace(said, offset_index=index)
+        own = self._survey.highest_publish_time is not None and self._survey.foreign_offset is None
+        same_etag = said.etag is not None and said.etag == self._etag
+        if said.content_hash is None and not (same_etag or own):
+            return found
+        published = said.highest_publish_time
+        return replace(
+            found,
+            etag=self._etag if self._etag is not None else said.etag,
+            content_hash=self._content.value,
+            highest_publish_time=self._survey.highest_publish_time
+            if published is None
+            else published,
+        )
 
     # ---- requests ----
 

@@ -36,9 +36,9 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
 from forebay.objects.buffers import return_large_blocks
 from forebay.objects.store import CloudStore, connect
-from forebay.read.object_stream import FetchPool
+from forebay.read.fetch_pool import FetchPool
 from forebay.read.tiered_log import CatalogSource, LocalTier, TieredLog
-from forebay.read.verify import looks_same, verify_object
+from forebay.read.verify import FaultKind, examine_object, looks_same, verify_object
 from forebay.settings import ServerAddress, StoreSettings
 from forebay.upload.engine import UploadPorts
 from forebay.wal.identity import read_log_id
@@ -183,7 +183,13 @@ class StoreResources:
 
     @property
     def upload_ports(self) -> UploadPorts:
-        return UploadPorts(self.store, self.settings.uploader, self._verify_upload, self.clock)
+        return UploadPorts(
+            self.store,
+            self.settings.uploader,
+            self._verify_upload,
+            self.clock,
+            self._verify_committed,
+        )
 
     @property
     def objects_are_files(self) -> bool:
@@ -234,10 +240,21 @@ class StoreResources:
         """Reads the object. Raises CorruptLog if it is not exactly what its descriptor says."""
         verify_object(self.store, self.pool, self.settings.cloud_reader, topic, descriptor)
 
+    def examine(self, topic: TopicName, descriptor: ObjectDescriptor) -> ObjectDescriptor:
+        """Reads the object, and returns its descriptor with what the object showed.
+
+        Raises CorruptLog if the object is damaged or another one. A wrong index is put right.
+        """
+        seen = examine_object(self.store, self.pool, self.settings.cloud_reader, topic, descriptor)
+        if seen.fault is not None and seen.fault.kind is not FaultKind.INDEX:
+            raise seen.fault.error
+        return seen.found or descriptor
+
     def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
         """Raises CorruptLog if the object is missing or damaged. Called before deleting segments.
 
-        Compares size and etag, and reads the object if the etag differs.
+        Compares size and etag. If the etag differs or is unknown, reads the object whole and
+        compares its hash.
         """
         if not looks_same(self.store, topic, descriptor):
             self.read_back(topic, descriptor)
@@ -248,6 +265,13 @@ class StoreResources:
             self.read_back(topic, descriptor)
         else:
             self.require_there(topic, descriptor)
+
+    def _verify_committed(self, topic: TopicName, descriptor: ObjectDescriptor) -> ObjectDescriptor:
+        """The same for an object of the chain. Returns the descriptor that it should have."""
+        if self.settings.uploader.verify_after_upload:
+            return self.examine(topic, descriptor)
+        self.require_there(topic, descriptor)
+        return descriptor
 
 
 # ---- the resources of a job's processes ---------------------------------------------------------

@@ -20,13 +20,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import TopicRecord
 from forebay.clock import Clock
 from forebay.errors import CorruptLog, ForebayError, ServiceUnavailable
-from forebay.format.content import ContentHash
+from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import Index, ObjectDescriptor, encode_descriptor
 from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
@@ -39,6 +39,8 @@ from forebay.settings import UploaderSettings
 from forebay.upload import metrics
 from forebay.upload.creation import NewObject
 from forebay.upload.plan import PlannedObject, SegmentSource
+
+T = TypeVar("T")
 
 _log: Final = logging.getLogger("forebay.upload")
 _READ_BACK_TRIES: Final = 2
@@ -56,6 +58,8 @@ class UploadPorts:
     verify: Callable[[TopicName, ObjectDescriptor], None]
     """Raises if the object is not what its descriptor says. The settings choose how it checks."""
     clock: Clock
+    verify_committed: Callable[[TopicName, ObjectDescriptor], ObjectDescriptor]
+    """The same for an object of the chain. Returns the descriptor that it should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +154,69 @@ def read_back_and_put_sidecar(
 
 def read_back(ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor) -> None:
     """Raises if the object is not what its descriptor says. Tries again if the store fails."""
+    _repeated(lambda: ports.verify(topic, descriptor))
+
+
+def read_back_committed(
+    ports: UploadPorts, topic: TopicName, descriptor: ObjectDescriptor
+) -> ObjectDescriptor:
+    """Reads back an object of the chain, and returns the descriptor that it should have.
+
+    Raises if the object is damaged or another one. A wrong index is no damage: see `correct`.
+    """
+    return _repeated(lambda: ports.verify_committed(topic, descriptor))
+
+
+def _repeated(verify: Callable[[], T]) -> T:
+    """Calls `verify` again if the store failed, and counts the outcome."""
     for attempt in range(1, _READ_BACK_TRIES + 1):
         try:
-            ports.verify(topic, descriptor)
+            found = verify()
         except ForebayError as error:
             if isinstance(error, ServiceUnavailable) and attempt < _READ_BACK_TRIES:
                 continue
             metrics.verified.add(1, "failed")
             raise
         metrics.verified.add(1, "good")
-        return
+        return found
+    raise AssertionError("the last attempt returns or raises")
+
+
+def correct(
+    catalog: Catalog,
+    store: CloudStore,
+    topic: TopicName,
+    said: ObjectDescriptor,
+    found: ObjectDescriptor,
+    *,
+    sidecars: bool,
+) -> bool:
+    """Replaces a descriptor by what its object showed; False if it has changed meanwhile.
+
+    Call it after the object was read whole. An index that is wrong would otherwise mislead every
+    reader; if its sidecar may have it too, the sidecar is written again.
+    """
+    if not catalog.replace_descriptor(topic, said, found):
+        return False
+    pairs = (
+        ("index", said.offset_index == found.offset_index),
+        ("hash", said.content_hash == found.content_hash),
+        ("etag", said.etag == found.etag),
+    )
+    changed = [name for name, same in pairs if not same]
+    for name in changed:
+        metrics.descriptors_corrected.add(1, name)
+    if sidecars and "index" in changed:
+        put_sidecar(store, topic, found)
+    event(
+        _log,
+        logging.WARNING if "index" in changed else logging.INFO,
+        "descriptor corrected",
+        topic=topic,
+        object=said.object_id,
+        what=" and ".join(changed) or "publish time",
+    )
+    return True
 
 
 def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploaded) -> TopicRecord:
@@ -196,6 +253,7 @@ class Transferred:
     meta: ObjectMeta
     index: Index
     content_hash: str
+    highest_publish_time: int | None
 
 
 class FrameWriter(Protocol):
@@ -211,6 +269,7 @@ class ObjectBuilder:
     writer: FrameWriter
     index: ObjectIndex = field(default_factory=ObjectIndex)
     content: ContentHash = field(default_factory=ContentHash)
+    survey: MessageSurvey = field(default_factory=MessageSurvey)
     size: int = 0
     messages: int = 0
 
@@ -220,13 +279,16 @@ class ObjectBuilder:
         self.index.add(frames, self.size)
         self.writer.write(view)
         self.content.add(view)
+        self.survey.add(frames)
         metrics.stream_chunk_bytes.observe(len(view))
         self.size += len(view)
         self.messages += len(frames)
 
     def transferred(self, meta: ObjectMeta) -> Transferred:
         """Describes what was added, once it is the object of `meta`."""
-        return Transferred(meta, self.index.frozen(), self.content.value)
+        return Transferred(
+            meta, self.index.frozen(), self.content.value, self.survey.highest_publish_time
+        )
 
 
 def describe(
@@ -241,6 +303,7 @@ def describe(
         created_at=now_ms // 1000,
         offset_index=done.index,
         content_hash=done.content_hash,
+        highest_publish_time=done.highest_publish_time,
     )
 
 

@@ -31,6 +31,11 @@ failures: Final = Counter(
 corrupt_frames: Final = Counter(
     "forebay_uploader_corrupt_frames_total", "Damaged frames that stopped an upload."
 )
+descriptors_corrected: Final = Counter(
+    "forebay_uploader_descriptors_corrected_total",
+    "Descriptors that got a right index, or a hash or etag, after their object was read whole.",
+    ["what"],
+)
 verified: Final = Counter(
     "forebay_uploader_objects_verified_total",
     "Objects that were read back, by outcome.",

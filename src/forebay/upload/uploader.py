@@ -293,6 +293,12 @@ class Uploader:
             if descriptor.next_offset <= record.verified:
                 continue
             self._require_going()
-            engine.read_back(self.ports, self.topic, descriptor)
+            found = engine.read_back_committed(self.ports, self.topic, descriptor)
+            if found != descriptor:
+                sidecars = self.ports.settings.sidecars
+                store = self.ports.store
+                engine.correct(
+                    self.catalog, store, self.topic, descriptor, found, sidecars=sidecars
+                )
             record = self.catalog.mark_verified(self.topic, descriptor)
             self.follow(record)

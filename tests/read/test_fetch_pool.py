@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from forebay.errors import LogClosed, ServiceUnavailable
-from forebay.read.object_stream import FetchCancelled, FetchFuture, FetchPool
+from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
 from support.disks import wait_until
 from support.stored_objects import PATIENCE, Gate
 
