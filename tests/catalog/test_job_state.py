@@ -25,7 +25,7 @@ from forebay.format.names import CatalogKeys, TopicName
 from forebay.limits import CATALOG_PAGE, JOB_STATE_BYTES_MAX, JOB_STATE_NAME_BYTES_MAX
 from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
-from forebay.upload.restore import restore_topic
+from forebay.upload.restore import RestoreChoices, restore_topic
 from forebay.upload.sweep import sweep
 from support.catalogs import TOPIC, Setup
 from support.kv_stores import Backend, requested_backend
@@ -149,7 +149,7 @@ def test_a_topic_that_was_restored_has_not_begun_here(tmp_path: Path) -> None:
     new = Catalog(SqliteKv(None), clock=tiered.clock)
     resources = StoreResources(tiered.settings(), tiered.clock, catalog=new, store=tiered.objects)
     try:
-        restore_topic(new, tiered.objects, resources.session, TOPIC, dry_run=False)
+        restore_topic(new, tiered.objects, resources.session, TOPIC, RestoreChoices())
     finally:
         resources.close()
     assert str(origin(new, TOPIC)).startswith("restore ")

@@ -78,7 +78,7 @@ def test_a_gap_where_verification_had_got_to_does_not_hold_it_up(setup: Setup) -
         before = record_of(setup)
         (made,) = setup.descriptors()
         later = ObjectDescriptor("data-200-249.dnb1", 200, 249, made.size, made.etag, 0)
-        adopt(setup.catalog, TOPIC, before.epoch, [later], allow_gaps=True)
+        adopt(setup.catalog, TOPIC, before.epoch, [later], fill=TopicRecord.with_lost)
         assert record_of(setup).lost == ((50, 200),)
         assert setup.catalog.mark_verified(TOPIC, later).verified == 250
 

@@ -23,7 +23,8 @@ from forebay.objects.store import CloudStore
 from forebay.settings import MetadataSettings
 from forebay.testing.clock import ManualClock
 from forebay.testing.kv import FaultKv
-from forebay.upload.restore import RestoreReport, restore_topic
+from forebay.upload.restore import RestoreChoices, RestoreReport, restore_topic
+from forebay.wal.identity import LocalLog
 
 TOPIC: Final = TopicName("default", "orders")
 PATIENCE: Final = 60.0
@@ -227,19 +228,16 @@ def restored(
     verify: bool = False,
     allow_gaps: bool = False,
     assume_nothing_lost: bool = False,
+    next_offset: int | None = None,
+    accept_loss: bool = False,
+    local: LocalLog | None = None,
 ) -> RestoreReport:
     session = at.session()
+    choices = RestoreChoices(
+        dry_run, verify, allow_gaps, assume_nothing_lost, next_offset, accept_loss
+    )
     try:
-        return restore_topic(
-            at.catalog,
-            at.store,
-            session,
-            TOPIC,
-            dry_run=dry_run,
-            verify=verify,
-            allow_gaps=allow_gaps,
-            assume_nothing_lost=assume_nothing_lost,
-        )
+        return restore_topic(at.catalog, at.store, session, TOPIC, choices, local=local)
     finally:
         session.close()
 

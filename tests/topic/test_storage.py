@@ -32,7 +32,7 @@ from forebay.settings import (
 from forebay.topic.opening import TopicClaim
 from forebay.topic.storage import StartPosition
 from forebay.topic.store import Store
-from forebay.upload.restore import restore_topic
+from forebay.upload.restore import RestoreChoices, restore_topic
 from forebay.wal.identity import LocalLog
 from support.tiered_stores import TOPIC, Setup, fill, offsets, payloads, require_chain, storage_of
 
@@ -343,7 +343,7 @@ def test_an_older_copy_of_the_catalog_hands_out_no_offset_again(tmp_path: Path) 
         with pytest.raises(MissingData, match="forebay restore"):
             store.topic(str(TOPIC))
         session = Session(older.catalog, MetadataSettings(), older.clock)
-        restore_topic(older.catalog, older.objects, session, TOPIC, dry_run=False)
+        restore_topic(older.catalog, older.objects, session, TOPIC, RestoreChoices())
         session.close()
         assert offsets(store.topic(str(TOPIC)).read(0, end=20)) == list(range(20))
     older.kv.close()

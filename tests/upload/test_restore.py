@@ -19,11 +19,12 @@ from forebay.errors import (
 from forebay.format.descriptor import encode_descriptor
 from forebay.format.frame import encode_frame
 from forebay.format.names import object_key, pending_object, sidecar
+from forebay.limits import LOG_DISTANCE
 from forebay.topic.opening import settle
 from forebay.upload.inventory import CHUNK_BYTES
 from forebay.wal.identity import LocalLog
 from support.danube_messages import SAMPLE, encoded, fixed
-from support.reservoirs import BLOCK, TOPIC, Reservoir, frames, lay, plain, record_of, restored
+from support.reservoirs import TOPIC, Reservoir, frames, lay, plain, record_of, restored
 
 
 @pytest.fixture
@@ -62,23 +63,24 @@ def test_with_sidecars_next_to_nothing_is_read(at: Reservoir) -> None:
     assert report.bytes_read == at.backend.bytes_read < total / 1000
 
 
-def test_appending_goes_on_behind_a_reserved_block_and_says_what_is_lost(at: Reservoir) -> None:
+def test_appending_goes_on_far_behind_the_objects_and_says_what_is_unknown(at: Reservoir) -> None:
     lay(at, 5, 10, 20)
     report = restored(at)
     record = record_of(at)
     assert plain(record) == TopicRecord(
-        start_offset=5, tail=20, verified=5, reserved=20 + BLOCK, log_id=None
+        start_offset=5, tail=20, verified=5, assigned=20, reserved=20 + LOG_DISTANCE, log_id=None
     )
-    assert (report.start_offset, report.tail, report.next_offset) == (5, 20, 20 + BLOCK)
-    assert report.lost == (20, 20 + BLOCK)
+    assert (report.start_offset, report.tail, report.next_offset) == (5, 20, 20 + LOG_DISTANCE)
+    assert (report.lost, report.unknown) == (None, (20, 20 + LOG_DISTANCE))
     taken = settle(record, LocalLog("new", 0, 0), "fresh")
-    assert (taken.tail, taken.lost) == (20 + BLOCK, ((20, 20 + BLOCK),))
+    assert (taken.tail, taken.lost) == (20 + LOG_DISTANCE, ())
+    assert taken.unknown == ((20, 20 + LOG_DISTANCE),)
 
 
 def test_who_knows_that_nothing_is_lost_goes_on_without_a_hole(at: Reservoir) -> None:
     lay(at, 0, 10)
     report = restored(at, assume_nothing_lost=True)
-    assert (report.next_offset, report.lost) == (10, None)
+    assert (report.next_offset, report.lost, report.unknown) == (10, None, None)
     taken = settle(record_of(at), LocalLog("new", 0, 0), "fresh")
     assert (taken.tail, taken.lost) == (10, ())
 
@@ -121,7 +123,7 @@ def test_pending_and_unknown_files_are_ignored(at: Reservoir) -> None:
     at.write(pending_object(10, "ab"), frames(10, 3), with_sidecar=False)
     at.store.put_object(object_key(TOPIC, "readme"), b"?")
     report = restored(at)
-    assert (report.objects_found, report.pending, report.unknown) == (1, 1, 1)
+    assert (report.objects_found, report.pending, report.unknown_files) == (1, 1, 1)
     assert record_of(at).tail == 10
 
 
@@ -262,14 +264,30 @@ def test_damage_is_said_with_its_position(at: Reservoir) -> None:
     assert (cause.offset, cause.position) == (9, len(data) * 9 // 10)
 
 
-def test_a_damaged_end_is_lost_if_gaps_are_allowed_and_its_offsets_are_never_reused(
+def test_a_damaged_end_is_lost_if_gaps_are_allowed_and_the_topic_goes_on_after_it(
     at: Reservoir,
 ) -> None:
     lay(at, 0, 10)
     at.store.put_object(object_key(TOPIC, "data-10-19.dnb1"), b"?")
     report = restored(at, allow_gaps=True, assume_nothing_lost=True)
-    assert (report.tail, report.next_offset, report.gaps) == (10, 20, [(10, 20)])
-    assert record_of(at).reserved == 20
+    assert (report.tail, report.next_offset, report.gaps) == (20, 20, [(10, 20)])
+    assert (record_of(at).lost, record_of(at).reserved) == (((10, 20),), 20)
+    taken = settle(record_of(at), LocalLog("new", 0, 0), "fresh")
+    assert (taken.tail, taken.unknown) == (20, ())
+    at.upload(at.own(), 20, 29)
+    assert at.chain() == ["data-0-9.dnb1", "data-20-29.dnb1"]
+
+
+def test_a_damaged_object_keeps_its_name_so_that_no_upload_uses_it(at: Reservoir) -> None:
+    lay(at, 0, 10)
+    at.store.put_object(object_key(TOPIC, "data-10-19.dnb1"), b"?")
+    restored(at, local=LocalLog("log", 0, 20))
+    assert record_of(at).tail == 10, "the local log holds the messages"
+    life = at.catalog.life(TOPIC, "data-10-19.dnb1")
+    assert life is not None
+    assert life.state is State.GONE
+    at.upload(at.own(), 10, 19)
+    assert at.chain() == ["data-0-9.dnb1", "data-10-19-1.dnb1"]
 
 
 def test_a_topic_without_objects_cannot_be_restored(at: Reservoir) -> None:
@@ -287,7 +305,7 @@ def test_a_second_restore_changes_nothing(at: Reservoir) -> None:
     before = at.entries()
     report = restored(at)
     assert (at.entries(), report.known, report.adopted) == (before, 2, 0)
-    assert report.next_offset == 20 + BLOCK
+    assert report.next_offset == 20 + LOG_DISTANCE
 
 
 def test_a_catalog_that_is_behind_gets_what_it_lacks_and_keeps_its_log(at: Reservoir) -> None:

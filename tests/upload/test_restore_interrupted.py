@@ -9,15 +9,16 @@ import pytest
 
 from forebay.catalog.adopt import ADOPTED_MAX, adopt, is_restoring
 from forebay.catalog.ownership import Ownership
-from forebay.catalog.records import TopicRecord
+from forebay.catalog.records import State, TopicRecord
 from forebay.errors import (
     CommitRefused,
     ServiceUnavailable,
     TopicFenced,
 )
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.upload.restore import restore_topic
-from support.reservoirs import BLOCK, TOPIC, Reservoir, frames, lay, plain, record_of, restored
+from forebay.limits import LOG_DISTANCE
+from forebay.upload.restore import RestoreChoices, restore_topic
+from support.reservoirs import TOPIC, Reservoir, frames, lay, plain, record_of, restored
 
 
 @pytest.fixture
@@ -45,10 +46,12 @@ def test_a_restore_goes_on_after_an_interruption_at_any_transaction(
     at.require_chain_whole()
     interrupted = at.catalog.record(TOPIC)
     if interrupted is not None and is_restoring(interrupted.log_id):
-        assert interrupted.reserved == MANY[-1] + BLOCK, "no offset is reused even now"
+        assert interrupted.reserved == MANY[-1] + LOG_DISTANCE, "no offset is reused even now"
     report = restored(at)
     assert report.known + report.adopted == len(MANY) - 1
-    assert plain(record_of(at)) == TopicRecord(tail=MANY[-1], reserved=MANY[-1] + BLOCK)
+    assert plain(record_of(at)) == TopicRecord(
+        tail=MANY[-1], assigned=MANY[-1], reserved=MANY[-1] + LOG_DISTANCE
+    )
     assert at.chain() == [f"data-{start}-{start + 1}.dnb1" for start in MANY[:-1]]
     assert at.catalog.owner(TOPIC) is None
 
@@ -102,12 +105,19 @@ def test_a_restore_goes_on_after_the_store_failed(at: Reservoir) -> None:
     assert report.read_whole == len(MANY) - 1, "those of the first run too"
 
 
-def test_an_object_that_is_being_deleted_is_not_adopted(at: Reservoir) -> None:
-    lay(at, 0, 10)
-    assert at.catalog.condemn(TOPIC, "data-0-9.dnb1", None) is not None
-    with pytest.raises(CommitRefused, match="deleting"):
-        restored(at)
-    assert at.chain() == []
+def test_an_object_that_is_being_deleted_is_adopted_only_if_no_other_holds_its_offsets(
+    at: Reservoir,
+) -> None:
+    lay(at, 0, 10, 20, 30)
+    at.write("data-10-29.dnb1", frames(10, 20))
+    for name in ("data-0-9.dnb1", "data-10-29.dnb1", "data-20-29.dnb1"):
+        assert at.catalog.condemn(TOPIC, name, None) is not None
+    report = restored(at)
+    assert at.chain() == ["data-10-29.dnb1"], "what retention was deleting does not come back"
+    assert report.start_offset == 10
+    life = at.catalog.life(TOPIC, "data-10-29.dnb1")
+    assert life is not None
+    assert life.state is State.COMMITTED
 
 
 @pytest.mark.parametrize("start", [9, 11])
@@ -158,7 +168,7 @@ def test_progress_is_told(at: Reservoir) -> None:
         at.store,
         session,
         TOPIC,
-        dry_run=False,
+        RestoreChoices(),
         progress=lambda done, total: told.append((done, total)),
     )
     assert told == [(1, 3), (2, 3), (3, 3)]

@@ -1,8 +1,12 @@
-"""Adds objects that are already in the object store to a topic's chain. Restores use this.
+"""Makes a topic's chain of objects that are already in the object store. Restores use this.
 
 A restore owns the topic while it runs. It marks the topic's record with a log id that no local log
 has (`restoring`). While the mark is there, the chain may lack objects that are in the store, so the
 topic must not be opened or swept. A restore that is interrupted continues where it stopped.
+
+The chain grows at its end, or is made anew from an offset on. Then the descriptors that are there
+are removed first, a batch at a time. What they say stays known: the objects are in the store, and
+the record's tail is not moved back. So an interruption at any point loses nothing.
 
 Beware: each batch is its own transaction. After an error, the batches that were already committed
 stay in the chain.
@@ -11,34 +15,45 @@ stay in the chain.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Final
+from itertools import islice
+from typing import Final, TypeAlias
 
 from forebay.catalog.catalog import Catalog, Change
 from forebay.catalog.chain import Write, pointer, stored
-from forebay.catalog.kv import ABSENT, Compare, Put
+from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
 from forebay.catalog.records import (
     Life,
     State,
     TopicRecord,
     decode_record,
     encode_record,
-    may_become,
+    messages_between,
     skip_holes,
 )
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import CommitRefused, ForebayError
-from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
+from forebay.errors import CommitRefused, DescriptorError, ForebayError
+from forebay.format.descriptor import ObjectDescriptor, decode_outline, encode_descriptor
 from forebay.format.names import TopicName
-from forebay.limits import CATALOG_OPERATIONS_MAX, DESCRIPTOR_BYTES_MAX, MIB
+from forebay.limits import (
+    CATALOG_OPERATIONS_MAX,
+    CATALOG_PAGE,
+    DESCRIPTOR_BYTES_MAX,
+    MIB,
+    OFFSET_MAX,
+)
 
-ADOPTED_MAX: Final = 30
-"""Descriptors in one transaction. Each takes three writes and two comparisons."""
+ADOPTED_MAX: Final = 24
+"""Descriptors in one transaction, added or removed. Each takes three or four writes."""
 _BATCH_BYTES_MAX: Final = 1 * MIB
 _RESTORING: Final = "restore of "
+_NEXT_KEY: Final = "\1"
 
-assert 3 * ADOPTED_MAX + 3 <= CATALOG_OPERATIONS_MAX
+Fill: TypeAlias = Callable[[TopicRecord, int, int], TopicRecord]
+"""Returns the record with a hole from the first offset to before the second."""
+
+assert 4 * ADOPTED_MAX + 4 <= CATALOG_OPERATIONS_MAX
 assert DESCRIPTOR_BYTES_MAX < _BATCH_BYTES_MAX
 
 
@@ -57,27 +72,104 @@ def restored(log_id: str | None) -> str | None:
     return log_id.removeprefix(_RESTORING) or None if log_id and is_restoring(log_id) else log_id
 
 
+def rows(
+    catalog: Catalog, topic: TopicName, start: int = 0
+) -> Iterator[tuple[int, ObjectDescriptor | None]]:
+    """Yields the topic's descriptors as they are, with the offsets in their keys, in this order.
+
+    A damaged one is None. Unlike for `Catalog.get_object_descriptors`, the topic needs no record.
+    The descriptors have no index.
+    """
+    for entry in _entries(catalog, topic, start, OFFSET_MAX):
+        at = catalog.keys.descriptor_start(topic, entry.key)
+        if at is not None:
+            yield at, _outline(entry, at)
+
+
+def _outline(entry: Entry, start: int) -> ObjectDescriptor | None:
+    try:
+        found = decode_outline(entry.value)
+    except DescriptorError:
+        return None
+    return found if found.start_offset == start else None
+
+
+def _entries(
+    catalog: Catalog, topic: TopicName, start: int, end: int, limit: int = CATALOG_PAGE
+) -> Iterator[Entry]:
+    keys = catalog.keys
+    at, stop = keys.descriptor(topic, start), keys.descriptor(topic, end)
+    while page := catalog.kv.range(at, stop, limit=limit):
+        yield from page
+        at = page[-1].key + _NEXT_KEY
+
+
 def adopt(
     catalog: Catalog,
     topic: TopicName,
     epoch: int,
     descriptors: Iterable[ObjectDescriptor],
     *,
-    allow_gaps: bool = False,
+    start: int | None = None,
+    replace_rows: bool = False,
+    fill: Fill | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> int:
-    """Adds the objects to the end of the chain and returns the number of transactions.
+    """Adds the objects to the chain, which ends at `start`, and returns the number of batches.
 
-    The objects must exist; this is not checked. Raises CommitRefused if an object does not begin
-    where the chain ends. With `allow_gaps`, the offsets in between are recorded as lost instead.
-    Raises TopicFenced if the topic has a new epoch. After an error, also one that `descriptors`
-    raised, the objects before the record's tail have been added.
+    By default `start` is the record's tail. The objects must exist; this is not checked. With
+    `replace_rows`, descriptors that begin after `start` are replaced. Raises CommitRefused if an
+    object does not begin where the chain ends, unless `fill` records the offsets in between as a
+    hole. Raises TopicFenced if the topic has a new epoch. After an error, also one that
+    `descriptors` raised, the objects before the last complete batch have been added.
     """
     count = 0
+    position = start
     for batch in _batches(descriptors):
-        _adopt(catalog, topic, epoch, batch, allow_gaps, clock.now_ms())
+        if replace_rows and position is not None:
+            remove_rows(catalog, topic, epoch, position, batch[-1].next_offset)
+        _adopt(catalog, topic, epoch, position, batch, fill, clock.now_ms())
+        position = batch[-1].next_offset
         count += 1
     return count
+
+
+def remove_rows(catalog: Catalog, topic: TopicName, epoch: int, start: int, end: int) -> None:
+    """Removes the descriptors that begin in `start..end`.
+
+    Their objects have no row afterwards, so a sweep takes them for orphans.
+    """
+
+    def change(record: TopicRecord) -> Change:
+        return _removed(catalog, topic, record, page)
+
+    while page := list(islice(_entries(catalog, topic, start, end, ADOPTED_MAX), ADOPTED_MAX)):
+        catalog.update(topic, epoch, change)
+
+
+def _removed(catalog: Catalog, topic: TopicName, record: TopicRecord, page: list[Entry]) -> Change:
+    keys = catalog.keys
+    known: list[ObjectDescriptor] = []
+    writes: list[Write] = []
+    compares = [Compare(entry.key, entry.revision) for entry in page]
+    for entry in page:
+        at = keys.descriptor_start(topic, entry.key)
+        outline = None if at is None else _outline(entry, at)
+        if outline is None:  # damaged: its size is unknown, so the objects are counted again
+            writes += [Remove(entry.key), Remove(keys.totals(topic))]
+            continue
+        known.append(outline)
+        life = catalog.kv.get(keys.life(topic, outline.object_id))
+        if life is not None and decode_record(life.value, Life, life.key).state is State.COMMITTED:
+            writes.append(Remove(life.key))
+            compares.append(Compare(life.key, life.revision))
+    damaged = len(known) < len(page)
+    for each in catalog.chain(topic).changed([], known):
+        if not (damaged and each.key == keys.totals(topic)):
+            writes.append(each)
+    # The record is written unchanged: a process that read it before must read again.
+    writes.append(Put(keys.record(topic), encode_record(record)))
+    return Change(record, tuple(dict.fromkeys(writes)), tuple(compares))
 
 
 def _batches(descriptors: Iterable[ObjectDescriptor]) -> Iterator[list[ObjectDescriptor]]:
@@ -107,8 +199,9 @@ def _adopt(
     catalog: Catalog,
     topic: TopicName,
     epoch: int,
+    start: int | None,
     batch: list[ObjectDescriptor],
-    allow_gaps: bool,
+    fill: Fill | None,
     now_ms: int,
 ) -> None:
     keys = catalog.keys
@@ -120,14 +213,19 @@ def _adopt(
         nonlocal lost_the_race
         writes: list[Write] = catalog.chain(topic).changed(batch)
         compares: list[Compare] = []
+        position = record.tail if start is None else start
         for descriptor in batch:
-            record = _extended(record, topic, descriptor, allow_gaps)
+            record = extended(record, topic, position, descriptor, fill)
+            position = descriptor.next_offset
             life = keys.life(topic, descriptor.object_id)
-            revision = _free(catalog, life, descriptor) if lost_the_race else ABSENT
+            entry = catalog.kv.get(life) if lost_the_race else None
             writes.append(Put(life, row))
+            if entry and decode_record(entry.value, Life, life).state is State.REPLACED:
+                at = descriptor.start_offset
+                writes.append(Remove(keys.replaced_descriptor(topic, at, descriptor.object_id)))
             compares += [
                 Compare(keys.descriptor(topic, descriptor.start_offset), ABSENT),
-                Compare(life, revision),
+                Compare(life, entry.revision if entry is not None else ABSENT),
             ]
         writes.append(Put(keys.current(topic), pointer(batch[-1].start_offset)))
         lost_the_race = True
@@ -136,25 +234,22 @@ def _adopt(
     catalog.update(topic, epoch, change)
 
 
-def _extended(
-    record: TopicRecord, topic: TopicName, descriptor: ObjectDescriptor, allow_gaps: bool
+def extended(
+    record: TopicRecord,
+    topic: TopicName,
+    position: int,
+    descriptor: ObjectDescriptor,
+    fill: Fill | None,
 ) -> TopicRecord:
+    """Returns the record of a chain that ended at `position`, with the object added."""
     start = descriptor.start_offset
-    if start < record.tail or (start > record.tail and not allow_gaps):
+    missing = messages_between(record, position, start)
+    if start < position or (missing and fill is None):
         raise CommitRefused(
             f"{topic}: {descriptor.object_id} does not begin where the chain ends, "
-            f"at offset {record.tail}"
+            f"at offset {position}"
         )
-    record = record.with_lost(record.tail, start)
-    return replace(record, tail=skip_holes(record, descriptor.next_offset))
-
-
-def _free(catalog: Catalog, key: str, descriptor: ObjectDescriptor) -> int:
-    """Returns the revision of the key's row; CommitRefused if it may not become committed."""
-    entry = catalog.kv.get(key)
-    if entry is None:
-        return ABSENT
-    state = decode_record(entry.value, Life, key).state
-    if not may_become(state, State.COMMITTED):
-        raise CommitRefused(f"{descriptor.object_id} cannot be added to the chain: it is {state}")
-    return entry.revision
+    if missing and fill is not None:
+        record = fill(record, position, start)
+    record = record.without_holes(start, descriptor.next_offset)
+    return replace(record, tail=max(record.tail, skip_holes(record, descriptor.next_offset)))

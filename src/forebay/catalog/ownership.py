@@ -312,10 +312,11 @@ def acquire(
 ) -> tuple[Ownership, TopicRecord]:
     """Takes the topic for this process, with the next epoch; returns the ownership and the record.
 
-    `settle` gets the current record, or None for a new topic, and returns the new one; the epoch is
-    filled in here. It may raise to refuse, and it may be called more than once. `lock` names the
-    local lock that this process holds. Raises TopicOwned while another process owns the topic. An
-    owner that held the same `lock` must have ended, so its topic is taken at once.
+    `settle` gets the current record, or None for a new topic, and returns the new one; the epoch
+    becomes one more than in either. It may raise to refuse, and it may be called more than once.
+    `lock` names the local lock that this process holds. Raises TopicOwned while another process
+    owns the topic. An owner that held the same `lock` must have ended, so its topic is taken at
+    once.
     """
 
     def take(record: TopicRecord | None, holder: Owner | None) -> TopicRecord:
@@ -325,7 +326,8 @@ def acquire(
                 "close it there, or wait until its lease ends"
             )
         settled = settle(record)
-        return replace(settled, epoch=(record.epoch if record else 0) + 1)
+        before = record.epoch if record else 0
+        return replace(settled, epoch=max(before, settled.epoch) + 1)
 
     owner = Owner(0, session.name, lock, session.clock.now_ms())
     lease = session.lease()

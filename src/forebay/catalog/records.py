@@ -42,8 +42,8 @@ class State(StrEnum):
 
 
 _NEXT: Final[dict[State | None, frozenset[State | None]]] = {
-    None: frozenset({State.INTENDED, State.COMMITTED, State.REPLACED, State.DELETING}),
-    State.INTENDED: frozenset({None, State.COMMITTED, State.DELETING}),
+    None: frozenset({State.INTENDED, State.COMMITTED, State.REPLACED, State.DELETING, State.GONE}),
+    State.INTENDED: frozenset({None, State.COMMITTED, State.DELETING, State.GONE}),
     State.COMMITTED: frozenset({State.REPLACED, State.DELETING}),
     State.REPLACED: frozenset({State.COMMITTED, State.DELETING}),
     State.DELETING: frozenset({None, State.GONE}),
@@ -55,7 +55,8 @@ def may_become(before: State | None, after: State | None) -> bool:
     """Whether a key may change from one state to the other. No change is always allowed.
 
     None is a key without a row. A restore can commit it, a compaction can replace it if a
-    descriptor names it, and a sweep can delete it.
+    descriptor names it, and a sweep can delete it. A restore that finds a damaged object marks its
+    key as gone, so that no upload uses the name.
     """
     return before == after or after in _NEXT[before]
 
@@ -111,6 +112,8 @@ class TopicRecord:
     """Ranges that may never have been used. If they were, their messages are lost."""
     accepted: tuple[Range, ...] = ()
     """Ranges that were lost or unknown until an operator accepted that."""
+    accept: bool = False
+    """A restore accepted in advance what the next opening records as lost or unknown."""
     extra: str = ""
     """The fields that only a later release knows, as JSON, so that changes keep them."""
 
@@ -186,6 +189,16 @@ class TopicRecord:
         after.require_room()
         return after
 
+    def without_holes(self, start: int, end: int) -> TopicRecord:
+        """Returns the record without the holes in `start..end`: an object holds these offsets."""
+        held = [(start, end)]
+        return replace(
+            self,
+            lost=tuple(_without(self.lost, held)),
+            unknown=tuple(_without(self.unknown, held)),
+            accepted=tuple(_without(self.accepted, held)),
+        )
+
     def require_room(self, more: int = 0) -> None:
         """Raises DescriptorError if the record has too many ranges with `more` of them."""
         count = len(self.lost) + len(self.unknown) + len(self.accepted)
@@ -199,6 +212,11 @@ def skip_holes(record: TopicRecord, offset: int) -> int:
     """Returns `offset`, or the end of the hole that contains it."""
     hole = _range_with(record.holes, offset)
     return offset if hole is None else hole[1]
+
+
+def outside_holes(record: TopicRecord, ranges: Iterable[Range]) -> list[Range]:
+    """Returns the parts of `ranges`, which ascend, that are in no hole."""
+    return list(_without(ranges, record.holes))
 
 
 def messages_between(record: TopicRecord, start: int, end: int) -> int:
@@ -341,7 +359,9 @@ def decode_cursor(data: bytes, what: str) -> int:
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _TEXTS: Final = frozenset({"token", "name", "lock"})
 _OPTIONAL: Final = frozenset({"log_id", "nonce"})
-_ADDED: Final = frozenset({"nonce", "assigned", "begin", "begin_attempt", "unknown", "accepted"})
+_ADDED: Final = frozenset(
+    {"nonce", "assigned", "begin", "begin_attempt", "unknown", "accepted", "accept"}
+)
 """Fields that records of the first release lack."""
 _RANGES: Final = frozenset({"lost", "unknown", "accepted"})
 
@@ -359,6 +379,10 @@ def _checked(name: str, value: Any) -> Any:
     if name in _TEXTS or name in _OPTIONAL:
         if not isinstance(value, str):
             raise ValueError(f"{name} is not a string")
+        return value
+    if name == "accept":
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is not true or false")
         return value
     if type(value) is not int or not 0 <= value <= OFFSET_MAX:
         raise ValueError(f"{name} is not an integer in 0..{OFFSET_MAX}")

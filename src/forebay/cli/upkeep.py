@@ -265,7 +265,22 @@ def _verify_line(row: VerifyRow) -> str:
     help="Assume that no message was appended after the last upload: the next offset follows the "
     "last object.",
 )
-@click.option("--allow-gaps", is_flag=True, help="Record gaps between objects as lost ranges.")
+@click.option(
+    "--next-offset",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The next offset of the one topic, if you know that none from N on was ever used.",
+)
+@click.option(
+    "--allow-gaps",
+    is_flag=True,
+    help="Record offsets that neither an object nor the local log holds as lost.",
+)
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Accept all that is lost: readers jump over it, and do not fail.",
+)
 @store_options
 @json_option
 @runner_option
@@ -277,15 +292,17 @@ def restore(
     as_json: bool,
     runner: Runner,
     master: str | None,
+    next_offset: int | None,
     **choices: bool,
 ) -> None:
-    """Rebuilds the catalog from the objects.
+    """Rebuilds the catalog from the objects, or brings an older copy of it up to date.
 
     Restores the named topics, or with --all every topic that has objects. Offsets that the previous
-    owner may have handed out after its last upload are not used again: they are recorded as lost,
-    unless --assume-nothing-lost is given. Objects without a usable sidecar are read in full, on
-    Spark if there are many. A restore that was interrupted continues when it is run again. Exit
-    code 1 if a topic could not be restored or an object is damaged.
+    owner may have assigned after its last upload are not used again, unless --assume-nothing-lost
+    or --next-offset is given: if the topic's newest log is gone, the next one begins far after
+    them. Objects without a usable sidecar are read in full, on Spark if there are many. A restore
+    that was interrupted continues when it is run again. Exit code 1 if a topic could not be
+    restored or an object is damaged.
 
     \b
     Examples:
@@ -293,7 +310,8 @@ def restore(
       forebay restore orders --verify
       forebay restore --all --runner threads
     """
-    from forebay.pipeline.jobs.restore import RestoreChoices, open_restore
+    from forebay.pipeline.jobs.restore import open_restore
+    from forebay.upload.restore import RestoreChoices
 
     check_runner(runner, master)
     if bool(topics) == everything:
@@ -302,7 +320,11 @@ def restore(
     with (
         lazy_session(settings, master) as chosen,
         open_restore(
-            chosen, topics, RestoreChoices(**choices), everything=everything, runner=runner
+            chosen,
+            topics,
+            RestoreChoices(next_offset=next_offset, **choices),
+            everything=everything,
+            runner=runner,
         ) as run,
     ):
         for done in run.topics(lambda topic: progress_bar(str(topic))):
@@ -318,8 +340,9 @@ def _print_restored(done: RestoredTopic, *, as_json: bool) -> None:
             click.echo(json.dumps({"topic": str(done.topic), "error": str(done.error)}))
         click.echo(f"forebay: {done.error}", err=True)
     elif as_json:
-        more = {"topic": str(done.topic), "lost": done.report.lost, "error": None}
-        click.echo(json.dumps({**asdict(done.report), **more}))
+        report = done.report
+        more = {"topic": str(done.topic), "lost": report.lost, "unknown": report.unknown}
+        click.echo(json.dumps({**asdict(report), **more, "error": None}))
     else:
         click.echo("\n".join(_restore_lines(done.report)))
 
@@ -332,21 +355,30 @@ def _restore_lines(report: RestoreReport) -> Iterator[str]:
         f"{report.topic}: {did} {report.adopted} objects with {report.messages} messages, "
         f"{report.known} were known; {held}, the next one is {report.next_offset}"
     )
+    if report.older is not None:
+        yield f"  the catalog was an older copy: {report.older}"
+    if report.removed:
+        yield f"  {report.removed} descriptors removed, whose objects are gone or replaced"
     if report.read_whole:
         yield f"  {report.read_whole} objects read in full, {report.bytes_read} bytes"
     for start, end in report.gaps:
         yield f"  lost: no object holds offsets {start} to {end - 1}"
     if report.lost is not None:
         start, end = report.lost
+        yield f"  offsets {start} to {end - 1} are lost if the topic's log does not come back"
+    if report.unknown is not None:
+        start, end = report.unknown
         yield (
-            f"  offsets {start} to {end - 1} may have been handed out: if their log does not come "
-            "back, they will be recorded as lost"
+            f"  offsets {start} to {end - 1} may never have been used: if the topic's log does not "
+            "come back, it continues after them"
         )
     if report.assumed_in_vain:
         yield (
             "  --assume-nothing-lost had no effect: an earlier restore or an owner reserved these "
-            "offsets before, so they may have been handed out"
+            "offsets before; --next-offset says which one is next"
         )
+    if report.accepted:
+        yield "  what is lost is accepted: readers jump over it"
     for object_id in report.damaged:
         yield f"  damaged: {object_id}"
     for object_id in report.superseded:

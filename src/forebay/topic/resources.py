@@ -28,7 +28,7 @@ from forebay.catalog.connect import FILE_NAME, connect_kv
 from forebay.catalog.ownership import Session
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import CommitRefused, LogClosed, UsageError
+from forebay.errors import CommitRefused, CorruptLog, LogClosed, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.forks import disown_after_fork
@@ -41,7 +41,8 @@ from forebay.read.tiered_log import CatalogSource, LocalTier, TieredLog
 from forebay.read.verify import FaultKind, examine_object, looks_same, verify_object
 from forebay.settings import ServerAddress, StoreSettings
 from forebay.upload.engine import UploadPorts
-from forebay.wal.identity import read_log_id
+from forebay.wal.identity import LocalLog, read_log_id, read_nonces
+from forebay.wal.view import LogView
 
 if TYPE_CHECKING:
     from forebay.client.disk import ServerDisk
@@ -224,6 +225,22 @@ class StoreResources:
                     f"{expected} was planned: is it a copy?"
                 )
         return self.disk
+
+    def local_log(self, topic: TopicName) -> LocalLog | None:
+        """Returns what the topic's local log says of itself, up to its published position.
+
+        None if there is no log, or none that can be read without opening it.
+        """
+        directory = wal_root(self.settings) / topic.namespace / topic.topic
+        try:
+            log_id = read_log_id(self.disk, directory)
+            if log_id is None:
+                return None
+            view = LogView(directory, file_name=self.settings.wal.file_name, disk=self.disk)
+            nonces = read_nonces(self.disk, directory)
+        except (CorruptLog, OSError):
+            return None
+        return LocalLog(log_id, view.start_offset, view.end_offset, nonces)
 
     def tiered_log(self, topic: TopicName, log: LocalTier) -> TieredLog:
         """Returns one log over the objects and the local `log`."""

@@ -209,7 +209,16 @@ class Inventory:
     unknown: int = 0
     markers: list[StoredMarker] = field(default_factory=list)
     """The topic's begin markers, the newest last."""
+    discarded: list[Candidate] = field(default_factory=list)
+    """Objects that are damaged for certain. They are in no range any more."""
     _all: list[Candidate] = field(default_factory=list)
+
+    def discard(self, candidate: Candidate) -> None:
+        range_ = (candidate.name.start, candidate.name.end)
+        self.ranges[range_].remove(candidate)
+        if not self.ranges[range_]:
+            del self.ranges[range_]
+        self.discarded.append(candidate)
 
     @property
     def highest(self) -> int:

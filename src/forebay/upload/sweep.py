@@ -10,6 +10,12 @@ another name, however long the delete request takes. A sweep that finishes anoth
 deletion first changes the row's token, and leaves the row as `gone`, because the other process's
 delete request may still arrive.
 
+An object is removed only if its messages are not needed, or are in committed objects that exist.
+The catalog may be an older copy, whose rows say nothing about newer objects. So objects after the
+tail are kept whatever their rows say.
+
+Begin markers have no rows. The newest ones are kept, and those that tell where a log began.
+
 Beware: the objects of a topic that is not in the catalog are not garbage. They are reported, and
 kept for `restore`.
 """
@@ -24,7 +30,7 @@ from typing import Final, NamedTuple, Protocol
 
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.records import Life, State, TopicRecord
+from forebay.catalog.records import Life, Range, State, TopicRecord, outside_holes
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import CommitRefused, FormatError, ObjectMissing, ServiceError
 from forebay.format.descriptor import ObjectDescriptor
@@ -40,7 +46,7 @@ from forebay.format.names import (
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.objects.backend import Backend, ObjectMeta
-from forebay.objects.markers import StoredMarker
+from forebay.objects.markers import StoredMarker, in_order, read_marker
 from forebay.upload.inventory import Stored, topics_in_store, walk
 
 # -- the decision -------------------------------------------------------------------------------
@@ -56,8 +62,9 @@ from forebay.upload.inventory import Stored, topics_in_store, walk
 # replaced       any          kept for readers with an old plan, and to undo the compaction
 # deleting       any          a sweep or a retention run died here; finish the deletion
 #
-# An object is removed only if it is also older than the grace time. The verdict may be out of date
-# when it is carried out, so the row is compared again before anything is deleted.
+# An object is removed only if it is also older than the grace time, and if every offset in its name
+# is before the start of the topic, in a hole, or in a committed object that exists. The verdict may
+# be out of date when it is carried out, so the row is compared again before anything is deleted.
 
 
 _log: Final = logging.getLogger("forebay.upload")
@@ -75,11 +82,14 @@ class Kind(StrEnum):
     """A descriptor names it, so messages are lost. A sweep never repairs this."""
     RESIZED = "object of another size than its descriptor says"
     UNNAMED = "committed object that no descriptor names"
+    NEWER = "object newer than the catalog"
+    """It is after the tail and has no row: the catalog is an older copy. It may be the only one."""
+    MARKER = "superseded begin marker"
     UNRESTORED = "objects of a topic unknown to the catalog"
     TOPIC = "topic that could not be swept"
 
 
-ALARMS: Final = frozenset({Kind.MISSING, Kind.RESIZED, Kind.UNNAMED, Kind.TOPIC})
+ALARMS: Final = frozenset({Kind.MISSING, Kind.RESIZED, Kind.UNNAMED, Kind.NEWER, Kind.TOPIC})
 """The kinds that an operator must look at. Anything that failed is another."""
 
 NAMED_BY_NONE: Final = "no descriptor names it"
@@ -94,6 +104,9 @@ class Chain(Protocol):
 
     def joins(self, name: ObjectName) -> bool:
         """Whether the range is that of several adjacent objects, as a compaction's would be."""
+
+    def holds(self, ranges: list[Range]) -> bool:
+        """Whether committed objects that exist hold all offsets of the ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +129,29 @@ class Verdict(NamedTuple):
 
 def judge(life: Life | None, stored: Stored, situation: Situation, chain: Chain) -> Verdict | None:
     """Decides about one name; None for objects that count, and for rows that are `gone`."""
+    verdict = _judge(life, stored, situation, chain)
+    name = parse_object(stored.object_id)
+    if verdict is None or name is None or stored.object is None:
+        return verdict
+    if name.end >= situation.record.tail:
+        return _after_tail(verdict, life)
+    needed = [(max(name.start, situation.record.start_offset), name.end + 1)]
+    needed = outside_holes(situation.record, [each for each in needed if each[0] < each[1]])
+    if verdict.remove and needed and not chain.holds(needed):
+        return verdict._replace(remove=False, reason="no other object holds its messages")
+    return verdict
+
+
+def _after_tail(verdict: Verdict, life: Life | None) -> Verdict:
+    if life is None:
+        reason = "the catalog is an older copy: run `forebay restore`"
+        return verdict._replace(kind=Kind.NEWER, remove=False, reason=reason)
+    if not verdict.remove:
+        return verdict
+    return verdict._replace(remove=False, reason="its messages may be in no other object yet")
+
+
+def _judge(life: Life | None, stored: Stored, situation: Situation, chain: Chain) -> Verdict | None:
     state = life.state if life is not None else None
     if life is None or state is State.GONE:
         return _without_row(stored, situation, chain)
@@ -180,6 +216,7 @@ ERRORS: Final = Counter(
 ITEMS_MAX: Final = 10_000
 """The limit of a report's items. The rest is only counted, and passed to `progress`."""
 
+_MARKERS_KEPT: Final = 2
 _EXPECTED: Final = (ServiceError, FormatError, CommitRefused)
 
 
@@ -293,6 +330,8 @@ class _TopicSweep:
         self._clock = clock
         self._counting: dict[str, int | None] = {}
         """The committed objects, with their listed sizes; None if an object is not listed."""
+        self._existing: dict[str, int | None] = {}
+        """The sizes of committed objects that were looked at; None if an object is missing."""
 
     def run(self, report: SweepReport, tell: Callable[[SweepItem], None]) -> None:
         record = self._catalog.record(self._topic)
@@ -305,7 +344,11 @@ class _TopicSweep:
             self._clock.now_ms(),
             self._grace_ms,
         )
+        markers: list[StoredMarker] = []
         for life, found in self._names():
+            if isinstance(found, StoredMarker):
+                markers.append(found)
+                continue
             if isinstance(found, ObjectMeta):
                 age_ms = situation.now_ms - found.modified_ms
                 reason = "its name is not an object's"
@@ -315,6 +358,8 @@ class _TopicSweep:
             if item is not None:
                 tell(item)
         for item in self._compare_descriptors(report):
+            tell(item)
+        for item in self._superseded(in_order(markers), situation):
             tell(item)
 
     def _leave_alone(self, record: TopicRecord | None, tell: Callable[[SweepItem], None]) -> None:
@@ -332,14 +377,12 @@ class _TopicSweep:
 
     # -- rows and listing, merged ---------------------------------------------------------------
 
-    def _names(self) -> Iterator[tuple[Life | None, Stored | ObjectMeta]]:
+    def _names(self) -> Iterator[tuple[Life | None, Stored | StoredMarker | ObjectMeta]]:
         """Yields every name that has a row or is in the listing, with both."""
         rows = iter(self._catalog.lives(self._topic))
         row = next(rows, None)
         for found in walk(self._store, self._topic):
-            if isinstance(found, StoredMarker):
-                continue
-            if isinstance(found, ObjectMeta):
+            if isinstance(found, StoredMarker | ObjectMeta):
                 yield None, found
                 continue
             while row is not None and row[0] < found.object_id:
@@ -411,9 +454,60 @@ class _TopicSweep:
             and first != last
         )
 
+    def holds(self, ranges: list[Range]) -> bool:
+        for start, end in ranges:
+            position = start
+            while position < end:
+                page = self._catalog.get_object_descriptors_range(self._topic, position, end)
+                for each in page:
+                    if each.start_offset > position or not self._exists(each):
+                        return False
+                    position = each.next_offset
+                if not page:
+                    return False
+        return True
+
+    def _exists(self, descriptor: ObjectDescriptor) -> bool:
+        object_id = descriptor.object_id
+        if object_id not in self._existing:
+            try:
+                size: int | None = self._store.head(object_key(self._topic, object_id)).size
+            except ObjectMissing:
+                size = None
+            self._existing[object_id] = size
+        return self._existing[object_id] == descriptor.size
+
     def _named(self, start: int, object_id: str) -> ObjectDescriptor | None:
         found = self._catalog.get_object_descriptors_range(self._topic, start, start + 1, 1)
         return found[0] if found and found[0].object_id == object_id else None
+
+    # -- begin markers --------------------------------------------------------------------------
+
+    def _superseded(self, markers: list[StoredMarker], situation: Situation) -> Iterator[SweepItem]:
+        """Removes old markers. Keeps the two newest, the first of the newest log, and all that are
+        at the end of a hole: with them a restore knows that a log began there."""
+        old = [
+            each
+            for each in markers[:-_MARKERS_KEPT]
+            if situation.now_ms - each.meta.modified_ms >= self._grace_ms
+        ]
+        newest = read_marker(self._store, markers[-1]) if old else None
+        if newest is None:
+            return
+        needed = {newest.begin, *(end for _, end in situation.record.holes)}
+        for each in old:
+            if each.name.offset in needed:
+                continue
+            meta, reason = each.meta, "the log was opened again since"
+            action = Action.WOULD_REMOVE
+            if not self._dry_run:
+                try:
+                    self._store.delete_object(meta.key)
+                    action = Action.REMOVED
+                except ServiceError as error:
+                    action, reason = Action.FAILED, str(error)
+            age_ms = situation.now_ms - meta.modified_ms
+            yield self._item(Kind.MARKER, meta.key, meta.size, age_ms, action, reason)
 
     # -- descriptors without objects ------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from forebay.pipeline.jobs.compact import undo_compaction
 from forebay.read.object_stream import ObjectStream
 from forebay.read.tiered_log import CatalogSource
 from forebay.settings import CloudReaderSettings
-from forebay.upload.restore import restore_topic
+from forebay.upload.restore import RestoreChoices, restore_topic
 from forebay.upload.sweep import Action, Kind
 from support.compactions import TOPIC, Setup
 
@@ -183,7 +183,9 @@ def test_a_restore_from_the_bucket_alone_gives_the_same_topic(
     for meta in setup.store.list(""):
         other.store.put_object(meta.key, bytes(setup.store.get_range(meta.key, 0, meta.size)))
     session = Session(other.catalog, other.settings.metadata, other.bench.clock)
-    report = restore_topic(other.catalog, other.store, session, TOPIC, dry_run=False, verify=verify)
+    report = restore_topic(
+        other.catalog, other.store, session, TOPIC, RestoreChoices(verify=verify)
+    )
     session.close()
     assert report.gaps == []
     assert (report.start_offset, report.tail) == (0, 100)

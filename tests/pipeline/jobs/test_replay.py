@@ -23,7 +23,7 @@ from forebay.pipeline.jobs.replay import replay
 from forebay.pipeline.sink.commit import MARK
 from forebay.settings import StoreSettings, WalSettings
 from forebay.topic.resources import StoreResources, close_executor_resources
-from forebay.upload.restore import restore_topic
+from forebay.upload.restore import RestoreChoices, restore_topic
 from support.inline_executor import InlineExecutor
 from support.paths import TESTS
 
@@ -171,7 +171,9 @@ def test_what_a_restored_target_has_of_a_replay_is_not_guessed(settings: StoreSe
     resources = StoreResources(settings, SYSTEM_CLOCK)
     for name in (SOURCE, TARGET):
         topic = parse_topic(name)
-        restore_topic(resources.catalog, resources.store, resources.session, topic, dry_run=False)
+        restore_topic(
+            resources.catalog, resources.store, resources.session, topic, RestoreChoices()
+        )
     resources.close()
     with pytest.raises(UsageError, match="unknown how far that replay got"):
         replay(settings, SOURCE, TARGET, end=2000, executor=ThisProcess())

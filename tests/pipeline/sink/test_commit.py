@@ -33,7 +33,7 @@ from forebay.pipeline.sink.owner import LocalTopicWriter
 from forebay.pipeline.sink.staging import Part, discard
 from forebay.pipeline.sink.writer import ForebayWriter, StagedPart
 from forebay.topic.resources import StoreResources
-from forebay.upload.restore import restore_topic
+from forebay.upload.restore import RestoreChoices, restore_topic
 from support.sinks import OTHER, TOPIC, SinkSetup, marks, numbered
 
 RUN = SinkBatch("daily", 0, named=True)
@@ -273,7 +273,7 @@ def test_after_a_restore_the_log_tells_what_is_there(setup: SinkSetup) -> None:
     for file in setup.data.glob("catalog*"):
         file.unlink()
     resources = StoreResources(setup.settings, setup.bench.clock)
-    restore_topic(resources.catalog, resources.store, resources.session, topic, dry_run=False)
+    restore_topic(resources.catalog, resources.store, resources.session, topic, RestoreChoices())
     resources.close()
     setup = SinkSetup(setup.data)
     with pytest.raises(UsageError, match="at batch 2"):

@@ -48,7 +48,12 @@ from forebay.upload.inventory import (
     take_stock,
     topics_in_store,
 )
-from forebay.upload.restore import RestoreReport, restore_topic, to_be_described
+from forebay.upload.restore import (
+    RestoreChoices,
+    RestoreReport,
+    restore_topic,
+    to_be_described,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,17 +65,15 @@ _AHEAD_OBJECTS_MAX: Final = 2000
 _WAVE_OBJECTS: Final = 20_000
 _WAVE_TOPICS_MAX: Final = 256
 """The most topics whose listings are held at a time."""
-_EXPECTED: Final = (CorruptLog, CommitRefused, FormatError, ServiceError, TopicFenced, TopicOwned)
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreChoices:
-    """The options of `restore_topic`."""
-
-    dry_run: bool = False
-    verify: bool = False
-    allow_gaps: bool = False
-    assume_nothing_lost: bool = False
+_EXPECTED: Final = (
+    CorruptLog,
+    CommitRefused,
+    FormatError,
+    ServiceError,
+    TopicFenced,
+    TopicOwned,
+    UsageError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class RestoreRow:
     start_offset: int
     tail: int
     next_offset: int
+    older: str | None
     error: str | None
 
 
@@ -134,6 +138,8 @@ def restore(
     verify: bool = False,
     allow_gaps: bool = False,
     assume_nothing_lost: bool = False,
+    next_offset: int | None = None,
+    accept_loss: bool = False,
     spark: SparkSession | None = None,
     runner: Runner = "spark",
     dry_run: bool = False,
@@ -144,9 +150,11 @@ def restore(
     The error of a topic is in its row, and does not stop the others. `progress` is called with the
     number of topics that are done, and of all. Without `spark`, a session is started if needed.
     `runner="threads"` uses threads of this process in place of Spark. The other options are those
-    of `restore_topic`.
+    of `RestoreChoices`; `next_offset` needs exactly one topic.
     """
-    choices = RestoreChoices(dry_run, verify, allow_gaps, assume_nothing_lost)
+    choices = RestoreChoices(
+        dry_run, verify, allow_gaps, assume_nothing_lost, next_offset, accept_loss
+    )
     rows: list[RestoreRow] = []
     with open_restore(
         source, topics, choices, everything=everything, spark=spark, runner=runner
@@ -182,6 +190,10 @@ def open_restore(
     )
     if bool(topics) == everything:
         raise UsageError("give either the topics to restore or everything=True, not both")
+    if choices.next_offset is not None and len(topics or ()) != 1:
+        raise UsageError("a next offset is that of one topic: give exactly one to restore")
+    if choices.next_offset is not None and choices.assume_nothing_lost:
+        raise UsageError("give either the next offset or the assumption that nothing is lost")
     names = [parse_topic(name) for name in topics or ()]
     _require_objects(settings)
     with _opened(settings, dry_run=choices.dry_run) as resources:
@@ -275,10 +287,8 @@ class RestoreRun:
             resources.store,
             resources.session,
             topic,
-            dry_run=choices.dry_run,
-            verify=choices.verify,
-            allow_gaps=choices.allow_gaps,
-            assume_nothing_lost=choices.assume_nothing_lost,
+            choices,
+            local=resources.local_log(topic),
             progress=progress,
             describe=self._prefetch,
         )
@@ -309,6 +319,7 @@ def _row(done: RestoredTopic) -> RestoreRow:
         start_offset=report.start_offset,
         tail=report.tail,
         next_offset=report.next_offset,
+        older=report.older,
         error=None if done.error is None else str(done.error),
     )
 
