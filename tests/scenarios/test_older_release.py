@@ -20,10 +20,11 @@ from forebay.topic.describe import describe
 from forebay.topic.resources import StoreResources, open_resources
 from forebay.topic.store import Store, Topic
 from forebay.topic.view import StoreView
-from forebay.upload.restore import RestoreReport, restore_topic
+from forebay.upload.restore import RestoreReport
 from forebay.upload.sweep import Action, Kind, sweep
 from support import older_store
 from support.older_store import OlderTopic, settings_of, unpack
+from support.restores import restore
 
 VERSIONS: Final = sorted(
     path.name.removeprefix("store-").removesuffix(".tar.gz")
@@ -44,16 +45,8 @@ class OlderStore:
     def resources(self) -> StoreResources:
         return open_resources(settings_of(self.data))
 
-    def restore(self, name: str, **options: Any) -> RestoreReport:
-        with closing(self.resources()) as resources:
-            return restore_topic(
-                resources.catalog,
-                resources.store,
-                resources.session,
-                parse_topic(name),
-                dry_run=False,
-                **options,
-            )
+    def restore(self, name: str, **choices: Any) -> RestoreReport:
+        return restore(settings_of(self.data), name, **choices)
 
     def lose_catalog(self) -> None:
         for path in self.data.glob("catalog.db*"):

@@ -25,7 +25,6 @@ Three things no system can know, so no history does them:
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 import re
@@ -53,8 +52,8 @@ from forebay.topic.accept import accept_loss
 from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store, Topic
 from forebay.topic.view import StoreView
-from forebay.upload.restore import restore_topic
 from forebay.upload.sweep import sweep
+from support.restores import restore
 from support.storages import factory_of
 
 TOPIC: Final = parse_topic("/default/orders")
@@ -464,19 +463,9 @@ class World:
         after = max(self.acknowledged, default=-1) + 1
         if self.bucket_end() < after:
             options.pop("assume_nothing_lost", None)
-        if options.pop("next_offset", False):
+        if options.pop("next_offset", False) and "assume_nothing_lost" not in options:
             options["next_offset"] = after
-        known = inspect.signature(restore_topic).parameters
-        options = {name: value for name, value in options.items() if name in known}
-        with closing(StoreResources(self.settings)) as resources:
-            report = restore_topic(
-                resources.catalog,
-                resources.store,
-                resources.session,
-                TOPIC,
-                dry_run=False,
-                **options,
-            )
+        report = restore(self.settings, str(TOPIC), **options)
         self.catalog = CatalogFacts(max(self.catalog.end, report.tail))
         self.say(f"restored with {options}: {report}")
 

@@ -341,7 +341,7 @@ def _forget(catalog: Catalog, topic: TopicName) -> None:
 
 def _restore(resources: StoreResources, name: str, *, stop: bool = False) -> None:
     from forebay.upload.inventory import describe
-    from forebay.upload.restore import restore_topic
+    from forebay.upload.restore import RestoreChoices, restore_topic
 
     done = 0
 
@@ -358,7 +358,7 @@ def _restore(resources: StoreResources, name: str, *, stop: bool = False) -> Non
             resources.store,
             resources.session,
             parse_topic(name),
-            dry_run=False,
+            RestoreChoices(),
             describe=describing,
         )
         assert not stop
