@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from forebay.limits import LOG_DISTANCE
+from forebay.pipeline import restore
+from forebay.settings import MetadataSettings
 from forebay.topic.store import Store
 from support.cli_runs import done, facts, lose_local_log, make_tiered, refused, run, small_segments
 
@@ -36,7 +41,7 @@ def forget_catalog(data: Path) -> None:
 
 
 def test_sweep_removes_what_no_descriptor_names(data: Path, objects: Path) -> None:
-    orphan = objects / "data-60-69.dnb1"
+    orphan = objects / "data-5-14.dnb1"
     orphan.write_bytes(bytes(100))
     kept = facts("sweep", "--data", data)
     assert (kept["counts"]["kept"], kept["committed"], kept["errors"]) == (1, 3, 0)
@@ -100,7 +105,8 @@ def test_restore_rebuilds_the_catalog_from_the_objects(data: Path) -> None:
 def test_restore_says_which_offsets_may_be_lost(data: Path) -> None:
     lose_local_log(data)
     forget_catalog(data)
-    assert "they will be recorded as lost" in done("restore", "orders", "--data", data)
+    text = done("restore", "orders", "--data", data)
+    assert f"offsets 60 to {60 + LOG_DISTANCE - 1} may never have been used" in text
 
 
 def test_what_was_reserved_stays_reserved_and_the_user_is_told(data: Path) -> None:
@@ -112,6 +118,10 @@ def test_what_was_reserved_stays_reserved_and_the_user_is_told(data: Path) -> No
     assert "  --assume-nothing-lost had no effect" in text
     again = facts("restore", "orders", "--data", data, "--assume-nothing-lost")
     assert (again["next_offset"], again["assumed_in_vain"]) == (plain["next_offset"], True)
+    said = facts("restore", "orders", "--data", data, "--next-offset", "100")
+    assert (said["next_offset"], said["unknown"]) == (100, [60, 100])
+    with Store(small_segments(data)) as store:
+        assert store.topic("orders").append(b"next") == 100
 
 
 def test_a_topic_without_objects_has_no_offsets_to_name(data: Path) -> None:
@@ -162,6 +172,86 @@ def test_one_bad_topic_does_not_keep_the_others_from_being_restored(data: Path) 
     assert (second["topic"], second["adopted"]) == ("/default/orders", 3)
 
 
+# ---- losses, one after the other --------------------------------------------------------------
+
+
+def test_offsets_beyond_every_reservation_are_not_given_again(tmp_path: Path) -> None:
+    """Ten are uploaded; the log runs on for more than one reservation, and is lost."""
+    data = tmp_path / "data"
+    settings = replace(small_segments(data), metadata=MetadataSettings(offsets_reserved=20))
+    with Store(settings) as store:
+        topic = store.topic("orders")
+        topic.append_many([b"x"] * 10)
+        topic.upload()
+        used = topic.append_many([b"y"] * 50, durability="synced")
+    lose_local_log(data)
+    forget_catalog(data)
+    assert restore(settings, everything=True, runner="threads").ok
+    with Store(settings) as store:
+        assert store.topic("orders").append(b"z", durability="synced") >= used.stop
+
+
+def test_after_a_damaged_last_object_the_topic_opens_appends_and_uploads(
+    data: Path, objects: Path
+) -> None:
+    lose_local_log(data)
+    forget_catalog(data)
+    (objects / "data-40-59.dnb1").write_bytes(b"?")
+    result = run("restore", "orders", "--data", data)
+    assert "no undamaged object holds the offsets 40 to 59" in result.stderr
+    text = done("restore", "orders", "--data", data, "--allow-gaps", code=1)
+    assert "  damaged: data-40-59.dnb1" in text
+    assert "  lost: no object holds offsets 40 to 59" in text
+    with Store(small_segments(data)) as store:
+        topic = store.topic("orders")
+        first = topic.append(b"on", durability="synced")
+        assert first >= 60
+        topic.upload()
+        assert [message.payload for message in topic.read(first)] == [b"on"]
+    assert (objects / "data-40-59.dnb1").exists()
+    assert "1 removed" in done("sweep", "--data", data, "--grace", "0")
+
+
+def test_a_hole_and_then_a_lost_catalog_leave_a_topic_that_opens(data: Path) -> None:
+    """The local log begins after the hole, and only the lost catalog knew that."""
+    lose_local_log(data)
+    with Store(small_segments(data)) as store:
+        first = store.topic("orders").append(b"kept", durability="synced")
+    assert first >= 100
+    forget_catalog(data)
+    result = run("restore", "orders", "--data", data)
+    assert f"60 to {first - 1}" in result.stderr
+    assert "--allow-gaps" in result.stderr
+    done("restore", "orders", "--data", data, "--allow-gaps")
+    with Store(small_segments(data)) as store:
+        topic = store.topic("orders")
+        assert topic.append(b"next", durability="synced") == first + 1
+        assert [message.payload for message in topic.read(first)] == [b"kept", b"next"]
+        topic.upload()
+
+
+def test_an_older_catalog_is_brought_up_to_date_and_a_sweep_before_deletes_nothing(
+    data: Path, objects: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(data, tmp_path / "older", ignore=shutil.ignore_patterns("objects", "wal"))
+    with Store(small_segments(data)) as store:
+        topic = store.topic("orders")
+        topic.upload()
+        last = topic.append(b"last", durability="synced")
+    forget_catalog(data)
+    for path in (tmp_path / "older").glob("catalog.db*"):
+        shutil.copy(path, data)
+    before = sorted(objects.iterdir())
+    text = done("sweep", "--data", data, "--grace", "0", code=1)
+    assert "object newer than the catalog: the catalog is an older copy: run `forebay re" in text
+    assert sorted(objects.iterdir()) == before
+    assert "  the catalog was an older copy: " in done("restore", "orders", "--data", data)
+    with Store(small_segments(data)) as store:
+        topic = store.topic("orders")
+        assert topic.append(b"next", durability="synced") == last + 1
+        assert len(list(topic.read(0))) == last + 2
+
+
 def test_a_topic_with_a_living_owner_is_not_restored(data: Path, objects: Path) -> None:
     with Store(small_segments(data)) as store:
         store.topic("orders")
@@ -174,6 +264,11 @@ def test_a_topic_with_a_living_owner_is_not_restored(data: Path, objects: Path) 
 def test_restore_refuses_bad_input(data: Path, tmp_path: Path) -> None:
     assert "the topics to restore or --all" in refused("restore", "--data", data)
     assert "not both" in refused("restore", "orders", "--all", "--data", data)
+    assert "exactly one" in refused("restore", "--all", "--data", data, "--next-offset", "5")
+    both = ("--next-offset", "100", "--assume-nothing-lost")
+    assert "either the next offset" in refused("restore", "orders", "--data", data, *both)
+    early = run("restore", "orders", "--data", data, "--next-offset", "59")
+    assert (early.exit_code, "cannot be 59" in early.stderr) == (1, True)
     assert "there are no objects" in refused("restore", "--all", "--data", tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
 

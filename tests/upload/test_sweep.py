@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,9 @@ from forebay.catalog.kv import Put, Remove
 from forebay.catalog.records import Life, State, TopicRecord, encode_record
 from forebay.catalog.swap import replaced_descriptors, swap
 from forebay.errors import ServiceUnavailable
+from forebay.format.marker import BeginMarker, encode_marker
 from forebay.format.names import TopicName, object_key, pending_object, sidecar
+from forebay.objects.markers import list_markers
 from forebay.upload.inventory import topics_in_store
 from forebay.upload.sweep import ERRORS, Action, Kind, SweepItem, SweepReport, sweep
 from support.reservoirs import GRACE_MINUTES, TOPIC, Reservoir, frames, with_ids
@@ -42,15 +45,15 @@ def test_what_is_committed_is_counted_and_left_alone(at: Reservoir) -> None:
 
 
 def test_an_object_that_no_descriptor_names_goes_after_the_grace_time(at: Reservoir) -> None:
-    at.fill(at.own(), 0, 10)
-    at.write("data-10-19.dnb1", frames(10, 10))
+    at.fill(at.own(), 0, 10, 20)
+    at.write("data-5-14.dnb1", frames(5, 10))
     young = swept(at)
-    assert said(young) == [(Kind.ORPHAN, "data-10-19.dnb1", Action.KEPT)]
+    assert said(young) == [(Kind.ORPHAN, "data-5-14.dnb1", Action.KEPT)]
     assert young.items[0].reason == "it is younger than the grace time"
     at.grow_old()
-    assert said(swept(at)) == [(Kind.ORPHAN, "data-10-19.dnb1", Action.REMOVED)]
-    assert at.names() == with_ids(["data-0-9.dnb1"])
-    assert at.catalog.life(TOPIC, "data-10-19.dnb1") is None, "the name is free again"
+    assert said(swept(at)) == [(Kind.ORPHAN, "data-5-14.dnb1", Action.REMOVED)]
+    assert at.names() == with_ids(["data-0-9.dnb1", "data-10-19.dnb1"])
+    assert at.catalog.life(TOPIC, "data-5-14.dnb1") is None, "the name is free again"
     assert swept(at).items == []
 
 
@@ -61,7 +64,7 @@ def test_a_dry_run_lists_everything_and_changes_nothing(at: Reservoir) -> None:
     assert token is not None
     at.intend(owner, 12, 15)
     at.write(pending_object(11, "ab"), frames(11, 3), with_sidecar=False)
-    at.write("data-20-29.dnb1", frames(20, 10))
+    at.write("data-13-18.dnb1", frames(13, 6))
     at.store.put_object(object_key(TOPIC, "data-90-99.dnb1.json"), b"{}")
     at.store.put_object(object_key(TOPIC, "notes.txt"), b"mine")
     at.grow_old()
@@ -73,7 +76,7 @@ def test_a_dry_run_lists_everything_and_changes_nothing(at: Reservoir) -> None:
         (Kind.DELETING, "data-0-9.dnb1", would),
         (Kind.PENDING, "data-11-pending-ab.dnb1", would),
         (Kind.INTENT, "data-12-15.dnb1", would),
-        (Kind.ORPHAN, "data-20-29.dnb1", would),
+        (Kind.ORPHAN, "data-13-18.dnb1", would),
         (Kind.SIDECAR, "data-90-99.dnb1.json", would),
         (Kind.UNKNOWN, "notes.txt", Action.KEPT),
     ]
@@ -83,7 +86,7 @@ def test_a_dry_run_lists_everything_and_changes_nothing(at: Reservoir) -> None:
 
 
 def test_totals_are_by_action_and_progress_is_told_of_each_item(at: Reservoir) -> None:
-    at.fill(at.own(), 0, 10)
+    at.fill(at.own(), 0, 60)
     at.write("data-30-39.dnb1", frames(30, 10), with_sidecar=False)
     at.grow_old()
     at.write("data-40-59.dnb1", frames(40, 20), with_sidecar=False)
@@ -205,7 +208,7 @@ def test_unknown_files_are_never_touched(at: Reservoir) -> None:
 
 
 def test_an_error_for_one_key_stops_nothing_else(at: Reservoir) -> None:
-    at.fill(at.own(), 0, 10)
+    at.fill(at.own(), 0, 60)
     for start in (10, 30, 50):
         at.write(f"data-{start}-{start + 4}.dnb1", frames(start, 5))
 
@@ -236,7 +239,7 @@ def test_a_topic_that_cannot_be_swept_stops_no_other(at: Reservoir) -> None:
     other = TopicName("default", "invoices")
     session = at.session()
     at.own(session, other)
-    at.fill(at.own(session), 0, 10)
+    at.fill(at.own(session), 0, 20)
     at.write("data-10-19.dnb1", frames(10, 10))
     key = at.catalog.keys.life(other, "data-0-1.dnb1")
     at.kv.commit([], [Put(key, b"no row")])
@@ -274,15 +277,14 @@ def test_only_the_named_topics_are_swept(at: Reservoir) -> None:
     other = TopicName("default", "invoices")
     session = at.session()
     for topic in (TOPIC, other):
-        at.own(session, topic)
-        at.write("data-0-9.dnb1", frames(0, 10), topic=topic)
+        at.fill(at.own(session, topic), 0, 10)
+        at.write("data-0-4.dnb1", frames(0, 5), topic=topic)
     at.grow_old()
     report = sweep(
         at.catalog, at.store, [other], grace_minutes=GRACE_MINUTES, dry_run=False, clock=at.clock
     )
-    assert report.topics == 1
-    assert at.names() == with_ids(["data-0-9.dnb1"])
-    assert list(topics_in_store(at.store)) == [TOPIC]
+    assert (report.topics, report.counts[Action.REMOVED]) == (1, 1)
+    assert at.names() == with_ids(["data-0-4.dnb1", "data-0-9.dnb1"])
 
 
 def test_the_topics_of_a_store_are_found_among_other_files(at: Reservoir) -> None:
@@ -306,3 +308,98 @@ def test_stray_sidecars_of_gone_names_go_too(at: Reservoir) -> None:
     name = sidecar("data-0-9.dnb1")
     assert said(swept(at)) == [(Kind.SIDECAR, name, Action.REMOVED)]
     assert at.names() == []
+
+
+# ---- nothing that may be the only copy ----
+
+
+def grace_0(at: Reservoir) -> SweepReport:
+    return sweep(at.catalog, at.store, grace_minutes=0, dry_run=False, clock=at.clock)
+
+
+def test_objects_after_the_tail_of_an_older_catalog_are_kept_and_reported(at: Reservoir) -> None:
+    at.fill(at.own(), 0, 10)
+    at.write("data-10-19.dnb1", frames(10, 10))
+    at.write("data-5-14.dnb1", frames(5, 10))
+    at.grow_old()
+    report = grace_0(at)
+    assert said(report) == [
+        (Kind.NEWER, "data-10-19.dnb1", Action.KEPT),
+        (Kind.NEWER, "data-5-14.dnb1", Action.KEPT),
+    ]
+    assert report.errors == 2
+    assert "forebay restore" in report.items[0].reason
+
+
+@pytest.mark.parametrize("state", [State.INTENDED, State.DELETING, State.REPLACED, State.GONE])
+def test_whatever_its_row_says_an_object_after_the_tail_is_kept(
+    at: Reservoir, state: State
+) -> None:
+    """The row may be that of an older copy, and the name have been used since."""
+    at.fill(at.own(), 0, 10)
+    at.end_sessions()
+    at.write("data-10-19.dnb1", frames(10, 10))
+    row = Life(state, 1, "t", at.clock.now_ms())
+    at.kv.commit([], [Put(at.catalog.keys.life(TOPIC, "data-10-19.dnb1"), encode_record(row))])
+    at.grow_old()
+    report = grace_0(at)
+    assert [action for _, _, action in said(report)] == [Action.KEPT]
+    assert report.errors == 0
+
+
+def test_an_orphan_whose_messages_no_existing_object_holds_is_kept(at: Reservoir) -> None:
+    """The catalog is older than a compaction, whose object is the only one left."""
+    at.fill(at.own(), 0, 10, 20, 30)
+    at.write("data-0-19.dnb1", frames(0, 20))
+    at.backend.delete_object(object_key(TOPIC, "data-10-19.dnb1"))
+    at.grow_old()
+    kept = [item for item in grace_0(at).items if item.kind is Kind.ORPHAN]
+    assert [(item.action, item.reason) for item in kept] == [
+        (Action.KEPT, "no other object holds its messages")
+    ]
+    assert "data-0-19.dnb1" in at.names()
+
+
+def test_an_orphan_in_a_hole_or_before_the_start_goes(at: Reservoir) -> None:
+    owner = at.own()
+    oldest = at.fill(owner, 0, 10, 20)[0]
+    assert at.catalog.retire(TOPIC, owner.epoch, oldest) is not None
+    record = at.catalog.record(TOPIC)
+    assert record is not None
+    at.end_sessions()
+    after = replace(record.with_lost(20, 30), tail=30, reserved=30)
+    at.kv.commit([], [Put(at.catalog.keys.record(TOPIC), encode_record(after))])
+    for name in ("data-0-9.dnb1", "data-5-14.dnb1", "data-20-29.dnb1"):
+        at.store.put_object(object_key(TOPIC, name), b"?")
+    at.grow_old()
+    assert [action for _, _, action in said(grace_0(at))] == [Action.REMOVED] * 3
+    assert at.names() == with_ids(["data-10-19.dnb1"])
+
+
+def test_old_markers_go_but_for_those_that_a_restore_needs(at: Reservoir) -> None:
+    owner = at.own()
+    at.fill(owner, 0, 10)
+    record = at.catalog.record(TOPIC)
+    assert record is not None
+    after = replace(record.with_unknown(10, 100), tail=100, reserved=100)
+    at.kv.commit([], [Put(at.catalog.keys.record(TOPIC), encode_record(after))])
+    marker = encode_marker(BeginMarker("a" * 32, "b" * 32, 1, 300))
+    offsets = (0, 5, 100, 150, 300, 310, 320, 330)
+    for offset in offsets:
+        at.store.put_object(object_key(TOPIC, f"begin-{offset}"), marker)
+    assert swept(at).items == []
+    at.grow_old()
+    would = swept(at, dry_run=True)
+    assert {(item.kind, item.action) for item in would.items} == {
+        (Kind.MARKER, Action.WOULD_REMOVE)
+    }
+    assert swept(at).counts[Action.REMOVED] == 4
+    assert [each.name.offset for each in list_markers(at.store, TOPIC)] == [100, 300, 320, 330]
+
+
+def test_while_the_newest_marker_is_damaged_no_marker_goes(at: Reservoir) -> None:
+    at.fill(at.own(), 0, 10)
+    for offset in (0, 5, 6, 7):
+        at.store.put_object(object_key(TOPIC, f"begin-{offset}"), b"?")
+    at.grow_old()
+    assert swept(at).items == []

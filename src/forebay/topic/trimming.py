@@ -129,7 +129,8 @@ class Trimmer:
     def trim_remote(self, epoch: int | None) -> list[ObjectDescriptor]:
         """Runs one pass of remote retention and returns the deleted objects.
 
-        It deletes whole objects, oldest first, and each descriptor before its object.
+        It deletes whole objects, oldest first, and each descriptor before its object. The newest
+        one stays: without the catalog, it tells how far offsets were assigned (rule R9).
         """
         minutes, size_mb = self._remote.time_minutes, self._remote.size_mb
         if minutes is None and size_mb is None:
@@ -142,7 +143,7 @@ class Trimmer:
         gone: list[ObjectDescriptor] = []
         while (
             oldest := self._catalog.get_object_descriptors_range(self._topic, 0, limit=1)
-        ) and len(chain) > len(gone):
+        ) and len(chain) > len(gone) + 1:
             descriptor = oldest[0]
             age_ms = self._clock.now_ms() - descriptor.created_at * 1000
             too_old = minutes is not None and age_ms >= minutes * 60_000

@@ -161,7 +161,7 @@ def _topics(resources: StoreResources, topics: Sequence[str] | None) -> list[Top
 #     warning    sidecar, orphan, pending, stray, unrestored: not as it should be, but no data is
 #                lost
 #     error      missing, resized, corrupt, index, gap, overlap, record, descriptor, unnamed,
-#                unreadable
+#                newer, unreadable
 
 GOOD: Final = "good"
 NOTE: Final = "note"
@@ -179,6 +179,8 @@ _SWEPT: Final = {
     Kind.MISSING: ("missing", ERROR),
     Kind.RESIZED: ("resized", ERROR),
     Kind.UNNAMED: ("unnamed", ERROR),
+    Kind.NEWER: ("newer", ERROR),
+    Kind.MARKER: ("marker", NOTE),
     Kind.UNRESTORED: ("unrestored", WARNING),
     Kind.TOPIC: ("unreadable", ERROR),
 }
