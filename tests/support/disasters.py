@@ -124,6 +124,8 @@ class World:
         self.log: LogFacts | None = None
         self.catalog = CatalogFacts(0)
         self.rolling, self.sidecars = False, True
+        self.accepting = False
+        """Whether a restore has just accepted every loss."""
         self.damaged: set[str] = set()
         """Objects that a step damaged: a repair may change them."""
         self._objects: dict[str, bytes] = {}
@@ -181,6 +183,9 @@ class World:
             self.catalog = CatalogFacts(max(self.catalog.end, self.record().tail))
             self.say(f"opened at {end}: {self.record()}")
             self.check(topic, sound)
+            if self.accepting and (self.record().lost or self.record().unknown):
+                raise Broken("not accepted", f"{self.record()}")
+            self.accepting = False
         return self.store.topic(str(TOPIC))
 
     def close(self) -> None:
@@ -353,7 +358,7 @@ class World:
         """Reads everything. `sound` are the offsets that the newest log had before the opening."""
         found, errors = self.read_all(topic)
         record = self.record()
-        holes = [*record.lost, *getattr(record, "unknown", ()), *getattr(record, "accepted", ())]
+        holes = record.holes
         start, end = topic.start_offset, topic.watermarks().appended
         stored = self.stored()
         for offset, payload in self.acknowledged.items():
@@ -390,11 +395,9 @@ class World:
                     at = message.offset + 1
                 break
             except LostOffsets as hole:
-                if not hole.start <= at < hole.end:
-                    raise Broken(
-                        "a hole elsewhere", f"{hole.start} to {hole.end} at {at}"
-                    ) from hole
-                errors |= {each for each in self.acknowledged if at <= each < hole.end}
+                if hole.end <= at:
+                    raise Broken("a hole elsewhere", f"it ends at {hole.end}, at {at}") from hole
+                errors |= {each for each in self.acknowledged if hole.start <= each < hole.end}
                 at = hole.end
             except ForebayError:
                 errors.add(at)
@@ -467,6 +470,7 @@ class World:
             options["next_offset"] = after
         report = restore(self.settings, str(TOPIC), **options)
         self.catalog = CatalogFacts(max(self.catalog.end, report.tail))
+        self.accepting = "accept_loss" in options
         self.say(f"restored with {options}: {report}")
 
     def repair(self, *, accept_loss: bool) -> None:
@@ -491,6 +495,8 @@ class World:
     def take(self, step: Step) -> None:
         """Takes one step, and checks the objects after it."""
         self.say(f"-- {step}")
+        if step.name in ("lose", "lose_objects", "put_back"):
+            self.accepting = False
         getattr(self, f"do_{step.name}")(step.number)
         self.check_objects(step.name)
 
