@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
@@ -17,6 +18,7 @@ import pytest
 
 from forebay.errors import (
     InvalidSetting,
+    ObjectExists,
     ObjectMissing,
     ServiceError,
     ServiceRefused,
@@ -28,6 +30,7 @@ from forebay.objects.remote import RemoteBackend, store_location, translated
 from forebay.settings import CloudSettings
 from support.azurite import Azurite
 from support.gcs_fake import GcsFake
+from support.proxy import FaultProxy, Faults
 from support.s3_server import S3Server, refusing_port
 
 CHUNK = PART_BYTES_MIN
@@ -329,6 +332,51 @@ def test_a_failed_part_fails_the_writer_and_publishes_nothing(gcs: GcsFake) -> N
     writer.abort()
     with pytest.raises(ObjectMissing):
         backend.head("large")
+
+
+def test_an_upload_that_finds_its_key_taken_leaves_no_parts_on_the_server(gcs: GcsFake) -> None:
+    backend = RemoteBackend(gcs.settings())
+    gcs.forget_uploads()
+    writer = backend.open_streaming_writer(
+        "late", chunk_bytes=CHUNK, concurrent_parts=2, create=True
+    )
+    writer.write(bytes(2 * CHUNK))
+    assert gcs.uploads() == 1
+    backend.put_object("late", b"came first")
+    with pytest.raises(ObjectExists, match="late"):
+        writer.close()
+    assert gcs.uploads() == 0
+    assert gcs.requests("late").count("HEAD") == 2, "before the first part and before the end"
+
+
+def test_a_small_object_is_created_with_one_request(gcs: GcsFake) -> None:
+    backend = RemoteBackend(gcs.settings())
+    with backend.open_streaming_writer(
+        "created-small", chunk_bytes=CHUNK, concurrent_parts=2, create=True
+    ) as writer:
+        writer.write(b"x")
+    assert gcs.requests("created-small") == ["PUT"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_creation_whose_answer_was_lost_happened_or_can_be_made(s3: S3Server, seed: int) -> None:
+    """ObjectExists may be about the caller's own object; the bytes tell."""
+    with FaultProxy(s3.endpoint.removeprefix("http://"), http=True, seed=seed) as proxy:
+        settings = replace(s3.settings(options={"endpoint": proxy.url}), max_retries=1)
+        direct = RemoteBackend(s3.settings(root=settings.root))
+        backend = RemoteBackend(settings)
+        outcomes = set()
+        with proxy.faults(Faults(timeout_after_success_rate=0.6, hang_seconds=0.01)):
+            for number in range(20):
+                try:
+                    backend.put_object(f"k{number}", b"%d" % number, create=True)
+                except (ObjectExists, ServiceUnavailable) as error:
+                    outcomes.add(type(error))
+                assert bytes(direct.get_range(f"k{number}", 0, len(str(number)))) == (
+                    b"%d" % number
+                )
+        assert outcomes, "some answers were lost"
+        assert proxy.stats().faults["timeout_after_success"] > 0
 
 
 def test_an_aborted_upload_leaves_no_parts_on_the_server(gcs: GcsFake) -> None:

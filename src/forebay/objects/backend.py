@@ -6,7 +6,7 @@
   publishes nothing.
 - With `create=True` an object that has the key is not replaced: ObjectExists is raised, and nothing
   is changed. Of several callers at the same time one creates the object. The exceptions, with their
-  windows, are in `docs/formats/objects.md`.
+  windows, are in `docs/guide/durability.md`.
 - When `put_object`, `close`, `copy_object` or `delete_object` returns, its effect is durable and
   visible to all.
 - Errors are those of `forebay.errors`: ObjectMissing, ObjectExists, ServiceRefused (a retry cannot

@@ -20,8 +20,10 @@ sorts directory by directory, which is the same within one directory.
 Beware:
 
 - A multipart upload cannot be conditional, and replaces an object in silence. With `create` the key
-  is looked up before the first part is sent and again before the last ones are, so another writer
-  has to publish between that and the completion to be overwritten.
+  is looked up before the first part is sent and again before the completion, so another writer has
+  to publish between that and the completion to be overwritten.
+- In Azure the parts of two uploads of the same key at the same time replace each other. Reading the
+  object back shows it, unless both had the same bytes anyway.
 - The client's threads do not survive a fork, and calls would hang in the child. The first call
   starts them; a child of a process that has started them gets ServiceRefused.
 - A process that is killed leaves the parts of unfinished uploads in the bucket. They are invisible
@@ -419,8 +421,11 @@ class RemoteWriter(WriterScope):
             if self._create:
                 self._backend.require_absent(self._key)
             self._backend.call("complete", self._key, self._parts.close)
-        except BaseException:
+        except BaseException as error:
             self.abort()
+            if self._create and isinstance(error, ServiceRefused | ServiceUnavailable):
+                # Azure refuses the completion if another upload of the same key was completed.
+                self._backend.require_absent(self._key)
             raise
         self._parts = self._chunk = None
         meta = self._backend.head(self._key)

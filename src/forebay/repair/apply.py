@@ -48,8 +48,14 @@ from forebay.repair.plan import LocalPlan, ObjectRewrite, Rewrite
 from forebay.repair.survey import Survey
 from forebay.topic.opening import lock_name
 from forebay.topic.resources import StoreResources
-from forebay.upload.creation import NewObject, require_size
-from forebay.upload.engine import FrameWriter, ObjectBuilder, describe, put_sidecar
+from forebay.upload.engine import (
+    FrameWriter,
+    NewObject,
+    ObjectBuilder,
+    describe,
+    put_sidecar,
+    require_size,
+)
 from forebay.wal.checkpoints import Publisher
 from forebay.wal.identity import write_log_id
 from forebay.wal.recovery import Recovery, remove_segment

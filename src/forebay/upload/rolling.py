@@ -2,7 +2,7 @@
 
 Every cycle adds the messages synced since the last one, until a limit is reached: bytes, messages,
 age, or idle time. The last offset is not known in advance, so the object is written under a pending
-name and copied by the object store when it is complete. The copy replaces nothing (`creation`), and
+name and copied by the object store when it is complete. The copy replaces nothing, and
 is read back and committed like any other object. The checkpoint shows the progress, for information
 only: after a restart or an error the object is abandoned and built again from the log.
 
@@ -27,13 +27,15 @@ from forebay.format.names import ObjectName, TopicName, object_key, pending_obje
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta, ObjectWriter
 from forebay.upload import metrics
-from forebay.upload.creation import require_same, require_size, set_aside
 from forebay.upload.engine import (
     ObjectBuilder,
     Uploaded,
     UploadPorts,
     describe,
     read_back_and_put_sidecar,
+    require_same,
+    require_size,
+    set_aside,
 )
 from forebay.upload.plan import PlannedObject, plan_object
 from forebay.upload.uploader import Uploader

@@ -37,8 +37,7 @@ from forebay.format.names import TopicName
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.logs import event
 from forebay.upload import engine, metrics
-from forebay.upload.creation import set_aside
-from forebay.upload.engine import Uploaded, UploadPorts
+from forebay.upload.engine import Uploaded, UploadPorts, set_aside
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.checkpoints import CheckpointStore
 from forebay.wal.log import Wal

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -19,7 +21,8 @@ from forebay.catalog.catalog import Change
 from forebay.catalog.kv import Compare, Kv, Put, Remove
 from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptFrame, MissingData, ServiceUnavailable, UsageError
-from forebay.format.names import parse_topic
+from forebay.format.names import object_key, parse_topic
+from forebay.pipeline.execute import Done
 from forebay.pipeline.jobs.offload import Offload, OffloadReport, ReadBackTask
 from forebay.pipeline.location import job_settings
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
@@ -115,6 +118,54 @@ def test_objects_of_one_topic_end_with_segments_and_are_made_side_by_side(tmp_pa
     assert len(executor.items) == report.objects > 2
     assert {row.end_offset for row in report.rows} <= ends
     assert contents(settings) == payloads(500)
+
+
+def test_tasks_that_run_twice_at_once_both_succeed(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, max_object_bytes=10_000)
+    ends: list[object] = []
+
+    class Twice(InlineExecutor):
+        """Runs each item on two threads at once, as Spark's speculative execution may."""
+
+        def _one(self, work: Callable[[Any], Any], item: Any) -> Done[Any]:
+            start = threading.Barrier(2)
+
+            def attempt(_number: int) -> Any:
+                start.wait()
+                return work(item)
+
+            with ThreadPoolExecutor(2) as pool:
+                done = list(pool.map(attempt, range(2)))
+            ends.extend(each.descriptor.object_id for each in done)
+            assert done[0].descriptor.content_hash == done[1].descriptor.content_hash
+            assert done[0].descriptor.etag == done[1].descriptor.etag, "one has created it"
+            return Done(done[1], None)
+
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(500), durability="synced")
+    report = once(settings, Twice())
+    assert report.ok
+    assert len(ends) == 2 * report.objects > 4
+    assert contents(settings) == payloads(500)
+
+
+def test_an_object_of_another_log_stops_the_topic_and_is_not_changed(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, max_object_bytes=10_000)
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(100), durability="synced")
+    with offloading(settings, InlineExecutor()) as run:
+        planned = run.once(force=True, dry_run=True).rows[0]
+        resources = run.store.resources()
+        assert resources is not None
+        name = f"data-{planned.start_offset}-{planned.end_offset}.dnb1"
+        key = object_key(parse_topic(NAME), name)
+        resources.store.put_object(key, b"of another log")
+        for _ in range(2):
+            report = run.once(force=True)
+            assert not report.ok
+            assert "(content not read)" in str(report.rows[0].error)
+        assert bytes(resources.store.get_object(key, 100)) == b"of another log"
+    assert chain(settings) == []
 
 
 def test_only_the_prefix_of_what_succeeded_is_committed(tmp_path: Path) -> None:

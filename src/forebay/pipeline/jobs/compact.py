@@ -61,8 +61,7 @@ from forebay.read.object_stream import ObjectStream
 from forebay.read.verify import looks_same
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources, open_existing
-from forebay.upload.creation import NewObject, set_aside
-from forebay.upload.engine import Renewal, put_sidecar
+from forebay.upload.engine import NewObject, Renewal, put_sidecar, set_aside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

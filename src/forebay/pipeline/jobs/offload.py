@@ -50,8 +50,7 @@ from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView, TopicView
 from forebay.upload import engine, metrics
-from forebay.upload.creation import set_aside
-from forebay.upload.engine import Renewal, Uploaded, UploadTask
+from forebay.upload.engine import Renewal, Uploaded, UploadTask, set_aside
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.segment import LogPosition, Segment
 
