@@ -37,13 +37,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from forebay.catalog.records import TopicRecord
-from forebay.errors import ForebayError, LostOffsets, UsageError
+from forebay.errors import ForebayError, LostOffsets, ServiceUnavailable, UsageError
 from forebay.format.frame import scan
 from forebay.format.names import SIDECAR_ENDING, objects_prefix, parse_object, parse_topic
 from forebay.repair.repair import repair
 from forebay.settings import (
     DeleterSettings,
     MetadataSettings,
+    RemoteRetentionSettings,
     StoreSettings,
     UploaderSettings,
     WalSettings,
@@ -54,7 +55,7 @@ from forebay.topic.store import Store, Topic
 from forebay.topic.view import StoreView
 from forebay.upload.sweep import sweep
 from support.restores import restore
-from support.storages import factory_of
+from support.storages import factory_of, storage_of
 
 TOPIC: Final = parse_topic("/default/orders")
 COMMANDS_MAX: Final = 12
@@ -124,6 +125,8 @@ class World:
         self.log: LogFacts | None = None
         self.catalog = CatalogFacts(0)
         self.rolling, self.sidecars = False, True
+        self.retired: set[int] = set()
+        """Offsets that remote retention has deleted, as it should."""
         self.accepting = False
         """Whether a restore has just accepted every loss."""
         self.damaged: set[str] = set()
@@ -147,6 +150,7 @@ class World:
                 retention_time_minutes=0, retention_size_mb=0, deletion_lag_minutes=0
             ),
             metadata=MetadataSettings(lease_seconds=60, offsets_reserved=20),
+            remote_retention=RemoteRetentionSettings(size_mb=0.001),
         )
 
     @property
@@ -366,9 +370,16 @@ class World:
                 if found[offset] != payload:
                     raise Broken("another message", f"{found[offset]!r} for {payload!r}, {offset}")
                 continue
-            told = offset < start or offset in errors or _within(holes, offset)
+            told = (
+                offset < start
+                or offset in self.retired
+                or offset in errors
+                or _within(holes, offset)
+            )
             if offset >= end:
                 raise Broken("beyond the end", f"{offset}; the next offset is {end}")
+            if offset in self.retired:
+                continue
             if not told:
                 raise Broken("not told", f"{offset} cannot be read")
             if offset < start and (offset in stored or offset in sound):
@@ -532,6 +543,26 @@ class World:
         with suppress(ForebayError):  # an object is missing or damaged: nothing is deleted
             topic.trim_local()
 
+    def do_retain(self, _number: int) -> None:
+        """One pass of remote retention, which keeps about a kilobyte of objects."""
+        topic = self.topic
+        before = self.stored()
+        with suppress(ForebayError):  # an object is missing: the next pass tries again
+            storage_of(topic).trim_remote()
+        self.retired |= before - self.stored()
+        self._objects = self.objects()
+
+    def do_upload_dies(self, _number: int) -> None:
+        """The process is killed when an object is stored, and before it is committed."""
+        topic = self.topic
+        assert self.store is not None
+        resources = factory_of(self.store).resources
+        assert resources is not None
+        resources.catalog.put_object_descriptor = _unavailable  # type: ignore[method-assign]
+        with suppress(ForebayError):
+            topic.upload()
+        self.crash()
+
     def do_copy(self, _number: int) -> None:
         self.copies.append(self.copied())
 
@@ -653,6 +684,10 @@ class World:
             self.repair(accept_loss=bool(number & 2))
 
 
+def _unavailable(*_given: Any, **_options: Any) -> Any:
+    raise ServiceUnavailable("the process is about to die")
+
+
 def _within(ranges: Sequence[tuple[int, int]], offset: int) -> bool:
     return any(start <= offset < end for start, end in ranges)
 
@@ -677,6 +712,8 @@ def commands_in(text: str, before: str = "") -> list[str]:
 WEIGHTS: Final = {
     "append": 16,
     "upload": 10,
+    "upload_dies": 2,
+    "retain": 2,
     "reopen": 4,
     "crash": 4,
     "close": 2,
