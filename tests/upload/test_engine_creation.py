@@ -264,7 +264,7 @@ class Damaging(MemoryBackend):
         self.left = times
 
     def publish(self, key: str, data: bytes, metadata: dict[str, str], create: bool) -> object:  # type: ignore[override]
-        if create and self.left:
+        if create and self.left and key.endswith(".dnb1"):
             self.left -= 1
             data = data[:-1] + bytes([data[-1] ^ 1])
         return super().publish(key, data, metadata, create)

@@ -412,11 +412,15 @@ def record_losses(
 
 
 def with_loss(record: TopicRecord, hole: Hole) -> TopicRecord:
-    """Returns the record with the hole recorded as lost. All before it must be in objects."""
+    """Returns the record with the hole recorded. All before it must be in objects.
+
+    Offsets that were certainly assigned are lost. The others may never have been used.
+    """
     start, end = hole
     if record.tail >= end:
         return record
-    lost = record.with_lost(start, end)
+    certain = min(max(start, record.assigned), end)
+    lost = record.with_lost(start, certain).with_unknown(certain, end)
     verified = skip_holes(lost, record.verified)
     return replace(lost, tail=end, verified=verified, reserved=max(record.reserved, end))
 

@@ -6,6 +6,7 @@
     checkpoint, position, index, sidecar      written again from their sources
     id of the log                             written again from its copy, never from the catalog
     frames that are nowhere else              if allowed, recorded as lost; the log begins after
+    an older copy of the log                  if allowed, what came after it is recorded as lost
     frames damaged in object and segment      none
 
 A log has no holes. So before a loss is recorded, the readable messages before it are uploaded, and
@@ -33,6 +34,7 @@ from forebay.format.names import (
     LOG_ID_FILE,
     PUBLISHED_FILE,
 )
+from forebay.limits import LOG_DISTANCE, OFFSET_MAX
 from forebay.repair.frames import FileBytes, FrameRun, FrameSlice, Hole, contested, cover
 from forebay.repair.survey import SegmentFound, Survey, Target
 
@@ -224,15 +226,23 @@ def _after_losses(survey: Survey, record: TopicRecord | None) -> Survey:
 def _plan_end(topic: str, plan: LocalPlan, record: TopicRecord | None) -> None:
     """Plans for a log that lost an unknown number of its newest messages.
 
-    There were at most as many as offsets are reserved.
+    There were at most as many as offsets are reserved. An older copy may end after them, if the
+    catalog is even older: then there were at most as many as a log may have.
     """
     survey = plan.survey
-    path = str(survey.path(max(survey.segments)))
-    what = "it holds nothing of the log, and it is unknown how many messages it held"
+    if survey.older:
+        where = str(survey.directory)
+        what = "the log is an older copy, and it is unknown how many messages came after it"
+    else:
+        where = str(survey.path(max(survey.segments)))
+        what = "it holds nothing of the log, and it is unknown how many messages it held"
     if record is None:
-        plan.refuse(topic, path, what)
+        plan.refuse(topic, where, what)
     elif record.reserved > survey.end:
-        _plan_loss(topic, plan, (survey.end, record.reserved), path, what)
+        _plan_loss(topic, plan, (survey.end, record.reserved), where, what)
+    elif survey.older and survey.start < survey.end:
+        end = min(survey.end + LOG_DISTANCE, OFFSET_MAX)
+        _plan_loss(topic, plan, (survey.end, end), where, what)
 
 
 def _plan_segment(

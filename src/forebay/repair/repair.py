@@ -68,10 +68,12 @@ from forebay.repair.plan import (
 )
 from forebay.repair.survey import Survey, survey_log
 from forebay.settings import StoreSettings
+from forebay.topic.opening import Standing, stand
 from forebay.topic.resources import StoreResources, catalog_file
 from forebay.topic.view import StoreView
 from forebay.upload.engine import put_sidecar
 from forebay.wal.checkpoints import Publisher
+from forebay.wal.identity import LocalLog, read_nonces
 
 _INDEX: Final = "none: its frames are right, but its descriptor's index is wrong; compact it"
 Repair: TypeAlias = tuple[Callable[[], None], Finding]
@@ -262,7 +264,17 @@ class _TopicRepair:
         if finding is not None:
             self._settle(finding, partial(self._put_log_id, log_id))
         known = self._record.log_id if self._record is not None else None
-        return survey if survey.begun and known in (None, log_id) else None
+        if not survey.begun or known not in (None, log_id):
+            return None
+        return replace(survey, older=self._is_older(log_id, survey))
+
+    def _is_older(self, log_id: str | None, survey: Survey) -> bool:
+        """Whether opening would refuse the log as an older copy."""
+        if self._record is None or log_id is None:
+            return False
+        nonces = read_nonces(self._disk, self._directory)
+        local = LocalLog(log_id, survey.start, survey.end, nonces)
+        return stand(self._record, local) is Standing.OLDER
 
     def _put_log_id(self, log_id: str | None) -> None:
         assert log_id is not None, "a finding about an unknown id is not fixable"

@@ -87,6 +87,8 @@ class Survey:
     """Frames in the wrong files, and in files that an interrupted repair left."""
     staged: tuple[Path, ...] = ()
     """The files that an interrupted repair left."""
+    older: bool = False
+    """Whether this is an older copy of the topic's log, according to the catalog."""
 
     @property
     def runs(self) -> list[FrameRun]:
@@ -101,10 +103,13 @@ class Survey:
 
     @property
     def end_unknown(self) -> bool:
-        """Whether the newest segment holds no valid frame and it is unknown how far it was synced.
+        """Whether it is unknown how many messages the log had after those that were found.
 
-        Such a log cannot be opened.
+        Either it is an older copy, or its newest segment holds no valid frame and it is unknown
+        how far that was synced. Such a log cannot be opened.
         """
+        if self.older:
+            return True
         newest = self.segments.get(self.seqs[-1]) if self.seqs else None
         if newest is None or newest.runs or newest.torn or not newest.size:
             return False

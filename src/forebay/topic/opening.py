@@ -73,7 +73,7 @@ class Standing(Enum):
     OLDER = auto()
     """An older copy of the log with the newest messages."""
     OTHER = auto()
-    """Another log, or none."""
+    """Another log, or one without messages."""
 
 
 def stand(record: TopicRecord, local: LocalLog) -> Standing:
@@ -83,10 +83,10 @@ def stand(record: TopicRecord, local: LocalLog) -> Standing:
         return Standing.CURRENT if same and local.next_offset >= record.tail else Standing.OTHER
     if record.log_id != local.log_id:
         return Standing.OTHER
-    ends_early = local.next_offset < max(record.tail, record.assigned)
-    if ends_early or record.nonce not in local.nonces:
-        return Standing.OLDER
-    return Standing.CURRENT
+    complete = local.next_offset >= max(record.tail, record.assigned)
+    if complete and record.nonce in local.nonces:
+        return Standing.CURRENT
+    return Standing.OTHER if local.empty else Standing.OLDER
 
 
 def settle(
@@ -158,8 +158,8 @@ def _older(record: TopicRecord, local: LocalLog) -> str:
     )
     return (
         f"the local log is an older copy of the topic's log: {what}; put the newest copy back, or "
-        "run `forebay repair --accept-loss`, which keeps the messages of this copy and records "
-        "the later ones as lost"
+        "run `forebay repair --apply --accept-loss`, which keeps the messages of this copy and "
+        "records the later ones as lost"
     )
 
 
@@ -228,9 +228,9 @@ class TopicClaim:
             if record is None:
                 self._require_nothing_stored()
             elif fresh:
-                newest = self._look(record, local, fresh=True)
+                newest = self._look(record, fresh=True)
             else:
-                newest = self._look_if_possible(record, local)
+                newest = self._look_if_possible(record)
             self._intend(record, nonce)
             if newest is not None and newest > (settled.begin, settled.begin_attempt):
                 settled = replace(settled, begin=newest.offset, begin_attempt=newest.attempt)
@@ -316,13 +316,13 @@ class TopicClaim:
                 "rebuild it with `forebay restore` before appending"
             )
 
-    def _look_if_possible(self, record: TopicRecord, local: LocalLog) -> MarkerName | None:
+    def _look_if_possible(self, record: TopicRecord) -> MarkerName | None:
         """`_look`, unless the store does not respond soon: then it is repeated before an upload."""
         result: Future[MarkerName | None] = Future()
 
         def run() -> None:
             try:
-                result.set_result(self._look(record, local))
+                result.set_result(self._look(record))
             except BaseException as error:  # noqa: BLE001  # raised by `result`
                 result.set_exception(error)
 
@@ -335,7 +335,7 @@ class TopicClaim:
             reason: object = error
         except TimeoutError:
             reason = f"no response in {_LOOK_SECONDS_MAX:g} seconds"
-        self._unfinished = _Unfinished(record, local)
+        self._unfinished = _Unfinished(record)
         event(
             _log,
             logging.WARNING,
@@ -345,9 +345,7 @@ class TopicClaim:
         )
         return None
 
-    def _look(
-        self, record: TopicRecord, local: LocalLog, *, fresh: bool = False
-    ) -> MarkerName | None:
+    def _look(self, record: TopicRecord, *, fresh: bool = False) -> MarkerName | None:
         """Returns the newest begin marker, if there is one.
 
         Raises MissingData if the store shows that the catalog is an older copy: offsets would be
@@ -356,7 +354,7 @@ class TopicClaim:
         newest = next(reversed(list_markers(self._store, self._topic)), None)
         if newest is not None and newest.name > (record.begin, record.begin_attempt):
             marker = read_marker(self._store, newest)
-            if marker is None or marker.nonce not in {record.nonce, *local.nonces}:
+            if marker is None or marker.nonce != record.nonce:
                 raise self._outdated(f"the log was opened since, as {newest.meta.key} shows")
         self._require_none_after(record.tail, fresh=fresh)
         self._require_last_object(record)
@@ -420,7 +418,7 @@ class TopicClaim:
                 self.release(offset)
                 raise
             assert self.record is not None
-            self._unfinished = _Unfinished(None, None, (offset, marker))
+            self._unfinished = _Unfinished(None, (offset, marker))
             event(
                 _log,
                 logging.WARNING,
@@ -438,9 +436,9 @@ class TopicClaim:
         left = self._unfinished
         if left is None:
             return
-        if left.record is not None and left.local is not None:
+        if left.record is not None:
             try:
-                self._look(left.record, left.local)
+                self._look(left.record)
             except MissingData as error:
                 self.ownership.refuse(error)
                 raise
@@ -462,5 +460,4 @@ class _Unfinished:
     """What an opening left out because the object store did not respond."""
 
     record: TopicRecord | None
-    local: LocalLog | None
     marker: tuple[int, BeginMarker] | None = None
