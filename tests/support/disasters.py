@@ -15,9 +15,11 @@ directory, and raises `Broken` as soon as a promise is broken:
 
 Three things no system can know, so no history does them:
 
-- A copy of the log that was taken while its process ran is put back after that process crashed, and
-  neither catalog nor bucket shows an offset at or after the end of the copy: that is what a crash
-  at the moment of the copy looks like (`World.is_past`).
+- Log and catalog are as they were at one moment of the last opening, and the bucket shows nothing
+  later: a crash at that moment looks the same (`World.is_past`). Copies that were taken while the
+  last process ran can do that, after a crash: a copy of the log, if neither catalog nor bucket
+  shows an offset at or after its end; or a copy of the catalog, if the log of that opening is lost
+  and the copy does not have the reservation.
 - Log, catalog *and bucket* are put back. The bucket is never put back here.
 - The operator asserts what is false: `--assume-nothing-lost` is given only if objects hold every
   acknowledged offset, and `--next-offset` only with an offset after all of them.
@@ -96,9 +98,12 @@ class LogFacts:
 
 @dataclass(frozen=True)
 class CatalogFacts:
-    """What a catalog is certain of: no offset before `end` is free."""
+    """What a catalog is certain of."""
 
-    end: int
+    opening: int = 0
+    """The last opening that it knows."""
+    end: int = 0
+    """No offset before this one is free."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ class World:
         self.copies: list[Copy] = []
         self.openings = 0
         self.log: LogFacts | None = None
-        self.catalog = CatalogFacts(0)
+        self.catalog = CatalogFacts()
         self.rolling, self.sidecars = False, True
         self.retired: set[int] = set()
         """Offsets that remote retention has deleted, as it should."""
@@ -184,7 +189,7 @@ class World:
             self.openings += 1
             end = topic.watermarks().appended
             self.log = LogFacts(self.openings, end)
-            self.catalog = CatalogFacts(max(self.catalog.end, self.record().tail))
+            self.catalog = CatalogFacts(self.openings, max(self.catalog.end, self.record().tail))
             self.say(f"opened at {end}: {self.record()}")
             self.check(topic, sound)
             if self.accepting and (self.record().lost or self.record().unknown):
@@ -198,7 +203,7 @@ class World:
             if opened is not None:
                 end = opened.watermarks().appended
                 self.log = LogFacts(self.openings, end)
-                self.catalog = CatalogFacts(max(self.catalog.end, end))
+                self.catalog = CatalogFacts(self.openings, max(self.catalog.end, end))
             self.store.close()
             self.store = None
 
@@ -256,7 +261,7 @@ class World:
     def lose_catalog(self) -> None:
         for name in ("catalog.db", "catalog.db-wal", "catalog.db-shm"):
             (self.data / name).unlink(missing_ok=True)
-        self.catalog = CatalogFacts(0)
+        self.catalog = CatalogFacts()
 
     def put_back_log(self, copy: Copy) -> None:
         self.lose_log()
@@ -273,13 +278,32 @@ class World:
         self.catalog = copy.catalog_facts
 
     def is_past(self) -> bool:
-        """Whether the log is a copy of the last opening that nothing shows to be old."""
-        log = self.log
-        if self.store is not None or log is None or log.opening != self.openings:
+        """Whether log, catalog and bucket are as a crash during the last opening had left them.
+
+        That is so if nothing shows an offset that was acknowledged afterwards: the log is from that
+        opening and ends before it, or no log of that opening is there and the catalog has not
+        reserved it.
+        """
+        last = max(self.acknowledged, default=-1)
+        log, catalog = self.log, self.catalog
+        if self.store is not None or (log is not None and log.end > last):
             return False
-        if not self.acknowledged or log.end > max(self.acknowledged):
+        if log is not None and log.opening == self.openings:
+            return max(catalog.end, self.bucket_end()) <= log.end
+        reserved = self.reserved()
+        if reserved is None or catalog.opening < self.openings:
             return False
-        return max(self.catalog.end, self.bucket_end()) <= log.end
+        return reserved <= last and self.bucket_end() <= catalog.end
+
+    def reserved(self) -> int | None:
+        """Up to where the catalog says that offsets are reserved; None if it has no record."""
+        path = self.data / "catalog.db"
+        if not path.exists():
+            return None
+        with closing(sqlite3.connect(path)) as connection:
+            key = f"%{TOPIC}/record"
+            found = connection.execute("SELECT value FROM keys WHERE key LIKE ?", (key,)).fetchone()
+        return None if found is None else int(json.loads(found[0])["reserved"])
 
     def bucket_end(self) -> int:
         names = map(parse_object, self.objects())
@@ -354,7 +378,7 @@ class World:
             marks = topic.watermarks()
             if marks.uploaded != marks.appended:
                 raise Broken("not uploaded", f"{marks}")
-            self.catalog = CatalogFacts(max(self.catalog.end, marks.uploaded))
+            self.catalog = CatalogFacts(self.openings, max(self.catalog.end, marks.uploaded))
 
         self.led_out(action)
 
@@ -480,7 +504,7 @@ class World:
         if options.pop("next_offset", False) and "assume_nothing_lost" not in options:
             options["next_offset"] = after
         report = restore(self.settings, str(TOPIC), **options)
-        self.catalog = CatalogFacts(max(self.catalog.end, report.tail))
+        self.catalog = CatalogFacts(self.openings, max(self.catalog.end, report.tail))
         self.accepting = "accept_loss" in options
         self.say(f"restored with {options}: {report}")
 
@@ -546,10 +570,9 @@ class World:
     def do_retain(self, _number: int) -> None:
         """One pass of remote retention, which keeps about a kilobyte of objects."""
         topic = self.topic
-        before = self.stored()
         with suppress(ForebayError):  # an object is missing: the next pass tries again
             storage_of(topic).trim_remote()
-        self.retired |= before - self.stored()
+        self.retired |= {offset for offset in self.acknowledged if offset < topic.start_offset}
         self._objects = self.objects()
 
     def do_upload_dies(self, _number: int) -> None:
