@@ -20,6 +20,33 @@ FB_INLINE uint16_t load_u16(const uint8_t *at) { return (uint16_t)(at[0] | at[1]
 static uint32_t tables[16][256];
 static bool folding;
 
+/* powers[k][d] is x^(8 * d * 512^k) mod P: what d * 512^k further bytes multiply a register by.
+   Three digits reach past the largest payload. */
+#define POWER_BITS 9
+#define POWER_DIGITS 3
+_Static_assert(FB_FRAME_PAYLOAD_BYTES_MAX >> POWER_BITS * POWER_DIGITS == 0, "too few digits");
+static uint32_t powers[POWER_DIGITS][1 << POWER_BITS];
+
+/* The product of two polynomials mod P; bits are reflected, so that x^0 is the highest. */
+static uint32_t multiply(uint32_t left, uint32_t right) {
+    uint32_t product = 0;
+    for (; left != 0; left <<= 1) {
+        product ^= right & (0u - (left >> 31));
+        right = right >> 1 ^ (0xEDB88320u & (0u - (right & 1)));
+    }
+    return product;
+}
+
+static void build_powers(void) {
+    uint32_t step = 1u << 23; /* x^8 */
+    for (int digit = 0; digit < POWER_DIGITS; digit++) {
+        powers[digit][0] = 1u << 31;
+        for (int count = 1; count < 1 << POWER_BITS; count++)
+            powers[digit][count] = multiply(powers[digit][count - 1], step);
+        step = multiply(powers[digit][(1 << POWER_BITS) - 1], step);
+    }
+}
+
 enum { UNBUILT, BUILDING, BUILT };
 static atomic_int tables_state = UNBUILT;
 
@@ -35,6 +62,7 @@ static void build_tables(void) {
             uint32_t crc = tables[zeros - 1][byte];
             tables[zeros][byte] = crc >> 8 ^ tables[0][crc & 0xFF];
         }
+    build_powers();
 #if FB_HAS_FOLDING
     __builtin_cpu_init();
     folding = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
@@ -57,8 +85,8 @@ FB_INLINE uint32_t four_bytes(uint32_t word, int zeros) {
            tables[zeros + 1][word >> 16 & 0xFF] ^ tables[zeros][word >> 24];
 }
 
-uint32_t fb_crc32_tables(const uint8_t *data, size_t bytes) {
-    uint32_t crc = 0xFFFFFFFFu;
+/* The register after these bytes. */
+static uint32_t advance(uint32_t crc, const uint8_t *data, size_t bytes) {
     for (; bytes >= 16; bytes -= 16, data += 16)
         crc = four_bytes(crc ^ fb_load_u32(data), 12) ^ four_bytes(fb_load_u32(data + 4), 8) ^
               four_bytes(fb_load_u32(data + 8), 4) ^ four_bytes(fb_load_u32(data + 12), 0);
@@ -66,7 +94,11 @@ uint32_t fb_crc32_tables(const uint8_t *data, size_t bytes) {
         crc = four_bytes(crc ^ fb_load_u32(data), 0);
     for (; bytes > 0; bytes--, data++)
         crc = crc >> 8 ^ tables[0][(crc ^ *data) & 0xFF];
-    return ~crc;
+    return crc;
+}
+
+uint32_t fb_crc32_tables(const uint8_t *data, size_t bytes) {
+    return ~advance(0xFFFFFFFFu, data, bytes);
 }
 
 /*
@@ -469,6 +501,114 @@ enum fb_stop fb_survey_rows(const uint8_t *data, size_t bytes, const uint8_t *po
             survey->foreign++;
     }
     return FB_ALL_ROWS;
+}
+
+/* ---- find ---- */
+
+#define PREFIX_STEP 64u /* a register is kept for every so many bytes */
+#define DIRECT_BYTES_MAX 256u /* a shorter payload is hashed: that takes less time */
+
+/* The registers of the prefixes of the data, from 0: a register is linear in the bytes, so that the
+   one of data[from:to] follows from those of data[:from] and data[:to]. */
+typedef struct {
+    const uint8_t *data;
+    size_t bytes;
+    uint32_t *registers; /* after 0, PREFIX_STEP, 2 * PREFIX_STEP ... bytes */
+    size_t known;
+} prefixes;
+
+static bool extend_prefixes(prefixes *of, size_t block) {
+    if (of->registers == NULL) {
+        of->registers = malloc((of->bytes / PREFIX_STEP + 1) * sizeof *of->registers);
+        if (of->registers == NULL)
+            return false;
+        of->registers[0] = 0;
+        of->known = 1;
+    }
+    for (; of->known <= block; of->known++)
+        of->registers[of->known] =
+            advance(of->registers[of->known - 1], of->data + (of->known - 1) * PREFIX_STEP,
+                    PREFIX_STEP);
+    return true;
+}
+
+static uint32_t prefix_register(const prefixes *of, size_t bytes) {
+    size_t rest = bytes % PREFIX_STEP;
+    return advance(of->registers[bytes / PREFIX_STEP], of->data + bytes - rest, rest);
+}
+
+static uint32_t shift(uint32_t crc, size_t bytes) {
+    for (int digit = 0; digit < POWER_DIGITS && bytes > 0; digit++, bytes >>= POWER_BITS) {
+        size_t count = bytes & ((1u << POWER_BITS) - 1);
+        if (count > 0)
+            crc = multiply(powers[digit][count], crc);
+    }
+    return crc;
+}
+
+/* The CRC of data[from:to]. Returns false only if memory ran out. */
+static bool crc_between(prefixes *of, size_t from, size_t to, uint32_t *crc) {
+    if (to - from <= DIRECT_BYTES_MAX) {
+        *crc = fb_crc32(of->data + from, to - from);
+        return true;
+    }
+    if (!extend_prefixes(of, to / PREFIX_STEP))
+        return false;
+    *crc = ~(prefix_register(of, to) ^ shift(~prefix_register(of, from), to - from));
+    return true;
+}
+
+/* Whether the message data[from:to] seems to repeat the offset, in either flavour. */
+FB_INLINE bool repeats_as(cursor in, enum fb_flavour flavour, uint64_t offset) {
+    uint64_t number;
+    fb_span text;
+    return read_u64(&in, flavour, &number) && read_u64(&in, flavour, &number) &&
+           read_span(&in, flavour, &text) && read_span(&in, flavour, &text) &&
+           read_u64(&in, flavour, &number) && number == offset;
+}
+
+static bool repeats_offset(const uint8_t *data, size_t from, size_t to, uint64_t offset) {
+    cursor in = {data, data + from, data + to};
+    return repeats_as(in, FB_FIXED, offset) || repeats_as(in, FB_VARINT, offset);
+}
+
+static bool find_frames(prefixes *of, const fb_wanted *wanted, fb_frames *found, size_t *resume) {
+    size_t at = 0;
+    for (; at < wanted->stop && of->bytes - at >= FB_HEADER_BYTES; at++) {
+        uint64_t offset = fb_load_u64(of->data + at);
+        uint32_t length = fb_load_u32(of->data + at + 8);
+        if (offset < wanted->first || offset > wanted->last ||
+            length < FB_FRAME_PAYLOAD_BYTES_MIN || length > FB_FRAME_PAYLOAD_BYTES_MAX)
+            continue;
+        size_t from = at + FB_HEADER_BYTES;
+        if (length > wanted->total - from)
+            continue;
+        if (length > of->bytes - from)
+            break;
+        if (wanted->messages_only && !repeats_offset(of->data, from, from + length, offset))
+            continue;
+        uint32_t crc;
+        if (!crc_between(of, from, from + length, &crc))
+            return false;
+        if (crc != fb_load_u32(of->data + at + 12))
+            continue;
+        if (!append_frame(found, offset, from, length))
+            return false;
+        if (found->rows == wanted->limit) {
+            at++;
+            break;
+        }
+    }
+    *resume = at;
+    return true;
+}
+
+bool fb_find(const uint8_t *data, size_t bytes, const fb_wanted *wanted, fb_frames *found,
+             size_t *resume) {
+    prefixes of = {data, bytes, NULL, 0};
+    bool done = find_frames(&of, wanted, found, resume);
+    free(of.registers);
+    return done;
 }
 
 /* ---- gather ---- */

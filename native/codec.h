@@ -155,6 +155,29 @@ enum fb_stop fb_survey_rows(const uint8_t *data, size_t bytes, const uint8_t *po
                             const uint8_t *lengths, size_t rows, const uint8_t *topic,
                             size_t topic_bytes, fb_survey *survey);
 
+/* ---- find ---- */
+
+typedef struct {
+    uint64_t first; /* only offsets first..last count */
+    uint64_t last;
+    uint64_t total; /* where the file ends, counted from data[0]; at least `bytes` */
+    size_t stop;    /* headers that begin in data[:stop] are tried, stop <= bytes */
+    size_t limit;   /* stop after so many frames; 0 for no limit */
+    bool messages_only; /* only frames whose message repeats the frame's offset count */
+} fb_wanted;
+
+/*
+ * Tries every position before `stop` at which a header could begin, and appends a row for each
+ * whole valid frame. They may overlap. `*resume` is where it stopped: at `stop`, after the frame
+ * that reached the limit, or at a plausible header whose frame ends after `bytes` and not after
+ * `total`. Returns false only if memory ran out.
+ *
+ * The work is linear in `bytes`, whatever lengths the headers claim: the CRC of a frame is
+ * computed from two CRCs of prefixes of the data, not from its bytes.
+ */
+bool fb_find(const uint8_t *data, size_t bytes, const fb_wanted *wanted, fb_frames *found,
+             size_t *resume);
+
 /* ---- gather ---- */
 
 /*

@@ -186,6 +186,57 @@ static PyObject *native_scan(PyObject *module, PyObject *const *args, Py_ssize_t
     return result;
 }
 
+/* ---- find ---- */
+
+static PyObject *find_bytes(fb_bytes buffer, const fb_wanted *wanted) {
+    fb_frames found = {0};
+    size_t resume = 0;
+    PyThreadState *unlocked = NULL;
+    if (wanted->stop >= UNLOCKED_BYTES_MIN)
+        unlocked = PyEval_SaveThread();
+    bool done = fb_find(buffer.data, buffer.bytes, wanted, &found, &resume);
+    if (unlocked != NULL)
+        PyEval_RestoreThread(unlocked);
+    PyObject *result = NULL;
+    if (done)
+        result = Py_BuildValue("NNn", column_bytes(found.offsets, found.rows, 8),
+                               column_bytes(found.positions, found.rows, 8), (Py_ssize_t)resume);
+    else
+        PyErr_NoMemory();
+    fb_frames_free(&found);
+    return result;
+}
+
+static PyObject *native_find_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("find_frames", count, 7) < 0)
+        return NULL;
+    source buffer;
+    if (source_open(&buffer, args[0]) < 0)
+        return NULL;
+    PyObject *result = NULL;
+    uint64_t stop, total, limit;
+    fb_wanted wanted;
+    int messages_only;
+    if (read_number(args[1], buffer.bytes.bytes, &stop) == 0 &&
+        read_number(args[2], FB_OFFSET_MAX, &total) == 0 &&
+        read_number(args[3], FB_OFFSET_MAX, &wanted.first) == 0 &&
+        read_number(args[4], FB_OFFSET_MAX, &wanted.last) == 0 &&
+        (messages_only = PyObject_IsTrue(args[5])) >= 0 &&
+        read_number(args[6], FB_OFFSET_MAX, &limit) == 0) {
+        if (total < buffer.bytes.bytes) {
+            PyErr_SetString(PyExc_ValueError, "the file is smaller than the buffer");
+        } else {
+            wanted.total = total;
+            wanted.stop = (size_t)stop;
+            wanted.limit = (size_t)limit;
+            wanted.messages_only = messages_only;
+            result = find_bytes(buffer.bytes, &wanted);
+        }
+    }
+    source_close(&buffer);
+    return result;
+}
+
 /* ---- columns ---- */
 
 #define COLUMNS 9
@@ -852,6 +903,9 @@ static PyObject *native_encode_many(PyObject *module, PyObject *const *args, Py_
 static PyMethodDef functions[] = {
     FUNCTION(scan, "scan(buffer, start, expected, consecutive, /)\n--\n\n"
                    "See forebay.format.pure.scan; the columns are bytes."),
+    FUNCTION(find_frames, "find_frames(buffer, stop, total, first, last, messages_only, "
+                          "limit, /)\n--\n\n"
+                          "See forebay.format.pure.find_frames; the columns are bytes."),
     FUNCTION(columns, "columns(buffer, positions, lengths, /)\n--\n\n"
                       "See forebay.format.pure.columns; the columns are bytes."),
     FUNCTION(survey, "survey(buffer, positions, lengths, topic, /)\n--\n\n"

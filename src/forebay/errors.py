@@ -19,6 +19,7 @@
     │   ├── ServiceUnavailable   try again later; the request may have been carried out
     │   ├── ServiceRefused       fix the credentials, the permissions or the configuration
     │   ├── ObjectMissing        there is no such object (also a FileNotFoundError)
+    │   ├── ObjectChanged        the object has another etag: read it whole and compare
     │   └── ObjectExists         the name is taken: compare the bytes (also a FileExistsError)
     ├── CommitRefused         plan again: the catalog has changed
     ├── FormatError           bytes that do not have the expected format
@@ -28,7 +29,7 @@
     └── CorruptLog            stored data is damaged or missing: page someone
         ├── CorruptFrame
         ├── MissingData
-        └── ForeignObject     other bytes have the object's name: the catalog may be an old copy
+        └── ForeignObject     other bytes have the object's name: compare catalog and store
 
 Beware: after `LogStopped`, `TopicFenced`, `WaitTimeout` or `ServiceUnavailable` from an append, the
 message may or may not be stored. Read the log to find out. If it has ended, open it again first.
@@ -156,6 +157,17 @@ class ServiceRefused(ServiceError):
 
 class ObjectMissing(ServiceError, FileNotFoundError):
     """There is no object with that key."""
+
+
+class ObjectChanged(ServiceError):
+    """The object has another etag than the caller expected: `etag`, or None if it is unknown."""
+
+    def __init__(self, message: str, etag: str | None) -> None:
+        super().__init__(message)
+        self.etag = etag
+
+    def __reduce__(self) -> tuple[type[ObjectChanged], tuple[str, str | None]]:
+        return type(self), (str(self), self.etag)
 
 
 class ObjectExists(ServiceError, FileExistsError):

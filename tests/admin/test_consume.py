@@ -386,6 +386,19 @@ def test_a_lost_range_is_a_line_of_its_own_where_it_may_be_skipped(holed: Served
     assert told("?skip_lost=true&start=3&limit=2") == [3, 4]
 
 
+def test_an_accepted_range_is_no_line_and_counts_for_no_limit(holed: Served) -> None:
+    assert offsets(get(holed, "?end=5")) == [0, 1, 2, 3, 4]
+    done = holed.client.json("POST", f"/v1/topics{TOPIC}/accept-loss")
+    assert done["accepted"] == [[5, 10]]
+    assert offsets(get(holed)) == [0, 1, 2, 3, 4, 10]
+    for query in ("?start=3&limit=3", "?start=3&limit=3&follow=true", "?start=3&end=11&limit=3"):
+        assert offsets(get(holed, query)) == [3, 4, 10], query
+    assert offsets(get(holed, "?start=3&limit=2")) == [3, 4]
+    assert offsets(get(holed, "?start=6&end=8")) == []
+    assert offsets(get(holed, "?start=6&end=8&limit=5")) == []
+    assert offsets(get(holed, "?start=6&limit=5&skip_lost=true")) == [10]
+
+
 def test_a_lost_range_keeps_its_place_behind_messages_that_a_lenient_reader_skips(
     holed: Served, tmp_path: Path
 ) -> None:

@@ -230,9 +230,28 @@ def ndjson(_context: SerializationContext, value: Any) -> bytes:
     return b"\n".join(json.dumps(each).encode() for each in lines)
 
 
+def with_plain_pairs(schema: Any) -> Any:
+    """Writes a pair of two equal types without `prefixItems`, which means the same.
+
+    Schemathesis turns `prefixItems` into an array of `items` in a response without references, and
+    then refuses it, because that form is of an older draft of JSON Schema.
+    """
+    if isinstance(schema, list):
+        return [with_plain_pairs(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: with_plain_pairs(each) for name, each in schema.items()}
+    pair = found.get("prefixItems")
+    if pair and all(each == pair[0] for each in pair) and found.get("items") is False:
+        assert (found["minItems"], found["maxItems"]) == (len(pair), len(pair))
+        del found["prefixItems"]
+        found["items"] = pair[0]
+    return found
+
+
 def asked() -> dict[str, Any]:
     """The document with bodies of lines as lists, which can be made up."""
-    found = made()
+    found: dict[str, Any] = with_plain_pairs(made())
     body = found["paths"]["/v1/topics/{namespace}/{topic}/messages"]["post"]["requestBody"]
     message = {"$ref": "#/components/schemas/NewMessage"}
     body["content"][LINES]["schema"] = {"type": "array", "items": message, "maxItems": 5}

@@ -162,6 +162,10 @@ def test_the_newest_segments_and_objects_are_shown_and_all_are_counted(server: S
         assert [each["start_offset"] for each in facts[pieces]] == [10, 15]
         assert facts[f"{pieces}_total"] == 4
         assert facts[f"{pieces}_bytes"] == 2 * sum(each["bytes"] for each in facts[pieces])
+    assert (facts["objects_before"], facts["objects_counted"]) == (10, True)
+    older = get(server, ORDERS, limit=2, before=10)
+    assert [each["start_offset"] for each in older["objects"]] == [0, 5]
+    assert older["objects_before"] is None
     none = get(server, ORDERS, limit=0)
     assert none["segments"] == none["objects"] == []
     assert none["objects_total"] == 4

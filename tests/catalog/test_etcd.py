@@ -7,10 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc  # type: ignore[import-untyped]
 import pytest
 
+from forebay.catalog import etcd_pb2 as pb
+from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import connect_kv
 from forebay.catalog.etcd import Cluster, EtcdKv
 from forebay.catalog.kv import ABSENT, Compare, Put
@@ -22,6 +26,7 @@ from forebay.errors import (
     ServiceUnavailable,
     TopicFenced,
 )
+from forebay.format.names import TopicName
 from forebay.settings import MetadataSettings
 from support.disks import in_thread, wait_until
 from support.etcd_server import Certificates, EtcdServer, make_certificates
@@ -504,3 +509,32 @@ def ask_until_closed(kv: EtcdKv) -> bool:
             kv.get("/a")
         except LogClosed:
             return True
+
+
+def test_no_request_makes_etcd_sort_a_range_because_it_would_read_all_of_it() -> None:
+    """etcd applies the limit of a range after it has sorted it, whichever way it sorts."""
+    orders: list[tuple[int, int]] = []
+
+    def answer(request: pb.RangeRequest, _context: object) -> pb.RangeResponse:
+        orders.append((request.limit, request.sort_order))  # type: ignore[attr-defined]
+        return pb.RangeResponse()
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        answer,
+        request_deserializer=pb.RangeRequest.FromString,
+        response_serializer=pb.RangeResponse.SerializeToString,
+    )
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("etcdserverpb.KV", {"Range": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    catalog = Catalog(connect_kv(MetadataSettings("etcd", endpoints=(f"127.0.0.1:{port}",)), None))
+    try:
+        assert catalog.get_object_descriptors_range(TopicName("default", "t"), 5, limit=7) == []
+    finally:
+        catalog.close()
+        server.stop(None)
+    assert {limit for limit, _ in orders} >= {1, 7}
+    assert {order for _, order in orders} == {0}

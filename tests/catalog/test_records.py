@@ -14,6 +14,8 @@ from forebay.catalog.records import (
     decode_record,
     encode_record,
     messages_between,
+    offset_after,
+    ranges_within,
     skip_holes,
 )
 from forebay.errors import DescriptorError
@@ -98,3 +100,50 @@ def test_a_record_has_room_for_a_bounded_number_of_ranges() -> None:
     with pytest.raises(DescriptorError, match="no more room"):
         record.with_unknown(after, after + 1)
     assert record.with_lost(1, 2).lost[0] == (0, 3)
+
+
+@given(_STEPS, st.integers(0, 45), st.integers(0, 60))
+def test_an_offset_after_messages_counts_only_messages(
+    steps: list[tuple[str, int, int]], start: int, count: int
+) -> None:
+    record = _made(steps)
+    holes = _members(record.holes)
+    expected, left = start, count
+    at = start
+    while left:
+        if at not in holes:
+            left -= 1
+            expected = at + 1
+        at += 1
+    assert offset_after(record, start, count) == expected
+    assert messages_between(record, start, expected) == count
+
+
+def test_an_offset_after_a_wide_hole_takes_one_step() -> None:
+    record = TopicRecord(unknown=((10, 2**40),))
+    assert offset_after(record, 8, 2) == 10
+    assert offset_after(record, 8, 3) == 2**40 + 1
+    assert offset_after(record, 2**20, 1) == 2**40 + 1
+
+
+@given(_STEPS, st.integers(0, 45))
+def test_every_offset_in_a_hole_has_one_kind(steps: list[tuple[str, int, int]], at: int) -> None:
+    record = _made(steps)
+    kind = record.hole_kind(at)
+    assert (kind is not None) == (at in _members(record.holes))
+    assert (record.accepted_range(at) is not None) == (kind == "accepted")
+    assert (record.lost_range(at) is not None) == (kind in ("lost", "unknown"))
+
+
+def test_the_parts_of_ranges_inside_a_range() -> None:
+    ranges = [(1, 5), (7, 9), (12, 20)]
+    assert ranges_within(ranges, 3, 14) == [(3, 5), (7, 9), (12, 14)]
+    assert ranges_within(ranges, 5, 7) == []
+
+
+def _made(steps: list[tuple[str, int, int]]) -> TopicRecord:
+    record = TopicRecord()
+    for kind, start, end in steps:
+        change = getattr(record, f"with_{kind}")
+        record = change(start, end)
+    return record

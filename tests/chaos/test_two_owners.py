@@ -317,9 +317,10 @@ def test_an_uploader_that_was_stopped_in_a_transfer_cannot_commit_it(
     """The new owner has a copy of the same log, so that it uploads the same messages."""
     with setup.worker("first", proxied=True) as first:
         first.ask("append 30 synced")
+        marked = puts(setup)
         with setup.s3_proxy.faults(held):
             first.send("upload")
-            wait_for_put(setup)
+            wait_for_put(setup, marked)
             setup.stop(first)
             shutil.copytree(setup.folder / "first", setup.folder / "second")
         with forebay.open(setup.settings("second")) as store:
@@ -345,8 +346,13 @@ def end_of_upload(lines: list[str]) -> str | None:
     return next((line for line in lines if line == "done upload" or errors([line])), None)
 
 
-def wait_for_put(setup: Setup) -> None:
+def puts(setup: Setup) -> int:
+    return setup.s3_proxy.requests_by_method().get("PUT", 0)
+
+
+def wait_for_put(setup: Setup, before: int) -> None:
+    """Waits for a PUT after those that created begin markers."""
     deadline = time.monotonic() + PATIENCE
-    while not setup.s3_proxy.requests_by_method().get("PUT"):
+    while puts(setup) <= before:
         assert time.monotonic() < deadline
         time.sleep(0.005)

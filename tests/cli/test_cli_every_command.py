@@ -42,12 +42,20 @@ WORKS: Final[Mapping[str, tuple[list[str], str]]] = {
     "replay": (["orders", "copy", "--dry-run"], "would append 100 messages"),
     "inspect": (["{data}/wal/default/orders/wal.ckpt"], "WalCheckpoint: start_offset=60"),
     "repair": (["orders"], "1 topics: nothing is wrong"),
+    "accept-loss": (["orders"], "/default/orders: nothing to accept\n"),
     "config": (["show"], "storage:"),
     "completion": (["bash"], "_FOREBAY_COMPLETE=bash_complete"),
 }
 _WITHOUT_A_STORE: Final = {"inspect", "completion"}
 
 BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
+    "accept-loss": [
+        ([], "Missing argument 'TOPIC...'"),
+        (["absent"], "there is no topic /default/absent"),
+        (["orders", "absent"], "there is no topic /default/absent"),
+        (["orders", "--from", "7", "--to", "7"], "the range from 7 to 7 has no offsets"),
+        (["orders", "--from", "x"], "'x' is not a valid integer"),
+    ],
     "produce": [
         (["a/b"], "a topic is /namespace/topic"),
         (["t", "--durability", "later"], "is not one of 'buffered', 'synced', 'uploaded'"),
@@ -305,7 +313,7 @@ def test_a_lost_range_below_a_watermark_is_said_beside_it(data: Path) -> None:
     shutil.rmtree(data / "wal")
     run("produce", "orders", "--data", str(data), stdin="x\n")
     told = run("describe", "orders", "--data", str(data)).stdout
-    assert "  uploaded   100, except 40 offsets that are lost\n" in told
+    assert "  uploaded   100, except 40 offsets without messages\n" in told
 
 
 def test_repair_tells_what_it_finds_does_it_and_keeps_copies(data: Path) -> None:

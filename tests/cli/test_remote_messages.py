@@ -138,7 +138,7 @@ def test_lost_offsets_are_told_the_same_through_a_server(tmp_path: Path) -> None
             other.stdout,
             other.stderr,
         )
-    assert "continue at offset 100 (--start 100), or use --skip-lost" in through[0].stderr
+    assert "continue at offset 100, or use --skip-lost" in through[0].stderr
 
 
 # ---- questions ----

@@ -124,10 +124,15 @@ def test_describe_shows_where_everything_is(data: Path) -> None:
     text = done("describe", "orders", "--data", data, "--limit", "2")
     assert "  uploaded   60\n" in text
     assert "3 objects, " in text
-    assert ", the newest 2\n" in text
+    assert ", 2 of them listed\n" in text
+    assert "  older objects: --before 20\n" in text
     assert "data-40-59.dnb1" in text
     assert "data-0-19.dnb1" not in text
     assert "kept: it holds the newest message" in text
+    older = done("describe", "orders", "--data", data, "--limit", "2", "--before", "20")
+    assert "data-0-19.dnb1" in older
+    assert "data-40-59.dnb1" not in older
+    assert "older objects" not in older
 
 
 def test_describe_names_the_owner_and_what_is_lost(data: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import HEADER_BYTES, encode_frame, scan
 from forebay.format.message import MessageId, StreamMessage, encode_message
-from forebay.format.resync import FrameSearch, OffsetPosition, SearchTooLong, next_frame
+from forebay.format.resync import FrameExtent, FrameSearch, OffsetPosition, next_frame
 from forebay.limits import OFFSET_MAX
 from support.frame_logs import BOUNDS, FIRST, LOG, PAYLOADS, header
 
@@ -27,19 +28,21 @@ def message_frame(offset: int, payload: bytes = b"", repeated: int | None = None
 
 
 class Bytes:
-    """A source that refuses reads outside of it, and records the largest one."""
+    """A source that refuses reads outside of it, and records the largest one and their sum."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.largest = 0
+        self.total = 0
 
     def read(self, start: int, end: int) -> memoryview:
         assert 0 <= start <= end <= len(self.data), (start, end, len(self.data))
         self.largest = max(self.largest, end - start)
+        self.total += end - start
         return memoryview(self.data)[start:end]
 
-    def search(self, window_bytes: int = 2**20, hash_bytes_max: int | None = None) -> FrameSearch:
-        return FrameSearch(self.read, len(self.data), window_bytes, hash_bytes_max)
+    def search(self, window_bytes: int = 2**20, *, messages_only: bool = False) -> FrameSearch:
+        return FrameSearch(self.read, len(self.data), window_bytes, messages_only)
 
 
 def every_frame(data: bytes, start: int, stop: int, first: int, last: int) -> list[OffsetPosition]:
@@ -61,7 +64,7 @@ def test_a_frame_that_a_window_cuts_is_found_whatever_the_window(window_bytes: i
     assert set(whole) <= set(found)
     assert found == every_frame(source.data, 0, len(source.data), 0, OFFSET_MAX)
     largest_frame = max(end - start for start, end in pairwise(BOUNDS))
-    assert source.largest <= max(window_bytes, largest_frame, HEADER_BYTES)
+    assert source.largest <= max(window_bytes, 4 * largest_frame, HEADER_BYTES)
 
 
 @pytest.mark.parametrize("window_bytes", [16, 40, 1000])
@@ -142,7 +145,7 @@ def test_zeros_are_no_frames() -> None:
     assert Bytes(bytes(5000)).search(100).after(0, 0, OFFSET_MAX) is None
 
 
-# ---- recovery's search: messages that repeat the frame's offset, within a budget
+# ---- recovery's search: messages that repeat the frame's offset
 
 
 @pytest.mark.parametrize("payload_bytes", [0, 100, HEAD_BYTES, 3 * HEAD_BYTES])
@@ -151,27 +154,67 @@ def test_a_message_is_found_wherever_a_window_or_the_file_cuts_it(payload_bytes:
     for gap in range(0, 70, 3 if payload_bytes < HEAD_BYTES else 11):  # small windows take long
         source = Bytes(b"\xff" * gap + frame)
         for window_bytes in (16, 40, 5000):
-            search = source.search(window_bytes, hash_bytes_max=2**20)
+            search = source.search(window_bytes, messages_only=True)
             assert list(search.between(0, len(source.data), 0, 20)) == [(9, gap)]
     for cut in {*range(1, 60), len(frame) - 1}:
         torn = Bytes(frame[:-cut])
-        assert not list(torn.search(64, hash_bytes_max=2**20).between(0, len(torn.data), 0, 20))
+        assert not list(torn.search(64, messages_only=True).between(0, len(torn.data), 0, 20))
 
 
-def test_a_frame_that_holds_no_message_of_its_offset_is_left_out_and_not_hashed() -> None:
+def test_a_frame_that_holds_no_message_of_its_offset_is_left_out() -> None:
     data = LOG + message_frame(12, repeated=13) + message_frame(14)
-    search = Bytes(data).search(hash_bytes_max=len(message_frame(14)))
-    found = list(search.between(0, len(data), 0, 100))
+    found = list(Bytes(data).search(messages_only=True).between(0, len(data), 0, 100))
     assert [offset for offset, _ in found] == [14]
 
 
-def test_a_search_that_would_hash_more_than_its_budget_says_so() -> None:
-    bad = bytearray(message_frame(5, b"x" * 500))
-    bad[-1] ^= 1
-    data = bytes(bad) * 4
-    assert not list(Bytes(data).search(hash_bytes_max=4 * len(bad)).between(0, len(data), 0, 9))
-    with pytest.raises(SearchTooLong):
-        list(Bytes(data).search(hash_bytes_max=3 * len(bad)).between(0, len(data), 0, 9))
+# ---- what header and message say about a frame, valid or not
+
+
+@pytest.mark.parametrize("payload_bytes", [0, 5, 3 * HEAD_BYTES])
+def test_the_extent_of_a_frame_needs_only_its_head(payload_bytes: int) -> None:
+    payload = random.Random(payload_bytes).randbytes(payload_bytes)
+    frame = message_frame(9, payload)
+    start = HEADER_BYTES + 8 + 8 + (8 + 10) + (8 + 6) + 8 + 8  # ids, topic, broker, two numbers
+    assert frame[start:].startswith(payload)
+    expected = FrameExtent(7 + start, 7 + start + payload_bytes, 7 + len(frame))
+    for cut in {start, start + payload_bytes // 2, len(frame)}:
+        source = Bytes(bytes(7) + frame[:cut])
+        assert source.search().extent(9, 7) == expected
+        assert source.search().extent(8, 7) is None
+        assert source.search().extent(9, 6) is None
+    for cut in range(start):
+        assert Bytes(frame[:cut]).search().extent(9, 0) is None
+
+
+def test_a_frame_whose_header_and_message_disagree_has_no_extent() -> None:
+    assert Bytes(message_frame(9, repeated=8)).search().extent(9, 0) is None
+    frame = bytearray(message_frame(9, b"x" * 200))
+    frame[8:12] = (150).to_bytes(4, "little")  # shorter than its payload
+    assert Bytes(bytes(frame)).search().extent(9, 0) is None
+    frame[8:12] = (2**30).to_bytes(4, "little")  # over the limit
+    assert Bytes(bytes(frame)).search().extent(9, 0) is None
+
+
+# ---- the work
+
+
+def claims(count: int, claimed: Callable[[int], int]) -> bytes:
+    """Headers of consecutive offsets that claim these lengths, with no valid frame."""
+    return b"".join(header(5 + at, claimed(at)) for at in range(count))
+
+
+@pytest.mark.parametrize("window_bytes", [64, 4096, 2**20])
+@pytest.mark.parametrize(
+    "claimed",
+    [lambda at: 10 + at, lambda at: 10 + 31 * at % 2**16, lambda at: 2**16 - at, lambda _: 2**17],
+)
+def test_headers_that_claim_much_make_the_search_read_each_byte_a_few_times(
+    window_bytes: int, claimed: Callable[[int], int]
+) -> None:
+    source = Bytes(claims(2**14, claimed))
+    assert not list(source.search(window_bytes).between(0, len(source.data), 0, OFFSET_MAX))
+    assert source.total <= 6 * len(source.data)
+    assert source.search(window_bytes).after(5, 0, OFFSET_MAX) is None
 
 
 # ---- at random

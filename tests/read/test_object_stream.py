@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceRefused, ServiceUnavailable
 from forebay.format.frame import HEADER_BYTES, End, encode_frame
 from forebay.format.layout import Buffer
+from forebay.objects.backend import ObjectMeta
 from forebay.read.fetch_pool import FetchPool
 from forebay.read.metrics import (
     BYTES_FETCHED,
@@ -326,11 +327,14 @@ class CountingStore:
     def name(self) -> str:
         return self._store.name
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def head(self, key: str) -> ObjectMeta:
+        return self._store.head(key)
+
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         with self._lock:
             self._held += end - start
             self.most = max(self.most, self._held)
-        data = CountedBytes(self._store.get_range(key, start, end))
+        data = CountedBytes(self._store.get_range(key, start, end, etag=etag))
         weakref.finalize(data, self._released, end - start)
         return data
 

@@ -127,10 +127,6 @@ def starts_elsewhere(topic: StoredTopic, first: ObjectDescriptor) -> None:
     topic.overwrite(first, 0, encode_frame(1, payload(1, 30)))
 
 
-def index_is_shifted(topic: StoredTopic, first: ObjectDescriptor) -> None:
-    topic.rename(first, offset_index=((0, 0), (4, 3 * FRAME)))
-
-
 @pytest.mark.parametrize(
     ("lie", "start", "end"),
     [
@@ -139,8 +135,6 @@ def index_is_shifted(topic: StoredTopic, first: ObjectDescriptor) -> None:
         (claims_more, 0, None),
         (claims_less, 0, None),
         (starts_elsewhere, 0, None),
-        (index_is_shifted, 5, None),
-        (index_is_shifted, 0, 4),
     ],
 )
 def test_an_object_that_is_not_as_its_descriptor_says_is_damage(
@@ -154,6 +148,48 @@ def test_an_object_that_is_not_as_its_descriptor_says_is_damage(
     with pytest.raises(CorruptFrame) as raised:
         drained(stream_of(topic, pool, start, end))
     assert raised.value.file == topic.key(first)
+
+
+WRONG_INDEXES: list[tuple[tuple[int, int], ...]] = [
+    ((0, 0), (4, 3 * FRAME)),
+    ((0, 0), (4, 4 * FRAME + 1)),
+    ((0, 0), (4, 5 * FRAME), (6, 6 * FRAME)),
+    ((0, 0), (2, 2 * FRAME), (4, 6 * FRAME + 7)),
+]
+
+
+@pytest.mark.parametrize("index", WRONG_INDEXES)
+@pytest.mark.parametrize("chunk_bytes", [FRAME, 1000])
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_wrong_index_misleads_no_reader(
+    pool: FetchPool, index: tuple[tuple[int, int], ...], chunk_bytes: int, lenient: bool
+) -> None:
+    """An index is a hint: the object is read from its start, and no message is left out."""
+    topic, first = topic_of_two(None)
+    topic.rename(first, offset_index=index)
+    for start in range(COUNT):
+        for end in (*range(start + 1, COUNT + 1), None):
+            stream = stream_of(topic, pool, start, end, chunk_bytes=chunk_bytes, lenient=lenient)
+            last = topic.named[-1].next_offset if end is None else end
+            assert offsets(drained(stream)) == list(range(start, last))
+            stream.seek(start, end)
+            assert offsets(drained(stream)) == list(range(start, last))
+
+
+def test_a_damaged_frame_at_an_index_entry_is_damage_and_read_from_the_start_once(
+    pool: FetchPool,
+) -> None:
+    topic, first = topic_of_two(None)
+    topic.rename(first, offset_index=((0, 0), (4, 4 * FRAME)))
+    topic.overwrite(first, 4 * FRAME + 20, b"??")
+    store = HookedStore(topic.store, lambda *_: None)
+    stream = stream_of(topic, pool, 4, chunk_bytes=FRAME, ahead=0, store=store)
+    for requests in (1 + 5, 1):
+        store.requests.clear()
+        with pytest.raises(CorruptFrame) as raised:
+            drained(stream)
+        assert (raised.value.position, raised.value.offset) == (4 * FRAME, 4)
+        assert len(store.requests) == requests
 
 
 @pytest.mark.parametrize("chunk_bytes", [3 * FRAME, 1000])

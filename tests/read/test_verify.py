@@ -34,13 +34,13 @@ class Objects(MemoryBackend):
         self.fail_at: int | None = None
         self.vanish_at: int | None = None
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         self.requests += 1
         if self.requests == self.fail_at:
             raise ServiceUnavailable("no answer")
         if self.requests == self.vanish_at:
             self.delete_object(key)
-        return super().get_range(key, start, end)
+        return super().get_range(key, start, end, etag=etag)
 
 
 class Setup:

@@ -32,6 +32,7 @@ def _encode_one(head: Any, middle: Any, offset: Any, *rest: Any) -> bytes:
 
 native: Any = SimpleNamespace(
     scan=_native.scan,
+    find_frames=_native.find_frames,
     columns=_native.columns,
     survey=_native.survey,
     gather=_native.gather,

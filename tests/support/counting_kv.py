@@ -15,9 +15,11 @@ from forebay.testing.kv import FaultKv
 
 
 class Reads(NamedTuple):
-    requests: int
-    entries: int
-    bytes: int
+    requests: int = 0
+    entries: int = 0
+    bytes: int = 0
+    walked: int = 0
+    """Keys in the ranges that were asked for. etcd visits all of them, whatever the limit is."""
 
 
 class CountingKv(FaultKv):
@@ -25,22 +27,26 @@ class CountingKv(FaultKv):
 
     def __init__(self, inner: Kv) -> None:
         super().__init__(inner)
-        self.reads = Reads(0, 0, 0)
+        self.reads = Reads()
 
     def get(self, key: str) -> Entry | None:
         found = super().get(key)
-        self._add([] if found is None else [found])
+        self._add([] if found is None else [found], 1)
         return found
 
     def range(self, start: str, end: str, *, limit: int) -> list[Entry]:
         found = super().range(start, end, limit=limit)
-        self._add(found)
+        self._add(found, len(self.inner.range(start, end, limit=1_000_000)))
         return found
 
-    def _add(self, found: Sequence[Entry]) -> None:
-        requests, entries, size = self.reads
-        size += sum(len(entry.value) for entry in found)
-        self.reads = Reads(requests + 1, entries + len(found), size)
+    def _add(self, found: Sequence[Entry], walked: int) -> None:
+        reads = self.reads
+        self.reads = Reads(
+            reads.requests + 1,
+            reads.entries + len(found),
+            reads.bytes + sum(len(entry.value) for entry in found),
+            reads.walked + walked,
+        )
 
     def since(self, before: Reads) -> Reads:
         return Reads(*(now - then for now, then in zip(self.reads, before, strict=True)))

@@ -369,6 +369,44 @@ static void check_scan(block input) {
     fb_frames_free(&frames);
 }
 
+/* ---- find ---- */
+
+/* Whether a whole valid frame with a wanted offset begins at `at`, bit by bit. */
+static bool is_wanted(block input, size_t at, const fb_wanted *wanted) {
+    const uint8_t *header = input.data + at;
+    uint64_t offset = fb_load_u64(header);
+    uint32_t length = fb_load_u32(header + 8);
+    return offset >= wanted->first && offset <= wanted->last &&
+           length >= FB_FRAME_PAYLOAD_BYTES_MIN && length <= input.bytes - at - FB_HEADER_BYTES &&
+           crc_bit_by_bit(header + FB_HEADER_BYTES, length) == fb_load_u32(header + 12);
+}
+
+static void check_find(block input) {
+    size_t more = below(3) ? 0 : below(2000), resume;
+    fb_wanted wanted = {0};
+    wanted.first = below(2) ? 0 : random_number() >> 1;
+    wanted.last = FB_OFFSET_MAX - (below(2) ? 0 : random_number() >> 1);
+    wanted.total = input.bytes + more;
+    wanted.stop = below(2) ? input.bytes : below(input.bytes + 1);
+    wanted.messages_only = below(2);
+    wanted.limit = below(3);
+    fb_frames found = {0};
+    CHECK(fb_find(input.data, input.bytes, &wanted, &found, &resume));
+    CHECK(resume <= wanted.stop);
+    size_t row = 0;
+    for (size_t at = 0; at < resume; at++)
+        if (row < found.rows && found.positions[row] == at + FB_HEADER_BYTES) {
+            CHECK(is_wanted(input, at, &wanted));
+            row++;
+        } else {
+            CHECK(wanted.messages_only || !is_wanted(input, at, &wanted));
+        }
+    CHECK(row == found.rows && (wanted.limit == 0 || row <= wanted.limit));
+    if (resume < wanted.stop && input.bytes - resume >= FB_HEADER_BYTES && more == 0)
+        CHECK(row > 0 && row == wanted.limit);
+    fb_frames_free(&found);
+}
+
 /* ---- valid input gives itself back ---- */
 
 typedef struct {
@@ -493,6 +531,7 @@ static void check_damaged(block input) {
     if (below(2))
         mend_crcs(damaged);
     check_scan(damaged);
+    check_find(damaged);
     check_random_rows(damaged);
     check_random_spans(damaged);
     free(damaged.data);
@@ -574,6 +613,7 @@ static void iterate(void) {
     check_crc(input);
     check_valid(input, &expected);
     check_scan(input);
+    check_find(input);
     for (int times = 0; times < 4; times++) {
         check_torn(input, expected.count);
         check_damaged(input);

@@ -13,6 +13,7 @@ from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.catalog.sqlite import SqliteKv
+from forebay.format.content import ContentHash
 from forebay.format.descriptor import ObjectDescriptor, encode_descriptor
 from forebay.format.frame import encode_frame, scan
 from forebay.format.index import ObjectIndex
@@ -46,10 +47,10 @@ class HookedBackend(MemoryBackend):
         self.before("delete", key)
         super().delete_object(key)
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         self.before("get_range", key)
         self.bytes_read += end - start
-        return super().get_range(key, start, end)
+        return super().get_range(key, start, end, etag=etag)
 
 
 class Stall:
@@ -149,6 +150,8 @@ class Reservoir:
         found = scan(data)
         index = ObjectIndex()
         index.add(found, 0)
+        content = ContentHash()
+        content.add(data)
         descriptor = ObjectDescriptor(
             object_id,
             found.offsets[0],
@@ -157,6 +160,7 @@ class Reservoir:
             meta.etag,
             self.clock.now_ms() // 1000,
             offset_index=index.frozen(),
+            content_hash=content.value,
         )
         if with_sidecar:
             self.store.put_object(

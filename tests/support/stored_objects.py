@@ -13,6 +13,7 @@ from forebay.format.frame import Scan, encode_frame
 from forebay.format.layout import Buffer
 from forebay.format.message import MessageId, StreamMessage, encode_message
 from forebay.format.names import ObjectName, TopicName, object_key
+from forebay.objects.backend import ObjectMeta
 from forebay.objects.memory import MemoryBackend
 from forebay.read.fetch_pool import FetchPool
 from forebay.read.object_stream import ObjectStream
@@ -121,10 +122,13 @@ class HookedStore:
     def name(self) -> str:
         return self._store.name
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def head(self, key: str) -> ObjectMeta:
+        return self._store.head(key)
+
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         self.requests.append((key, start, end))
         self._before(key, start, end)
-        return self._store.get_range(key, start, end)
+        return self._store.get_range(key, start, end, etag=etag)
 
 
 class Gate:

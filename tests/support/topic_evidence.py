@@ -22,11 +22,12 @@ from forebay.format.names import (
     after_prefix,
     object_key,
     objects_prefix,
+    parse_object,
     sidecar,
 )
 from forebay.objects.store import CloudStore
 from forebay.topic.store import Topic
-from forebay.upload.sweep import Action, sweep
+from forebay.upload.sweep import Action, Kind, SweepItem, SweepReport, sweep
 
 NAME: Final = "/default/orders"
 TOPIC: Final = TopicName("default", "orders")
@@ -127,23 +128,45 @@ def assert_only_orphans_are_swept(
     objects = {object_key(topic, each.object_id) for each in chain}
     counted = objects | {object_key(topic, sidecar(each.object_id)) for each in chain}
     before = _sizes(store, topic)
-    orphans = before.keys() - counted
+    waiting = {key for key in before if _after_tail(catalog, topic, key)}
+    orphans = before.keys() - counted - waiting
     looked = sweep(catalog, store, [topic], grace_minutes=0, dry_run=True)
     assert looked.errors == 0, looked
-    assert {item.action for item in looked.items} <= {Action.WOULD_REMOVE}, looked
-    reported = {item.key.removesuffix(SIDECAR_ENDING) for item in looked.items if item.bytes}
+    assert {item.action for item in _found(looked, waiting)} <= {Action.WOULD_REMOVE}, looked
+    items = [item for item in _found(looked, waiting) if item.bytes]
+    reported = {item.key.removesuffix(SIDECAR_ENDING) for item in items}
     assert reported == {key.removesuffix(SIDECAR_ENDING) for key in orphans}
-    assert sum(item.bytes for item in looked.items) == sum(before[key] for key in orphans)
+    found = sum(item.bytes for item in _found(looked, waiting))
+    assert found == sum(before[key] for key in orphans)
     assert looked.committed == len(chain)
     assert _sizes(store, topic) == before, "a dry run changed something"
     done = sweep(catalog, store, [topic], grace_minutes=0, dry_run=False)
     assert {item.key for item in done.items} == {item.key for item in looked.items}
-    assert {item.action for item in done.items} <= {Action.REMOVED}, done
+    assert {item.action for item in _found(done, waiting)} <= {Action.REMOVED}, done
     left = _sizes(store, topic)
-    assert left.keys() == before.keys() & counted
+    assert left.keys() == before.keys() & (counted | waiting)
     assert left.keys() >= objects
     return orphans
 
 
+def _after_tail(catalog: Catalog, topic: TopicName, key: str) -> bool:
+    """Whether it is an object after the tail. A sweep keeps it until the tail has passed it."""
+    record = catalog.record(topic)
+    name = parse_object(key.rpartition("/")[2].removesuffix(SIDECAR_ENDING))
+    return record is not None and name is not None and name.end >= record.tail
+
+
+def _found(report: SweepReport, waiting: set[str]) -> list[SweepItem]:
+    """The items but for begin markers and objects after the tail."""
+    kept = {key.removesuffix(SIDECAR_ENDING) for key in waiting}
+    return [
+        item
+        for item in report.items
+        if item.kind is not Kind.MARKER and item.key.removesuffix(SIDECAR_ENDING) not in kept
+    ]
+
+
 def _sizes(store: CloudStore, topic: TopicName) -> dict[str, int]:
-    return {found.key: found.size for found in store.list(objects_prefix(topic))}
+    """The sizes of the topic's keys but for begin markers."""
+    found = store.list(objects_prefix(topic))
+    return {each.key: each.size for each in found if "/begin-" not in each.key}

@@ -59,6 +59,12 @@ def test_the_topics_own_log_is_believed_beyond_the_reservation() -> None:
     assert (found.reserved, found.assigned) == (1200, 1200)
 
 
+@pytest.mark.parametrize("nonces", [[], ["before"]])
+def test_a_log_that_has_everything_goes_on_whatever_its_nonce_is(nonces: list[str]) -> None:
+    released = replace(RECORD, reserved=70)
+    assert settled(released, log("mine", 60, 70, *nonces)) == replace(released, nonce="new")
+
+
 def test_the_topics_own_log_with_a_hole_before_it_is_refused() -> None:
     with pytest.raises(MissingData, match=r"\b60\b.*\b61\b.*restore --allow-gaps"):
         settled(RECORD, log("mine", 61, 99, NONCE))
@@ -194,7 +200,7 @@ def test_any_settlement_keeps_the_chain_and_uses_no_offset_again(
         older = record.nonce is not None and (
             record.nonce not in local.nonces or local.next_offset < record.assigned
         )
-        older = older and not local.empty
+        older = older and not local.empty and local.next_offset < record.reserved
         assert record.tail < local.start_offset or (older and record.log_id == local.log_id)
         return
     assert found.start_offset <= found.verified <= found.tail <= found.reserved
@@ -208,7 +214,7 @@ def test_any_settlement_keeps_the_chain_and_uses_no_offset_again(
     if record is None:
         return
     if goes_on and record.nonce is not None:
-        assert record.nonce in local.nonces
+        assert record.nonce in local.nonces or local.next_offset >= record.reserved
         assert local.next_offset >= record.assigned
     assert found.tail >= record.tail
     assert found.reserved >= record.reserved

@@ -142,15 +142,13 @@ def test_a_fenced_restore_adopts_nothing(at: Reservoir) -> None:
 
 def test_large_descriptors_go_in_more_transactions(at: Reservoir) -> None:
     owner = at.own()
-    index = tuple((offset, offset * 16) for offset in range(4000))
-    large = ObjectDescriptor("data-0-3999.dnb1", 0, 3999, 100_000, None, 0, offset_index=index)
+    large = ObjectDescriptor("data-0-3999.dnb1", 0, 3999, 100_000, "e" * 100_000, 0)
     many = [
         replace(
             large,
             object_id=f"data-{first}-{first + 3999}.dnb1",
             start_offset=first,
             end_offset=first + 3999,
-            offset_index=tuple((first + offset, place) for offset, place in index),
         )
         for first in range(0, 4000 * ADOPTED_MAX, 4000)
     ]

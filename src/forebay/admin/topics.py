@@ -29,6 +29,7 @@ from forebay.errors import UnknownTopic
 from forebay.format.names import TopicName
 from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.describe import (
+    OBJECTS_LISTED,
     FrameLocation,
     ObjectFacts,
     OffsetFacts,
@@ -39,7 +40,7 @@ from forebay.topic.describe import (
 )
 
 TOPICS_MAX: Final = 1000
-PARTS_MAX: Final = 10_000
+PARTS_MAX: Final = 1000
 """Segments, and objects, of one response."""
 TOPIC_PATH: Final = "/v1/topics/{namespace}/{topic}"
 
@@ -69,7 +70,14 @@ class TopicQuery(Struct, frozen=True):
             le=PARTS_MAX,
             description="The maximum number of segments and of objects to list, the newest ones.",
         ),
-    ] = 100
+    ] = OBJECTS_LISTED
+    before: Annotated[
+        Count | None,
+        Meta(
+            description="List the objects that begin before this offset: `objects_before` of the "
+            "page before."
+        ),
+    ] = None
 
 
 class AcceptQuery(Struct, frozen=True):
@@ -130,9 +138,23 @@ class Topic(Record, frozen=True):
     segments: Annotated[list[SegmentFacts], Meta(description="The newest ones, oldest first.")]
     segments_total: Count
     segments_bytes: Count
-    objects: Annotated[list[ObjectFacts], Meta(description="The newest ones, oldest first.")]
+    objects: Annotated[
+        list[ObjectFacts],
+        Meta(description="The newest ones, or the last ones before `before`, oldest first."),
+    ]
     objects_total: Count
     objects_bytes: Count
+    objects_counted: Annotated[
+        bool,
+        Meta(
+            description="False: the two totals are lower bounds, because the owner has not "
+            "counted the objects of a catalog that an earlier release wrote."
+        ),
+    ]
+    objects_before: Annotated[
+        Count | None,
+        Meta(description="`before` of the next page of older objects; null on the last."),
+    ]
     problems: Annotated[list[str], Meta(description="Contradictions that were found.")]
 
 
@@ -254,7 +276,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
     async def show(request: Request) -> Response:
         query = read_query(request.scope["query_string"], TopicQuery)
         topic = topic_of(request.path_params)
-        return json_response(await run_in_threadpool(_describe, context, topic, query.limit))
+        return json_response(await run_in_threadpool(_describe, context, topic, query))
 
     async def create(request: Request) -> Response:
         topic = topic_of(request.path_params)
@@ -329,9 +351,9 @@ def _outline(context: ServerContext, name: str) -> TopicOutline:
     return TopicOutline(name, open=True, start=topic.start_offset, **marks)
 
 
-def _describe(context: ServerContext, name: TopicName, limit: int) -> Topic:
+def _describe(context: ServerContext, name: TopicName, query: TopicQuery) -> Topic:
     with context.store.view() as view:
-        facts = _fields(describe(view.topic(str(name)), limit))
+        facts = _fields(describe(view.topic(str(name)), query.limit, query.before))
     topic = context.store.opened(str(name))
     if topic is None:
         return Topic(**facts, open=False, appended=None, memory=None)

@@ -191,6 +191,33 @@ def bench_tuning(**options: Any) -> None:
     _report(run, **options)
 
 
+@bench.command("catalog")
+@_directory
+@_rounds(5)
+@_number("--objects", 200_000, 1000, 10_000_000, "How many descriptors the long topic has.")
+@_number("--few", 1000, 200, 100_000, "How many descriptors the short topic has.")
+@click.option(
+    "--etcd",
+    metavar="HOST:PORT",
+    help="Measure on this etcd too; it keeps the topics, below new prefixes.",
+)
+@_output
+def bench_catalog(**options: Any) -> None:
+    """Compares operations in a topic with few and in one with very many objects.
+
+    Opens the topic, uploads and reads one message, describes the topic, and plans a scan in the
+    middle. Writing 200,000 descriptors takes a few minutes.
+
+    \b
+    Examples:
+      forebay bench catalog
+      forebay bench catalog --etcd 127.0.0.1:2379 --json > catalog.json
+    """
+    from forebay.bench.catalog import run
+
+    _report(run, **options)
+
+
 @bench.command("plot")
 @click.argument("results", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option(

@@ -15,9 +15,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
-from forebay.catalog.chain import Chain, Totals, Write, pointer, stored
+from forebay.catalog.chain import WINDOW, Chain, Totals, Write, pointer, read_windows, stored
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
 from forebay.catalog.records import (
     Life,
@@ -172,40 +173,72 @@ class Catalog:
     ) -> list[ObjectDescriptor]:
         """Returns the descriptors that overlap `start..end`, oldest first, at most `limit`.
 
-        `end` is not included. This takes two requests, however many objects there are: the end row
-        of the object that holds `start`, and the descriptors from that object on. One request
-        reads all descriptors, so the result is consistent: a compaction between two requests
-        would move the border between objects, which would look like a gap, and a reader would
-        take that for the end of the topic or for lost data. If no object holds `start`, the
-        topic's record is read too. If that does not say why, a search finds out.
+        `end` is not included. There may be fewer than `limit` although more follow. An empty
+        result means that there are none.
+
+        This takes a few requests, however many objects there are: the end row of the object that
+        holds `start`, and the descriptors from that object on. The result is consistent: a
+        compaction between two requests would move the border between objects, which would look
+        like a gap, and a reader would take that for the end of the topic or for lost data. So the
+        result ends at a gap between two requests. If no object holds `start`, the topic's record
+        is read too. If that does not say why, a search finds out.
         """
         if end is not None and end <= start:
             return []
         stop = OFFSET_MAX if end is None else end
+        tail = self._tail(topic)
 
-        def page(first: int) -> list[ObjectDescriptor]:
-            at, until = self.keys.descriptor(topic, first), self.keys.descriptor(topic, stop)
-            return self._decoded(topic, self.kv.range(at, until, limit=limit), decoder)
+        def page(first: int, width: int) -> list[ObjectDescriptor]:
+            found: list[ObjectDescriptor] = []
+            read = self.chain(topic).descriptors
+            for entries in read_windows(read, first, stop, limit, width=width, tail=tail):
+                more = self._decoded(topic, entries, decoder)
+                if found and more and found[-1].next_offset != more[0].start_offset:
+                    break
+                found += more
+            return found
 
         seen: Entry | None = None
         for _ in range(_TRIES if start > 0 else 0):
-            row = self._end_row(topic, start)
+            row = self._end_row(topic, start, tail)
             if row is None or row == seen or (first := decode_pointer(row.value, row.key)) > start:
                 break
-            found = page(first)
+            last = self.keys.end_offset(topic, row.key)
+            found = page(first, limit * max(last - first, 1))
             if found and found[0].start_offset == first and found[0].end_offset >= start:
                 return found
             seen = row  # read it again: a compaction may have changed the objects meanwhile
-        found = page(start)
+        found = page(start, WINDOW)
         if (found and found[0].start_offset == start) or self._is_hole(topic, start):
             return found
         return self._searched(topic, start, stop, limit, decoder)
 
-    def _end_row(self, topic: TopicName, offset: int) -> Entry | None:
+    def _end_row(
+        self, topic: TopicName, offset: int, tail: Callable[[], int | None]
+    ) -> Entry | None:
         """Returns the first end row of an object that ends at `offset` or after it."""
-        at, stop = self.keys.end(topic, offset), self.keys.end(topic, OFFSET_MAX)
-        rows = self.kv.range(at, stop + _NEXT_KEY, limit=1)
-        return rows[0] if rows else None
+        windows = read_windows(
+            self.chain(topic).ends,
+            offset,
+            OFFSET_MAX + 1,
+            1,
+            width=WINDOW,
+            tail=tail,
+        )
+        return next((rows[0] for rows in windows if rows), None)
+
+    def _tail(self, topic: TopicName) -> Callable[[], int | None]:
+        """Returns what reads the topic's tail, once. A missing or damaged record has none."""
+
+        @cache
+        def tail() -> int | None:
+            try:
+                record = self.record(topic)
+            except DescriptorError:
+                return None
+            return None if record is None else record.tail
+
+        return tail
 
     def _is_hole(self, topic: TopicName, offset: int) -> bool:
         """Whether the record says that no object holds the offset. A damaged one says nothing."""
@@ -290,6 +323,41 @@ class Catalog:
         while page := self.get_object_descriptors_range(topic, start):
             yield from page
             start = page[-1].next_offset
+
+    def get_last_object_descriptors(
+        self,
+        topic: TopicName,
+        limit: int,
+        end: int = OFFSET_MAX,
+        *,
+        decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
+    ) -> list[ObjectDescriptor]:
+        """Returns the last `limit` descriptors that begin before `end`, oldest first.
+
+        It reads one end row for each of them, going back, and then the descriptors at once. So it
+        takes about `limit` requests, however many objects there are. If a compaction happens
+        meanwhile, there may be fewer, or older ones.
+        """
+        totals = self.totals(topic)
+        first = 0
+        if totals.next is not None or totals.objects > limit:
+            tail = self._tail(topic)()
+            first = end if tail is None else min(end, tail)
+            for _ in range(limit):
+                before = self._start_before(topic, first)
+                if before is None:
+                    break
+                first = before
+        entries = self.chain(topic).descriptors(first, end, limit) if limit else []
+        return self._decoded(topic, entries, decoder)
+
+    def _start_before(self, topic: TopicName, offset: int) -> int | None:
+        """Returns where the last object that begins before `offset` begins."""
+        row = self.kv.get(self.keys.end(topic, offset - 1)) if offset > 0 else None
+        if row is not None:
+            return decode_pointer(row.value, row.key)
+        found = self._last_before(topic, offset)
+        return self.keys.descriptor_start(topic, found[0].key) if found else None
 
     def _descriptor(self, topic: TopicName, entry: Entry) -> ObjectDescriptor:
         return self._decoded(topic, [entry])[0]

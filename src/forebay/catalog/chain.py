@@ -16,12 +16,12 @@ object, and must search (`Catalog.get_object_descriptors_range`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final, TypeAlias
 
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove
-from forebay.catalog.records import decode_json
+from forebay.catalog.records import TopicRecord, decode_json, decode_record
 from forebay.errors import DescriptorError
 from forebay.format.descriptor import (
     ObjectDescriptor,
@@ -78,6 +78,42 @@ def pointer(start: int) -> bytes:
     return b'{"start":"%020d"}' % start
 
 
+WINDOW: Final = 4096
+"""Offsets that the first request of `read_windows` covers, if the caller knows no better."""
+_WINDOW_FACTOR: Final = 16
+
+
+def read_windows(
+    read: Callable[[int, int, int], list[Entry]],
+    start: int,
+    stop: int,
+    limit: int,
+    *,
+    width: int,
+    tail: Callable[[], int | None],
+) -> Iterator[list[Entry]]:
+    """Reads the first `limit` entries of `start..stop`, a window of offsets at a time.
+
+    `read` returns the entries of a window, at most as many as its last argument says. Each window
+    is larger than the one before. For etcd counts all keys of the range that it is asked for,
+    whatever the limit: in one range to the end of a long topic that takes longer than anything
+    else. `tail` is called after the first window; the rest after the tail, where nothing is
+    expected, is one window.
+    """
+    end = min(start + width, stop)
+    found = read(start, end, limit)
+    yield found
+    limit -= len(found)
+    known: int | None = None
+    while limit > 0 and end < stop:
+        known = tail() or 0 if known is None else known
+        width *= _WINDOW_FACTOR
+        start, end = end, min(end + width, stop, known) if end < known else stop
+        found = read(start, end, limit)
+        yield found
+        limit -= len(found)
+
+
 class Chain:
     """The chain of one topic, as rows of the catalog."""
 
@@ -122,7 +158,7 @@ class Chain:
         before, _ = self._totals()
         known = before
         if known is None:
-            if self._page(0, 1):
+            if self._kv.get(self._keys.current(self._topic)) is not None:
                 return []  # a catalog of an earlier release: `index` will count
             known = Totals()
         more = [each for each in added if known.counts(each)]
@@ -151,7 +187,7 @@ class Chain:
                 return True
             # Compared by the last batch: a commit after this would add an object uncounted.
             record = self._kv.get(self._keys.record(self._topic))
-            page = self._page(known.next, INDEXED_BATCH)
+            page = self._page(known, record)
             compares = [Compare(self._keys.totals(self._topic), revision)]
             if not page:
                 if record is not None:
@@ -173,10 +209,26 @@ class Chain:
                 return False
         return False
 
-    def _page(self, start: int, limit: int) -> list[Entry]:
+    def _page(self, known: Totals, record: Entry | None) -> list[Entry]:
+        """Returns the next descriptors that are not counted yet."""
+        start = known.next or 0
+        mean = start // known.objects if known.objects else WINDOW
+        tail = decode_record(record.value, TopicRecord, record.key).tail if record else None
+        windows = read_windows(
+            self.descriptors, start, OFFSET_MAX, INDEXED_BATCH, width=64 * mean, tail=lambda: tail
+        )
+        return list(next(filter(None, windows), ()))
+
+    def descriptors(self, start: int, stop: int, limit: int) -> list[Entry]:
+        """Returns the descriptors that begin in `start..stop`."""
         keys, topic = self._keys, self._topic
-        stop = keys.descriptor(topic, OFFSET_MAX)
-        return self._kv.range(keys.descriptor(topic, start), stop, limit=limit)
+        at, end = keys.descriptor(topic, start), keys.descriptor(topic, stop)
+        return self._kv.range(at, end, limit=limit)
+
+    def ends(self, start: int, stop: int, limit: int) -> list[Entry]:
+        """Returns the end rows of the objects whose last offset is in `start..stop`."""
+        at, end = self._keys.end(self._topic, start), self._keys.end(self._topic, stop)
+        return self._kv.range(at, end, limit=limit)
 
     def _totals(self) -> tuple[Totals | None, int]:
         entry = self._kv.get(self._keys.totals(self._topic))

@@ -45,7 +45,7 @@ _HOLE_WORDS: Final = {
     "accepted": "it has no message, and that was accepted: readers jump over it",
 }
 _PAGE: Final = 1000
-_PIECES_MAX: Final = 10_000
+_PIECES_MAX: Final = 1000
 """The most segments, and the most objects, to request from a server."""
 
 
@@ -99,16 +99,25 @@ def _served_topics(server: ServerAddress) -> list[str]:
 @click.argument("topic")
 @click.option(
     "--limit",
-    default=20,
-    show_default=True,
-    type=click.IntRange(0),
-    help="How many segments and objects to print, the newest ones; --json prints all.",
+    type=click.IntRange(0, _PIECES_MAX),
+    help="How many segments and objects to print, the newest ones: 20, or 100 with --json.",
+)
+@click.option(
+    "--before",
+    type=click.IntRange(0, OFFSET_MAX),
+    metavar="OFFSET",
+    help="Print objects that begin before this offset, to go back page by page.",
 )
 @url_option
 @store_options
 @json_option
 def describe(
-    topic: str, limit: int, url: str | None, settings: StoreSettings, as_json: bool
+    topic: str,
+    limit: int | None,
+    before: int | None,
+    url: str | None,
+    settings: StoreSettings,
+    as_json: bool,
 ) -> None:
     """Prints where the messages of TOPIC are.
 
@@ -120,18 +129,19 @@ def describe(
     \b
     Examples:
       forebay describe orders
+      forebay describe orders --limit 100 --before 2500000
       forebay describe /default/orders --json
       forebay describe orders --url http://127.0.0.1:8650
     """
     server = chosen_server(settings, url)
-    wanted = _PIECES_MAX if as_json else min(limit, _PIECES_MAX)
-    facts = _facts(server, settings, topic, None, wanted)
+    limit = (100 if as_json else 20) if limit is None else limit
+    facts = _facts(server, settings, topic, None, limit, before)
     if not as_json and sys.stdout.isatty():
-        _print_tables(facts, limit)
+        _print_tables(facts)
         if facts["problems"]:
             sys.exit(1)
         return
-    lines = _plain_lines(facts, limit)
+    lines = _plain_lines(facts)
     print_report(facts, lines, as_json=as_json, ok=not facts["problems"])
 
 
@@ -251,7 +261,8 @@ def _facts(
     settings: StoreSettings,
     topic: str,
     offset: int | None,
-    limit: int | None = None,
+    limit: int = 0,
+    before: int | None = None,
 ) -> Facts:
     """The facts about a topic, or about one offset in it, from the server or from the store."""
     if server is not None:
@@ -259,7 +270,9 @@ def _facts(
         from forebay.format.names import parse_topic
 
         rest = () if offset is None else ("explain", str(offset))
-        query: dict[str, str | int] = {} if limit is None else {"limit": limit}
+        query: dict[str, str | int] = {} if offset is not None else {"limit": limit}
+        if before is not None:
+            query["before"] = before
         with _client_of(server) as client:
             path = topic_path(parse_topic(topic), *rest)
             found: Facts = client.json("GET", path, query=query)
@@ -269,7 +282,9 @@ def _facts(
 
     with open_view(settings) as store:
         view = viewed_topic(store, topic)
-        return asdict(describe_topic(view) if offset is None else explain_offset(view, offset))
+        if offset is not None:
+            return asdict(explain_offset(view, offset))
+        return asdict(describe_topic(view, limit, before))
 
 
 def _offset_lines(facts: Facts) -> Iterator[str]:
@@ -298,20 +313,21 @@ def _offset_lines(facts: Facts) -> Iterator[str]:
 # ---- what `describe` prints: tables on a terminal, plain lines elsewhere ----
 
 
-def _plain_lines(facts: Facts, limit: int) -> Iterator[str]:
+def _plain_lines(facts: Facts) -> Iterator[str]:
     yield from _head(facts)
-    yield _headed(facts, "segments", limit)
-    for segment in _newest(facts["segments"], limit):
+    yield _headed(facts, "segments")
+    for segment in facts["segments"]:
         yield (
             f"  {_offsets(segment)}, {segment['bytes']} bytes, {_stage(segment)}, "
             f"{_deletable(segment)}: {segment['file']}"
         )
-    yield _headed(facts, "objects", limit)
-    for each in _newest(facts["objects"], limit):
+    yield _headed(facts, "objects")
+    for each in facts["objects"]:
         yield (
             f"  {_offsets(each)}, {each['bytes']} bytes, {_read_back(each)}, {_made(each)}: "
             f"{each['object_id']}"
         )
+    yield from _older(facts)
     for problem in facts["problems"]:
         yield f"problem: {problem}"
 
@@ -352,14 +368,17 @@ def _except_lost(facts: Facts, stage: int) -> str:
     return f", except {count} offsets without messages" if count else ""
 
 
-def _headed(facts: Facts, what: str, limit: int) -> str:
-    total = facts[f"{what}_total"]
-    more = f", the newest {limit}" if total > limit else ""
-    return f"{total} {what}, {facts[f'{what}_bytes']} bytes{more}"
+def _headed(facts: Facts, what: str) -> str:
+    total, listed = facts[f"{what}_total"], len(facts[what])
+    counted = what == "segments" or facts.get("objects_counted", True)
+    some = f", {listed} of them listed" if total > listed or not counted else ""
+    least = "" if counted else "at least "
+    return f"{least}{total} {what}, {least}{facts[f'{what}_bytes']} bytes{some}"
 
 
-def _newest(rows: Sequence[Facts], limit: int) -> Sequence[Facts]:
-    return rows[-limit:] if limit else ()
+def _older(facts: Facts) -> Iterator[str]:
+    if facts.get("objects_before") is not None:
+        yield f"  older objects: --before {facts['objects_before']}"
 
 
 def _offsets(row: Facts) -> str:
@@ -382,7 +401,7 @@ def _made(each: Facts) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(each["created_at"]))
 
 
-def _print_tables(facts: Facts, limit: int) -> None:
+def _print_tables(facts: Facts) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -392,7 +411,7 @@ def _print_tables(facts: Facts, limit: int) -> None:
         console.print(escape(line), highlight=False)
 
     def table(what: str, columns: Sequence[str], rows: list[Sequence[str]]) -> None:
-        shown = Table(title=_headed(facts, what, limit), title_justify="left", box=None)
+        shown = Table(title=_headed(facts, what), title_justify="left", box=None)
         for column in columns:
             shown.add_column(column, justify="right" if column == "bytes" else "left")
         for row in rows:
@@ -404,7 +423,7 @@ def _print_tables(facts: Facts, limit: int) -> None:
         ("offsets", "bytes", "stage", "may be deleted", "file"),
         [
             (_offsets(each), str(each["bytes"]), _stage(each), _deletable(each), each["file"])
-            for each in _newest(facts["segments"], limit)
+            for each in facts["segments"]
         ],
     )
     table(
@@ -412,8 +431,10 @@ def _print_tables(facts: Facts, limit: int) -> None:
         ("offsets", "bytes", "stage", "made", "object"),
         [
             (_offsets(each), str(each["bytes"]), _read_back(each), _made(each), each["object_id"])
-            for each in _newest(facts["objects"], limit)
+            for each in facts["objects"]
         ],
     )
+    for line in _older(facts):
+        console.print(escape(line), highlight=False)
     for problem in facts["problems"]:
         console.print(f"[red]problem:[/red] {escape(problem)}", highlight=False)

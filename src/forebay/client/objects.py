@@ -32,6 +32,7 @@ from forebay.objects.backend import (
     check_metadata,
     check_range,
     ends_early,
+    require_etag,
 )
 from forebay.settings import ServerAddress
 
@@ -69,15 +70,14 @@ class ServerBackend:
         except ObjectMissing:
             raise self._missing(key) from None
         found = response.headers
-        etag = found["ETag"]
         return ObjectMeta(
             key,
             int(found["Content-Length"]),
-            None if etag is None else etag.strip('"'),
+            _etag_of(found["ETag"]),
             int(found[_MODIFIED]),
         )
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         check_range(start, end)
         if start == end:
             if self.head(key).size < end:
@@ -89,10 +89,12 @@ class ServerBackend:
                 response = client.request("GET", _path_of(key), headers=headers)
                 data = response.read(end - start)
                 content_range = response.headers["Content-Range"]
+                found = _etag_of(response.headers["ETag"])
         except ObjectMissing:
             raise self._missing(key) from None
         except OffsetOutOfRange:
             raise ends_early(self._name, key, start, end) from None
+        require_etag(self._name, key, etag, found)
         if len(data) < end - start:
             size = int(content_range.rpartition("/")[2])
             if size < end:
@@ -150,6 +152,10 @@ class ServerBackend:
         raise UsageError(
             f"{self._name}: objects cannot be {what} through a server; do it on its machine"
         )
+
+
+def _etag_of(header: str | None) -> str | None:
+    return None if header is None else header.strip('"')
 
 
 def _require_none(metadata: Mapping[str, str] | None) -> None:

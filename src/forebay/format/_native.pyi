@@ -5,6 +5,9 @@ from forebay.format.layout import Buffer
 def scan(
     buffer: Buffer, start: int, expected: int, consecutive: bool, /
 ) -> tuple[bytes, bytes, bytes, int, int, int | None]: ...
+def find_frames(
+    buffer: Buffer, stop: int, total: int, first: int, last: int, messages_only: bool, limit: int, /
+) -> tuple[bytes, bytes, int]: ...
 def columns(
     buffer: Buffer, positions: Buffer, lengths: Buffer, /
 ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int]: ...

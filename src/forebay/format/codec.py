@@ -15,7 +15,7 @@ from typing import Final
 
 from forebay.format import pure
 from forebay.format.layout import Buffer
-from forebay.format.pure import RawColumns, RawScan
+from forebay.format.pure import RawColumns, RawFound, RawScan
 
 
 def _find_compiled() -> ModuleType | None:
@@ -42,6 +42,16 @@ def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawSca
         memoryview(lengths).cast("I"),
         *rest,
     )
+
+
+def find_frames(
+    buffer: Buffer, stop: int, total: int, first: int, last: int, messages_only: bool, limit: int
+) -> RawFound:
+    if _compiled is None:
+        return pure.find_frames(buffer, stop, total, first, last, messages_only, limit)
+    found = _compiled.find_frames(buffer, stop, total, first, last, messages_only, limit)
+    offsets, positions, resume = found
+    return memoryview(offsets).cast("Q"), memoryview(positions).cast("Q"), resume
 
 
 def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawColumns:

@@ -11,7 +11,6 @@ with the neighbouring frames. Pass `consecutive=True` wherever offsets must be c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -86,6 +85,11 @@ class Scan:
         ):
             yield Frame(offset, view[position : position + length])
 
+    @property
+    def raw(self) -> memoryview:
+        """The bytes of all frames, with their headers; at least one frame."""
+        return memoryview(self.buffer)[self.positions[0] - HEADER_BYTES : self.safe_length]
+
     def part(self, start: int, stop: int) -> Scan:
         """The frames `start:stop` as a scan that ends COMPLETE; at least one frame."""
         if start == 0 and stop == len(self) and self.end is End.COMPLETE:
@@ -135,21 +139,37 @@ def frame_bytes(buffer: Buffer, at: int) -> int | None:
     return HEADER_BYTES + int(pure.HEADER.unpack_from(buffer, at)[1])
 
 
-def frame_candidates(buffer: Buffer, first: int, last: int) -> Iterator[int]:
-    """Yields positions where a plausible header with an offset in `first..last` starts.
+class Found(NamedTuple):
+    """What `find_frames` found."""
 
-    For damaged data. Frames have no marker, so every byte position is tried. The caller must check
-    whether the frame there is valid; it may reach beyond the buffer.
+    frames: list[tuple[int, int]]
+    """Offset and position, in the buffer, of each frame."""
+    resume: int
+    """The position of the first header that was not tried."""
+
+
+def find_frames(
+    buffer: Buffer,
+    stop: int,
+    *,
+    total: int,
+    first: int,
+    last: int,
+    messages_only: bool = False,
+    limit: int = 0,
+) -> Found:
+    """Finds the valid frames with offsets `first..last` that begin before `stop`, in damaged data.
+
+    Frames have no marker, so every byte position is tried, and the frames found may overlap. With
+    `messages_only` only frames whose message repeats the frame's offset are found. The search ends
+    early after `limit` frames (0: no limit), and at a plausible header whose frame ends after
+    the buffer and not after `total`, the end of the file counted from the start of the buffer.
     """
-    # The offsets in the range share their high bytes; the length is neither 0 nor over the limit.
-    free = ((first ^ last).bit_length() + 7) // 8
-    shared = re.escape(last.to_bytes(8, "little")[free:])
-    top = re.escape(bytes([FRAME_PAYLOAD_BYTES_MAX >> 24]))
-    wanted = b"(?=[\\s\\S]{%d}%s(?!\\0{4})[\\s\\S]{3}[\\0-%s][\\s\\S]{4})" % (free, shared, top)
-    for match in re.finditer(wanted, buffer):
-        offset, length, _ = pure.HEADER.unpack_from(buffer, match.start())
-        if first <= offset <= last and FRAME_PAYLOAD_BYTES_MIN <= length <= FRAME_PAYLOAD_BYTES_MAX:
-            yield match.start()
+    offsets, positions, resume = codec.find_frames(
+        buffer, stop, total, first, last, messages_only, limit
+    )
+    starts = (position - HEADER_BYTES for position in positions)
+    return Found(list(zip(offsets, starts, strict=True)), resume)
 
 
 class FrameDecoder:

@@ -80,6 +80,34 @@ def locate(buffer: Buffer, position: int, length: int) -> Layout:
     raise MessageError(f"{length} bytes at position {position} are not a known message encoding")
 
 
+def message_head(
+    buffer: Buffer, position: int, end: int, flavour: int
+) -> tuple[int | None, Span | None]:
+    """The offset and the payload of a message of which the bytes before `end` are there.
+
+    Each is None if they are not of this flavour up to there. The payload may end after `end`.
+    """
+    u64, _ = readers(flavour)
+    offset = None
+    try:
+        _, at = u64(buffer, position, end)
+        _, at = u64(buffer, at, end)
+        _, at = span(buffer, at, end, u64)
+        _, at = span(buffer, at, end, u64)
+        offset, at = u64(buffer, at, end)
+        length, at = u64(buffer, at, end)
+    except MalformedError:
+        return offset, None
+    return offset, Span(at, length)
+
+
+def repeats_offset(buffer: Buffer, position: int, end: int, offset: int) -> bool:
+    """Whether the message seems to have this offset, in either flavour."""
+    return any(
+        message_head(buffer, position, end, flavour)[0] == offset for flavour in (FIXED, VARINT)
+    )
+
+
 def attribute_spans(buffer: Buffer, pairs: Span, count: int, flavour: int) -> list[Span]:
     """The spans of an attributes block that `locate` found: key, value, key, value …"""
     u64, _ = readers(flavour)

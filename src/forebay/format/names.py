@@ -343,6 +343,10 @@ class CatalogKeys:
         """The key of the row that says where the object with this last offset begins."""
         return f"{self.ends(topic)}{end_offset:020d}"
 
+    def end_offset(self, topic: TopicName, key: str) -> int:
+        """The last offset in the key of an end row."""
+        return int(key.removeprefix(self.ends(topic)))
+
     def totals(self, topic: TopicName) -> str:
         return self.topic(topic) + "totals"
 

@@ -11,15 +11,17 @@ No other Python module parses the frame header.
 from __future__ import annotations
 
 import operator
+import re
 import struct
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Final, TypeAlias
 from zlib import crc32
 
 from forebay.errors import MessageError, MessageTooLarge
-from forebay.format.layout import Buffer, locate
+from forebay.format.layout import Buffer, locate, repeats_offset
 from forebay.limits import (
     ATTRIBUTES_MAX,
     FRAME_PAYLOAD_BYTES_MAX,
@@ -43,6 +45,7 @@ BAD_CRC: Final = 4
 GATHER_BYTES_MAX: Final = 2**31 - 1
 """The largest gathered column: Arrow's plain binary arrays have signed 32-bit offsets."""
 
+RawFound: TypeAlias = tuple[memoryview, memoryview, int]
 RawScan: TypeAlias = tuple[memoryview, memoryview, memoryview, int, int, int | None]
 RawColumns: TypeAlias = tuple[
     memoryview,
@@ -120,6 +123,143 @@ def scan(buffer: Buffer, start: int, expected: int, consecutive: bool) -> RawSca
             expected = offset + 1 if consecutive else -1
             ended_at = expected if consecutive else None
     return memoryview(offsets), memoryview(positions), memoryview(lengths), at, end, ended_at
+
+
+def find_frames(
+    buffer: Buffer, stop: int, total: int, first: int, last: int, messages_only: bool, limit: int
+) -> RawFound:
+    """Tries every position before `stop` as the start of a frame with an offset `first..last`.
+
+    With `messages_only` the message must repeat the offset. Returns the offsets and the payload
+    positions of the whole valid frames, which may overlap, and where it stopped: at the last header
+    that fits before `stop`, after the frame that reached `limit` (0 for no limit), or at a
+    plausible header whose frame ends after the buffer and not after `total`, the end of the file
+    counted from the start of the buffer. Raises ValueError if a number is out of range.
+
+    The work is linear in the buffer, whatever lengths the headers claim: the CRC of a frame is
+    computed from two CRCs of prefixes of the buffer.
+    """
+    offsets, positions = array("Q"), array("Q")
+    with _view(buffer) as view:
+        size = len(view)
+        stop = _checked(stop, size)
+        total = _checked(total, OFFSET_MAX)
+        first, last = _checked(first, OFFSET_MAX), _checked(last, OFFSET_MAX)
+        limit = _checked(limit, OFFSET_MAX)
+        if total < size:
+            raise ValueError("the file is smaller than the buffer")
+        resume = max(0, min(stop, size - HEADER.size + 1))
+        with _Prefixes(view) as prefixes:
+            for at, offset, length, crc in _plausible_headers(view, stop, first, last):
+                position = at + HEADER.size
+                end = position + length
+                if end > total:
+                    continue
+                if end > size:
+                    resume = at
+                    break
+                if messages_only and not repeats_offset(view, position, end, offset):
+                    continue
+                if prefixes.crc_between(position, end) != crc:
+                    continue
+                offsets.append(offset)
+                positions.append(position)
+                if len(offsets) == limit:
+                    resume = at + 1
+                    break
+    return memoryview(offsets), memoryview(positions), resume
+
+
+def _plausible_headers(
+    view: memoryview, stop: int, first: int, last: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yields position, offset, length and CRC of each possible header that begins before `stop`."""
+    if first > last:
+        return
+    # The offsets in the range share their high bytes; the length is neither 0 nor over the limit.
+    free = ((first ^ last).bit_length() + 7) // 8
+    shared = re.escape(last.to_bytes(8, "little")[free:])
+    top = re.escape(bytes([FRAME_PAYLOAD_BYTES_MAX >> 24]))
+    wanted = re.compile(
+        b"(?=[\\s\\S]{%d}%s(?!\\0{4})[\\s\\S]{3}[\\0-%s][\\s\\S]{4})" % (free, shared, top)
+    )
+    for match in wanted.finditer(view, 0, min(stop + HEADER.size - 1, len(view))):
+        offset, length, crc = HEADER.unpack_from(view, match.start())
+        if first <= offset <= last and FRAME_PAYLOAD_BYTES_MIN <= length <= FRAME_PAYLOAD_BYTES_MAX:
+            yield match.start(), offset, length, crc
+
+
+class _Prefixes:
+    """CRCs of the prefixes of a buffer, one for every 64 bytes, computed as far as they are used.
+
+    crc(AB) is crc(A) · x^(8 · len(B)) + crc(B), as polynomials over GF(2) modulo that of the CRC.
+    So the CRC of a range follows from those of the two prefixes that end at its ends.
+    """
+
+    _STEP: Final = 64
+    _DIRECT_BYTES_MAX: Final = 256
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._known = array("I", [0])
+
+    def __enter__(self) -> _Prefixes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._view = memoryview(b"")  # the caller is about to release it
+
+    def crc_between(self, start: int, end: int) -> int:
+        if end - start <= self._DIRECT_BYTES_MAX:
+            return crc32(self._view[start:end])
+        return self._crc_before(end) ^ _shifted(self._crc_before(start), end - start)
+
+    def _crc_before(self, end: int) -> int:
+        known, step = self._known, self._STEP
+        for at in range((len(known) - 1) * step, end - step + 1, step):
+            known.append(crc32(self._view[at : at + step], known[-1]))
+        block = end // step
+        return crc32(self._view[block * step : end], known[block])
+
+
+_POLYNOMIAL: Final = 0xEDB88320
+_POWER_BITS: Final = 9
+
+
+def _product(left: int, right: int) -> int:
+    """The product of two polynomials modulo that of the CRC; x^0 is the highest bit."""
+    product = 0
+    while left:
+        if left & 0x8000_0000:
+            product ^= right
+        left = left << 1 & 0xFFFF_FFFF
+        right = right >> 1 ^ (_POLYNOMIAL if right & 1 else 0)
+    return product
+
+
+@cache
+def _powers(digit: int) -> list[int]:
+    """x^(8 · n · 512^digit) for each n below 512."""
+    step = 1 << 23  # x^8
+    if digit:
+        before = _powers(digit - 1)
+        step = _product(before[-1], before[1])
+    powers = [1 << 31]
+    for _ in range((1 << _POWER_BITS) - 1):
+        powers.append(_product(powers[-1], step))
+    return powers
+
+
+def _shifted(crc: int, count: int) -> int:
+    """`crc` · x^(8 · count)."""
+    digit = 0
+    while count:
+        low = count & ((1 << _POWER_BITS) - 1)
+        if low:
+            crc = _product(_powers(digit)[low], crc)
+        count >>= _POWER_BITS
+        digit += 1
+    return crc
 
 
 def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawColumns:

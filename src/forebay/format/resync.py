@@ -1,8 +1,10 @@
 """Finds the next valid frame after damage, for recovery, for lenient readers and for repair.
 
 Frames have no marker. So a search tries every byte position whose 16 bytes could be the header of a
-wanted offset, and checks the whole frame there. It reads through a callable, a window at a time,
-and holds at most one window and one frame.
+wanted offset, and checks the whole frame there. It reads through a callable, a window at a time. A
+window grows up to four times the size of the largest frame that a header in it claims, and to
+128 MiB at most. No byte is read more than a few times, whatever the headers claim, and the work is
+linear in the bytes searched.
 
 Beware: a payload may itself contain valid frames, even of the same topic, and a search inside a
 damaged frame finds them. Use the result as evidence (recovery then refuses to cut) or where a user
@@ -14,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.format import pure
 from forebay.format.descriptor import ObjectDescriptor
@@ -22,11 +24,11 @@ from forebay.format.frame import (
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
     HEADER_BYTES,
+    find_frames,
     frame_bytes,
-    frame_candidates,
     scan,
 )
-from forebay.format.layout import FIXED, VARINT, Buffer, MalformedError, readers, span
+from forebay.format.layout import FIXED, VARINT, Buffer, message_head
 from forebay.limits import KIB, READ_CHUNK_BYTES
 
 ReadAt = Callable[[int, int], Buffer]
@@ -35,12 +37,17 @@ ReadAt = Callable[[int, int], Buffer]
 OffsetPosition = tuple[int, int]
 """Offset and position of a frame."""
 
+
+class FrameExtent(NamedTuple):
+    """Positions of one frame."""
+
+    payload: int
+    payload_end: int
+    end: int
+
+
 _HEAD_BYTES: Final = 4 * KIB
 """More than the frame header and all fields up to the offset of any message need."""
-
-
-class SearchTooLong(Exception):
-    """The search would have to hash more than `hash_bytes_max`."""
 
 
 def next_frame(
@@ -58,10 +65,9 @@ class FrameSearch:
     read: ReadAt
     size: int
     window_bytes: int = READ_CHUNK_BYTES
-    hash_bytes_max: int | None = None
-    """If set, `between` accepts only frames whose message repeats the frame's offset, and raises
-    SearchTooLong once it has hashed this many bytes. Otherwise a payload full of numbers could make
-    it hash megabytes for each plausible header."""
+    messages_only: bool = False
+    """If set, `between` yields only frames whose message repeats the frame's offset. Among millions
+    of plausible headers one may have the right CRC by chance."""
 
     def after(
         self, offset: int, position: int, last: int, index: Sequence[OffsetPosition] = ()
@@ -79,7 +85,7 @@ class FrameSearch:
         entries = index[bisect_right(index, offset, key=lambda entry: entry[0]) :]
         for next_offset, stop in (*entries, (last + 1, self.size)):
             if stop > position:
-                for found in self.between(position, stop, offset + 1, next_offset - 1):
+                for found in self.between(position, stop, offset + 1, next_offset - 1, limit=1):
                     return found
                 if next_offset <= last and self.is_frame(next_offset, stop):
                     return next_offset, stop
@@ -87,29 +93,37 @@ class FrameSearch:
             offset = next_offset
         return None
 
-    def between(self, start: int, stop: int, first: int, last: int) -> Iterator[OffsetPosition]:
-        """Yields the valid frames with offsets `first..last` whose header lies in `start..stop`."""
-        hashed = 0
-        while first <= last and stop - start >= HEADER_BYTES:
-            window = memoryview(self.read(start, min(start + self._step + HEADER_BYTES - 1, stop)))
-            for at in frame_candidates(window, first, last):
-                offset, length, _ = pure.HEADER.unpack_from(window, at)
-                if self.hash_bytes_max is not None:
-                    if not self._repeats_offset(window[at:], start + at):
-                        continue
-                    hashed += length
-                    if hashed > self.hash_bytes_max:
-                        raise SearchTooLong
-                frame = window[at : at + HEADER_BYTES + length]
-                cut = len(frame) < HEADER_BYTES + length
-                if self.is_frame(offset, start + at) if cut else len(scan(frame, expected=offset)):
-                    yield offset, start + at
-            start += self._step
+    def between(
+        self, start: int, stop: int, first: int, last: int, *, limit: int = 0
+    ) -> Iterator[OffsetPosition]:
+        """Yields the valid frames with offsets `first..last` whose header lies in `start..stop`.
 
-    @property
-    def _step(self) -> int:
-        """Windows overlap by one byte less than a header, so that every header is whole in one."""
-        return max(self.window_bytes - HEADER_BYTES + 1, 1)
+        Ends after `limit` frames, 0 for no limit.
+        """
+        window_bytes, reach = max(self.window_bytes, HEADER_BYTES), stop
+        while first <= last and stop - start >= HEADER_BYTES:
+            window = memoryview(self.read(start, min(start + window_bytes, reach)))
+            headers_end = min(stop - start, len(window)) - HEADER_BYTES + 1
+            found, resume = find_frames(
+                window,
+                headers_end,
+                total=self.size - start,
+                first=first,
+                last=last,
+                messages_only=self.messages_only,
+                limit=limit,
+            )
+            for offset, at in found:
+                yield offset, start + at
+            if found and limit:
+                return
+            if resume < headers_end:
+                # The window cuts a frame. The next one begins with it. If the frame fills more
+                # than half of it, windows double: so each either doubles or moves on by a half.
+                reach, claimed = self.size, frame_bytes(window, resume) or 0
+                if 2 * claimed > window_bytes:
+                    window_bytes = min(2 * max(window_bytes, claimed), 2 * FRAME_BYTES_MAX)
+            start += resume
 
     def is_frame(self, offset: int | None, position: int) -> bool:
         """Whether there is a whole valid frame at `position`, with `offset` if that is given."""
@@ -125,26 +139,26 @@ class FrameSearch:
         size = frame_bytes(self.read(position, position + HEADER_BYTES), 0) or 0
         return size if FRAME_BYTES_MIN <= size <= FRAME_BYTES_MAX else None
 
-    def _repeats_offset(self, window: memoryview, position: int) -> bool:
-        """Whether the frame seems to hold a message that repeats the frame's offset."""
-        offset, length, _ = pure.HEADER.unpack_from(window)
-        if length > self.size - position - HEADER_BYTES:
-            return False
-        head = window[:_HEAD_BYTES]
-        if len(head) < _HEAD_BYTES:
-            head = memoryview(self.read(position, min(position + _HEAD_BYTES, self.size)))
-        end = min(len(head), HEADER_BYTES + length)
-        return any(_offset_in_message(head, end, flavour) == offset for flavour in (FIXED, VARINT))
+    def extent(self, offset: int, position: int) -> FrameExtent | None:
+        """Where the frame at `position` and its payload end, if its header and message agree.
 
-
-def _offset_in_message(frame: memoryview, end: int, flavour: int) -> int | None:
-    """The offset inside the message, which follows two numbers, the topic and the broker."""
-    u64, _ = readers(flavour)
-    try:
-        _, at = u64(frame, HEADER_BYTES, end)
-        _, at = u64(frame, at, end)
-        _, at = span(frame, at, end, u64)
-        _, at = span(frame, at, end, u64)
-        return u64(frame, at, end)[0]
-    except MalformedError:
+        The header must have `offset`, the message must repeat it, and the payload must be inside
+        the frame. The lengths of frame and payload are stored apart, so that damage to one of them
+        does not extend the payload into the next frame. The CRC is not checked, and the bytes may
+        end before the payload does.
+        """
+        size = self._claimed_bytes(position)
+        if size is None:
+            return None
+        head = memoryview(self.read(position, min(position + _HEAD_BYTES, self.size)))
+        if pure.HEADER.unpack_from(head)[0] != offset:
+            return None
+        for flavour in (FIXED, VARINT):
+            end = min(len(head), size)
+            repeated, payload = message_head(head, HEADER_BYTES, end, flavour)
+            if repeated != offset or payload is None:
+                continue
+            if payload.position + payload.length <= size:
+                start = position + payload.position
+                return FrameExtent(start, start + payload.length, position + size)
         return None

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from forebay.errors import ObjectExists, ServiceError, ServiceRefused, UsageError
+from forebay.errors import ObjectChanged, ObjectExists, ServiceError, ServiceRefused, UsageError
 from forebay.format.layout import Buffer
 from forebay.limits import KIB, OBJECT_KEY_BYTES_MAX
 
@@ -124,10 +124,11 @@ class Backend(Protocol):
     def head(self, key: str) -> ObjectMeta:
         """Returns size, etag and metadata; raises ObjectMissing."""
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         """Returns exactly the bytes `start..end`, `end` excluded.
 
-        Raises ObjectMissing, and ServiceError if the object ends before `end`.
+        Raises ObjectMissing, and ServiceError if the object ends before `end`. With an `etag`,
+        raises ObjectChanged if the object has another one; a store that sends none passes.
         """
 
     def put_object(
@@ -218,6 +219,12 @@ def check_range(start: int, end: int) -> None:
 def taken(name: str, key: str) -> ObjectExists:
     """The error of a creation whose key is taken."""
     return ObjectExists(f"{name}: the object {key!r} exists already; it was not changed")
+
+
+def require_etag(name: str, key: str, wanted: str | None, found: str | None) -> None:
+    """Raises ObjectChanged if the etag is known and not the wanted one."""
+    if wanted is not None and found is not None and found != wanted:
+        raise ObjectChanged(f"{name}: {key} has the etag {found}, not {wanted}", found)
 
 
 def ends_early(name: str, key: str, start: int, end: int) -> ServiceError:

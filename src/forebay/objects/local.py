@@ -55,6 +55,7 @@ from forebay.objects.backend import (
     check_metadata,
     check_range,
     ends_early,
+    require_etag,
     taken,
 )
 from forebay.objects.buffers import BufferPool
@@ -159,11 +160,13 @@ class LocalBackend:
                 raise FileNotFoundError(errno.ENOENT, "no file")
         return _meta(key, status, self._metadata(key, _etag(status)))
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         check_range(start, end)
         with self.translated("get_range", key):
             fd = os.open(self.path_of(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
+                if etag is not None:
+                    require_etag(self.name, key, etag, _etag(os.fstat(fd)))
                 return self._read(fd, key, start, end)
             finally:
                 os.close(fd)

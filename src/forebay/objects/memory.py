@@ -19,6 +19,7 @@ from forebay.objects.backend import (
     check_metadata,
     check_range,
     ends_early,
+    require_etag,
     taken,
 )
 
@@ -74,9 +75,11 @@ class MemoryBackend:
     def head(self, key: str) -> ObjectMeta:
         return self._stored(key).meta
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         check_range(start, end)
-        data = self._stored(key).data
+        stored = self._stored(key)
+        require_etag(self._name, key, etag, stored.meta.etag)
+        data = stored.data
         if end > len(data):
             raise ends_early(self._name, key, start, end)
         return memoryview(data)[start:end]

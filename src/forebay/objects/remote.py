@@ -65,6 +65,7 @@ from forebay.objects.backend import (
     check_metadata,
     check_range,
     ends_early,
+    require_etag,
     taken,
 )
 from forebay.settings import CloudSettings
@@ -165,7 +166,7 @@ class RemoteBackend:
         }
         return _meta(key, found.meta, given)
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         check_range(start, end)
         if start == end:
             return self._empty_range(key, start)
@@ -174,7 +175,12 @@ class RemoteBackend:
         data: memoryview | None = None
         client = self._client()
         try:
-            data = memoryview(obstore.get_range(client, key, start=start, end=end))
+            if etag is None:
+                data = memoryview(obstore.get_range(client, key, start=start, end=end))
+            else:
+                found = obstore.get(client, key, options={"range": (start, end)})
+                require_etag(self.name, key, etag, _etag(found.meta["e_tag"]))
+                data = memoryview(found.bytes())
         except _CLIENT_ERRORS as error:
             if not is_past_the_end(error):
                 past = self._translated(error, "get_range", key)

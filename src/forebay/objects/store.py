@@ -174,9 +174,9 @@ class CloudStore:
         with _counted("head"):
             return self._backend.head(key)
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         with _counted("get_range"):
-            data = self._backend.get_range(key, start, end)
+            data = self._backend.get_range(key, start, end, etag=etag)
         BYTES.add(end - start, "down")
         return data
 

@@ -19,29 +19,34 @@ from forebay.format.frame import Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.format.names import TopicName
 from forebay.read.fetch_pool import FetchPool
-from forebay.read.object_stream import DescriptorSource, ObjectStream, RangeStore
+from forebay.read.object_stream import DescriptorSource, ObjectStream
+from forebay.read.sidecar_index import SidecarIndexes
+from forebay.read.verify import ReadableStore
 from forebay.settings import CloudReaderSettings
 
 
 class CloudReader:
     """Reads ranges of one topic. Thread-safe; each iterator belongs to one thread.
 
-    Without a `pool` nothing is fetched ahead.
+    Without a `pool` nothing is fetched ahead. With `indexes`, fewer bytes are fetched to find an
+    offset inside a large object.
     """
 
     def __init__(
         self,
         topic: TopicName,
-        store: RangeStore,
+        store: ReadableStore,
         source: DescriptorSource,
         settings: CloudReaderSettings,
         pool: FetchPool | None,
+        indexes: SidecarIndexes | None = None,
     ) -> None:
         self._topic = topic
         self._store = store
         self._source = source
         self._settings = settings
         self._pool = pool
+        self._indexes = indexes
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[ObjectStream] = weakref.WeakSet()
         self._closed = False
@@ -53,7 +58,14 @@ class CloudReader:
         """
         end = None if end_inclusive is None else end_inclusive + 1
         stream = ObjectStream(
-            self._topic, self._store, self._source, self._pool, self._settings, start, end
+            self._topic,
+            self._store,
+            self._source,
+            self._pool,
+            self._settings,
+            start,
+            end,
+            indexes=self._indexes,
         )
         with self._lock:
             if self._closed:

@@ -33,7 +33,7 @@ def lost_error(
     """
     words, skip = hole_words(record, hole), skip or f"continue at offset {hole[1]}"
     return LostOffsets(
-        f"{topic}: offsets {hole[0]} to {hole[1] - 1} have no messages: {words}. "
+        f"{topic}: offsets {hole[0]} to {hole[1] - 1} {words}. "
         f"Accept this with `forebay accept-loss {topic}`, or {skip}",
         start=hole[0],
         end=hole[1],
@@ -41,7 +41,7 @@ def lost_error(
 
 
 def hole_words(record: TopicRecord, hole: Range) -> str:
-    """Says which offsets of `hole` are lost and which may never have been used."""
+    """Says which offsets of `hole` are lost and which may never have been used: "are lost"."""
     said = []
     for ranges, what in (
         (record.lost, "lost"),
@@ -49,10 +49,10 @@ def hole_words(record: TopicRecord, hole: Range) -> str:
     ):
         found = [each for each in ranges if each[0] < hole[1] and hole[0] < each[1]]
         if found == [hole]:
-            return f"they are {what}"
+            return f"are {what}"
         if found:
             said.append(f"{_named(found)} are {what}")
-    return "; ".join(said)
+    return f"have no messages: {'; '.join(said)}"
 
 
 def _named(ranges: Sequence[Range]) -> str:

@@ -6,6 +6,10 @@ fetches little, and a sequential reader soon never waits. It checks every checks
 consecutive, and that each object begins and ends as its descriptor says. After an error the stream
 stays at its next offset, and the next call tries again, with new descriptors if they can help.
 
+An object with another etag than its descriptor says may be a copy, or an object of another topic.
+It is read whole once, and its hash decides. This is not done for a descriptor without a hash. An
+index is a hint: where it leads to no frame, the object is read from its start.
+
 Memory: the chunk being read, the chunks fetched ahead, and one frame that spans two chunks. A scan
 that the caller still holds during the next call adds its chunk.
 
@@ -19,6 +23,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, TypeVar
@@ -28,6 +33,7 @@ from forebay.errors import (
     ForebayError,
     LogClosed,
     MissingData,
+    ObjectChanged,
     ObjectMissing,
     ServiceError,
     ServiceRefused,
@@ -38,13 +44,17 @@ from forebay.format.frame import HEADER_BYTES, Corruption, FrameAssembler, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.format.resync import next_frame
+from forebay.limits import DESCRIPTOR_INDEX_ENTRIES
 from forebay.logs import event
+from forebay.objects.backend import ObjectMeta
 from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
 from forebay.read.metrics import (
     BYTES_FETCHED,
     BYTES_USED,
     OBJECTS_READ,
+    OTHER_ETAGS,
     SKIPPED,
+    WRONG_INDEXES,
     count_error,
     counted_request,
 )
@@ -59,20 +69,18 @@ from forebay.read.plan import (
     position_after,
     position_of,
 )
+from forebay.read.sidecar_index import SidecarIndexes
+from forebay.read.verify import Fault, FaultKind, ReadableStore, examine_object
 from forebay.settings import CloudReaderSettings
 
 _Result = TypeVar("_Result")
 
 _log: Final = logging.getLogger("forebay.read")
 
-
-class RangeStore(Protocol):
-    """The part of `forebay.objects.backend.Backend` that streams use."""
-
-    @property
-    def name(self) -> str: ...
-
-    def get_range(self, key: str, start: int, end: int) -> Buffer: ...
+_PROVEN_MAX: Final = 10_000
+_proven: Final[dict[tuple[str, str, str], str | None]] = {}
+"""The etags of objects whose content was compared: by store, key and content hash. Readers of this
+process need not compare them again."""
 
 
 class DescriptorSource(Protocol):
@@ -95,7 +103,7 @@ class ObjectStream:
     def __init__(
         self,
         topic: TopicName,
-        store: RangeStore,
+        store: ReadableStore,
         source: DescriptorSource,
         pool: FetchPool | None,
         settings: CloudReaderSettings,
@@ -103,19 +111,25 @@ class ObjectStream:
         end: int | None = None,
         *,
         chunk_bytes: int | None = None,
+        indexes: SidecarIndexes | None = None,
     ) -> None:
         """Reads the offsets `start..end`, `end` not included; None: up to the last object.
 
         `chunk_bytes` overrides `fetch_chunk_size`. Without a pool, the calling thread fetches each
-        chunk when it is needed, and nothing is fetched ahead.
+        chunk when it is needed, and nothing is fetched ahead. `indexes` finds positions inside
+        large objects; without it, the entries in the descriptors have to do.
         """
         self._topic = topic
         self._store = store
         self._source = source
         self._pool = pool
+        self._settings = settings
         self._lenient = settings.lenient
         self._chunk_bytes = chunk_bytes or settings.fetch_chunk_size
         self._window_max = 0 if pool is None else settings.read_ahead_chunks
+        self._indexes = indexes
+        self._distrusted: set[str] = set()
+        """Objects whose sidecars turned out to have a wrong index."""
         self._end = end
         self._busy = threading.Lock()
         """Held by `next` and `seek`."""
@@ -136,6 +150,18 @@ class ObjectStream:
         self._frames: FrameAssembler | None = None
         self._missing: set[str] = set()
         """Objects that were found missing since the last frames were returned."""
+        self._other: _OtherEtag | None = None
+        """An object with another etag, to be compared before it is read."""
+        self._etags: dict[str, str | None] = {}
+        """The etags of objects that may be read although their descriptors name others."""
+        self._range: ObjectRange | None = None
+        """The range of the object that is being read."""
+        self._misled = False
+        """Whether the bytes of that range do not end where a frame ends."""
+        self._unindexed: set[str] = set()
+        """Objects whose index was wrong; they are read from their start."""
+        self._damaged: set[str] = set()
+        """Objects that are damaged, although their index was doubted first."""
         self.offset = start
         """The offset of the next message."""
         self.bytes_fetched = 0
@@ -157,7 +183,8 @@ class ObjectStream:
 
         Returns None at the end of the range, after the last object, and after `close`. Raises
         CorruptFrame for a damaged frame (a lenient stream skips it), MissingData if an object in
-        the catalog is not in the store, what `DescriptorSource.missing` returns for a gap,
+        the catalog is not in the store, ForeignObject if an object has another etag and another
+        content than its descriptor says, what `DescriptorSource.missing` returns for a gap,
         ServiceError if the store or the catalog fails, and LogClosed if the pool was closed.
         """
         try:
@@ -238,13 +265,18 @@ class ObjectStream:
                 self._restart()
                 return False
             try:
-                if self._frames is not None and self._frames.corruption is not None:
-                    self._step_over(self._frames.corruption)
+                if self._other is not None:
+                    self._compare_content(self._other)
+                elif self._frames is not None and self._frames.corruption is not None:
+                    if not self._distrust_index():
+                        self._step_over(self._frames.corruption)
                 elif not self._read_chunk():
                     self._drop_frames()
                     return False
             except _ObjectGone as gone:
                 self._replan(gone)
+            except _OtherEtag as other:
+                self._other = other
             except _ObjectShort as short:
                 size = short.chunk.range.descriptor.size
                 self._assembler(short.chunk).fail(
@@ -287,15 +319,17 @@ class ObjectStream:
             if at < until:
                 self._ready.append(found.part(at, until))
                 self._missing.clear()
-        if chunk.last:
+        if chunk.last and frames.corruption is None:
             frames.require_end(chunk.range.next_offset)
+            self._misled = frames.corruption is not None
             if frames.corruption is None:
                 self._object = self._frames = None
 
     def _assembler(self, chunk: Chunk) -> FrameAssembler:
         """Returns the assembler of the chunk's object. Chunks must come in order."""
         if chunk.first:
-            wanted = chunk.range
+            wanted = self._range = chunk.range
+            self._misled = False
             self._object = wanted.descriptor
             self._frames = FrameAssembler(wanted.offset, wanted.start, wanted.descriptor.size)
         assert self._frames is not None, "chunks come in order, the first of an object first"
@@ -376,18 +410,38 @@ class ObjectStream:
         self._position = position_after(chunk)
 
     def _request_page(self, start: int) -> FetchFuture[list[ObjectDescriptor]]:
-        query = partial(self._source.descriptors, start, self._end, DESCRIPTOR_PAGE)
-        page = self._page = self._submit(query)
+        page = self._page = self._submit(partial(self._descriptors, start, self._end))
         if self._closed:
             page.cancel()
         return page
+
+    def _descriptors(self, start: int, end: int | None) -> list[ObjectDescriptor]:
+        """Reads a page of descriptors. Those that are not read whole get their whole index."""
+        found = self._source.descriptors(start, end, DESCRIPTOR_PAGE)
+        return [self._refined(each, start, end) for each in found]
+
+    def _refined(
+        self, descriptor: ObjectDescriptor, start: int, end: int | None
+    ) -> ObjectDescriptor:
+        if self._indexes is None or descriptor.object_id in self._distrusted:
+            return descriptor
+        for border in (start, descriptor.next_offset if end is None else end):
+            if descriptor.start_offset < border <= descriptor.end_offset:
+                descriptor = self._indexes.refined(
+                    self._topic, descriptor, border, self._chunk_bytes
+                )
+        return descriptor
 
     def _extend_known(self, found: list[ObjectDescriptor]) -> None:
         """Adds a page of descriptors, and drops those that are no longer needed."""
         first = self._fetches[0][0] if self._fetches else None
         offset = self._position.offset if first is None else first.range.descriptor.next_offset
         ahead = (each for each in (*self._known.descriptors, *found) if each.end_offset >= offset)
-        self._known = KnownObjects(tuple(ahead), complete=len(found) < DESCRIPTOR_PAGE)
+        known = (
+            replace(each, offset_index=None) if each.object_id in self._unindexed else each
+            for each in ahead
+        )
+        self._known = KnownObjects(tuple(known), complete=len(found) < DESCRIPTOR_PAGE)
 
     def _submit(self, request: Callable[[], _Result]) -> FetchFuture[_Result]:
         if self._pool is not None:
@@ -422,11 +476,17 @@ class ObjectStream:
     def _fetch(self, chunk: Chunk) -> Buffer:
         """Fetches one chunk. Runs on the pool's threads."""
         descriptor = chunk.range.descriptor
+        etag = None
+        if descriptor.content_hash is not None:
+            etag = self._etags.get(descriptor.object_id, descriptor.etag)
+        key = self._key(descriptor)
         try:
             with counted_request():
-                data = self._store.get_range(self._key(descriptor), chunk.start, chunk.end)
+                data = self._store.get_range(key, chunk.start, chunk.end, etag=etag)
         except ObjectMissing as error:
             raise _ObjectGone(descriptor) from error
+        except ObjectChanged as error:
+            raise _OtherEtag(descriptor, error.etag) from error
         except (ServiceUnavailable, ServiceRefused):
             raise
         except ServiceError as error:
@@ -456,10 +516,94 @@ class ObjectStream:
             f"in the catalog (read at offset {self.offset}); run `forebay repair`"
         ) from gone
 
+    def _compare_content(self, other: _OtherEtag) -> None:
+        """Reads an object with another etag whole, once in this process, and compares its hash.
+
+        Raises ForeignObject if every frame is valid and the hash differs, or if it names another
+        topic. An object that is only damaged is read as far as it is valid.
+        """
+        descriptor, key = other.descriptor, self._key(other.descriptor)
+        assert descriptor.content_hash is not None, "only those with a hash are compared"
+        known = (self._store.name, key, descriptor.content_hash)
+        if known not in _proven or _proven[known] != other.etag:
+            try:
+                seen = examine_object(
+                    _Closing(self._store, self), self._pool, self._settings, self._topic, descriptor
+                )
+            except LogClosed:
+                if self._closed:
+                    raise FetchCancelled from None
+                raise
+            fault = seen.fault
+            if fault is not None and fault.kind is FaultKind.MISSING:
+                self._other = None
+                raise _ObjectGone(descriptor)
+            foreign = fault is not None and (
+                fault.kind is FaultKind.CONTENT or seen.foreign_offset is not None
+            )
+            OTHER_ETAGS.add(1, "other" if foreign else "damaged" if _is_damage(fault) else "same")
+            if foreign:
+                assert fault is not None
+                self._other = None
+                self._restart()
+                raise fault.error
+            if not _is_damage(fault):
+                if len(_proven) >= _PROVEN_MAX:
+                    _proven.clear()
+                _proven[known] = other.etag
+        self._etags[descriptor.object_id] = other.etag
+        self._other = None
+
+    def _doubts_index(self, corruption: Corruption, descriptor: ObjectDescriptor) -> bool:
+        """Whether the index may be wrong. If so, reading begins again at the object's start.
+
+        It may be wrong if no frame is where the range begins, or if the range ends inside a frame.
+        Each object is read from its start only once for that reason.
+        """
+        wanted, object_id = self._range, descriptor.object_id
+        if object_id in self._unindexed:
+            self._unindexed.discard(object_id)
+            self._damaged.add(object_id)
+        if wanted is None or object_id in self._damaged:
+            return False
+        begins_wrong = corruption.position == wanted.start > 0
+        ends_wrong = self._misled and wanted.end < descriptor.size
+        if not (begins_wrong or ends_wrong):
+            return False
+        self._unindexed.add(object_id)
+        WRONG_INDEXES.add()
+        event(
+            _log,
+            logging.WARNING,
+            "the index of an object leads to no frame: it is read from its start",
+            topic=self._topic,
+            object=object_id,
+            position=corruption.position,
+            offset=corruption.offset,
+        )
+        self._restart()
+        return True
+
+    def _distrust_index(self) -> bool:
+        """Reads the object again without its sidecar; False if it was read so already.
+
+        What looks like damage may be an index entry that names the wrong position.
+        """
+        descriptor = self._object
+        assert descriptor is not None, "corruption is in an object"
+        index = len(descriptor.offset_index or ())
+        if index <= DESCRIPTOR_INDEX_ENTRIES or descriptor.object_id in self._distrusted:
+            return False
+        self._distrusted.add(descriptor.object_id)
+        self._restart()
+        return True
+
     def _step_over(self, corruption: Corruption) -> None:
         """Raises CorruptFrame, or, if lenient, continues at the next valid frame."""
         descriptor = self._object
         assert descriptor is not None, "corruption is in an object"
+        if self._doubts_index(corruption, descriptor):
+            return
         if not self._lenient:
             self._restart()
             raise CorruptFrame(
@@ -515,6 +659,37 @@ class _ObjectGone(Exception):
     def __init__(self, descriptor: ObjectDescriptor) -> None:
         super().__init__(descriptor.object_id)
         self.descriptor = descriptor
+
+
+class _OtherEtag(Exception):
+    def __init__(self, descriptor: ObjectDescriptor, etag: str | None) -> None:
+        super().__init__(descriptor.object_id)
+        self.descriptor = descriptor
+        self.etag = etag
+
+
+def _is_damage(fault: Fault | None) -> bool:
+    return fault is not None and fault.kind is not FaultKind.INDEX
+
+
+class _Closing:
+    """A store whose requests end once the stream is closed."""
+
+    def __init__(self, store: ReadableStore, stream: ObjectStream) -> None:
+        self._store = store
+        self._stream = stream
+
+    @property
+    def name(self) -> str:
+        return self._store.name
+
+    def head(self, key: str) -> ObjectMeta:
+        return self._store.head(key)
+
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
+        if self._stream.closed:
+            raise FetchCancelled
+        return self._store.get_range(key, start, end, etag=etag)
 
 
 class _ObjectShort(Exception):

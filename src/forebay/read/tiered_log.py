@@ -23,7 +23,9 @@ from forebay.format.names import TopicName
 from forebay.read.fetch_pool import FetchPool
 from forebay.read.holes import lost_error, report_jump
 from forebay.read.metrics import HANDOFFS
-from forebay.read.object_stream import ObjectStream, RangeStore
+from forebay.read.object_stream import ObjectStream
+from forebay.read.sidecar_index import SidecarIndexes
+from forebay.read.verify import ReadableStore
 from forebay.settings import CloudReaderSettings
 from forebay.wal.reader import LogReader, Plan
 from forebay.wal.segment import Segment
@@ -53,9 +55,10 @@ class TieredLog:
         topic: TopicName,
         log: LocalTier,
         source: CatalogSource,
-        store: RangeStore,
+        store: ReadableStore,
         pool: FetchPool,
         settings: CloudReaderSettings,
+        indexes: SidecarIndexes | None = None,
     ) -> None:
         self._topic = topic
         self._log = log
@@ -63,6 +66,7 @@ class TieredLog:
         self._store = store
         self._pool = pool
         self._settings = settings
+        self._indexes = indexes
 
     def plan(self, reader: LogReader) -> Plan:
         past = reader.past
@@ -87,7 +91,14 @@ class TieredLog:
         if reader.past is None:
             start = reader.wanted
             stream = ObjectStream(
-                self._topic, self._store, self._source, self._pool, self._settings, start, start
+                self._topic,
+                self._store,
+                self._source,
+                self._pool,
+                self._settings,
+                start,
+                start,
+                indexes=self._indexes,
             )
             reader.past = _ObjectTier(self._log, self._source, stream)
             if reader.closed:  # by another thread, before `past` was set

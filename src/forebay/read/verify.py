@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from forebay.errors import (
     CorruptFrame,
@@ -42,7 +42,6 @@ from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
-from forebay.objects.store import CloudStore
 from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
 from forebay.read.metrics import (
     BYTES_FETCHED,
@@ -54,6 +53,17 @@ from forebay.read.metrics import (
 from forebay.settings import CloudReaderSettings
 
 _log: Final = logging.getLogger("forebay.read")
+
+
+class ReadableStore(Protocol):
+    """The part of `forebay.objects.backend.Backend` that readers use."""
+
+    @property
+    def name(self) -> str: ...
+
+    def head(self, key: str) -> ObjectMeta: ...
+
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer: ...
 
 
 class FaultKind(StrEnum):
@@ -86,9 +96,11 @@ class Examined:
     fault: Fault | None
     found: ObjectDescriptor | None = None
     """The descriptor with what the object showed, if that differs and the object is right."""
+    foreign_offset: int | None = None
+    """The first message that names another topic."""
 
 
-def looks_same(store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
+def looks_same(store: ReadableStore, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
     """Whether the object has the etag of its descriptor for certain; False if one is unknown.
 
     Raises MissingData if it is missing, and CorruptLog if it has another size. Copying a bucket
@@ -110,7 +122,7 @@ def other_content(store: str, key: str, said: str, found: str) -> ForeignObject:
 
 
 def verify_object(
-    store: CloudStore,
+    store: ReadableStore,
     pool: FetchPool | None,
     settings: CloudReaderSettings,
     topic: TopicName,
@@ -126,7 +138,7 @@ def verify_object(
 
 
 def examine_object(
-    store: CloudStore,
+    store: ReadableStore,
     pool: FetchPool | None,
     settings: CloudReaderSettings,
     topic: TopicName,
@@ -152,7 +164,7 @@ def examine_object(
 
 
 def _head(
-    store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor
+    store: ReadableStore, topic: TopicName, descriptor: ObjectDescriptor
 ) -> tuple[ObjectMeta | None, Fault | None]:
     """Returns the object's metadata, or the fault that they show."""
     key = object_key(topic, descriptor.object_id)
@@ -175,7 +187,7 @@ class _ReadBack:
     """One object, read from its first byte to its last."""
 
     def __init__(
-        self, store: CloudStore, topic: TopicName, descriptor: ObjectDescriptor, meta: ObjectMeta
+        self, store: ReadableStore, topic: TopicName, descriptor: ObjectDescriptor, meta: ObjectMeta
     ) -> None:
         self._store = store
         self._topic = topic
@@ -203,6 +215,7 @@ class _ReadBack:
             not known or self._descriptor.etag == self._etag,
             fault,
             found if found != self._descriptor else None,
+            self._survey.foreign_offset,
         )
 
     def _read(self, chunks: Iterator[Buffer]) -> Fault | None:

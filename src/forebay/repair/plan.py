@@ -34,7 +34,6 @@ from forebay.format.names import (
     LOG_ID_FILE,
     PUBLISHED_FILE,
 )
-from forebay.limits import LOG_DISTANCE, OFFSET_MAX
 from forebay.repair.frames import FileBytes, FrameRun, FrameSlice, Hole, contested, cover
 from forebay.repair.survey import SegmentFound, Survey, Target
 
@@ -226,8 +225,7 @@ def _after_losses(survey: Survey, record: TopicRecord | None) -> Survey:
 def _plan_end(topic: str, plan: LocalPlan, record: TopicRecord | None) -> None:
     """Plans for a log that lost an unknown number of its newest messages.
 
-    There were at most as many as offsets are reserved. An older copy may end after them, if the
-    catalog is even older: then there were at most as many as a log may have.
+    There were at most as many as offsets are reserved.
     """
     survey = plan.survey
     if survey.older:
@@ -240,9 +238,6 @@ def _plan_end(topic: str, plan: LocalPlan, record: TopicRecord | None) -> None:
         plan.refuse(topic, where, what)
     elif record.reserved > survey.end:
         _plan_loss(topic, plan, (survey.end, record.reserved), where, what)
-    elif survey.older and survey.start < survey.end:
-        end = min(survey.end + LOG_DISTANCE, OFFSET_MAX)
-        _plan_loss(topic, plan, (survey.end, end), where, what)
 
 
 def _plan_segment(

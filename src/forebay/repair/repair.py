@@ -15,9 +15,10 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from forebay.catalog.adopt import is_restoring
+from forebay.catalog.chain import stored
 from forebay.catalog.records import TopicRecord
 from forebay.client.address import find_server
 from forebay.clock import SYSTEM_CLOCK, Clock
@@ -71,11 +72,11 @@ from forebay.settings import StoreSettings
 from forebay.topic.opening import Standing, stand
 from forebay.topic.resources import StoreResources, catalog_file
 from forebay.topic.view import StoreView
-from forebay.upload.engine import put_sidecar
+from forebay.upload.engine import correct, put_sidecar
 from forebay.wal.checkpoints import Publisher
 from forebay.wal.identity import LocalLog, read_nonces
 
-_INDEX: Final = "none: its frames are right, but its descriptor's index is wrong; compact it"
+_INDEX: Final = "its frames are right: its descriptor gets the right index"
 Repair: TypeAlias = tuple[Callable[[], None], Finding]
 """A finding, and the action that fixes it if it is fixable."""
 
@@ -402,36 +403,47 @@ class _ObjectRepair:
             fault = self._fault(descriptor, local)
             if fault is None:
                 continue
-            runs = [*local, *self._runs_of(descriptor)]
             key = self._key(descriptor)
-            wanted, finding = plan_object(str(self._topic), key, descriptor, fault[1], runs)
-            if fault[0] is FaultKind.INDEX or wanted is None:
-                if wanted is not None:
-                    finding = replace(finding, fixable=False, remedy=_INDEX)
-                yield _nothing, finding
-            else:
-                yield partial(self._rewrite, wanted), finding
+            if fault.found is not None:
+                finding = Finding(str(self._topic), Kind.OBJECT, key, fault.what, _INDEX)
+                yield partial(self._correct, descriptor, fault.found), finding
+                continue
+            # The frames of another object are valid, and must not be taken for this one's.
+            own = [] if fault.kind is FaultKind.CONTENT else self._runs_of(descriptor)
+            wanted, finding = plan_object(
+                str(self._topic), key, descriptor, fault.what, [*local, *own]
+            )
+            yield _nothing if wanted is None else partial(self._rewrite, wanted), finding
+
+    def _correct(self, said: ObjectDescriptor, found: ObjectDescriptor) -> None:
+        resources = self._resources
+        sidecars = resources.settings.uploader.sidecars
+        correct(resources.catalog, self._store, self._topic, said, found, sidecars=sidecars)
 
     def _rewrite(self, wanted: ObjectRewrite) -> None:
         rewrite_object(self._resources, self._topic, wanted, self._copies)
 
     def _fault(
         self, descriptor: ObjectDescriptor, local: Sequence[FrameRun]
-    ) -> tuple[FaultKind, str] | None:
+    ) -> _ObjectFault | None:
         start, end = descriptor.start_offset, descriptor.next_offset
         if any(run.first < end and run.end > start for run in local):
             reader = self._resources.settings.cloud_reader
             seen = examine_object(
                 self._store, self._resources.pool, reader, self._topic, descriptor
             )
-            return None if seen.fault is None else (seen.fault.kind, str(seen.fault.error))
+            if seen.fault is None:
+                return None
+            return _ObjectFault(seen.fault.kind, str(seen.fault.error), seen.found)
         try:
             size = self._store.head(self._key(descriptor)).size
         except ObjectMissing:
-            return FaultKind.MISSING, "it is missing, but its descriptor is in the catalog"
+            what = "it is missing, but its descriptor is in the catalog"
+            return _ObjectFault(FaultKind.MISSING, what)
         if size == descriptor.size:
             return None
-        return FaultKind.RESIZED, f"it has {size} bytes, but its descriptor says {descriptor.size}"
+        what = f"it has {size} bytes, but its descriptor says {descriptor.size}"
+        return _ObjectFault(FaultKind.RESIZED, what)
 
     # -- sidecars -------------------------------------------------------------------------------
 
@@ -455,11 +467,18 @@ class _ObjectRepair:
             return f"it is damaged: {error}"
         # A restore may have made a new descriptor, with another time and etag.
         same = replace(found, etag=descriptor.etag, created_at=descriptor.created_at)
-        return None if same == descriptor else "it differs from the catalog"
+        return None if descriptor in (same, stored(same)) else "it differs from the catalog"
 
     def _put_sidecar(self, descriptor: ObjectDescriptor, key: str) -> None:
         self._copies.keep_object(self._topic, self._store, key)
         put_sidecar(self._store, self._topic, descriptor)
+
+
+class _ObjectFault(NamedTuple):
+    kind: FaultKind
+    what: str
+    found: ObjectDescriptor | None = None
+    """The descriptor with the right index, if only the index is wrong."""
 
 
 def _nothing() -> None: ...

@@ -185,9 +185,9 @@ class FaultBackend:
         with self.struck("head", key):
             return self.inner.head(key)
 
-    def get_range(self, key: str, start: int, end: int) -> Buffer:
+    def get_range(self, key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         with self.struck("get_range", key):
-            return self.inner.get_range(key, start, end)
+            return self.inner.get_range(key, start, end, etag=etag)
 
     def put_object(
         self,

@@ -9,12 +9,13 @@ Beware: messages that are only in the owner's memory are not seen here.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import Final, Literal
 
 from forebay.catalog.adopt import is_restoring
+from forebay.catalog.chain import Totals
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.errors import CorruptLog, ServiceError
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
@@ -25,6 +26,9 @@ from forebay.settings import DeleterSettings
 from forebay.topic.view import TopicView
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import ChunkReader, Segment, require_complete
+
+OBJECTS_LISTED: Final = 100
+"""Segments and objects on one page, unless the caller says otherwise."""
 
 Range = tuple[int, int]
 """A range of offsets, end not included."""
@@ -72,15 +76,19 @@ class TopicFacts:
     accepted: list[Range]
     """Ranges that were lost or unknown. Readers jump over them."""
     segments: list[SegmentFacts]
-    """Oldest first. If only some were asked for, the newest ones."""
+    """The newest ones, oldest first."""
     objects: list[ObjectFacts]
-    """Like `segments`."""
+    """A page of objects, oldest first: by default the newest ones."""
     problems: list[str]
     segments_total: int = 0
     """Of all segments, listed or not. The numbers below are totals, too."""
     segments_bytes: int = 0
     objects_total: int = 0
     objects_bytes: int = 0
+    objects_counted: bool = True
+    """False: there are at least so many objects. Their owner has not counted them yet."""
+    objects_before: int | None = None
+    """Where the listed objects begin, if there are older ones: `before` of the next page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +130,25 @@ class OffsetFacts:
 # ---- a topic ----------------------------------------------------------------------------------
 
 
-def describe(view: TopicView, newest: int | None = None) -> TopicFacts:
-    """Returns the facts of a topic. `newest` limits the segments and objects that are listed."""
+def describe(
+    view: TopicView, newest: int = OBJECTS_LISTED, before: int | None = None
+) -> TopicFacts:
+    """Returns the facts of a topic, with the `newest` segments and the `newest` objects.
+
+    With `before`, it lists the objects that begin before this offset instead: the next page. Only
+    the objects that are listed, and those whose messages are also in segments, are read from the
+    catalog.
+    """
     record = view.record or TopicRecord()
     segments = view.segments()
-    chain = _Chain(record, segments[0].first_offset if segments else OFFSET_MAX, newest)
-    for each in _outlines(view):
-        chain.add(each)
+    listed, totals = _listed(view, newest, OFFSET_MAX if before is None else before)
+    local = _outlines(view, segments[0].first_offset) if segments else []
     owner = view.owner()
     now_ms = view.store.clock.now_ms()
-    kept = kept_because(segments, view.record, chain.local, view.store.settings.deleter, now_ms)
-    first = 0 if newest is None else max(len(segments) - newest, 0)
+    kept = kept_because(segments, view.record, local, view.store.settings.deleter, now_ms)
+    first = max(len(segments) - newest, 0)
+    # Remote retention deletes from the start: older objects are there if an older offset is.
+    older = bool(listed) and listed[0].start_offset > skip_holes(record, view.start_offset)
     return TopicFacts(
         topic=str(view.topic),
         start_offset=view.start_offset,
@@ -149,12 +165,14 @@ def describe(view: TopicView, newest: int | None = None) -> TopicFacts:
             _segment_facts(segment, record, why)
             for segment, why in zip(segments[first:], kept[first:], strict=True)
         ],
-        objects=list(chain.newest),
-        problems=[*_problems(view), *chain.problems],
+        objects=[_object_facts(each, record) for each in listed],
+        problems=[*_problems(view), *_gaps(listed, record)],
         segments_total=len(segments),
         segments_bytes=sum(each.size for each in segments),
-        objects_total=chain.total,
-        objects_bytes=chain.bytes,
+        objects_total=max(totals.objects, len(listed)),
+        objects_bytes=max(totals.bytes, sum(each.size for each in listed)),
+        objects_counted=totals.next is None,
+        objects_before=listed[0].start_offset if older else None,
     )
 
 
@@ -171,54 +189,53 @@ def _segment_facts(segment: Segment, record: TopicRecord, why: str | None) -> Se
     )
 
 
-def _outlines(view: TopicView) -> Iterator[ObjectDescriptor]:
-    """Yields the descriptors of all objects, oldest first, without their indexes."""
+def _listed(view: TopicView, limit: int, end: int) -> tuple[list[ObjectDescriptor], Totals]:
+    """Returns the last objects before `end`, without their indexes, and the totals of all."""
     resources = view.store.resources()
-    start = 0
+    if resources is None:
+        return [], Totals()
+    catalog = resources.catalog
+    found = catalog.get_last_object_descriptors(view.topic, limit, end, decoder=decode_outline)
+    totals = catalog.totals(view.topic)
+    start = skip_holes(view.record or TopicRecord(), view.start_offset)
+    whole = end == OFFSET_MAX and (not found or found[0].start_offset <= start)
+    if totals.next is not None and whole and limit:  # all of them are here to be counted
+        totals = Totals(len(found), sum(each.size for each in found))
+    return found, totals
+
+
+def _outlines(view: TopicView, start: int) -> list[ObjectDescriptor]:
+    """Returns the objects from the one that holds `start`, without their indexes."""
+    resources = view.store.resources()
+    found: list[ObjectDescriptor] = []
     while resources is not None and (
         page := resources.catalog.get_object_descriptors_range(
             view.topic, start, decoder=decode_outline
         )
     ):
-        yield from page
+        found += page
         start = page[-1].next_offset
+    return found
 
 
-class _Chain:
-    """Collects facts of the objects, oldest first. Keeps only the `newest` of them."""
+def _object_facts(each: ObjectDescriptor, record: TopicRecord) -> ObjectFacts:
+    return ObjectFacts(
+        each.object_id,
+        each.start_offset,
+        each.next_offset,
+        each.size,
+        each.created_at,
+        each.next_offset <= record.verified,
+    )
 
-    def __init__(self, record: TopicRecord, local_start: int, newest: int | None) -> None:
-        self._record = record
-        self._local_start = local_start
-        self._expected: int | None = None
-        self.newest: deque[ObjectFacts] = deque(maxlen=newest)
-        self.local: list[ObjectDescriptor] = []
-        """Objects whose messages are also in segments."""
-        self.total = self.bytes = 0
-        self.problems: list[str] = []
 
-    def add(self, each: ObjectDescriptor) -> None:
-        record, expected = self._record, self._expected
-        if expected is not None and each.start_offset != skip_holes(record, expected):
-            self.problems.append(
-                f"{each.object_id} does not begin at {expected}, where the object before it ends"
+def _gaps(listed: Sequence[ObjectDescriptor], record: TopicRecord) -> Iterator[str]:
+    for before, each in pairwise(listed):
+        if each.start_offset != skip_holes(record, before.next_offset):
+            yield (
+                f"{each.object_id} does not begin at {before.next_offset}, where the object "
+                "before it ends"
             )
-        self._expected = each.next_offset
-        self.total += 1
-        self.bytes += each.size
-        if each.next_offset > self._local_start:
-            self.local.append(each)
-        verified = each.next_offset <= record.verified
-        self.newest.append(
-            ObjectFacts(
-                each.object_id,
-                each.start_offset,
-                each.next_offset,
-                each.size,
-                each.created_at,
-                verified,
-            )
-        )
 
 
 def _problems(view: TopicView) -> Iterator[str]:

@@ -332,7 +332,10 @@ def _follow(storage: Maintained) -> None:
 
 def _trim(storage: Maintained) -> None:
     assert isinstance(storage, WalStorage)
-    storage.trim_due()
+    try:
+        storage.trim_due()
+    finally:
+        storage.index_chain()
 
 
 def _close_by(close: Callable[[float], None], deadline: float) -> None:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.catalog.adopt import is_restoring
+from forebay.catalog.catalog import Change
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.clock import Clock
@@ -77,14 +78,18 @@ class Standing(Enum):
 
 
 def stand(record: TopicRecord, local: LocalLog) -> Standing:
-    """Compares the local log with the record. A record of the first release has no nonce."""
+    """Compares the local log with the record. A record of the first release has no nonce.
+
+    A log that ends where the reserved offsets do has every message that the catalog knows of, even
+    if its nonce is damaged or another copy was opened since.
+    """
     if record.nonce is None:
         same = record.log_id in (local.log_id, None)
         return Standing.CURRENT if same and local.next_offset >= record.tail else Standing.OTHER
     if record.log_id != local.log_id:
         return Standing.OTHER
     complete = local.next_offset >= max(record.tail, record.assigned)
-    if complete and record.nonce in local.nonces:
+    if complete and (record.nonce in local.nonces or local.next_offset >= record.reserved):
         return Standing.CURRENT
     return Standing.OTHER if local.empty else Standing.OLDER
 
@@ -126,6 +131,7 @@ def settle(
         return replace(
             record,
             log_id=local.log_id,
+            accept=False,
             nonce=nonce,
             assigned=max(record.assigned, local.next_offset),
             reserved=max(record.reserved, local.next_offset),
@@ -138,8 +144,11 @@ def _fresh(record: TopicRecord, local: LocalLog, fresh_id: str, nonce: str | Non
     begin = max(record.tail, record.reserved, local.next_offset)
     certain = min(max(record.tail, record.assigned), begin)
     holes = record.with_lost(record.tail, certain).with_unknown(certain, begin)
+    if record.accept:
+        holes = holes.with_accepted(record.tail, begin)
     return replace(
         holes,
+        accept=False,
         log_id=fresh_id,
         nonce=nonce,
         tail=begin,
@@ -412,7 +421,7 @@ class TopicClaim:
     def _mark(self, offset: int, marker: BeginMarker, *, required: bool) -> None:
         """Creates the begin marker of this opening. Later is early enough if it is not required."""
         try:
-            create_marker(self._store, self._topic, offset, marker)
+            self._create_marker(offset, marker)
         except BaseException as error:
             if required or not isinstance(error, ServiceError):
                 self.release(offset)
@@ -426,6 +435,16 @@ class TopicClaim:
                 topic=self._topic,
                 error=error,
             )
+
+    def _create_marker(self, offset: int, marker: BeginMarker) -> None:
+        name = create_marker(self._store, self._topic, offset, marker)
+
+        def change(record: TopicRecord) -> Change:
+            newest = max(name, (record.begin, record.begin_attempt))
+            return Change(replace(record, begin=newest[0], begin_attempt=newest[1]))
+
+        with suppress(ServiceError):  # the next opening knows the marker by its nonce
+            self._session.catalog.update(self._topic, self.ownership.epoch, change)
 
     def finish_looking(self) -> None:
         """Does what the opening left out because the store was away. Call it before an upload.
@@ -443,7 +462,7 @@ class TopicClaim:
                 self.ownership.refuse(error)
                 raise
         if left.marker is not None:
-            create_marker(self._store, self._topic, *left.marker)
+            self._create_marker(*left.marker)
         self._unfinished = None
 
     # -- giving the topic up --------------------------------------------------------------------

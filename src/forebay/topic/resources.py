@@ -37,6 +37,7 @@ from forebay.format.names import TopicName
 from forebay.objects.buffers import return_large_blocks
 from forebay.objects.store import CloudStore, connect
 from forebay.read.fetch_pool import FetchPool
+from forebay.read.sidecar_index import SidecarIndexes
 from forebay.read.tiered_log import CatalogSource, LocalTier, TieredLog
 from forebay.read.verify import FaultKind, examine_object, looks_same, verify_object
 from forebay.settings import ServerAddress, StoreSettings
@@ -86,6 +87,7 @@ class StoreResources:
         self._store = store
         self._session: Session | None = None
         self._pool: FetchPool | None = None
+        self._indexes: SidecarIndexes | None = None
         self._closed = False
         self._clients: ClientPool | None = None
         self.disk: LocalDisk | ServerDisk = LocalDisk()
@@ -155,6 +157,14 @@ class StoreResources:
                 else:
                     self._store = connect(self.settings.cloud, self._data)
             return self._store
+
+    @property
+    def sidecar_indexes(self) -> SidecarIndexes:
+        """The indexes of objects that were read from their sidecars."""
+        with self._lock:
+            if self._indexes is None:
+                self._indexes = SidecarIndexes(self.store)
+            return self._indexes
 
     @property
     def fetch_pool(self) -> FetchPool:
@@ -251,6 +261,7 @@ class StoreResources:
             self.store,
             self.fetch_pool,
             self.settings.cloud_reader,
+            self.sidecar_indexes,
         )
 
     def read_back(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
@@ -267,14 +278,17 @@ class StoreResources:
             raise seen.fault.error
         return seen.found or descriptor
 
-    def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+    def require_there(self, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
         """Raises CorruptLog if the object is missing or damaged. Called before deleting segments.
 
         Compares size and etag. If the etag differs or is unknown, reads the object whole and
-        compares its hash.
+        compares its hash. Returns False if it has another etag and its descriptor no hash: its
+        frames are valid then, but they may be those of another object.
         """
-        if not looks_same(self.store, topic, descriptor):
-            self.read_back(topic, descriptor)
+        if looks_same(self.store, topic, descriptor):
+            return True
+        self.examine(topic, descriptor)
+        return descriptor.content_hash is not None
 
     def _verify_upload(self, topic: TopicName, descriptor: ObjectDescriptor) -> None:
         """Reads the object back, or with `verify_after_upload: false` compares size and etag."""

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
+from forebay.catalog.chain import Chain
 from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
@@ -33,6 +34,9 @@ from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Visibility, Watermarks
 
 _Result = TypeVar("_Result")
+
+_INDEXED_BATCHES: Final = 256
+"""Batches of `Chain.index` in one run: a few seconds, so that other topics get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class WalStorage(PersistentStorage):
         self._lock = threading.Lock()
         self.uploader: Uploader | None = None
         self._trimmer: Trimmer | None = None
+        self._chain: Chain | None = None
+        """The rows of the chain, until it is known that none is missing."""
         self._tiered_log = None
         if resources is not None and claim is not None:
             topic = parse_topic(wal.topic)
@@ -110,6 +116,7 @@ class WalStorage(PersistentStorage):
             self.uploader.follow(claim.record)
             self._tiered_log = resources.tiered_log(topic, wal)
             self._trimmer = Trimmer(topic, wal, deleter, resources)
+            self._chain = resources.catalog.chain(topic)
 
     @property
     def name(self) -> str:
@@ -260,6 +267,14 @@ class WalStorage(PersistentStorage):
             self.trim_remote()
         finally:  # a store that deletes nothing must not fill the local disk
             self.trim_local()
+
+    def index_chain(self) -> None:
+        """Adds the rows that a catalog of an earlier release lacks, a bounded number at a time."""
+        for _ in range(_INDEXED_BATCHES):
+            if self._chain is None or self.wal.ended:
+                return
+            if self._chain.index(1):
+                self._chain = None
 
     def trim_local(self) -> list[Segment]:
         """Runs one retention pass and returns the deleted segments.

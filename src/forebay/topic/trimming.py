@@ -2,27 +2,34 @@
 
 A segment is deleted when it exceeds the retention age or size *and* objects hold all its messages.
 These objects must have been read back and committed longer ago than the deletion lag, and must
-still exist unchanged. A segment that ends before the topic's start offset needs no objects: remote
-retention has already deleted those.
+still exist unchanged: with their size and etag, or, if the etag is another one, with the hash of
+their descriptor. If the descriptor has no hash, they must have the frames of the segment. A segment
+that ends before the topic's start offset needs no objects: remote retention has already deleted
+those.
 
-Beware: if an object is missing or damaged, its segment is kept and the error is raised. Older
-segments may have been deleted before.
+Beware: if an object is missing, damaged or another one, its segment is kept and the error is
+raised. Older segments may have been deleted before.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from forebay.catalog.catalog import fenced
 from forebay.catalog.records import TopicRecord
-from forebay.errors import CorruptLog
+from forebay.errors import CorruptLog, ForeignObject
+from forebay.format.content import ContentHash
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, object_key, sidecar
 from forebay.logs import event
 from forebay.metrics import Counter
+from forebay.read.cloud_reader import CloudReader
+from forebay.read.tiered_log import CatalogSource
 from forebay.topic.resources import StoreResources
+from forebay.upload.plan import Extent, SegmentSource
 from forebay.wal.log import Wal
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import Segment
@@ -120,11 +127,43 @@ class Trimmer:
                 return False
             if self._clock.now_ms() - descriptor.created_at * 1000 < lag_ms:
                 return False
-            self._resources.require_there(self._topic, descriptor)
+            if not self._resources.require_there(self._topic, descriptor):
+                self._require_same_frames(segment, descriptor)
             offset = descriptor.next_offset
             if offset >= segment.end_offset:
                 return True
         return False
+
+    def _require_same_frames(self, segment: Segment, descriptor: ObjectDescriptor) -> None:
+        """Raises ForeignObject if the object's frames are not those of the segment.
+
+        For descriptors of an earlier release, which have no hash to compare.
+        """
+        first = max(segment.first_offset, descriptor.start_offset)
+        end = min(segment.end_offset, descriptor.next_offset)
+        source = SegmentSource(self._wal.disk, self._wal.names)
+        begin, stop = source.locate(segment, first), source.locate(segment, end)
+        extent = Extent(segment.seq, segment.path, begin.position, stop.position, first, end)
+        here, there = ContentHash(), ContentHash()
+        for frames in source.frames([extent]):
+            here.add(frames.raw)
+        reader = replace(self._resources.settings.cloud_reader, lenient=False)
+        with CloudReader(
+            self._topic,
+            self._store,
+            CatalogSource(self._catalog, self._topic),
+            reader,
+            self._resources.pool,
+        ) as objects:
+            for frames in objects.frames(first, end - 1):
+                there.add(frames.raw)
+        if here.value != there.value:
+            key = object_key(self._topic, descriptor.object_id)
+            raise ForeignObject(
+                f"{self._store.name}: {key} does not have the messages {first} to {end - 1} of "
+                f"{segment.path}, which is kept. Its etag is not the one of its descriptor, which "
+                "has no hash: put the right object back, or let `forebay repair` write it again"
+            )
 
     def trim_remote(self, epoch: int | None) -> list[ObjectDescriptor]:
         """Runs one pass of remote retention and returns the deleted objects.
@@ -135,15 +174,11 @@ class Trimmer:
         minutes, size_mb = self._remote.time_minutes, self._remote.size_mb
         if minutes is None and size_mb is None:
             return []
-        chain = [
-            (each.object_id, each.size)
-            for each in self._catalog.get_object_descriptors(self._topic)
-        ]
-        total = sum(size for _, size in chain)
+        objects, total = self._totals()
         gone: list[ObjectDescriptor] = []
         while (
             oldest := self._catalog.get_object_descriptors_range(self._topic, 0, limit=1)
-        ) and len(chain) > len(gone) + 1:
+        ) and objects > len(gone) + 1:
             descriptor = oldest[0]
             age_ms = self._clock.now_ms() - descriptor.created_at * 1000
             too_old = minutes is not None and age_ms >= minutes * 60_000
@@ -157,6 +192,14 @@ class Trimmer:
             self._delete(descriptor, token)
             gone.append(descriptor)
         return gone
+
+    def _totals(self) -> tuple[int, int]:
+        """Returns the number of objects and their bytes. Reads them all if they are not counted."""
+        known = self._catalog.totals(self._topic)
+        if known.next is None:
+            return known.objects, known.bytes
+        sizes = [each.size for each in self._catalog.get_object_descriptors(self._topic)]
+        return len(sizes), sum(sizes)
 
     def _delete(self, descriptor: ObjectDescriptor, token: str) -> None:
         """Deletes an object that was removed from the chain. If this fails, a sweep deletes it."""

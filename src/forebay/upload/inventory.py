@@ -19,8 +19,10 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from forebay.errors import (
     CorruptLog,
     DescriptorError,
+    ForeignObject,
     ObjectMissing,
 )
+from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
 from forebay.format.frame import FrameDecoder
 from forebay.format.index import ObjectIndex
@@ -302,7 +304,8 @@ def describe(
     """Returns the descriptor in the object's sidecar, or makes one by reading the whole object.
 
     The object is read if `whole` is set, or if the sidecar is missing or does not agree. Raises
-    CorruptLog if the object was read and is not what its name says.
+    CorruptLog if the object was read and is not what its name says, and ForeignObject if it is not
+    what its sidecar says.
     """
     if not whole:
         found = read_sidecar(store, candidate, reading)
@@ -314,6 +317,15 @@ def describe(
 
 def read_sidecar(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor | None:
     """Returns the sidecar's descriptor; None if it is missing or disagrees with name or listing."""
+    found = _beside(store, candidate, reading)
+    if found is None or not found.offset_index:
+        return None
+    other_etag = None not in (found.etag, candidate.etag) and found.etag != candidate.etag
+    return None if other_etag else found
+
+
+def _beside(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor | None:
+    """Returns the sidecar's descriptor, whatever its etag; None if it is not for this object."""
     if candidate.sidecar is None:
         return None
     try:
@@ -326,19 +338,18 @@ def read_sidecar(store: Backend, candidate: Candidate, reading: Reading) -> Obje
     said = (found.object_id, found.start_offset, found.end_offset, found.size, found.completed)
     if said != (str(name), name.start, name.end, candidate.size, True):
         return None
-    if None not in (found.etag, candidate.etag) and found.etag != candidate.etag:
-        return None
-    return found if found.offset_index else None
+    return found
 
 
 def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor:
     """Makes a descriptor by reading every frame. Holds at most a chunk and a frame in memory.
 
-    Raises CorruptLog if the frames are damaged or not those in the name.
+    Raises CorruptLog if the frames are damaged or not those in the name, and ForeignObject if the
+    hash is not the one in the sidecar.
     """
     name, key = candidate.name, candidate.key
     decoder = FrameDecoder(expected=name.start, consecutive=True)
-    index = ObjectIndex()
+    index, content, survey = ObjectIndex(), ContentHash(), MessageSurvey()
     following = name.start
     for start in range(0, candidate.size, CHUNK_BYTES):
         end = min(start + CHUNK_BYTES, candidate.size)
@@ -348,8 +359,10 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
             raise CorruptLog(f"{store.name}: {key} was deleted while it was read") from error
         reading.bytes += end - start
         position = decoder.position
+        content.add(data)
         frames = decoder.feed(data)
         index.add(frames, position)
+        survey.add(frames)
         following += len(frames)
         frames.raise_if_corrupt(key, position)
     if decoder.pending:
@@ -361,6 +374,13 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
         raise CorruptLog(
             f"{store.name}: {key} ends with offset {following - 1}, but its name says {name.end}"
         )
+    beside = _beside(store, candidate, reading)
+    if beside is not None and beside.content_hash not in (None, content.value):
+        raise ForeignObject(
+            f"{store.name}: {key} is not the object of its sidecar: its content has the hash "
+            f"{content.value}, but the sidecar says {beside.content_hash}. Put the right object "
+            "back from a copy of the store, or delete the sidecar to use the object as it is"
+        )
     reading.whole += 1
     return ObjectDescriptor(
         str(name),
@@ -370,4 +390,6 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
         candidate.etag,
         candidate.modified_ms // 1000,
         offset_index=index.frozen(),
+        content_hash=content.value,
+        highest_publish_time=survey.highest_publish_time,
     )

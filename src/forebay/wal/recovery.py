@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -33,8 +34,8 @@ from forebay.format.checkpoint import Published, SegmentEntry, WalCheckpoint
 from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES, End, Scan
 from forebay.format.index import SegmentIndex
 from forebay.format.names import FAILED_FILE, SegmentNames, aside
-from forebay.format.resync import FrameSearch, SearchTooLong
-from forebay.limits import MIB, OFFSET_MAX, READ_CHUNK_BYTES
+from forebay.format.resync import FrameExtent, FrameSearch
+from forebay.limits import OFFSET_MAX, READ_CHUNK_BYTES
 from forebay.logs import event
 from forebay.wal.segment import (
     ChunkReader,
@@ -46,7 +47,8 @@ from forebay.wal.segment import (
 )
 
 _log: Final = logging.getLogger("forebay.wal")
-_HASHED_BYTES_MIN: Final = 64 * MIB
+_PAYLOADS_MAX: Final = 1024
+"""How many damaged frames in a row may leave out their payloads from a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,19 @@ class Newest:
     torn_bytes: int
     """Bytes after the valid part."""
     index: SegmentIndex
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What is known about a segment apart from its frames."""
+
+    size: int
+    synced: int
+    """Everything before this position was synced."""
+    known: int
+    """Everything before this offset was synced."""
+    expected: int | None
+    """The offset after the valid part; None if no frame and no checkpoint tells."""
 
 
 def survey_newest(
@@ -81,7 +96,9 @@ def survey_newest(
         first = index.offsets[0] if len(index) else None
         newest = Newest(first, count, valid, size - valid, index)
         if last is not None and last.end is not End.COMPLETE:
-            _require_torn(file, path, newest, last, size=size, synced=synced, known=known)
+            certain = last.offset if count or expected is not None else None
+            evidence = _Evidence(size, synced, known, certain)
+            _require_torn(file, path, newest, last, evidence)
     return newest
 
 
@@ -99,34 +116,58 @@ def repair_newest(
 
 
 def _require_torn(
-    file: ReadFile, path: Path, newest: Newest, last: Scan, *, size: int, synced: int, known: int
+    file: ReadFile, path: Path, newest: Newest, last: Scan, evidence: _Evidence
 ) -> None:
     what = last.end.describe()
-    hash_bytes_max = 8 * newest.torn_bytes + _HASHED_BYTES_MIN
-    search = FrameSearch(partial(read_range, file), size, hash_bytes_max=hash_bytes_max)
-    if newest.size < synced:
-        reason = f"{what} below the synced position {synced}"
-    elif last.offset is not None and last.offset < known:
-        reason = f"{what} below the synced offset {known}"
+    search = FrameSearch(partial(read_range, file), evidence.size, messages_only=True)
+    if newest.size < evidence.synced:
+        reason = f"{what} below the synced position {evidence.synced}"
+    elif last.offset is not None and last.offset < evidence.known:
+        reason = f"{what} below the synced offset {evidence.known}"
     elif last.end is End.BAD_OFFSET and search.is_frame(None, newest.size):
         # A torn write does not leave a whole frame.
         reason = what
-    elif _valid_frame_follows(search, newest.size + 1, last.offset):
+    elif _valid_frame_follows(search, newest.size, last.offset, evidence.expected):
         reason = f"{what}, and valid frames follow"
     else:
         return
     raise CorruptFrame(reason, file=str(path), position=newest.size, offset=last.offset)
 
 
-def _valid_frame_follows(search: FrameSearch, start: int, expected: int | None) -> bool:
-    """Whether a valid frame with a later offset begins at any byte position from `start` on."""
-    first, last = expected or 0, OFFSET_MAX
+def _valid_frame_follows(
+    search: FrameSearch, position: int, offset: int | None, expected: int | None
+) -> bool:
+    """Whether a valid frame with a later offset begins after the damaged frame at `position`.
+
+    `offset` is the damaged frame's, and `expected` the same if it is known for certain. A payload
+    may hold frames, even of this log. They are no evidence, so the search leaves out payloads of
+    damaged frames whose header and message agree about where the payload is.
+    """
+    first, last = 0, OFFSET_MAX
     if expected is not None:
-        last = expected + (search.size - start) // FRAME_BYTES_MIN + 1
-    try:
-        return any(True for _ in search.between(start, search.size, first, last))
-    except SearchTooLong:
-        return True  # undecided within the search limit: do not cut
+        first = expected
+        last = min(expected + (search.size - position) // FRAME_BYTES_MIN + 1, OFFSET_MAX)
+    start = position + 1
+    payloads: list[FrameExtent] = []
+    while offset is not None and len(payloads) < _PAYLOADS_MAX:
+        extent = search.extent(offset, position)
+        if extent is None:
+            break
+        payloads.append(extent)
+        position, offset = extent.end, offset + 1
+        if search.is_frame(offset, position):
+            return True
+    if payloads:
+        start = payloads[0].payload_end
+    return any(
+        not _inside_payload(at, payloads)
+        for _, at in search.between(start, search.size, first, last)
+    )
+
+
+def _inside_payload(position: int, payloads: Sequence[FrameExtent]) -> bool:
+    at = bisect_right(payloads, position, key=lambda extent: extent.payload) - 1
+    return at >= 0 and position < payloads[at].payload_end
 
 
 def _some(taken: int) -> int:

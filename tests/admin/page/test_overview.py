@@ -34,6 +34,7 @@ from forebay.settings import (
 from forebay.testing import FaultKv
 from forebay.topic.store import Store, Topic
 from support.disks import wait_until
+from support.holed_topics import END, HELD, accept, leave_a_wide_hole
 from support.one_job import OneJob
 from support.served import Served, served
 
@@ -69,6 +70,23 @@ def ask(server: Served, path: str = "/v1/overview") -> Any:
 
 def tiers(spans: list[dict[str, Any]], tier: str) -> list[tuple[int, int]]:
     return [(each["start"], each["end"]) for each in spans if each["tier"] == tier]
+
+
+def test_offsets_without_messages_count_nowhere_as_messages(tmp_path: Path) -> None:
+    leave_a_wide_hole(tmp_path)
+    with served(settings_in(tmp_path)) as server:
+        server.store.topic(NAME)
+        (row,) = ask(server)["topics"]
+        assert row["sizes"]["messages"] == 2 * HELD
+        assert row["sizes"]["lost_offsets"] + row["sizes"]["unknown_offsets"] == END - HELD
+        assert row["unknown"][-1][1] == END
+        assert row["lag"]["messages"] == HELD
+        accept(tmp_path)
+        wait_until(lambda: ask(server)["topics"][0]["accepted"] == [[HELD, END]])
+        (row,) = ask(server)["topics"]
+        assert (row["lost"], row["unknown"]) == ([], [])
+        assert row["sizes"]["accepted_offsets"] == END - HELD
+        assert row["sizes"]["messages"] == 2 * HELD
 
 
 def test_it_tells_where_everything_is(server: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
@@ -13,9 +14,12 @@ from forebay.admin.page.topic import (
     gap_spans,
     memory_spans,
     object_spans,
+    older_spans,
     segment_spans,
     within,
 )
+from forebay.admin.page.topic_states import OBJECTS_READ, TopicState
+from forebay.catalog.chain import Totals
 from forebay.catalog.records import TopicRecord
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.wal.segment import Segment
@@ -57,6 +61,25 @@ def test_objects_are_verified_below_the_watermark() -> None:
     assert [each.tier for each in found] == ["verified", "object"]
 
 
+def test_older_objects_are_one_span_that_leaves_out_what_is_lost() -> None:
+    newest = [stored(100 + at, 101 + at) for at in range(OBJECTS_READ)]
+    end = newest[-1].next_offset
+    state = TopicState(
+        "/default/t",
+        open=True,
+        start=10,
+        marks=Watermarks(end, end, end, end),
+        objects=newest,
+        totals=Totals(OBJECTS_READ + 7, 500 * OBJECTS_READ + 900),
+        record=TopicRecord(tail=end, lost=((30, 40),)),
+    )
+    first, second = older_spans(state)
+    assert (first.start, first.end, first.merged, first.bytes) == (10, 30, 7, 900)
+    assert (second.start, second.end, second.tier) == (40, 100, "verified")
+    few = replace(state, objects=newest[:9])
+    assert older_spans(few) == []  # all of them were read: what is missing is missing
+
+
 def test_what_no_tier_holds_is_a_gap_and_says_whether_it_is_known() -> None:
     held = [Span(0, 30, "verified", "verified"), Span(80, 100, "segment", "not uploaded")]
     record = TopicRecord(lost=((30, 50), (200, 300)))
@@ -66,6 +89,20 @@ def test_what_no_tier_holds_is_a_gap_and_says_whether_it_is_known() -> None:
         Span(100, 110, "gap", "missing"),
     ]
     assert gap_spans(0, 30, held, record) == []
+
+
+def test_gaps_that_the_catalog_knows_are_told_apart() -> None:
+    held = [Span(0, 10, "verified", "verified"), Span(2**40, 2**40 + 5, "segment", "not uploaded")]
+    record = TopicRecord(lost=((10, 20),), unknown=((20, 30),), accepted=((30, 2**40),))
+    assert gap_spans(0, 2**40 + 5, held, record) == [
+        Span(10, 20, "gap", "lost"),
+        Span(20, 30, "gap", "unknown"),
+        Span(30, 2**40, "gap", "accepted"),
+    ]
+    assert gap_spans(25, 35, held, record) == [
+        Span(25, 30, "gap", "unknown"),
+        Span(30, 35, "gap", "accepted"),
+    ]
 
 
 def test_a_window_shows_what_it_touches() -> None:

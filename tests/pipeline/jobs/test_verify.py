@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +122,7 @@ KINDS: dict[str, tuple[Damage, list[tuple[str, str, str | None, int | None]]]] =
     "bare": (delete_sidecar, [("warning", "sidecar", SECOND, None)]),
     "altered": (alter_sidecar, [("warning", "sidecar", SECOND, None)]),
     "garbled": (garble_sidecar, [("warning", "sidecar", SECOND, None)]),
-    "misled": (misplace_index, [("error", "index", "data-60-1559.dnb1", 1060)]),
+    "misled": (misplace_index, [("note", "index", "data-60-1559.dnb1", 1060)]),
     "torn": (forget, [("error", "unnamed", SECOND, None), ("error", "gap", None, 20)]),
     "unreadable": (
         garble_descriptor,
@@ -239,7 +240,9 @@ def test_an_incremental_run_reads_what_is_new_and_what_was_damaged(
     assert reminded.objects == 0
     folders.flip("orders", SECOND)
     mended = again()
-    assert (mended.ok, mended.objects, again().objects) == (True, 1, 0)
+    assert (mended.ok, mended.objects) == (True, 1)
+    # It has another etag now, which is put into its descriptor: that makes it new once more.
+    assert (again().objects, again().objects) == (1, 0)
 
 
 def test_a_budget_goes_round_until_everything_was_read(
@@ -344,7 +347,12 @@ def test_an_object_that_was_replaced_meanwhile_is_read_under_its_new_name(
         parts = [folder / each.object_id for each in (first, second)]
         joined.write_bytes(b"".join(part.read_bytes() for part in parts))
         new = replace(
-            first, object_id=joined.name, end_offset=39, size=first.size + second.size, etag=None
+            first,
+            object_id=joined.name,
+            end_offset=39,
+            size=first.size + second.size,
+            etag=None,
+            content_hash=f"sha256:{sha256(joined.read_bytes()).hexdigest()}",
         )
         (folder / f"{joined.name}.json").write_bytes(encode_descriptor(new))
         folders.put_descriptor("orders", new)

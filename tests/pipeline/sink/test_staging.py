@@ -193,9 +193,9 @@ def test_a_length_that_no_frame_can_have_is_damage_and_is_not_waited_for(
     reads: list[int] = []
     backend = store.get_range
 
-    def counted(key: str, start: int, end: int) -> Buffer:
+    def counted(key: str, start: int, end: int, *, etag: str | None = None) -> Buffer:
         reads.append(start)
-        return backend(key, start, end)
+        return backend(key, start, end, etag=etag)
 
     store.get_range = counted  # type: ignore[method-assign]
     with pytest.raises(FormatError, match=key):

@@ -24,6 +24,7 @@ from forebay.settings import WalSettings
 from forebay.topic.resources import close_executor_resources
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView
+from support.holed_topics import END, HELD, accept, leave_a_wide_hole
 from support.scan_stores import (
     append,
     fill_both_tiers,
@@ -301,15 +302,28 @@ def lose_a_log(data: Path) -> None:
 
 def test_a_lost_range_is_an_error_that_names_it(tmp_path: Path) -> None:
     lose_a_log(tmp_path)
-    with pytest.raises(
-        LostOffsets, match=r"/default/orders: offsets 10 to \d+ have no messages"
-    ) as caught:
+    with pytest.raises(LostOffsets, match=r"/default/orders: offsets 10 to \d+ are lost") as caught:
         planned(tmp_path, subscribe="orders")
     after = caught.value.end
     rows = scanned(tmp_path, subscribe="orders", failOnDataLoss=False)
     assert offsets(rows) == [*range(10), *range(after, after + 10)]
     before = scanned(tmp_path, subscribe="orders", endingOffsets='{"orders": {"0": 10}}')
     assert offsets(before) == list(range(10))
+
+
+def test_accepted_offsets_are_no_rows_and_no_splits(tmp_path: Path) -> None:
+    leave_a_wide_hole(tmp_path)
+    with pytest.raises(LostOffsets, match="forebay accept-loss /default/orders"):
+        planned(tmp_path, subscribe="orders")
+    accept(tmp_path)
+    both = [*range(HELD), *range(END, END + HELD)]
+    assert offsets(scanned(tmp_path, subscribe="orders")) == both
+    splits = planned(tmp_path, subscribe="orders", minPartitions=7)
+    assert len(splits) <= 7
+    assert sum(split.count for split in splits) == 2 * HELD
+    inside = f'{{"orders": {{"0": {HELD + 4}}}}}'
+    assert offsets(scanned(tmp_path, subscribe="orders", startingOffsets=inside)) == both[HELD:]
+    assert offsets(scanned(tmp_path, subscribe="orders", endingOffsets=inside)) == both[:HELD]
 
 
 # ---- any history, any split, any range ----

@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from forebay.pipeline.source.stream_offsets import stream_lag
 from forebay.topic.store import Store
 from support.driver_processes import DriverProcess
+from support.holed_topics import END, HELD, accept, leave_a_wide_hole
 from support.paths import SUPPORT
 from support.scan_stores import append, fill_both_tiers, settings_of
 from support.stream_runs import lose_the_start, require_exact
@@ -86,6 +87,24 @@ def test_all_there_is_comes_once_in_limited_batches_and_a_restart_goes_on(
     require_exact(rows_in(folder / "results"), {ORDERS: range(145), "/default/returns": range(120)})
     assert query.lastProgress is not None
     assert stream_lag(query.lastProgress) == {ORDERS: 0, "/default/returns": 0}
+
+
+def test_an_accepted_hole_is_crossed_without_an_empty_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    data, folder = tmp_path / "data", tmp_path / "query"
+    leave_a_wide_hole(data)
+    accept(data)
+    with started(spark, data, folder, maxOffsetsPerTrigger="5", subscribe="orders") as query:
+        pass
+    assert [len(rows) for rows in batches_in(folder / "results")] == [5, 5, 5, 5]
+    assert sorted(offset for _, offset, _ in rows_in(folder / "results")) == [
+        *range(HELD),
+        *range(END, END + HELD),
+    ]
+    first = query.recentProgress[0]
+    assert stream_lag(first, data) == {ORDERS: 15}, "offsets without messages are no lag"
+    assert stream_lag(first)[ORDERS] > END - HELD
 
 
 def test_a_query_runs_while_topics_grow_move_and_appear(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.catalog.records import TopicRecord
 from forebay.errors import UsageError
 from forebay.format.names import TopicName, parse_topic
 from forebay.pipeline.source.stream_offsets import (
@@ -215,3 +216,77 @@ def test_the_lag_of_each_topic_is_in_the_progress() -> None:
     as_text = {**source, "latestOffset": json.dumps(newest), "endOffset": json.dumps(done)}
     assert stream_lag({"sources": [as_text]}) == stream_lag(progress)
     assert stream_lag({"sources": [{**source, "latestOffset": None}]}) == {}
+
+
+# ---- holes ----
+
+WIDE = 2**40
+
+
+class _TenBytes:
+    """Each message has 10 bytes; `hole` has none."""
+
+    def __init__(self, hole: tuple[int, int]) -> None:
+        self._hole = hole
+
+    def message_bytes(self, first: int, end: int) -> int:
+        return 10
+
+    def reach(self, first: int, end: int, limit: int) -> int:
+        at, left = first, limit // 10
+        if at < self._hole[0]:
+            step = min(left, self._hole[0] - at)
+            at, left = at + step, left - step
+        if left and self._hole[0] <= at < self._hole[1]:
+            at = self._hole[1]
+        return min(at + left, end)
+
+
+ACCEPTED = TopicRecord(accepted=((10, WIDE),))
+UNKNOWN = TopicRecord(unknown=((10, WIDE),))
+
+
+@pytest.mark.parametrize(
+    ("record", "fail", "crossed"),
+    [
+        (ACCEPTED, True, True),
+        (ACCEPTED, False, True),
+        (UNKNOWN, False, True),
+        (UNKNOWN, True, False),
+    ],
+)
+def test_a_batch_that_reaches_a_hole_ends_after_it(
+    record: TopicRecord, fail: bool, crossed: bool
+) -> None:
+    end, holes = {A: WIDE + 10}, {A: record}
+    reached = WIDE if crossed else 10
+    sizes = {A: _TenBytes((10, WIDE))}
+    for start, limit, expected in ((0, 4, 4), (4, 6, reached), (4, 8, WIDE + 2), (12, 3, WIDE + 3)):
+        found = limit_messages({A: start}, end, limit, holes, fail_on_data_loss=fail)
+        assert found == {A: expected}
+        found = limit_bytes({A: start}, end, 10 * limit, sizes, holes, fail_on_data_loss=fail)
+        assert found == {A: expected}
+
+
+def test_a_hole_at_the_end_takes_one_batch() -> None:
+    holes = {A: UNKNOWN}
+    for fail in (True, False):
+        found = limit_messages({A: 10}, {A: WIDE}, 5, holes, fail_on_data_loss=fail)
+        assert found == {A: WIDE}
+        found = limit_bytes({A: 10}, {A: WIDE}, 5, {}, holes, fail_on_data_loss=fail)
+        assert found == {A: WIDE}
+
+
+def test_a_hole_takes_nothing_from_the_share_of_other_topics() -> None:
+    start, end = {A: 5, B: 0}, {A: WIDE + 5, B: 10}
+    assert limit_messages(start, end, 10, {A: ACCEPTED}) == {A: WIDE, B: 5}
+
+
+def test_a_stream_in_a_hole_of_which_retention_deleted_the_beginning_loses_nothing() -> None:
+    now = {A: TopicEnds(WIDE, WIDE + 5, ACCEPTED)}
+    assert outlook({A: 10}, now).losses == ()
+    assert outlook({A: 10}, now).start == {A: WIDE}
+    assert outlook({A: 9}, now).losses != ()
+    unknown = {A: TopicEnds(WIDE, WIDE + 5, UNKNOWN)}
+    assert outlook({A: 10}, unknown).losses != ()
+    assert outlook({A: 10}, unknown, fail_on_data_loss=False).losses == ()

@@ -8,12 +8,16 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
-from forebay.errors import OffsetOutOfRange, UsageError
+from forebay.errors import LostOffsets, OffsetOutOfRange, UsageError
+from forebay.settings import MetadataSettings
 from forebay.topic.store import Store, Topic
+from support.cli_runs import done
+from support.holed_topics import END, HELD, accept, leave_a_wide_hole
 from support.scan_stores import append, fill_both_tiers, settings_of
 from support.stream_runs import Rows, StreamRun, lose_the_start, require_exact
 
@@ -349,3 +353,85 @@ def test_the_newest_offsets_are_reported_for_the_lag(store: Store, tmp_path: Pat
         run.batch()
         assert run.checkpoint == {ORDERS: {"0": 2}}
         assert run.reader.reportLatestOffset() == {ORDERS: {"0": 9}}
+
+
+# -- offsets without messages ---------------------------------------------------------------------
+
+READABLE = {ORDERS: [*range(HELD), *range(END, END + HELD)]}
+
+
+def require_both_sides(batches: list[Rows]) -> None:
+    assert {ORDERS: sorted(offset for _, offset, _ in joined(batches))} == READABLE
+
+
+@pytest.mark.parametrize("limit", ["maxOffsetsPerTrigger", "maxBytesPerTrigger"])
+def test_an_accepted_hole_costs_no_batch(tmp_path: Path, limit: str) -> None:
+    leave_a_wide_hole(tmp_path)
+    accept(tmp_path)
+    options: dict[str, Any] = {"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "750"}
+    options = {"subscribe": "orders", "startingOffsets": "earliest", limit: options[limit]}
+    with StreamRun(tmp_path, **options) as run:
+        batches = run.drain()
+    require_both_sides(batches)
+    assert all(batches), "no batch is empty"
+    assert len(batches) <= 10
+
+
+def test_a_hole_that_may_be_skipped_costs_one_batch_at_most(tmp_path: Path) -> None:
+    leave_a_wide_hole(tmp_path)
+    options: dict[str, Any] = {
+        "subscribe": "orders",
+        "failOnDataLoss": "false",
+        "maxOffsetsPerTrigger": "5",
+    }
+    with StreamRun(tmp_path, startingOffsets="earliest", **options) as run:
+        batches = run.drain()
+        require_both_sides(batches)
+        assert len(batches) == 4
+    inside = f'{{"orders": {{"0": {HELD + 3}}}}}'
+    with StreamRun(tmp_path, startingOffsets=inside, **options) as run:
+        assert run.checkpoint == {ORDERS: {"0": END}}, "it begins after the hole"
+        assert len(run.drain()) == 2
+
+
+def test_a_hole_that_was_not_accepted_stops_a_stream_until_it_is(tmp_path: Path) -> None:
+    leave_a_wide_hole(tmp_path)
+    options: dict[str, Any] = {"subscribe": "orders", "maxOffsetsPerTrigger": "5"}
+    with StreamRun(tmp_path, startingOffsets="earliest", **options) as run:
+        batches = [run.batch() or [], run.batch() or []]
+        assert [offset for _, offset, _ in joined(batches)] == list(range(HELD))
+        command = f"{HELD} to {END - 1} .*forebay accept-loss {ORDERS}.*failOnDataLoss=false"
+        with pytest.raises(LostOffsets, match=command):
+            run.batch()
+        accept(tmp_path)
+        batches += run.drain()
+    require_both_sides(batches)
+    assert len(batches) == 4
+
+
+def restore_with_a_lost_log(data: Path) -> None:
+    """10 uploaded messages, from which a lost catalog is rebuilt, and 10 new ones."""
+    settings = settings_of(data, metadata=MetadataSettings())
+    with Store(settings) as store:
+        append(store.topic(ORDERS), HELD)
+        store.topic(ORDERS).upload()
+    shutil.rmtree(data / "wal")
+    for file in data.glob("catalog.db*"):
+        file.unlink()
+    done("restore", ORDERS, "--data", data, "--runner", "threads")
+    with Store(settings) as store:
+        append(store.topic(ORDERS), HELD)
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_restored_topic_is_streamed_without_empty_batches(tmp_path: Path, accepted: bool) -> None:
+    restore_with_a_lost_log(tmp_path)
+    options: dict[str, Any] = {"subscribe": "orders", "maxOffsetsPerTrigger": "100"}
+    if accepted:
+        accept(tmp_path)
+    else:
+        options["failOnDataLoss"] = "false"
+    with StreamRun(tmp_path, startingOffsets="earliest", **options) as run:
+        batches = [run.batch(), run.batch()]
+        assert batches[-1] is None, "one batch has everything"
+    assert len(batches[0] or []) == 2 * HELD

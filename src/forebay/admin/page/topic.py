@@ -11,6 +11,7 @@ the parts.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ from msgspec.structs import replace
 
 from forebay.admin.context import ServerContext
 from forebay.admin.page.history import TopicTrace, bytes_after
-from forebay.admin.page.topic_states import TopicState
+from forebay.admin.page.topic_states import OBJECTS_READ, TopicState
 from forebay.admin.records import Count, OffsetRange, Record, Seconds
 from forebay.catalog.records import TopicRecord, ranges_within
 from forebay.format.descriptor import ObjectDescriptor
@@ -148,6 +149,7 @@ def all_spans(context: ServerContext, state: TopicState) -> list[Span]:
     held = [
         *memory_spans(state.memory, state.marks),
         *segment_spans(state.segments, state.marks, kept),
+        *older_spans(state),
         *object_spans(state.objects, state.marks.verified),
     ]
     return [*held, *gap_spans(state.start, state.marks.appended, held, state.record)]
@@ -156,8 +158,13 @@ def all_spans(context: ServerContext, state: TopicState) -> list[Span]:
 def window_spans(
     context: ServerContext, state: TopicState, start: int, end: int, most: int
 ) -> list[Span]:
-    """The spans in a window."""
+    """The spans in a window. Objects of it that are not among the newest are read now."""
     stop = min(end, max(state.marks.appended, start + 1))
+    if state.objects and start < state.objects[0].start_offset:
+        border = state.objects[0].start_offset
+        more = context.watch.states.objects_between(state.name, start, min(stop, border))
+        if more and more[-1].next_offset >= min(stop, border):
+            state = dataclasses.replace(state, objects=[*more, *state.objects])
     found = within(all_spans(context, state), start, stop)
     return bounded(found, start, stop, most)
 
@@ -211,6 +218,9 @@ def _lag_seconds(state: TopicState, trace: TopicTrace | None) -> float:
 
 def _sizes(state: TopicState, spans: Sequence[Span]) -> Sizes:
     marks = state.marks
+    older = [each for each in older_spans(state) if each.tier == "verified"]
+    older_messages = sum(each.end - each.start for each in older)
+    older_objects = sum(each.merged for each in older)
     gaps = [each for each in spans if each.tier == "gap"]
     without = Counter[str]()
     for each in gaps:
@@ -222,13 +232,13 @@ def _sizes(state: TopicState, spans: Sequence[Span]) -> Sizes:
         segments=len(local),
         segment_messages=sum(each.count for each in local),
         segment_bytes=sum(each.size for each in local),
-        objects=len(state.objects),
-        object_messages=sum(each.count for each in state.objects),
-        object_bytes=sum(each.size for each in state.objects),
-        verified_messages=sum(
-            each.count for each in state.objects if each.next_offset <= marks.verified
-        ),
-        verified_objects=sum(each.next_offset <= marks.verified for each in state.objects),
+        objects=max(state.totals.objects, len(state.objects)),
+        object_messages=sum(each.count for each in state.objects) + older_messages,
+        object_bytes=max(state.totals.bytes, sum(each.size for each in state.objects)),
+        verified_messages=older_messages
+        + sum(each.count for each in state.objects if each.next_offset <= marks.verified),
+        verified_objects=older_objects
+        + sum(each.next_offset <= marks.verified for each in state.objects),
         gaps=len(gaps),
         lost_offsets=without["lost"],
         unknown_offsets=without["unknown"],
@@ -296,6 +306,37 @@ def object_spans(objects: Iterable[ObjectDescriptor], verified: int) -> list[Spa
         )
         for each in objects
     ]
+
+
+def older_spans(state: TopicState) -> list[Span]:
+    """One span for the objects before the newest ones, or several if lost offsets are between."""
+    if len(state.objects) < OBJECTS_READ:
+        return []  # these are all
+    end = min(state.objects[0].start_offset, state.record.tail if state.record else 0)
+    borders = [state.start]
+    for begin, stop in () if state.record is None else state.record.lost:
+        if state.start < stop and begin < end:
+            borders += [max(begin, state.start), stop]
+    borders.append(end)
+    count = max(state.totals.objects - len(state.objects), 1)
+    size = max(state.totals.bytes - sum(each.size for each in state.objects), 0)
+    found: list[Span] = []
+    for begin, stop in zip(borders[::2], borders[1::2], strict=True):
+        if begin < stop:
+            first = not found
+            verified = stop <= state.marks.verified
+            found.append(
+                Span(
+                    begin,
+                    stop,
+                    "verified" if verified else "object",
+                    "verified" if verified else "not yet read back",
+                    None,
+                    size if first else 0,
+                    merged=count if first else 1,
+                )
+            )
+    return found
 
 
 def gap_spans(start: int, end: int, held: Iterable[Span], record: TopicRecord | None) -> list[Span]:

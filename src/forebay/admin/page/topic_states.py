@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from forebay.catalog.catalog import Catalog
+from forebay.catalog.chain import Totals
 from forebay.catalog.records import TopicRecord, decode_record
 from forebay.errors import ForebayError, ServiceUnavailable, UnknownTopic
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
@@ -39,8 +40,8 @@ _CATALOG_RETRY_SECONDS: Final = 5.0
 _CLOSED_SECONDS: Final = 5.0
 """The maximum age of the state of a topic that only other processes change."""
 _FULL_READ_SECONDS: Final = 10.0
-_LONG_CHAIN_OBJECTS: Final = 500
-"""A chain of this length is read in full only every _FULL_READ_SECONDS, else only its new end."""
+OBJECTS_READ: Final = 200
+"""So many of the newest objects are read, every _FULL_READ_SECONDS; meanwhile only new ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class TopicState:
     memory: range = range(0)
     segments: Sequence[Segment] = ()
     objects: Sequence[ObjectDescriptor] = ()
+    """The newest ones, oldest first."""
+    totals: Totals = Totals()  # noqa: RUF009  # it is frozen
+    """Of all objects."""
     record: TopicRecord | None = None
     trouble: str | None = None
     """Why some of it is outdated or unknown."""
@@ -60,10 +64,11 @@ class TopicState:
 
 @dataclass(slots=True)
 class _Chain:
-    """The objects of a topic as of a revision of its record."""
+    """The newest objects of a topic as of a revision of its record."""
 
     record: TopicRecord | None = None
     revision: int = -1
+    totals: Totals = field(default_factory=Totals)
     objects: list[ObjectDescriptor] = field(default_factory=list)
     full_read_at: float = -_FULL_READ_SECONDS
 
@@ -134,7 +139,7 @@ class TopicStates:
             verified=max(state.marks.verified, min(record.verified, state.marks.synced)),
         )
         objects = [each for each in chain.objects if each.next_offset > state.start]
-        return replace(state, marks=marks, objects=objects, record=record)
+        return replace(state, marks=marks, objects=objects, totals=chain.totals, record=record)
 
     def _read_closed(self, name: str) -> TopicState:
         known = self._closed.pop(name, None)
@@ -164,6 +169,7 @@ class TopicStates:
                 marks=marks,
                 segments=segments,
                 objects=[each for each in chain.objects if each.next_offset > view.start_offset],
+                totals=chain.totals,
                 record=chain.record,
             )
 
@@ -195,32 +201,39 @@ class TopicStates:
                 self._chains[str(topic)] = chain = _Chain()
             elif entry.revision != chain.revision:
                 chain.objects = self._objects(catalog, topic, chain)
+                chain.totals = catalog.totals(topic)
                 chain.record = decode_record(entry.value, TopicRecord, key)
                 chain.revision = entry.revision
             return chain
 
     def _objects(self, catalog: Catalog, topic: TopicName, known: _Chain) -> list[ObjectDescriptor]:
         now = time.monotonic()
-        long = len(known.objects) >= _LONG_CHAIN_OBJECTS
+        long = len(known.objects) >= OBJECTS_READ
         if long and now - known.full_read_at < _FULL_READ_SECONDS:
             end = known.objects[-1].next_offset
-            added = _outlines(catalog, topic, end)
+            added = catalog.get_object_descriptors_range(topic, end, decoder=decode_outline)
             if not added or added[0].start_offset >= end:
-                return known.objects + added
+                return (known.objects + added)[-2 * OBJECTS_READ :]
         known.full_read_at = now
-        return _outlines(catalog, topic, 0)
+        return catalog.get_last_object_descriptors(topic, OBJECTS_READ, decoder=decode_outline)
+
+    def objects_between(self, name: str, start: int, end: int) -> list[ObjectDescriptor]:
+        """The objects of a range of offsets, the first OBJECTS_READ of them."""
+        with self._store.view() as view:
+            resources = view.resources()
+            if resources is None or time.monotonic() < self._catalog_retry_at:
+                return []
+            try:
+                return resources.catalog.get_object_descriptors_range(
+                    parse_topic(name), start, end, OBJECTS_READ, decoder=decode_outline
+                )
+            except ServiceUnavailable as error:
+                self._catalog_failed(error)
+                return []
 
 
 def _unknown(name: str) -> TopicState:
     return TopicState(name, open=False, start=0, marks=Watermarks(0, 0))
-
-
-def _outlines(catalog: Catalog, topic: TopicName, start: int) -> list[ObjectDescriptor]:
-    found: list[ObjectDescriptor] = []
-    while page := catalog.get_object_descriptors_range(topic, start, decoder=decode_outline):
-        found += page
-        start = page[-1].next_offset
-    return found
 
 
 def _cache(cache: OrderedDict[str, _Value], name: str, value: _Value) -> None:

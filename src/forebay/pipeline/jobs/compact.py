@@ -45,11 +45,11 @@ from forebay.errors import (
     TopicFenced,
     UsageError,
 )
-from forebay.format.content import ContentHash
+from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import Index, ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES
+from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
-from forebay.format.names import ObjectName, TopicName, parse_object, parse_topic
+from forebay.format.names import ObjectName, TopicName, object_key, parse_object, parse_topic
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
 from forebay.metrics import Counter
@@ -58,7 +58,7 @@ from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import job_settings
 from forebay.read.object_stream import ObjectStream
-from forebay.read.verify import looks_same
+from forebay.read.verify import looks_same, other_content
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources, open_existing
 from forebay.upload.engine import NewObject, Renewal, put_sidecar, set_aside
@@ -650,6 +650,7 @@ class Proof:
     size: int
     content_hash: str
     """The hash of all frames with their headers, in the order of offsets."""
+    highest_publish_time: int | None
 
     @property
     def sha256(self) -> str:
@@ -669,7 +670,7 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
     """Runs in a task: writes the object and reads it back. CorruptLog if anything differs.
 
     Raw frames are streamed, not decoded. Checks every checksum, that offsets are consecutive, and
-    that each object begins, ends and is as long as its descriptor says. All bytes are hashed. The
+    that each object begins, ends and is as long as its descriptor says, and has its hash. The
     new object is read back in the same way, and must have the same count, first and last offset,
     size, index and hash. Nothing is committed here. A repeated task finds the same bytes under its
     name.
@@ -694,6 +695,7 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
         max(each.created_at for each in job.group.objects),
         offset_index=index,
         content_hash=before.content_hash,
+        highest_publish_time=before.highest_publish_time,
     )
     after, index_again = _read(resources, job.group.topic, (descriptor,), None)
     if (after, index_again) != (before, index):
@@ -731,20 +733,25 @@ def _read(
     objects: tuple[ObjectDescriptor, ...],
     write: Callable[[memoryview], None] | None,
 ) -> tuple[Proof, Index]:
-    """Reads all frames of the objects, and passes them to `write`. Memory is bounded."""
+    """Reads all frames of the objects, and passes them to `write`. Memory is bounded.
+
+    Raises ForeignObject if the content of an object does not have the hash of its descriptor.
+    """
     reading = replace(resources.settings.cloud_reader, lenient=False)
     start, end = objects[0].start_offset, objects[-1].next_offset
-    content, index = ContentHash(), ObjectIndex()
+    content, survey, index = ContentHash(), MessageSurvey(), ObjectIndex()
+    sources = _SourceHashes(resources.store.name, topic, objects)
     size = messages = 0
     source = _Chain(topic, objects)
     with ObjectStream(
         topic, resources.store, source, resources.pool, reading, start, end
     ) as stream:
         while (frames := stream.next()) is not None:
-            first = frames.positions[0] - HEADER_BYTES
-            raw = memoryview(frames.buffer)[first : frames.safe_length]
+            raw = frames.raw
             index.add(frames, size)
             content.add(raw)
+            sources.add(frames, raw)
+            survey.add(frames)
             if write is not None:
                 write(raw)
             size += len(raw)
@@ -758,4 +765,26 @@ def _read(
             f"{messages} messages in {size} bytes up to offset {following}, but their descriptors "
             f"say {said[1]} in {said[2]} up to {end}"
         )
-    return Proof(start, following, messages, size, content.value), index.frozen()
+    times = survey.highest_publish_time
+    return Proof(start, following, messages, size, content.value, times), index.frozen()
+
+
+class _SourceHashes:
+    """Compares the hash of each object as its frames pass. Frames never span two objects."""
+
+    def __init__(self, store: str, topic: TopicName, objects: tuple[ObjectDescriptor, ...]) -> None:
+        self._store = store
+        self._topic = topic
+        self._left = list(reversed(objects))
+        self._content = ContentHash()
+
+    def add(self, frames: Scan, raw: memoryview) -> None:
+        source = self._left[-1]
+        self._content.add(raw)
+        if frames.offsets[-1] < source.end_offset:
+            return
+        self._left.pop()
+        said, found, self._content = source.content_hash, self._content.value, ContentHash()
+        if said not in (None, found):
+            key = object_key(self._topic, source.object_id)
+            raise other_content(self._store, key, str(said), found)

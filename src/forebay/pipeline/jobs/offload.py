@@ -155,8 +155,8 @@ def run_task(settings: StoreSettings, task: Task) -> Uploaded:
     ports = resources.upload_ports
     if isinstance(task, ReadBackTask):
         started = ports.clock.monotonic()
-        engine.read_back(ports, task.topic, task.descriptor)
-        return Uploaded(task.descriptor, ports.clock.monotonic() - started)
+        found = engine.read_back_committed(ports, task.topic, task.descriptor)
+        return Uploaded(found, ports.clock.monotonic() - started)
     try:
         disk = resources.segments_of(task.topic, task.log_id)
         source = SegmentSource(disk, SegmentNames(settings.wal.file_name))
@@ -375,6 +375,13 @@ class Offload:
         assert resources is not None, "a topic that was planned is in the catalog"
         return resources.catalog
 
+    def correct(self, topic: TopicName, said: ObjectDescriptor, found: ObjectDescriptor) -> None:
+        """Gives an object that was read back the descriptor that it should have."""
+        resources = self.store.resources()
+        assert resources is not None, "a topic that was planned is in the catalog"
+        sidecars = resources.settings.uploader.sidecars
+        engine.correct(resources.catalog, resources.store, topic, said, found, sidecars=sidecars)
+
 
 class _NoExecutor(Exception):
     """Spark does not start. This ends the run, and is not the error of a topic."""
@@ -552,6 +559,10 @@ class _Run:
         try:
             if done.error is not None:
                 raise done.error
+            assert done.result is not None
+            found = done.result.descriptor
+            if found != task.descriptor:
+                self._offload.correct(task.topic, task.descriptor, found)
             self._offload.catalog().mark_verified(task.topic, task.descriptor)
         except ForebayError as error:
             self._unsound.add(task.topic)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.catalog.catalog import Catalog
+from forebay.catalog.chain import stored
 from forebay.catalog.job_state import JobState, find_job_state, write_job_state
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.errors import (
@@ -63,6 +64,7 @@ from forebay.pipeline.location import job_settings
 from forebay.read.verify import Examined, FaultKind, examine_object
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources, open_existing
+from forebay.upload.engine import correct
 from forebay.upload.inventory import topics_in_store
 from forebay.upload.sweep import Action, Kind, SweepItem, sweep
 
@@ -157,11 +159,12 @@ def _topics(resources: StoreResources, topics: Sequence[str] | None) -> list[Top
 #
 #     severity   kinds
 #     good       ok, planned
-#     note       etag, and what a sweep keeps or removes in normal operation
+#     note       etag, an index that was corrected, and what a sweep keeps or removes in normal
+#                operation
 #     warning    sidecar, orphan, pending, stray, unrestored: not as it should be, but no data is
 #                lost
-#     error      missing, resized, corrupt, index, gap, overlap, record, descriptor, unnamed,
-#                newer, unreadable
+#     error      missing, resized, corrupt, content, index, gap, overlap, record, descriptor,
+#                unnamed, newer, unreadable
 
 GOOD: Final = "good"
 NOTE: Final = "note"
@@ -465,6 +468,7 @@ class _Verification:
     """One run of the job."""
 
     def __init__(self, resources: StoreResources) -> None:
+        self._resources = resources
         self._catalog: Catalog = resources.catalog
         self._began_ms = resources.clock.now_ms()
         self._topics: dict[TopicName, _TopicState] = {}
@@ -525,8 +529,21 @@ class _Verification:
                 stale.append(read)
                 return False
         BYTES.add(examined.bytes)
-        OBJECTS.add(1, "good" if fault is None else "damaged")
         state.done.add(descriptor.object_id)
+        found = examined.found
+        if found is not None and self._correct(item, found) and fault is not None:
+            detail = f"its index was wrong, and is corrected: {fault.error}"
+            self.findings.add(
+                topic,
+                str(fault.kind),
+                NOTE,
+                detail,
+                object_id=descriptor.object_id,
+                position=fault.position,
+                offset=fault.offset,
+            )
+            fault = None
+        OBJECTS.add(1, "good" if fault is None else "damaged")
         if fault is not None:
             state.damaged.add(descriptor.object_id)
             self.findings.add(
@@ -552,6 +569,14 @@ class _Verification:
             severity, detail = done.result.sidecar
             about("sidecar", severity, detail)
         return True
+
+    def _correct(self, item: CommittedObject, found: ObjectDescriptor) -> bool:
+        """Gives the object the descriptor that it should have: the right index, hash and etag."""
+        resources = self._resources
+        sidecars = resources.settings.uploader.sidecars
+        return correct(
+            self._catalog, resources.store, item.topic, item.descriptor, found, sidecars=sidecars
+        )
 
     def _unreadable(self, item: CommittedObject, error: ForebayError | None) -> None:
         OBJECTS.add(1, "unreadable")
@@ -646,8 +671,9 @@ def _check_sidecar(store: CloudStore, item: CommittedObject) -> tuple[str, str] 
     except ServiceError as error:
         return WARNING, f"its sidecar cannot be read: {error}"
     said = item.descriptor
-    if found == said:
+    if said in (found, stored(found)):
         return None
-    if replace(found, etag=said.etag, created_at=said.created_at) == said:
+    same = replace(found, etag=said.etag, created_at=said.created_at)
+    if said in (same, stored(same)):
         return NOTE, "its sidecar and its descriptor differ in the etag or the time"
     return WARNING, "its sidecar and its descriptor differ"

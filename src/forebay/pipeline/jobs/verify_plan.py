@@ -3,7 +3,8 @@
 A run reads everything, or the objects since the last run, or as much as a budget allows. With a
 budget it reads new objects first, then continues where the last run stopped, in rounds, so that
 runs of bounded cost cover all objects in the end. An object is new if its descriptor was written
-after the catalog revision that the last run recorded. Clocks do not matter.
+after the catalog revision that the last run recorded. Clocks do not matter. So an object whose
+descriptor the last run corrected is read once more.
 
 The state of each topic is a job state in the catalog, as JSON:
 

@@ -24,7 +24,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
 from forebay.catalog.records import TopicRecord
-from forebay.errors import CorruptFrame, ForebayError, MissingData, UsageError
+from forebay.errors import CorruptFrame, ForebayError, MissingData, ObjectChanged, UsageError
 from forebay.files.disk import ReadFile
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
@@ -252,7 +252,14 @@ def _object_frames(
     if probe:
         settings = replace(settings, fetch_chunk_size=PROBE_BYTES, read_ahead_chunks=0)
     with ObjectStream(
-        topic, resources.store, source, resources.pool, settings, first, stop
+        topic,
+        resources.store,
+        source,
+        resources.pool,
+        settings,
+        first,
+        stop,
+        indexes=resources.sidecar_indexes,
     ) as stream:
         while (frames := stream.next()) is not None:
             yield frames
@@ -269,7 +276,8 @@ def _local_frames(
 ) -> Iterator[Scan]:
     """Reads objects that are local files like segments, which takes half the time.
 
-    If a file is gone, `_object_frames` looks up in the catalog where its offsets are now.
+    If a file is gone, `_object_frames` looks up in the catalog where its offsets are now. It also
+    compares the hash of an object with another etag, and ignores an index that is wrong.
     """
     done = pieces[0].first
     for number, piece in enumerate(pieces):
@@ -277,15 +285,25 @@ def _local_frames(
         path = resources.store.local_path(object_key(piece.topic, piece.descriptor.object_id))
         assert path is not None, "the objects are files here"
         try:
+            _require_own(resources, piece.topic, piece.descriptor)
             for frames in _file_frames(resources, path, piece, chunks):
                 done = frames.offsets[-1] + 1
                 yield frames
                 del frames
-        except FileNotFoundError:
+        except (FileNotFoundError, CorruptFrame, ObjectChanged) as error:
+            if isinstance(error, CorruptFrame) and done == piece.next:
+                raise  # there are bytes after the last frame
             yield from _object_frames(
                 resources, [piece._replace(first=done), *pieces[number + 1 :]]
             )
             return
+
+
+def _require_own(resources: StoreResources, topic: TopicName, descriptor: ObjectDescriptor) -> None:
+    """Raises ObjectChanged if the object has another etag than its descriptor says."""
+    if descriptor.content_hash is not None:
+        key = object_key(topic, descriptor.object_id)
+        resources.store.get_range(key, 0, 0, etag=descriptor.etag)
 
 
 def _segment_frames(resources: StoreResources, piece: Piece, chunks: ChunkReader) -> Iterator[Scan]:

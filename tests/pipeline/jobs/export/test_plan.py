@@ -41,6 +41,7 @@ from forebay.pipeline.jobs.export.plan import (
     SizedRange,
     TopicOffsets,
     next_batch,
+    next_start,
     only_gone,
 )
 from support import exported_tables
@@ -124,6 +125,18 @@ def test_only_offsets_that_are_gone_may_be_stepped_over() -> None:
 
 
 # ---- names ------------------------------------------------------------------------------------
+
+
+def test_accepted_offsets_are_crossed_without_leave() -> None:
+    offsets = TopicOffsets("t", 20, 2**40 + 100, TopicRecord(accepted=((50, 2**40),)))
+    bounds = Bounds(1000, 10**9)
+    assert next_batch(offsets, 20, [], bounds) == Batch(20, 20, 50)
+    assert next_batch(offsets, 50, [], bounds) == Batch(50, 2**40, 2**40 + 100)
+    assert only_gone(offsets, 50, 2**40)
+    beyond = TopicOffsets("t", 2**40, 2**40 + 100, TopicRecord(accepted=((50, 2**40),)))
+    assert next_start(beyond, 50, allow_gaps=False) == 2**40, "retention has deleted no message"
+    with pytest.raises(OffsetOutOfRange):
+        next_start(beyond, 49, allow_gaps=False)
 
 
 @given(st.text(max_size=12), st.text(max_size=12))
