@@ -363,7 +363,10 @@ class TopicClaim:
         newest = next(reversed(list_markers(self._store, self._topic)), None)
         if newest is not None and newest.name > (record.begin, record.begin_attempt):
             marker = read_marker(self._store, newest)
-            if marker is None or marker.nonce != record.nonce:
+            known = marker is not None and (
+                marker.nonce == record.nonce or marker.epoch < record.epoch
+            )
+            if not known:
                 raise self._outdated(f"the log was opened since, as {newest.meta.key} shows")
         self._require_none_after(record.tail, fresh=fresh)
         self._require_last_object(record)
@@ -467,7 +470,7 @@ class TopicClaim:
             try:
                 self._look(left.record)
             except MissingData as error:
-                self.ownership.refuse(error)
+                self.ownership.refuse(TopicFenced(str(error)))
                 raise
         if left.marker is not None:
             self._create_marker(*left.marker)

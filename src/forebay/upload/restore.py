@@ -452,8 +452,12 @@ class _Restore:
         if self._known.broken or self._chain.ranges or self._report.older is not None:
             return True
         after = self._finished(self._ended(record))
+        marked = (after.begin, after.begin_attempt) != (record.begin, record.begin_attempt)
         return after != record and (
-            choices.next_offset is not None or choices.accept_loss or after.tail != record.tail
+            marked
+            or choices.next_offset is not None
+            or choices.accept_loss
+            or after.tail != record.tail
         )
 
     def _check_kept(self) -> None:

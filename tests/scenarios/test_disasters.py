@@ -1,0 +1,39 @@
+"""Whatever befalls a topic, no offset is given twice, every loss is told, and commands lead on.
+
+`support/disasters.py` says what can happen, and what no system can know.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.disasters import history, outcome, shrunk
+
+pytestmark = pytest.mark.timeout(300)
+pytest.importorskip("forebay.pipeline.jobs.compact")
+
+
+def require_promises(folder: Path, seed: int) -> None:
+    steps = history(seed)
+    broken = outcome(folder, steps)
+    if broken is not None:
+        fewer, error = shrunk(folder, steps, broken.kind)
+        pytest.fail(f"seed {seed}: {fewer}\n{error}\n" + "\n".join(error.__notes__), pytrace=False)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_after_any_disaster_nothing_is_given_twice_and_every_loss_is_told(
+    tmp_path: Path, seed: int
+) -> None:
+    require_promises(tmp_path, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", range(1000, 6000, 100))
+def test_after_many_disasters_nothing_is_given_twice_and_every_loss_is_told(
+    tmp_path: Path, block: int
+) -> None:
+    for seed in range(block, block + 100):
+        require_promises(tmp_path, seed)
