@@ -7,6 +7,7 @@ import itertools
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from forebay.client.address import ServerInfo, server_file
 from forebay.errors import ForebayError, LogLocked, UnknownTopic, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
+from forebay.format.frame import encode_frame, scan
 from forebay.format.names import parse_topic
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
@@ -229,6 +231,34 @@ def test_what_only_remembers_is_written_again(name: str, gone: bool, data: Path)
         assert view.topic("orders").end_offset == COUNT, "others see it before an owner opens it"
     with Store(settings_of(data)) as store:
         read_all(store)
+
+
+def test_another_topics_object_is_replaced_by_the_right_one(data: Path) -> None:
+    """Its frames are valid and have the right offsets: only the hash tells them apart."""
+    before = (data / OBJECT).read_bytes()
+    foreign = [encode_frame(at, bytes(each)[::-1]) for at, each in scan(before)]
+    (data / OBJECT).write_bytes(b"".join(foreign))
+    [found] = repair(settings_of(data)).findings
+    assert "hash" in found.what
+    assert mend(data).left == []
+    assert (data / OBJECT).read_bytes() == before
+    assert repair(settings_of(data)).findings == []
+
+
+def test_an_index_that_is_wrong_is_put_right(data: Path) -> None:
+    with closing(StoreResources(settings_of(data))) as resources:
+        name = parse_topic("orders")
+        [made] = resources.catalog.get_object_descriptors(name)
+        wrong = replace(made, offset_index=((0, 0), (5, 1)))
+        assert resources.catalog.replace_descriptor(name, made, wrong)
+    [found] = [each for each in repair(settings_of(data)).findings if each.kind is Kind.OBJECT]
+    assert "index says 1" in found.what
+    assert mend(data).left == []
+    assert repair(settings_of(data)).findings == []
+    with closing(StoreResources(settings_of(data))) as resources:
+        [now] = resources.catalog.get_object_descriptors(name)
+        assert now.offset_index is not None
+        resources.read_back(name, now)
 
 
 def test_copies_of_all_that_is_changed_are_kept(data: Path) -> None:

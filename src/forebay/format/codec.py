@@ -62,8 +62,7 @@ def columns(buffer: Buffer, positions: memoryview, lengths: memoryview) -> RawCo
     return (memoryview(times).cast("Q"), *signed, memoryview(flavours), bad)
 
 
-# An extension that was built before `survey` was added does not have it.
-survey = getattr(_compiled, "survey", pure.survey)
+survey = pure.survey if _compiled is None else _compiled.survey
 gather = pure.gather if _compiled is None else _compiled.gather
 append_one = pure.append_one if _compiled is None else _compiled.append_one
 encode_many = pure.encode_many if _compiled is None else _compiled.encode_many

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +15,17 @@ from hypothesis import strategies as st
 from forebay.catalog.kv import Put
 from forebay.errors import (
     CorruptFrame,
+    ForeignObject,
     LostOffsets,
     MissingData,
     OffsetOutOfRange,
     UsageError,
 )
+from forebay.format.names import parse_topic
 from forebay.pipeline.source.options import scan_options
 from forebay.pipeline.source.scan import plan_scan, read_split
 from forebay.settings import WalSettings
-from forebay.topic.resources import close_executor_resources
+from forebay.topic.resources import StoreResources, close_executor_resources
 from forebay.topic.store import Store
 from forebay.topic.view import StoreView
 from support.holed_topics import END, HELD, accept, leave_a_wide_hole
@@ -114,6 +118,43 @@ def test_unsynced_messages_are_not_seen(tmp_path: Path) -> None:
         assert len(scanned(tmp_path, subscribe="orders")) == 10
         topic.flush()
         assert len(scanned(tmp_path, subscribe="orders")) == 11
+
+
+def test_another_topics_object_of_the_same_range_and_size_gives_no_rows(tmp_path: Path) -> None:
+    with Store(settings_of(tmp_path)) as store:
+        for name in (ORDERS, "/default/others"):
+            topic = store.topic(name)
+            append(topic, 30)
+            topic.rotate()
+            topic.upload()
+            topic.trim_local()
+    mine, foreign = (
+        next((tmp_path / "objects").rglob(f"{name}/objects/data-*.dnb1"))
+        for name in ("orders", "others")
+    )
+    assert mine.stat().st_size == foreign.stat().st_size
+    mine.write_bytes(foreign.read_bytes())
+    with pytest.raises(ForeignObject, match=mine.name):
+        scanned(tmp_path, subscribe="orders")
+    assert len(scanned(tmp_path, subscribe="others")) == 30
+
+
+def test_a_wrong_index_leaves_out_no_row(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    with Store(settings) as store:
+        topic = store.topic(ORDERS)
+        append(topic, 3000)
+        topic.rotate()
+        topic.upload()
+        topic.trim_local()
+    with closing(StoreResources(settings)) as resources:
+        name = parse_topic(ORDERS)
+        [made] = resources.catalog.get_object_descriptors(name)
+        first, *rest = made.offset_index or ()
+        wrong = replace(made, offset_index=(first, *((at, place + 9) for at, place in rest)))
+        assert resources.catalog.replace_descriptor(name, made, wrong)
+    found = scanned(tmp_path, subscribe="orders", splitBytes="64KiB")
+    assert offsets(found) == list(range(3000))
 
 
 def test_a_topic_without_messages_has_no_splits(tmp_path: Path) -> None:

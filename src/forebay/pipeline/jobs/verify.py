@@ -675,13 +675,7 @@ def _check_sidecar(store: CloudStore, item: CommittedObject) -> tuple[str, str] 
         return None
     same = like(found, said)
     if said in (same, stored(same)):
-        return NOTE, "its sidecar and its descriptor differ in the etag or the time"
-    if found.content_hash is None:
-        same = replace(
-            same,
-            content_hash=said.content_hash,
-            highest_publish_time=said.highest_publish_time,
-        )
-        if said in (same, stored(same)):
+        if found.content_hash != said.content_hash:
             return NOTE, "its sidecar is of an earlier release, which wrote no content hash"
+        return NOTE, "its sidecar and its descriptor differ in the etag or the time"
     return WARNING, "its sidecar and its descriptor differ"
