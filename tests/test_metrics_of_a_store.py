@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,16 @@ def reads_around_damage(scene: Scene) -> None:
     assert offsets(scene.topic.read(0))[-1] == 99
 
 
+def reads_over_accepted_offsets(scene: Scene) -> None:
+    uploads(scene)
+    fill(scene.topic, 10)
+    scene.store.close()
+    shutil.rmtree(scene.setup.data / "wal")
+    scene.open()
+    assert scene.topic.accept_loss().accepted
+    assert offsets(scene.topic.read(0))[-1] == 99
+
+
 def gives_up_objects(scene: Scene) -> None:
     scene.store.close()
     scene.open(remote_retention=RemoteRetentionSettings(size_mb=0))
@@ -196,6 +207,7 @@ DOES: Final[dict[Callable[[Scene], None], tuple[str, ...]]] = {
     ),
     reads_damage: ("cloud_reader_errors",),
     reads_around_damage: ("reader_skipped_messages",),
+    reads_over_accepted_offsets: ("reader_accepted_jumps",),
     gives_up_objects: ("remote_objects_deleted",),
     sweeps: ("sweep_removed", "sweep_errors"),
     loses_its_lease: ("lease_lost",),

@@ -16,7 +16,6 @@ from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import Owner, TopicRecord, encode_record
 from forebay.catalog.sqlite import SqliteKv
 from forebay.errors import (
-    MissingData,
     ServiceError,
     ServiceRefused,
     ServiceUnavailable,
@@ -611,10 +610,10 @@ def test_the_record_tells_what_was_certainly_assigned(cluster: Cluster) -> None:
 
 def test_an_owner_that_was_refused_writes_nothing_more(cluster: Cluster) -> None:
     owned = cluster.machine().take()
-    owned.refuse(MissingData("an older copy"))
-    with pytest.raises(MissingData, match="an older copy"):
+    owned.refuse(TopicFenced("an older copy"))
+    with pytest.raises(TopicFenced, match="an older copy"):
         owned.admit(1)
-    with pytest.raises(MissingData, match="an older copy"):
+    with pytest.raises(TopicFenced, match="an older copy"):
         owned.confirm()
 
 

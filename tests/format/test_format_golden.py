@@ -42,6 +42,7 @@ from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encod
 from forebay.format.frame import HEADER_BYTES, End, FrameDecoder, encode_frame, scan
 from forebay.format.index import SegmentIndex, decode_index, encode_index
 from forebay.format.layout import FIXED, VARINT, locate
+from forebay.format.marker import BeginMarker, decode_marker, encode_marker
 from forebay.format.message import MessageId, StreamMessage, decode_message, encode_message
 from forebay.format.names import TopicName, parse_topic, staged_file
 from forebay.limits import MIB
@@ -284,6 +285,15 @@ def test_the_published_document_shows_a_record() -> None:
     assert encode_published(record) == data
 
 
+def test_the_marker_document_shows_a_marker() -> None:
+    data = block("marker.md", 0)
+    marker = BeginMarker(
+        "0c1d6f2a9b8e4753a1b2c3d4e5f60718", "5e0c3f1b7a9d48262f4e6d8c0b1a3957", 7, 500
+    )
+    assert decode_marker(data, "the document") == marker
+    assert encode_marker(marker) == data
+
+
 def test_the_segment_index_document_shows_an_index() -> None:
     data = block("segment-index.md", 0)
     index = SegmentIndex()
@@ -344,9 +354,12 @@ def test_the_catalog_document_shows_the_record_of_a_topic() -> None:
         log_id="0c1d6f2a9b8e4753a1b2c3d4e5f60718",
         start_offset=0,
         tail=2500,
-        verified=1500,
+        verified=2400,
         reserved=1_000_000,
         lost=((300, 500),),
+        nonce="5e0c3f1b7a9d48262f4e6d8c0b1a3957",
+        assigned=2600,
+        begin=2500,
     )
     assert decode_record(data, TopicRecord, "the document") == record
     assert encode_record(record) == data

@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import ObjectExists, ObjectMissing, ServiceError, UsageError
+from forebay.errors import (
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    ServiceError,
+    UsageError,
+)
 from forebay.limits import OBJECT_KEY_BYTES_MAX, PART_BYTES_MIN
 from forebay.objects.backend import Backend, ObjectMeta, ObjectWriter
 from forebay.objects.local import LocalBackend
@@ -192,6 +198,27 @@ def test_put_and_head_give_the_same_etag(backend: Backend) -> None:
 # ---- creating ----
 
 OTHER = bytes(reversed(NOISE))
+
+
+def test_a_range_of_an_object_with_another_etag_is_refused(backend: Backend) -> None:
+    backend.put_object(KEY, b"first bytes")
+    first = backend.head(KEY).etag
+    assert first is not None
+    assert bytes(backend.get_range(KEY, 2, 5, etag=first)) == b"rst"
+    with pytest.raises(ServiceError) as past:
+        backend.get_range(KEY, 2, 500, etag=first)
+    assert not isinstance(past.value, ObjectMissing)
+    backend.delete_object(KEY)
+    with pytest.raises(ObjectMissing):
+        backend.get_range(KEY, 2, 5, etag=first)
+    backend.put_object(KEY, b"other bytes")
+    with pytest.raises(ObjectChanged, match=KEY) as caught:
+        backend.get_range(KEY, 2, 5, etag=first)
+    assert caught.value.etag == backend.head(KEY).etag
+    assert bytes(backend.get_range(KEY, 2, 5, etag=caught.value.etag)) == b"her"
+    assert bytes(backend.get_range(KEY, 2, 5)) == b"her"
+
+
 CREATIONS: dict[str, Callable[[Backend, bytes], object]] = {
     "put": lambda backend, data: backend.put_object(KEY, data[:100], create=True),
     "small": lambda backend, data: create(backend, data[:100]),

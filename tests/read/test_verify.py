@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from forebay.errors import CorruptFrame, CorruptLog, LogClosed, MissingData, ServiceUnavailable
-from forebay.format.frame import HEADER_BYTES
+from forebay.errors import (
+    CorruptFrame,
+    CorruptLog,
+    ForeignObject,
+    LogClosed,
+    MissingData,
+    ServiceUnavailable,
+)
+from forebay.format.content import ContentHash
+from forebay.format.frame import HEADER_BYTES, encode_frame
 from forebay.format.layout import Buffer
+from forebay.format.message import MessageId, StreamMessage, encode_message
 from forebay.limits import KIB
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
 from forebay.read.fetch_pool import FetchPool
+from forebay.read.metrics import FOREIGN_NAMES
 from forebay.read.verify import Examined, FaultKind, examine_object, looks_same, verify_object
 from forebay.settings import CloudReaderSettings
 from support.stored_objects import TOPIC, StoredTopic, payload
@@ -95,6 +106,73 @@ def test_an_index_that_misleads_is_told(setup: Setup) -> None:
     assert fault is not None
     assert (fault.kind, fault.position, fault.offset) == (FaultKind.INDEX, 200 * FRAME, 210)
     assert "index says" in str(fault.error)
+
+
+def test_the_right_index_is_found_if_only_the_index_is_wrong(setup: Setup) -> None:
+    right = setup.descriptor.offset_index
+    wrong = ((10, 0), (110, 100 * FRAME - 5), (210, 200 * FRAME + 1))
+    setup.descriptor = setup.topic.rename(setup.descriptor, offset_index=wrong)
+    seen = setup.examine()
+    assert seen.fault is not None
+    assert seen.fault.offset == 110
+    assert seen.found == replace(setup.descriptor, offset_index=right)
+    assert (seen.bytes, seen.messages) == (MESSAGES * FRAME, MESSAGES)
+
+
+def hashed(setup: Setup) -> None:
+    content = ContentHash()
+    content.add(setup.topic.data(setup.descriptor))
+    setup.descriptor = setup.topic.rename(setup.descriptor, content_hash=content.value)
+
+
+def test_valid_frames_of_another_content_are_a_fault_of_its_own(setup: Setup) -> None:
+    hashed(setup)
+    assert setup.examine().fault is None
+    frames = [encode_frame(at, payload(at + 1, SIZE)) for at in range(10, 10 + MESSAGES)]
+    setup.backend.put_object(setup.topic.key(setup.descriptor), b"".join(frames))
+    seen = setup.examine()
+    assert seen.fault is not None
+    assert seen.fault.kind is FaultKind.CONTENT
+    assert isinstance(seen.fault.error, ForeignObject)
+    assert str(setup.descriptor.content_hash) in str(seen.fault.error)
+    assert seen.found is None
+
+
+def test_a_wrong_index_does_not_hide_another_content(setup: Setup) -> None:
+    hashed(setup)
+    wrong = ((10, 0), (110, 100 * FRAME - 5))
+    other = f"sha256:{'0' * 64}"
+    setup.descriptor = replace(setup.descriptor, offset_index=wrong, content_hash=other)
+    fault = setup.examine().fault
+    assert fault is not None
+    assert fault.kind is FaultKind.CONTENT
+
+
+def test_a_copy_with_the_right_hash_shows_its_etag(setup: Setup) -> None:
+    hashed(setup)
+    setup.descriptor = replace(setup.descriptor, etag="of the first store")
+    seen = setup.examine()
+    assert (seen.fault, seen.same_etag) == (None, False)
+    now = setup.backend.head(setup.topic.key(setup.descriptor)).etag
+    assert seen.found == replace(setup.descriptor, etag=now)
+
+
+def test_a_message_that_names_another_topic_is_told_and_the_hash_decides(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(offset: int, topic: str) -> bytes:
+        return encode_message(StreamMessage(b"x", msg_id=MessageId(1, topic)), offset)
+
+    names = [str(TOPIC), "/default/others", str(TOPIC)]
+    made = setup.topic.add(1000, [told(1000 + at, name) for at, name in enumerate(names)])
+    setup.descriptor = made
+    before = FOREIGN_NAMES.value()
+    assert setup.examine().fault is None
+    hashed(setup)
+    assert setup.examine().fault is None
+    assert FOREIGN_NAMES.value() == before + 2
+    assert "names another topic" in caplog.text
+    assert "offset=1001" in caplog.text
 
 
 def test_a_missing_or_resized_object_is_told_without_reading(setup: Setup) -> None:

@@ -13,11 +13,12 @@ from forebay.errors import (
     CommitRefused,
     CorruptFrame,
     CorruptLog,
+    ForeignObject,
     MissingData,
     TopicOwned,
 )
 from forebay.format.descriptor import encode_descriptor
-from forebay.format.frame import encode_frame
+from forebay.format.frame import encode_frame, scan
 from forebay.format.names import object_key, pending_object, sidecar
 from forebay.limits import LOG_DISTANCE
 from forebay.topic.opening import settle
@@ -52,6 +53,25 @@ def test_the_lost_catalog_is_rebuilt_from_the_bucket(at: Reservoir, sidecars: bo
     assert (report.objects_found, report.adopted, report.messages) == (4, 4, 1030)
     assert (report.by_sidecar, report.read_whole) == ((4, 0) if sidecars else (0, 4))
     assert at.catalog.owner(TOPIC) is None, "the topic is free"
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_an_object_whose_hash_is_not_that_of_its_sidecar_is_not_adopted(
+    at: Reservoir, verify: bool
+) -> None:
+    """A foreign object of the same range and size: its etag makes the restore read it."""
+    mine = at.fill(at.own(), 0, 10, 20)[1]
+    foreign = [encode_frame(offset, bytes(each)[::-1]) for offset, each in scan(frames(10, 10))]
+    at.store.put_object(object_key(TOPIC, mine.object_id), b"".join(foreign))
+    at.lose_catalog()
+    with pytest.raises(CorruptLog) as raised:
+        restored(at, verify=verify)
+    assert isinstance(raised.value.__cause__, ForeignObject)
+    assert str(mine.content_hash) in str(raised.value.__cause__)
+    at.store.delete_object(object_key(TOPIC, sidecar(mine.object_id)))
+    restored(at, verify=verify)
+    found = list(at.catalog.get_object_descriptors(TOPIC))[1]
+    assert found.content_hash not in (None, mine.content_hash)
 
 
 def test_with_sidecars_next_to_nothing_is_read(at: Reservoir) -> None:

@@ -27,7 +27,6 @@ from forebay.catalog.kv import ABSENT, Compare, Put, Remove
 from forebay.catalog.records import Owner, TopicRecord, decode_record, encode_record
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import (
-    ForebayError,
     LogClosed,
     ServiceError,
     ServiceRefused,
@@ -184,7 +183,7 @@ class Ownership:
         self._reserved = record.reserved
         self._admitted = self._written = 0
         """The end of the frames that may be written, and of those that are synced."""
-        self._refusal: ForebayError | None = None
+        self._refusal: TopicFenced | None = None
         self._slow = threading.Lock()
         self.topic = topic
         self.epoch = record.epoch
@@ -234,7 +233,7 @@ class Ownership:
                 self._reclaim()
         self._written = self._admitted
 
-    def refuse(self, error: ForebayError) -> None:
+    def refuse(self, error: TopicFenced) -> None:
         """Lets nothing more be written or acknowledged: both raise `error`."""
         self._refusal = error
 

@@ -114,6 +114,19 @@ class ObjectDescriptor:
         return index[at][1] if at < len(index) else self.size
 
 
+def like(descriptor: ObjectDescriptor, other: ObjectDescriptor) -> ObjectDescriptor:
+    """Returns the descriptor with what may differ in two that describe the same object.
+
+    A restore makes a descriptor with another time and etag, and verification adds the hash and the
+    publish time that a descriptor of an earlier release does not have.
+    """
+    changed: dict[str, Any] = {"etag": other.etag, "created_at": other.created_at}
+    for name in ("content_hash", "highest_publish_time"):
+        if None in (getattr(descriptor, name), getattr(other, name)):
+            changed[name] = getattr(other, name)
+    return replace(descriptor, **changed)
+
+
 def encode_descriptor(descriptor: ObjectDescriptor) -> bytes:
     """Compact JSON, keys in alphabetical order. Optional fields that are None are left out.
 

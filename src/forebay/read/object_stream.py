@@ -268,7 +268,7 @@ class ObjectStream:
                 if self._other is not None:
                     self._compare_content(self._other)
                 elif self._frames is not None and self._frames.corruption is not None:
-                    if not self._distrust_index():
+                    if not self._distrust_sidecar():
                         self._step_over(self._frames.corruption)
                 elif not self._read_chunk():
                     self._drop_frames()
@@ -584,7 +584,7 @@ class ObjectStream:
         self._restart()
         return True
 
-    def _distrust_index(self) -> bool:
+    def _distrust_sidecar(self) -> bool:
         """Reads the object again without its sidecar; False if it was read so already.
 
         What looks like damage may be an index entry that names the wrong position.

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from forebay.errors import DescriptorError, ServiceError, ServiceUnavailable
-from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, like
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key, sidecar
 from forebay.limits import DESCRIPTOR_BYTES_MAX, OBJECT_INDEX_BYTES
@@ -90,9 +90,7 @@ class SidecarIndexes:
         except (ServiceError, DescriptorError):
             return descriptor
         whole = said.offset_index or ()
-        same = replace(said, etag=None, created_at=0, offset_index=None) == replace(
-            descriptor, etag=None, created_at=0, offset_index=None
-        )
-        if not same or not set(descriptor.offset_index or ()) <= set(whole):
+        same = replace(like(said, descriptor), offset_index=descriptor.offset_index)
+        if same != descriptor or not set(descriptor.offset_index or ()) <= set(whole):
             return descriptor
         return replace(descriptor, offset_index=whole)

@@ -215,7 +215,12 @@ def _plan_beginning(topic: str, plan: LocalPlan, tail: int) -> None:
 
 
 def _after_losses(survey: Survey, record: TopicRecord | None) -> Survey:
-    """Moves the start of the log after a recorded hole in it, because a log has no holes."""
+    """Moves the start of the log after a recorded hole in it, because a log has no holes.
+
+    An older copy that ends before the objects do has nothing that they lack.
+    """
+    if survey.older and record is not None and survey.end < record.tail:
+        survey = survey.begun_at(record.tail)
     for start, end in record.holes if record is not None else ():
         if start <= survey.end and end > survey.start:
             survey = survey.begun_at(end)

@@ -32,7 +32,7 @@ from forebay.errors import (
 )
 from forebay.files.disk import Disk, read_file
 from forebay.format.checkpoint import UploaderCheckpoint, decode_checkpoint
-from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, like
 from forebay.format.names import (
     PUBLISHED_FILE,
     TOPICS_PREFIX,
@@ -465,8 +465,7 @@ class _ObjectRepair:
             return "it is missing"
         except (DescriptorError, ServiceError) as error:
             return f"it is damaged: {error}"
-        # A restore may have made a new descriptor, with another time and etag.
-        same = replace(found, etag=descriptor.etag, created_at=descriptor.created_at)
+        same = like(found, descriptor)
         return None if descriptor in (same, stored(same)) else "it differs from the catalog"
 
     def _put_sidecar(self, descriptor: ObjectDescriptor, key: str) -> None:

@@ -33,7 +33,7 @@ from typing import Final
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.catalog import Change
 from forebay.catalog.ownership import Ownership, Session, acquire
-from forebay.catalog.records import TopicRecord, skip_holes
+from forebay.catalog.records import State, TopicRecord, skip_holes
 from forebay.clock import Clock
 from forebay.errors import (
     CommitRefused,
@@ -363,7 +363,10 @@ class TopicClaim:
         newest = next(reversed(list_markers(self._store, self._topic)), None)
         if newest is not None and newest.name > (record.begin, record.begin_attempt):
             marker = read_marker(self._store, newest)
-            if marker is None or marker.nonce != record.nonce:
+            known = marker is not None and (
+                marker.nonce == record.nonce or marker.epoch < record.epoch
+            )
+            if not known:
                 raise self._outdated(f"the log was opened since, as {newest.meta.key} shows")
         self._require_none_after(record.tail, fresh=fresh)
         self._require_last_object(record)
@@ -374,7 +377,8 @@ class TopicClaim:
 
         The next object begins at the tail, so one prefix is enough. Only for a fresh log all
         objects are listed: an earlier release left no markers, and the next object of another log
-        begins after a hole.
+        begins after a hole. An object that was not committed counts then, too: its messages are
+        nowhere else.
         """
         prefix = objects_prefix(self._topic)
         found = self._store.list(prefix + "data-" if fresh else f"{prefix}data-{tail}-")
@@ -383,8 +387,15 @@ class TopicClaim:
             name = parse_object(object_id)
             if name is None or name.start < tail:
                 continue
-            if self._session.catalog.life(self._topic, object_id) is None:
+            life = self._session.catalog.life(self._topic, object_id)
+            if life is None:
                 raise self._outdated(f"its objects end at offset {tail}, but {meta.key} exists")
+            if fresh and life.state is State.INTENDED:
+                raise MissingData(
+                    f"{self._topic}: {meta.key} in {self._store.name} was uploaded and not "
+                    "committed, and the log with its messages is not here: add it with "
+                    f"`forebay restore {self._topic}` before appending"
+                )
 
     def _require_last_object(self, record: TopicRecord) -> None:
         """Raises MissingData if the last committed object is not in the store."""
@@ -459,7 +470,7 @@ class TopicClaim:
             try:
                 self._look(left.record)
             except MissingData as error:
-                self.ownership.refuse(error)
+                self.ownership.refuse(TopicFenced(str(error)))
                 raise
         if left.marker is not None:
             self._create_marker(*left.marker)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -224,8 +224,8 @@ class _Known:
     """Where the kept part of the chain ends."""
     broken: bool = False
     """Whether the chain must be made anew from `begin` on: there are offsets without an object."""
-    lacking: ObjectDescriptor | None = None
-    """The first descriptor whose object is not in the store."""
+    lacking: list[ObjectDescriptor] = field(default_factory=list)
+    """The descriptors whose objects are not in the store."""
 
     @property
     def fresh(self) -> bool:
@@ -292,7 +292,8 @@ def _survey(catalog: Catalog, topic: TopicName, stock: Inventory) -> _Known:
                 known.unverified.append(found)
         elif broken is None:
             broken = min(at, start)
-            known.lacking = row if found is None else None
+        if found is None and row is not None:
+            known.lacking.append(row)
     _use(known, stock)
     starts = [each[0] for each in known.usable or stock.ranges]
     offered = min(starts) if starts else None
@@ -451,8 +452,12 @@ class _Restore:
         if self._known.broken or self._chain.ranges or self._report.older is not None:
             return True
         after = self._finished(self._ended(record))
+        marked = (after.begin, after.begin_attempt) != (record.begin, record.begin_attempt)
         return after != record and (
-            choices.next_offset is not None or choices.accept_loss or after.tail != record.tail
+            marked
+            or choices.next_offset is not None
+            or choices.accept_loss
+            or after.tail != record.tail
         )
 
     def _check_kept(self) -> None:
@@ -473,11 +478,12 @@ class _Restore:
         Raises MissingData or CommitRefused if there are any, unless gaps are allowed.
         """
         gaps = self._gaps(chain)
-        lacking = self._known.lacking
-        if lacking is not None and any(
-            start <= lacking.start_offset < end for start, end in self._known.missing(chain)
-        ):
-            self._refuse_lacking(lacking)
+        missing = self._known.missing(chain)
+        self._refuse_lacking(
+            each
+            for each in self._known.lacking
+            if any(start <= each.start_offset < end for start, end in missing)
+        )
         local = self._local
         end = gaps[-1][1] if gaps else self._end_of(chain)
         if local is not None and not local.empty and local.start_offset > end:
@@ -507,14 +513,19 @@ class _Restore:
                 return gaps[:-1]
         return gaps
 
-    def _refuse_lacking(self, lacking: ObjectDescriptor) -> None:
-        """Raises CommitRefused if the object of a descriptor is to be put back or written again."""
-        local = self._local
-        held = local is not None and (
-            local.start_offset <= lacking.start_offset and local.next_offset > lacking.end_offset
-        )
-        if self._choices.allow_gaps and not held:
+    def _refuse_lacking(self, lacking: Iterable[ObjectDescriptor]) -> None:
+        """Raises CommitRefused if an object is to be written again or put back."""
+        local, found = self._local, list(lacking)
+        held = [
+            each
+            for each in found
+            if local is not None
+            and local.start_offset <= each.start_offset
+            and local.next_offset > each.end_offset
+        ]
+        if not found or (self._choices.allow_gaps and not held):
             return
+        first = (held or found)[0]
         remedy = (
             f"the local log holds its messages: run `forebay repair {self._topic} --apply`, which "
             "writes it again"
@@ -523,7 +534,7 @@ class _Restore:
             "`forebay restore --allow-gaps`"
         )
         raise CommitRefused(
-            f"{self._topic}: {lacking.object_id} with {lacking.size} bytes is in "
+            f"{self._topic}: {first.object_id} with {first.size} bytes is in "
             f"{self._catalog.name}, but not in {self._store.name}, and no other object holds all "
             f"of its messages; {remedy}"
         )

@@ -292,7 +292,13 @@ class Uploader:
             if descriptor.next_offset <= record.verified:
                 continue
             self._require_going()
-            found = engine.read_back_committed(self.ports, self.topic, descriptor)
+            try:
+                found = engine.read_back_committed(self.ports, self.topic, descriptor)
+            except CorruptLog as error:
+                raise CorruptLog(
+                    f"{error}. Segments are kept until it is mended: put a good copy back, or run "
+                    f"`forebay repair {self.topic} --apply`, which writes it again from the log"
+                ) from error
             if found != descriptor:
                 sidecars = self.ports.settings.sidecars
                 store = self.ports.store

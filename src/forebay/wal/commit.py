@@ -8,6 +8,9 @@ There are two locks. `_files` is held while files are written, rotated or remove
 first. `lock` guards the queue, the cache, the watermarks and the waiters, and is held for
 microseconds.
 
+The order of a commit: write, sync, check that the files are in their place, confirm the ownership,
+publish the position for other processes, acknowledge.
+
 Beware: after a disk error nothing is retried. The log stops and every waiter gets the error. Only
 opening the log again shows what the device holds.
 """

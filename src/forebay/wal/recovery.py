@@ -6,8 +6,9 @@ or the published position is behind the frames, the frames win. If it is ahead, 
 missing: that raises MissingData and changes nothing.
 
 Torn is not corrupt (R2 in docs/formats/frame.md). A damaged end of the newest segment is a torn
-tail only if it starts at or after the last known synced position and no valid frame follows it.
-Then it is copied aside and cut. Any other damage raises CorruptFrame, and the file stays as it is.
+tail only if it starts at or after the last known synced position and no valid frame follows it,
+other than inside its payload. Then it is copied aside and cut. Any other damage raises
+CorruptFrame, and the file stays as it is.
 
 The valid part is made durable before the log accepts appends. Bytes after the synced position are
 written again, because after a failed sync the kernel may treat unwritten pages as clean. If the

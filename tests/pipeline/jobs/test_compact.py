@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from forebay.catalog.catalog import Intent
 from forebay.catalog.records import State
 from forebay.errors import CorruptLog, UsageError
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
-from forebay.format.frame import encode_frame
+from forebay.format.frame import encode_frame, scan
 from forebay.format.names import TopicName, object_key, sidecar
 from forebay.objects.local import LocalBackend
 from forebay.objects.store import CloudStore
@@ -225,6 +226,28 @@ def test_frames_of_another_topic_or_order_are_not_compacted(setup: Setup) -> Non
     assert row.error is not None
     assert "offset" in row.error
     assert len(setup.chain()) == 3
+
+
+def test_another_topics_frames_of_the_same_offsets_are_not_compacted(setup: Setup) -> None:
+    """Checksums, offsets and size are right: only the hash tells that it is another object."""
+    made = setup.lay([0, 10, 20, 30])
+    key = object_key(TOPIC, made[1].object_id)
+    data = bytes(setup.store.get_range(key, 0, made[1].size))
+    hashed = replace(made[1], content_hash=f"sha256:{sha256(data).hexdigest()}")
+    assert setup.catalog.replace_descriptor(TOPIC, made[1], hashed)
+    found = scan(data)
+    foreign = [encode_frame(at, bytes(each)[:-1] + b"?") for at, each in found]
+    setup.store.put_object(key, b"".join(foreign))
+    [row] = setup.compacted().rows
+    assert row.error is not None
+    assert str(hashed.content_hash) in row.error
+    assert setup.ranges() == [(0, 9), (10, 19), (20, 29)]
+    setup.store.put_object(key, data)
+    [row] = setup.compacted().rows
+    assert row.error is None
+    [joined] = setup.chain()
+    whole = setup.store.get_range(object_key(TOPIC, joined.object_id), 0, joined.size)
+    assert joined.content_hash == f"sha256:{sha256(whole).hexdigest()}"
 
 
 def test_a_new_object_that_was_not_read_back_alike_is_not_committed(setup: Setup) -> None:

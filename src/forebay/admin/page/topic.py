@@ -314,7 +314,7 @@ def older_spans(state: TopicState) -> list[Span]:
         return []  # these are all
     end = min(state.objects[0].start_offset, state.record.tail if state.record else 0)
     borders = [state.start]
-    for begin, stop in () if state.record is None else state.record.lost:
+    for begin, stop in () if state.record is None else state.record.holes:
         if state.start < stop and begin < end:
             borders += [max(begin, state.start), stop]
     borders.append(end)

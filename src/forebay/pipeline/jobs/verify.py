@@ -38,7 +38,7 @@ from forebay.errors import (
     ServiceUnavailable,
     UsageError,
 )
-from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, like
 from forebay.format.names import TopicName, object_key, parse_topic, sidecar
 from forebay.limits import CATALOG_PAGE, DESCRIPTOR_BYTES_MAX, OFFSET_MAX
 from forebay.logs import event
@@ -673,7 +673,7 @@ def _check_sidecar(store: CloudStore, item: CommittedObject) -> tuple[str, str] 
     said = item.descriptor
     if said in (found, stored(found)):
         return None
-    same = replace(found, etag=said.etag, created_at=said.created_at)
+    same = like(found, said)
     if said in (same, stored(same)):
         return NOTE, "its sidecar and its descriptor differ in the etag or the time"
     if found.content_hash is None:

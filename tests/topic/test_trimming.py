@@ -1,0 +1,93 @@
+"""Segments and the objects that hold their messages: another topic's object is no replacement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import ForeignObject
+from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.names import TopicName, object_key, parse_topic
+from support.tiered_stores import TOPIC, Setup, fill, offsets, resources_of
+
+OTHERS = parse_topic("/default/others")
+"""As long as the name of TOPIC, so that objects of the same range have the same size."""
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    setup = Setup(tmp_path / "data")
+    setup.uploading(max_object_bytes=20_000)
+    with setup.store() as store:
+        for name in (TOPIC, OTHERS):
+            topic = store.topic(str(name))
+            fill(topic, 300)
+            topic.upload()
+    return setup
+
+
+def key_of(descriptor: ObjectDescriptor, topic: TopicName = TOPIC) -> str:
+    return object_key(topic, descriptor.object_id)
+
+
+def put_foreign(setup: Setup) -> ObjectDescriptor:
+    """Puts the first object of the other topic into the place of this one's."""
+    mine, foreign = setup.descriptors()[0], setup.descriptors(OTHERS)[0]
+    assert (mine.object_id, mine.size) == (foreign.object_id, foreign.size)
+    setup.objects.put_object(key_of(mine), setup.objects.get_object(key_of(foreign, OTHERS), 10**6))
+    return mine
+
+
+def forget_hashes(setup: Setup) -> None:
+    """Makes the descriptors those of an earlier release."""
+    for each in setup.descriptors():
+        old = replace(each, content_hash=None, highest_publish_time=None)
+        assert setup.catalog.replace_descriptor(TOPIC, each, old)
+
+
+def test_another_topics_object_of_the_same_range_and_size_is_not_read_back(setup: Setup) -> None:
+    mine = put_foreign(setup)
+    with setup.store() as store, pytest.raises(ForeignObject) as raised:
+        resources_of(store).read_back(TOPIC, mine)
+    assert str(mine.content_hash) in str(raised.value)
+    assert "forebay repair" in str(raised.value)
+
+
+@pytest.mark.parametrize("hashed", [True, False], ids=["hash", "no hash"])
+def test_a_segment_stays_if_its_object_is_another_topics(setup: Setup, hashed: bool) -> None:
+    if not hashed:
+        forget_hashes(setup)
+    put_foreign(setup)
+    with setup.topic() as topic:
+        before = topic.segments()
+        with pytest.raises(ForeignObject, match=r"data-0-"):
+            topic.trim_local()
+        assert topic.segments() == before
+        assert offsets(topic.read(0)) == list(range(300))
+
+
+def test_another_topics_object_is_not_read_in_place_of_this_ones(setup: Setup) -> None:
+    with setup.topic() as topic:
+        assert topic.trim_local()
+        assert topic.segments()[0].first_offset > 0
+    mine = put_foreign(setup)
+    with setup.topic() as topic:
+        for start in (0, 5, mine.end_offset):
+            with pytest.raises(ForeignObject, match=mine.object_id):
+                next(topic.read(start))
+        later = mine.next_offset
+        assert offsets(topic.read(later)) == list(range(later, 300))
+
+
+def test_a_copy_of_an_object_is_as_good_whether_its_descriptor_has_a_hash_or_not(
+    setup: Setup,
+) -> None:
+    first, *rest = setup.descriptors()
+    setup.catalog.replace_descriptor(TOPIC, first, replace(first, content_hash=None))
+    for each in (first, *rest):
+        setup.objects.put_object(key_of(each), setup.objects.get_object(key_of(each), 10**6))
+    with setup.topic() as topic:
+        assert topic.trim_local()
+        assert offsets(topic.read(0)) == list(range(300))
