@@ -93,6 +93,7 @@ def whole(backend: ServerBackend) -> bytes:
 
 def test_put_takes_every_kind_of_buffer(backend: ServerBackend) -> None:
     for data in (b"", b"bytes", bytearray(b"bytearray"), memoryview(b"a view")[2:]):
+        backend.delete_object(KEY)
         meta = backend.put_object(KEY, data)
         assert (meta.key, meta.size) == (KEY, len(data))
         assert whole(backend) == bytes(data)

@@ -114,6 +114,7 @@ class WalStorage(PersistentStorage):
             self.uploader = kind(topic, wal, epoch, resources.catalog, resources.upload_ports)
             assert claim.record is not None
             self.uploader.follow(claim.record)
+            self.uploader.look = claim.finish_looking
             self._tiered_log = resources.tiered_log(topic, wal)
             self._trimmer = Trimmer(topic, wal, deleter, resources)
             self._chain = resources.catalog.chain(topic)
@@ -201,12 +202,12 @@ class WalStorage(PersistentStorage):
         """Uploads everything appended so far, and returns the new objects."""
         uploader = self._require_uploader()
         self.wal.flush()
-        return self._fencing(lambda: self._run_once(uploader, force=True))
+        return self._fencing(lambda: uploader.run_once(force=True))
 
     def upload_due(self) -> None:
         """Runs one upload cycle of the background work."""
         uploader = self._require_uploader()
-        self._fencing(lambda: self._run_once(uploader, force=False))
+        self._fencing(uploader.run_once)
 
     def accept_loss(self, start: int | None = None, end: int | None = None) -> AcceptedLoss:
         """Accepts lost and unknown offsets; see `forebay.topic.accept`."""
@@ -217,7 +218,7 @@ class WalStorage(PersistentStorage):
         """Updates the watermarks to what another process, such as the pipeline, has uploaded."""
         uploader = self._require_uploader()
         self._fencing(uploader.record)
-        self._finish_looking()
+        uploader.look()
 
     def wait_uploaded(self, target: int, timeout: float | None = None) -> None:
         """Uploads until everything before `target` is in committed objects.
@@ -228,20 +229,12 @@ class WalStorage(PersistentStorage):
         self.wal.await_synced(target, timeout)
         while uploader.uploaded < target:
             try:
-                self._fencing(lambda: self._run_once(uploader, force=True))
+                self._fencing(lambda: uploader.run_once(force=True))
             except ForebayError:
                 # An error after the commit, such as a failed check of a restored object, is not
                 # the caller's: a caller that gets an error appends the message a second time.
                 if uploader.uploaded < target:
                     raise
-
-    def _run_once(self, uploader: Uploader, *, force: bool) -> list[ObjectDescriptor]:
-        self._finish_looking()
-        return uploader.run_once(force=force)
-
-    def _finish_looking(self) -> None:
-        if self._claim is not None:
-            self._claim.finish_looking()
 
     def _require_uploader(self) -> Uploader:
         if self.uploader is None:

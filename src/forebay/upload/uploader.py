@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -67,6 +67,8 @@ class Uploader:
         self._uploaded = self._verified = self._start = 0
         self._stopping = threading.Event()
         self.last_error: ForebayError | None = None
+        self.look: Callable[[], None] = lambda: None
+        """Called before each cycle. Raises if nothing may be uploaded."""
         disown_after_fork(self)
 
     def disown(self) -> None:
@@ -116,6 +118,7 @@ class Uploader:
             done: list[ObjectDescriptor] = []
             try:
                 self._require_going()
+                self.look()
                 self._upload_and_verify(done, force=force)
             except LogClosed:
                 raise
