@@ -484,6 +484,7 @@ class World:
         """Runs one command, on a store that no process has open."""
         self.close()
         self.end_leases()
+        self.accepting = False
         name, *words = text.split()
         flags = {word.removeprefix("--").replace("-", "_") for word in words}
         if name == "restore":
