@@ -527,13 +527,14 @@ class _Restore:
         return end if record is None else skip_holes(record, end)
 
     def _gaps(self, chain: Chain) -> list[Range]:
-        """Returns the gaps of the chain, without a last one that the local log holds."""
+        """Returns the gaps of the chain, without what the local log holds of the last one."""
         gaps = self._known.missing(chain)
         local = self._local
         if gaps and local is not None and gaps[-1][0] >= self._end_of(chain):
             start, end = gaps[-1]
-            if local.start_offset <= start and local.next_offset >= end:
-                return gaps[:-1]
+            if local.next_offset >= end and local.start_offset < end:
+                held = local.start_offset
+                return [*gaps[:-1], (start, held)] if start < held else gaps[:-1]
         return gaps
 
     def _refuse_lacking(self, lacking: Iterable[ObjectDescriptor]) -> None:
@@ -615,6 +616,11 @@ class _Restore:
         local, marker = self._local, self._marker
         if not self._choices.allow_gaps:
             return replace(record, tail=max(record.tail, at))
+        if local is not None and at < local.start_offset < until <= local.next_offset:
+            # The log uploads the rest again: only here the tail moves back.
+            record = self._fill(record, at, local.start_offset)
+            tail = skip_holes(record, local.start_offset)
+            return replace(record, tail=tail, verified=min(record.verified, tail))
         if local is None or not (local.start_offset <= at and local.next_offset >= until):
             if at < until:
                 record = self._fill(record, at, until)
