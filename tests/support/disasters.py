@@ -14,8 +14,8 @@ directory, and raises `Broken` as soon as a promise is broken:
 5. a committed object never changes, and no command deletes the last sound object with a message.
 
 One limit is known: an object that is gone, whose first messages are nowhere, and after which other
-objects exist, is given up whole by `restore --allow-gaps`, although the log holds its last messages.
-The report tells them as lost.
+objects exist, is given up whole by `restore --allow-gaps`, although the log holds its last
+messages. The report tells them as lost.
 
 Three things no system can know, so no history does them:
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -80,6 +81,8 @@ _CLIENT_ERRORS: Final = (BaseError, OSError, ValueError, NotImplementedError)
 _PAGE: Final = 1000
 _CONNECT_SECONDS_MAX: Final = 5.0
 _BACKOFF_SECONDS_MAX: Final = 15.0
+_CREATE_PAUSES: Final = (0.1, 0.5)
+"""Seconds before each repetition of a creation that got no response."""
 _STORES: Final[Mapping[str, Any]] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}
 _started_by: int | None = None
 """The process that started the client's threads, which all clients share."""
@@ -199,20 +202,39 @@ class RemoteBackend:
         create: bool = False,
     ) -> ObjectMeta:
         given = check_metadata(metadata)
-        done = self.call(
-            "put",
-            key,
-            lambda: obstore.put(
-                self._client(),
+
+        def put() -> obstore.PutResult:
+            return self.call(
+                "put",
                 key,
-                data,
-                attributes=dict(given),
-                mode="create" if create else "overwrite",
-                use_multipart=False,
-            ),
-        )
+                lambda: obstore.put(
+                    self._client(),
+                    key,
+                    data,
+                    attributes=dict(given),
+                    mode="create" if create else "overwrite",
+                    use_multipart=False,
+                ),
+            )
+
+        done = self._repeated(put) if create else put()
         size = memoryview(data).nbytes
         return ObjectMeta(key, size, _etag(done["e_tag"]), SYSTEM_CLOCK.now_ms(), given)
+
+    def _repeated(self, put: Callable[[], T]) -> T:
+        """Repeats a creation that got no response; the client repeats only other requests.
+
+        If the first request was carried out, the second one raises ObjectExists.
+        """
+        until = time.monotonic() + self._settings.retry_timeout_seconds
+        for pause in _CREATE_PAUSES[: self._settings.max_retries]:
+            try:
+                return put()
+            except ServiceUnavailable:
+                if time.monotonic() + pause > until:
+                    raise
+            time.sleep(pause)
+        return put()
 
     def open_streaming_writer(
         self,

@@ -328,7 +328,7 @@ def reason_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for at, line in enumerate(lines):
         if line.startswith("Traceback (most recent call last)"):
-            below = [each for each in lines[at + 1 :] if _RAISED.match(each)]
+            below = [each for each in lines[at + 1 :] if _RAISED.match(each) and each != "raise"]
             if below:
                 return below[0]
     return lines[0] if lines else type(error).__name__

@@ -89,13 +89,13 @@ def forget(at: Folders, name: str) -> None:
 
 
 def leave_orphan(at: Folders, name: str) -> None:
-    path = at.objects(name) / "data-60-79.dnb1"
+    path = at.objects(name) / "data-20-59.dnb1"
     path.write_bytes(bytes(100))
     make_old(path)
 
 
 def leave_young_orphan(at: Folders, name: str) -> None:
-    (at.objects(name) / "data-60-79.dnb1").write_bytes(bytes(100))
+    (at.objects(name) / "data-20-59.dnb1").write_bytes(bytes(100))
 
 
 def rewrite(at: Folders, name: str) -> None:
@@ -128,7 +128,7 @@ KINDS: dict[str, tuple[Damage, list[tuple[str, str, str | None, int | None]]]] =
         garble_descriptor,
         [("error", "descriptor", None, 20), ("error", "gap", None, 20)],
     ),
-    "orphaned": (leave_orphan, [("warning", "orphan", "data-60-79.dnb1", None)]),
+    "orphaned": (leave_orphan, [("warning", "orphan", "data-20-59.dnb1", None)]),
     "young": (leave_young_orphan, [("note", "orphan", None, None)]),
     "copied": (rewrite, [("note", "etag", SECOND, None)]),
     "good": (lambda _at, _name: None, []),
