@@ -11,12 +11,19 @@ from typing import Any, Final
 import pytest
 
 from forebay import metrics
+from forebay.catalog.catalog import Change
 from forebay.catalog.kv import ObservedKv
 from forebay.catalog.sqlite import SqliteKv
 from forebay.clock import SYSTEM_CLOCK
-from forebay.errors import CorruptFrame, CorruptLog, ServiceUnavailable, TopicFenced
+from forebay.errors import (
+    CorruptFrame,
+    CorruptLog,
+    ForeignObject,
+    ServiceUnavailable,
+    TopicFenced,
+)
 from forebay.format.message import StreamMessage
-from forebay.format.names import object_key
+from forebay.format.names import object_key, parse_topic
 from forebay.objects.memory import MemoryBackend
 from forebay.settings import CloudReaderSettings, RemoteRetentionSettings
 from forebay.testing import FaultBackend, FaultKv, ObjectFault
@@ -154,6 +161,27 @@ def cannot_reach_its_catalog(scene: Scene) -> None:
         appends(scene)
 
 
+def reads_another_topics_object(scene: Scene) -> None:
+    deletes_segments(scene)
+    other = scene.store.topic("/default/others")
+    fill(other, 100)
+    other.upload()
+    [mine, *_], name = scene.setup.descriptors(), parse_topic("/default/others")
+    data = scene.setup.objects.get_object(object_key(name, mine.object_id), 10**6)
+    scene.setup.objects.put_object(object_key(TOPIC, mine.object_id), data)
+    with pytest.raises(ForeignObject):
+        list(scene.topic.read(0))
+
+
+def is_misled(scene: Scene) -> None:
+    deletes_segments(scene)
+    [first, *_], catalog = scene.setup.descriptors(), scene.setup.catalog
+    assert catalog.replace_descriptor(TOPIC, first, replace(first, offset_index=((0, 0), (1, 1))))
+    assert offsets(scene.topic.read(1)) == list(range(1, 100))
+    catalog.update(TOPIC, None, lambda record: Change(replace(record, verified=0)))
+    scene.topic.upload()
+
+
 def fails_in_the_background(scene: Scene) -> None:
     pool = WriterPool(1)
     storage = storage_of(scene.store)
@@ -210,6 +238,8 @@ DOES: Final[dict[Callable[[Scene], None], tuple[str, ...]]] = {
     reads_damage: ("cloud_reader_errors",),
     reads_around_damage: ("reader_skipped_messages",),
     reads_over_accepted_offsets: ("reader_accepted_jumps",),
+    reads_another_topics_object: ("reader_foreign_names", "reader_other_etags"),
+    is_misled: ("reader_wrong_indexes", "uploader_descriptors_corrected"),
     gives_up_objects: ("remote_objects_deleted",),
     sweeps: ("sweep_removed", "sweep_errors"),
     loses_its_lease: ("lease_lost",),
