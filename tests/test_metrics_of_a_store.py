@@ -15,13 +15,7 @@ from forebay.catalog.catalog import Change
 from forebay.catalog.kv import ObservedKv
 from forebay.catalog.sqlite import SqliteKv
 from forebay.clock import SYSTEM_CLOCK
-from forebay.errors import (
-    CorruptFrame,
-    CorruptLog,
-    ForeignObject,
-    ServiceUnavailable,
-    TopicFenced,
-)
+from forebay.errors import CorruptFrame, CorruptLog, ServiceUnavailable, TopicFenced
 from forebay.format.message import StreamMessage
 from forebay.format.names import object_key, parse_topic
 from forebay.objects.memory import MemoryBackend
@@ -61,6 +55,15 @@ class Scene:
         data = bytearray(self.backend.inner.get_range(key, 0, descriptor.size))
         data[30] ^= 0xFF
         self.backend.inner.put_object(key, bytes(data))
+
+    def copy_object(self, source: str, target: str) -> None:
+        """Copies the first object of a topic over the other's; the etag changes with it."""
+        inner = self.backend.inner
+        first, over = parse_topic(source), parse_topic(target)
+        found = self.setup.descriptors(first)[0]
+        data = inner.get_range(object_key(first, found.object_id), 0, found.size)
+        name = self.setup.descriptors(over)[0].object_id
+        inner.put_object(object_key(over, name), bytes(data))
 
 
 def appends(scene: Scene) -> None:
@@ -131,6 +134,37 @@ def reads_over_accepted_offsets(scene: Scene) -> None:
     assert offsets(scene.topic.read(0))[-1] == 99
 
 
+def finds_a_wrong_index(scene: Scene) -> None:
+    fill(scene.topic, 3000)
+    scene.topic.upload()
+    assert scene.topic.trim_local()
+    catalog = scene.setup.catalog
+    [*_, said] = scene.setup.descriptors()
+    assert said.offset_index
+    first, second, *rest = said.offset_index
+    wrong = replace(said, offset_index=(first, (second[0], second[1] + 3), *rest))
+    assert catalog.replace_descriptor(TOPIC, said, wrong)
+    assert offsets(scene.topic.read(1500, end=1501)) == [1500]
+    catalog.update(TOPIC, None, lambda record: Change(replace(record, verified=0)))
+    scene.topic.upload()
+
+
+def reads_a_copy_of_an_object(scene: Scene) -> None:
+    deletes_segments(scene)
+    scene.copy_object(str(TOPIC), str(TOPIC))
+    assert offsets(scene.topic.read(0)) == list(range(100))
+
+
+def finds_the_object_of_another_topic(scene: Scene) -> None:
+    uploads(scene)
+    other = scene.store.topic("others")
+    fill(other, 100)
+    other.upload()
+    scene.copy_object("/default/others", str(TOPIC))
+    with pytest.raises(CorruptLog):
+        scene.topic.trim_local()
+
+
 def gives_up_objects(scene: Scene) -> None:
     scene.store.close()
     scene.open(remote_retention=RemoteRetentionSettings(size_mb=0))
@@ -159,27 +193,6 @@ def cannot_reach_its_catalog(scene: Scene) -> None:
     scene.kv.fail("grant")
     with pytest.raises(ServiceUnavailable):
         appends(scene)
-
-
-def reads_another_topics_object(scene: Scene) -> None:
-    deletes_segments(scene)
-    other = scene.store.topic("/default/others")
-    fill(other, 100)
-    other.upload()
-    [mine, *_], name = scene.setup.descriptors(), parse_topic("/default/others")
-    data = scene.setup.objects.get_object(object_key(name, mine.object_id), 10**6)
-    scene.setup.objects.put_object(object_key(TOPIC, mine.object_id), data)
-    with pytest.raises(ForeignObject):
-        list(scene.topic.read(0))
-
-
-def is_misled(scene: Scene) -> None:
-    deletes_segments(scene)
-    [first, *_], catalog = scene.setup.descriptors(), scene.setup.catalog
-    assert catalog.replace_descriptor(TOPIC, first, replace(first, offset_index=((0, 0), (1, 1))))
-    assert offsets(scene.topic.read(1)) == list(range(1, 100))
-    catalog.update(TOPIC, None, lambda record: Change(replace(record, verified=0)))
-    scene.topic.upload()
 
 
 def fails_in_the_background(scene: Scene) -> None:
@@ -238,8 +251,9 @@ DOES: Final[dict[Callable[[Scene], None], tuple[str, ...]]] = {
     reads_damage: ("cloud_reader_errors",),
     reads_around_damage: ("reader_skipped_messages",),
     reads_over_accepted_offsets: ("reader_accepted_jumps",),
-    reads_another_topics_object: ("reader_foreign_names", "reader_other_etags"),
-    is_misled: ("reader_wrong_indexes", "uploader_descriptors_corrected"),
+    finds_a_wrong_index: ("reader_wrong_indexes", "uploader_descriptors_corrected"),
+    reads_a_copy_of_an_object: ("reader_other_etags",),
+    finds_the_object_of_another_topic: ("reader_foreign_names",),
     gives_up_objects: ("remote_objects_deleted",),
     sweeps: ("sweep_removed", "sweep_errors"),
     loses_its_lease: ("lease_lost",),

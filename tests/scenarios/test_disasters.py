@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,11 @@ def test_after_any_disaster_nothing_is_given_twice_and_every_loss_is_told(
     tmp_path: Path, seed: int
 ) -> None:
     require_promises(tmp_path, seed)
+
+
+def test_histories_that_nobody_has_seen_keep_the_promises_too(tmp_path: Path) -> None:
+    for _ in range(5):
+        require_promises(tmp_path, secrets.randbelow(2**32))
 
 
 @pytest.mark.soak

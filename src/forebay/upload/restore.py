@@ -365,22 +365,30 @@ class _Restore:
         report = self._report
         report.objects_found, report.pending = len(stock), stock.pending
         report.unknown_files, report.markers = stock.unknown, len(stock.markers)
-        self._known = _survey(catalog, topic, stock)
-        for each in stock.discarded:
+        self._marker = read_marker(store, stock.markers[-1]) if stock.markers else None
+        self._found_local = local
+        self._compare()
+
+    def _compare(self) -> None:
+        """Compares the catalog with the store, and chooses the chain."""
+        stock, report = self._stock, self._report
+        self._known = _survey(self._catalog, self._topic, stock)
+        for each in stock.discarded[len(self._damaged) :]:
             report.damaged.append(each.object_id)
             self._used.add(each.object_id)
             self._damaged.append(each)
-        self._marker = read_marker(store, stock.markers[-1]) if stock.markers else None
         self._begin, self._chain = self._known.choose(stock)
         self._position = self._begin
         """Where the chain ends, as far as it was made."""
         report.older = self._older()
+        local = self._found_local
         self._local = local if local is not None and self._is_newest(local) else None
 
     def __call__(self, progress: Callable[[int, int], None]) -> RestoreReport:
         self._progress = progress
+        self._read_kept()
         report, known = self._report, self._known
-        self._check_kept()
+        self._count_kept()
         report.gaps += self._require_whole(self._chain)
         before = known.record
         report.start_offset = before.start_offset if before is not None else known.first
@@ -460,15 +468,30 @@ class _Restore:
             or after.tail != record.tail
         )
 
-    def _check_kept(self) -> None:
-        """Counts the descriptors that are kept; with `verify`, reads their objects."""
+    def _read_kept(self) -> None:
+        """With `verify`, reads the objects of descriptors that would be kept.
+
+        If gaps are allowed, a damaged one is left out. Its descriptor is then replaced.
+        """
+        damaged: list[Candidate] = []
+        for each in self._known.unverified if self._choices.verify else ():
+            try:
+                self._describe_one(self._store, each, self._reading, whole=True)
+            except CorruptLog as error:
+                if not self._choices.allow_gaps:
+                    raise
+                event(_log, logging.ERROR, "damaged object", topic=self._topic, error=error)
+                damaged.append(each)
+        for each in damaged:
+            self._stock.discard(each)
+        if damaged:
+            self._compare()
+
+    def _count_kept(self) -> None:
         if self._begin < self._known.begin:  # the whole chain is made anew
             self._known.kept, self._known.last_kept, self._known.unverified = 0, None, []
         self._report.known += self._known.kept
         self._used |= {each for each, at in self._known.rows.items() if at < self._begin}
-        if self._choices.verify:
-            for each in self._known.unverified:
-                self._describe_one(self._store, each, self._reading, whole=True)
 
     # -- offsets that no object holds -----------------------------------------------------------
 
@@ -486,7 +509,7 @@ class _Restore:
         )
         local = self._local
         end = gaps[-1][1] if gaps else self._end_of(chain)
-        if local is not None and not local.empty and local.start_offset > end:
+        if local is not None and local.start_offset > end:
             gaps = [*gaps, (end, local.start_offset)]
         if gaps and not self._choices.allow_gaps:
             where = " and no local log" if local is not None else ""
@@ -504,13 +527,14 @@ class _Restore:
         return end if record is None else skip_holes(record, end)
 
     def _gaps(self, chain: Chain) -> list[Range]:
-        """Returns the gaps of the chain, without a last one that the local log holds."""
+        """Returns the gaps of the chain, without what the local log holds of the last one."""
         gaps = self._known.missing(chain)
         local = self._local
         if gaps and local is not None and gaps[-1][0] >= self._end_of(chain):
             start, end = gaps[-1]
-            if local.start_offset <= start and local.next_offset >= end:
-                return gaps[:-1]
+            if local.next_offset >= end and local.start_offset < end:
+                held = local.start_offset
+                return [*gaps[:-1], (start, held)] if start < held else gaps[:-1]
         return gaps
 
     def _refuse_lacking(self, lacking: Iterable[ObjectDescriptor]) -> None:
@@ -592,12 +616,17 @@ class _Restore:
         local, marker = self._local, self._marker
         if not self._choices.allow_gaps:
             return replace(record, tail=max(record.tail, at))
+        if local is not None and at < local.start_offset < until <= local.next_offset:
+            # The log uploads the rest again: only here the tail moves back.
+            record = self._fill(record, at, local.start_offset)
+            tail = skip_holes(record, local.start_offset)
+            return replace(record, tail=tail, verified=min(record.verified, tail))
         if local is None or not (local.start_offset <= at and local.next_offset >= until):
             if at < until:
                 record = self._fill(record, at, until)
                 at = until
             begin = marker.begin if local is None and marker is not None else at
-            if local is not None and not local.empty:
+            if local is not None:
                 begin = local.start_offset
             if begin > at:
                 record = self._fill(record, at, begin)

@@ -300,7 +300,8 @@ class Uploader:
             except CorruptLog as error:
                 raise CorruptLog(
                     f"{error}. Segments are kept until it is mended: put a good copy back, or run "
-                    f"`forebay repair {self.topic} --apply`, which writes it again from the log"
+                    f"`forebay repair {self.topic} --apply`, which writes it again from the log; "
+                    "`forebay restore --verify --allow-gaps` records as lost what no copy holds"
                 ) from error
             if found != descriptor:
                 sidecars = self.ports.settings.sidecars
