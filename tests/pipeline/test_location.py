@@ -18,6 +18,7 @@ from forebay.client.disk import WINDOW_BYTES, ServerDisk
 from forebay.client.objects import ServerBackend, ServerWriter
 from forebay.errors import (
     CommitRefused,
+    ObjectChanged,
     ObjectMissing,
     ServiceError,
     ServiceUnavailable,
@@ -153,6 +154,14 @@ def test_ranges_are_exact_and_one_past_the_end_is_an_error(backend: ServerBacken
     for start, end in [(-1, 5), (5, 4)]:
         with pytest.raises(UsageError):
             backend.get_range(KEY, start, end)
+
+
+def test_a_range_of_an_object_with_another_etag_is_refused(backend: ServerBackend) -> None:
+    etag = backend.put_object(KEY, NOISE[:100]).etag
+    assert bytes(backend.get_range(KEY, 3, 9, etag=etag)) == NOISE[3:9]
+    with pytest.raises(ObjectChanged) as caught:
+        backend.get_range(KEY, 3, 9, etag="another")
+    assert caught.value.etag == etag
 
 
 def test_what_is_not_there_is_missing(backend: ServerBackend) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.errors import CorruptFrame, ForeignObject
+from forebay.errors import CorruptFrame, DescriptorError, ForeignObject
 from forebay.format.content import ContentHash
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import encode_frame
@@ -15,6 +15,7 @@ from forebay.limits import KIB
 from forebay.read import object_stream
 from forebay.read.fetch_pool import FetchPool
 from forebay.read.object_stream import ObjectStream
+from forebay.read.verify import examine_object
 from forebay.settings import CloudReaderSettings
 from support.stored_objects import TOPIC, HookedStore, StoredTopic, drained, stream_of
 
@@ -117,6 +118,18 @@ def test_another_topics_object_that_is_damaged_too_is_not_read(pool: FetchPool) 
     topic.store.put_object(topic.key(mine), bytes(data))
     with pytest.raises(CorruptFrame):
         drained(stream_of(topic, pool, lenient=True))
+
+
+@pytest.mark.parametrize("form", [{"codec": "zstd"}, {"format": "pulsar"}])
+def test_an_object_of_an_unknown_form_is_refused(pool: FetchPool, form: dict[str, str]) -> None:
+    topic, mine = stored()
+    other = topic.rename(mine, **form)
+    with pytest.raises(DescriptorError, match="later one"):
+        drained(stream_of(topic, pool))
+    with pytest.raises(DescriptorError, match="later one"):
+        examine_object(topic.store, pool, CloudReaderSettings(), TOPIC, other)
+    topic.rename(other, codec=None, format="dnb1")
+    assert len(drained(stream_of(topic, pool))) == 2 * COUNT
 
 
 @pytest.mark.parametrize("ahead", [0, 4])

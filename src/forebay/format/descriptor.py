@@ -93,6 +93,11 @@ class ObjectDescriptor:
     """The Pulsar ledger that the object contains, if it does."""
 
     @property
+    def unknown_form(self) -> str | None:
+        """The codec or format, if it is one that cannot be read here."""
+        return self.codec or (self.format if self.format != "dnb1" else None)
+
+    @property
     def next_offset(self) -> int:
         return self.end_offset + 1
 

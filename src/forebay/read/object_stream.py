@@ -70,7 +70,7 @@ from forebay.read.plan import (
     position_of,
 )
 from forebay.read.sidecar_index import SidecarIndexes
-from forebay.read.verify import Fault, FaultKind, ReadableStore, examine_object
+from forebay.read.verify import Fault, FaultKind, ReadableStore, examine_object, require_known_form
 from forebay.settings import CloudReaderSettings
 
 _Result = TypeVar("_Result")
@@ -476,6 +476,7 @@ class ObjectStream:
     def _fetch(self, chunk: Chunk) -> Buffer:
         """Fetches one chunk. Runs on the pool's threads."""
         descriptor = chunk.range.descriptor
+        require_known_form(self._topic, descriptor)
         etag = None
         if descriptor.content_hash is not None:
             etag = self._etags.get(descriptor.object_id, descriptor.etag)

@@ -27,6 +27,7 @@ from typing import Final, Protocol
 from forebay.errors import (
     CorruptFrame,
     CorruptLog,
+    DescriptorError,
     ForeignObject,
     LogClosed,
     MissingData,
@@ -121,6 +122,15 @@ def other_content(store: str, key: str, said: str, found: str) -> ForeignObject:
     )
 
 
+def require_known_form(topic: TopicName, descriptor: ObjectDescriptor) -> None:
+    """Raises DescriptorError if the object is compressed or contains no frames."""
+    if descriptor.unknown_form is not None:
+        raise DescriptorError(
+            f"{object_key(topic, descriptor.object_id)} has the form {descriptor.unknown_form!r}, "
+            "which this release does not read: use a later one"
+        )
+
+
 def verify_object(
     store: ReadableStore,
     pool: FetchPool | None,
@@ -150,6 +160,7 @@ def examine_object(
     passing chunks between threads costs more than reading them. Raises ServiceError if the store
     does not respond, and LogClosed if the pool was closed.
     """
+    require_known_form(topic, descriptor)
     meta, fault = _head(store, topic, descriptor)
     if meta is None:
         seen = Examined(0, 0, same_etag=False, fault=fault)
