@@ -360,6 +360,7 @@ def test_the_catalog_document_shows_the_record_of_a_topic() -> None:
         nonce="5e0c3f1b7a9d48262f4e6d8c0b1a3957",
         assigned=2600,
         begin=2500,
+        marked=7,
     )
     assert decode_record(data, TopicRecord, "the document") == record
     assert encode_record(record) == data

@@ -441,7 +441,7 @@ class World:
                 at = hole.end
             except ForebayError:
                 errors.add(at)
-                at += 1
+                at = min((each for each in self.acknowledged if each > at), default=end)
         return found, errors
 
     def check_objects(self, step: str) -> None:

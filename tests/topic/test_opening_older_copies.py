@@ -32,6 +32,7 @@ from forebay.testing.objects import ObjectOperation
 from forebay.topic.resources import StoreResources
 from forebay.topic.store import Topic
 from forebay.upload.restore import RestoreChoices, restore_topic
+from forebay.upload.sweep import sweep
 from forebay.wal.identity import read_nonces
 from support.storages import storage_of
 from support.tiered_stores import TOPIC, Setup
@@ -46,9 +47,9 @@ class Copies:
         self.folder = folder
         self.backend = backend or FaultBackend(MemoryBackend())
         self.file = folder / "catalog.db"
-        self.setup = self._setup()
+        self.setup = self.opened()
 
-    def _setup(self) -> Setup:
+    def opened(self) -> Setup:
         return Setup(self.folder / "data", kv=SqliteKv(self.file), backend=self.backend)
 
     @contextmanager
@@ -80,7 +81,7 @@ class Copies:
             for path in self.folder.glob("catalog.db*"):
                 path.unlink()
             shutil.copy(self.folder / name / "catalog.db", self.file)
-            self.setup = self._setup()
+            self.setup = self.opened()
 
     def restore(self) -> None:
         session = Session(self.setup.catalog, MetadataSettings(), self.setup.clock)
@@ -278,3 +279,87 @@ def test_an_object_that_was_not_committed_is_not_hidden_by_a_lost_log(at: Copies
         at.add(1)
     at.restore()
     assert at.setup.ranges() == [(0, 10)]
+
+
+@contextmanager
+def away(at: Copies) -> Iterator[None]:
+    """The object store does not respond."""
+    at.backend.inject(ObjectFault("any", ServiceUnavailable, times=None))
+    yield
+    at.backend.clear()
+
+
+def test_openings_without_the_store_do_not_make_an_older_copy_the_newest(at: Copies) -> None:
+    at.add(10)
+    at.copy("old")
+    at.add(5)
+    at.put_back("old", log=True, catalog=True)
+    for _ in range(3):
+        with pytest.raises(MissingData, match="forebay restore"):
+            at.add(1)
+        with away(at):
+            at.add(0)
+    with pytest.raises(MissingData, match="forebay restore"):
+        at.add(1)
+
+
+def test_a_marker_is_the_newest_also_after_a_sweep(at: Copies) -> None:
+    at.add(10)
+    for _ in range(4):
+        at.add(0)
+    at.copy("old")
+    sweep(at.setup.catalog, at.setup.objects, grace_minutes=0, dry_run=False, clock=at.setup.clock)
+    before = at.markers()
+    at.add(5)
+    assert at.markers()[-1] not in before
+    at.put_back("old", log=True, catalog=True)
+    with pytest.raises(MissingData, match="forebay restore"):
+        at.add(1)
+
+
+def test_the_markers_of_an_idle_topic_do_not_pile_up(at: Copies) -> None:
+    for _ in range(12):
+        at.add(0)
+    sweep(at.setup.catalog, at.setup.objects, grace_minutes=0, dry_run=False, clock=at.setup.clock)
+    assert len(at.markers()) <= 3
+    calls = at.backend.calls()
+    at.add(0)
+    assert at.backend.calls() - calls <= 8
+
+
+def test_a_lost_response_to_a_late_marker_fences_nobody(at: Copies) -> None:
+    at.add(10, upload=True)
+    at.backend.inject(ObjectFault("any", ServiceUnavailable, times=None))
+    with at.topic() as topic:
+        at.backend.clear()
+        at.backend.inject(ObjectFault("put", ServiceUnavailable, when="after"))
+        topic.append(b"x", durability="synced")
+        with pytest.raises(ServiceUnavailable):
+            topic.upload()
+        assert topic.append(b"x", durability="synced") == 11
+        topic.upload()
+        assert topic.watermarks().uploaded == 12
+
+
+def test_a_new_topic_needs_its_marker_at_the_second_opening_too(at: Copies) -> None:
+    at.backend.inject(ObjectFault("put", ServiceUnavailable, times=None))
+    for _ in range(2):
+        with pytest.raises(ServiceUnavailable):
+            at.add(1)
+    at.backend.clear()
+    assert at.add(1) == range(1)
+    assert at.markers()
+
+
+def test_after_an_opening_without_the_store_the_log_is_the_newest_for_a_restore(
+    at: Copies,
+) -> None:
+    at.add(10, upload=True)
+    with away(at):
+        at.add(5)
+    at.setup.kv.close()
+    for path in at.folder.glob("catalog.db*"):
+        path.unlink()
+    at.setup = at.opened()
+    at.restore()
+    assert at.add(1) == range(15, 16)

@@ -108,6 +108,8 @@ class TopicRecord:
     """The offset of the newest begin marker in the store that this catalog knows."""
     begin_attempt: int = 0
     """The attempt in that marker's name."""
+    marked: int = 0
+    """The epoch of the newest begin marker that this catalog knows; 0 if it knows none."""
     unknown: tuple[Range, ...] = ()
     """Ranges that may never have been used. If they were, their messages are lost."""
     accepted: tuple[Range, ...] = ()
@@ -360,7 +362,7 @@ _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _TEXTS: Final = frozenset({"token", "name", "lock"})
 _OPTIONAL: Final = frozenset({"log_id", "nonce"})
 _ADDED: Final = frozenset(
-    {"nonce", "assigned", "begin", "begin_attempt", "unknown", "accepted", "accept"}
+    {"nonce", "assigned", "begin", "begin_attempt", "marked", "unknown", "accepted", "accept"}
 )
 """Fields that records of the first release lack."""
 _RANGES: Final = frozenset({"lost", "unknown", "accepted"})

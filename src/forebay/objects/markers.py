@@ -21,7 +21,7 @@ from forebay.format.names import MARKER_START, MarkerName, TopicName, objects_pr
 from forebay.objects.backend import Backend, ObjectMeta
 from forebay.objects.store import CloudStore
 
-_ATTEMPTS_MAX: Final = 1_000_000
+_ATTEMPTS_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,19 @@ def read_marker(store: Backend, marker: StoredMarker) -> BeginMarker | None:
 def create_marker(
     store: CloudStore, topic: TopicName, offset: int, marker: BeginMarker
 ) -> MarkerName:
-    """Creates a marker for an opening at `offset`, under the first name that is free.
+    """Creates a marker for an opening at `offset`, under a name after those at this offset.
 
     A marker of this opening that exists already is a success: an earlier request may have got no
     response.
     """
     data = encode_marker(marker)
-    for attempt in range(_ATTEMPTS_MAX):
+    newest = next(reversed(list_markers(store, topic)), None)
+    first = 0
+    if newest is not None and newest.name.offset == offset:
+        if read_marker(store, newest) == marker:
+            return newest.name
+        first = newest.name.attempt + 1
+    for attempt in range(first, first + _ATTEMPTS_MAX):
         name = MarkerName(offset, attempt)
         key = objects_prefix(topic) + str(name)
         try:

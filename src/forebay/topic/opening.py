@@ -37,6 +37,7 @@ from forebay.catalog.records import State, TopicRecord, skip_holes
 from forebay.clock import Clock
 from forebay.errors import (
     CommitRefused,
+    ForebayError,
     LogClosed,
     MissingData,
     ObjectMissing,
@@ -65,6 +66,7 @@ _LOOK_SECONDS: Final = 0.1
 _LOOK_SECONDS_MAX: Final = 5.0
 """How long an opening waits for the object store, if the catalog proves that the log is newest."""
 _OBJECTS_MAX: Final = 100
+_NONCES_KEPT: Final = 6
 
 
 class Standing(Enum):
@@ -172,6 +174,11 @@ def _older(record: TopicRecord, local: LocalLog) -> str:
     )
 
 
+def _unmarked(record: TopicRecord, local: LocalLog) -> bool:
+    """Whether a log may be without its first marker: it needs one before its first message."""
+    return record.marked == 0 and local.empty
+
+
 def lock_name(disk: Disk, directory: Path) -> str:
     """Returns a name of the lock on a directory; two processes get the same only for one lock."""
     if not isinstance(disk, LocalDisk):
@@ -205,6 +212,7 @@ class TopicClaim:
         self._wait_seconds = wait_seconds
         self._ownership: Ownership | None = None
         self._unfinished: _Unfinished | None = None
+        self._finishing = threading.Lock()
         self.record: TopicRecord | None = None
 
     @property
@@ -232,15 +240,14 @@ class TopicClaim:
                 settled = settle(record, local, fresh_id, nonce)
             except MissingData as error:
                 raise MissingData(f"{self._topic}: {self._advised(error, record, local)}") from None
-            fresh = settled.log_id == fresh_id or record is None
             seen, newest = record, None
-            if record is None:
-                self._require_nothing_stored()
-            elif fresh:
-                newest = self._look(record, fresh=True)
-            else:
-                newest = self._look_if_possible(record)
-            self._intend(record, nonce)
+            try:
+                newest = self._look_before(record, local, fresh=settled.log_id == fresh_id)
+            except MissingData as error:
+                raise self._still(record, error) from None
+            if settled.log_id != fresh_id:
+                # Beside another log, the record's nonce would make it look like the newest.
+                self._intend(record, nonce)
             if newest is not None and newest > (settled.begin, settled.begin_attempt):
                 settled = replace(settled, begin=newest.offset, begin_attempt=newest.attempt)
             return settled
@@ -251,14 +258,41 @@ class TopicClaim:
         begin = record.tail if fresh else local.start_offset
         next_offset = record.tail if fresh else local.next_offset
         marker = BeginMarker(str(record.log_id), nonce, record.epoch, begin)
-        if seen is None or fresh or self._unfinished is None:
-            self._mark(next_offset, marker, required=seen is None or fresh)
+        if self._unfinished is None:
+            required = seen is None or fresh or _unmarked(seen, local)
+            self._mark(next_offset, marker, required=required)
         else:
             self._unfinished.marker = (next_offset, marker)
-        write_nonces(self._disk, self._directory, nonce)
+        # Until the marker exists, the newest one in the store has an earlier nonce of this log.
+        before = () if fresh or self._unfinished is None else sorted(local.nonces)[:_NONCES_KEPT]
+        write_nonces(self._disk, self._directory, nonce, *before)
         if fresh:
             self._log_holes(record)
         return LogIdentity(str(record.log_id), next_offset)
+
+    def _look_before(
+        self, record: TopicRecord | None, local: LocalLog, *, fresh: bool
+    ) -> MarkerName | None:
+        """Looks at the store before the topic is taken; returns the newest marker, if it is known.
+
+        Only a log that the catalog proves, and that has its marker, can do without the store.
+        """
+        if record is None:
+            self._require_nothing_stored()
+            return None
+        if fresh or _unmarked(record, local):
+            return self._look(record, fresh=fresh)
+        return self._look_if_possible(record)
+
+    def _still(self, record: TopicRecord | None, error: MissingData) -> ForebayError:
+        """Returns the error, or TopicOwned if another process took the topic during the look."""
+        catalog = self._session.catalog
+        owner = catalog.owner(self._topic)
+        if catalog.record(self._topic) != record or (
+            owner is not None and owner.name != self._session.name
+        ):
+            return TopicOwned(f"{self._topic}: another process has just taken the topic; try again")
+        return error
 
     def _intend(self, record: TopicRecord | None, nonce: str) -> None:
         """Writes the new nonce beside the log, before the catalog has it."""
@@ -364,7 +398,7 @@ class TopicClaim:
         if newest is not None and newest.name > (record.begin, record.begin_attempt):
             marker = read_marker(self._store, newest)
             known = marker is not None and (
-                marker.nonce == record.nonce or marker.epoch < record.epoch
+                marker.nonce == record.nonce or marker.epoch <= record.marked
             )
             if not known:
                 raise self._outdated(f"the log was opened since, as {newest.meta.key} shows")
@@ -452,7 +486,14 @@ class TopicClaim:
 
         def change(record: TopicRecord) -> Change:
             newest = max(name, (record.begin, record.begin_attempt))
-            return Change(replace(record, begin=newest[0], begin_attempt=newest[1]))
+            return Change(
+                replace(
+                    record,
+                    begin=newest[0],
+                    begin_attempt=newest[1],
+                    marked=max(record.marked, marker.epoch),
+                )
+            )
 
         with suppress(ServiceError):  # the next opening knows the marker by its nonce
             self._session.catalog.update(self._topic, self.ownership.epoch, change)
@@ -463,18 +504,22 @@ class TopicClaim:
         Raises ServiceError if the store is still away. If the store shows that the catalog and the
         log are older copies, raises MissingData, and nothing more can be appended.
         """
-        left = self._unfinished
-        if left is None:
-            return
-        if left.record is not None:
-            try:
-                self._look(left.record)
-            except MissingData as error:
-                self.ownership.refuse(TopicFenced(str(error)))
-                raise
-        if left.marker is not None:
-            self._create_marker(*left.marker)
-        self._unfinished = None
+        with self._finishing:
+            left = self._unfinished
+            if left is None:
+                return
+            if left.record is not None:
+                try:
+                    self._look(left.record)
+                except MissingData as error:
+                    self.ownership.refuse(TopicFenced(str(error)))
+                    raise
+                left.record = None  # from here on the store may have our own marker
+            if left.marker is not None:
+                self._create_marker(*left.marker)
+                with suppress(OSError):  # the earlier nonces in the file do no harm
+                    write_nonces(self._disk, self._directory, left.marker[1].nonce)
+            self._unfinished = None
 
     # -- giving the topic up --------------------------------------------------------------------
 

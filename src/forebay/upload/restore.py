@@ -429,7 +429,7 @@ class _Restore:
             if newest > (record.begin, record.begin_attempt):
                 return f"it does not know the begin marker {newest}, which is damaged"
         marker = self._marker
-        if marker and marker.epoch >= record.epoch and marker.nonce != record.nonce:
+        if marker and marker.epoch > record.marked and marker.nonce != record.nonce:
             return f"the log was opened since, as {stock.markers[-1].name} shows"
         for range_ in self._chain.ranges:
             found = self._candidates(range_)[0].object_id
@@ -442,7 +442,7 @@ class _Restore:
         marker, newest = self._marker, self._stock.markers
         if record is None or self._known.fresh:
             return (marker.log_id, marker.nonce) if marker is not None else (None, None)
-        if marker is not None and marker.epoch >= record.epoch:
+        if marker is not None and marker.epoch > record.marked:
             return marker.log_id, marker.nonce
         if newest and marker is None and newest[-1].name > (record.begin, record.begin_attempt):
             return None, None
@@ -652,6 +652,8 @@ class _Restore:
         )
         if newest is not None and newest > (record.begin, record.begin_attempt):
             record = replace(record, begin=newest.offset, begin_attempt=newest.attempt)
+        if marker is not None:
+            record = replace(record, marked=max(record.marked, marker.epoch))
         reserved = self._reserved(record)
         if choices.next_offset is None and not known.fresh:
             reserved = max(record.reserved, reserved)

@@ -136,7 +136,10 @@ def judge(life: Life | None, stored: Stored, situation: Situation, chain: Chain)
     if name.end >= situation.record.tail:
         return _after_tail(verdict, life)
     needed = [(max(name.start, situation.record.start_offset), name.end + 1)]
-    needed = outside_holes(situation.record, [each for each in needed if each[0] < each[1]])
+    given_up = situation.record
+    if life is None or life.state is not State.GONE:  # a restore found a gone one damaged
+        given_up = TopicRecord(accepted=given_up.accepted)
+    needed = outside_holes(given_up, [each for each in needed if each[0] < each[1]])
     if verdict.remove and needed and not chain.holds(needed):
         return verdict._replace(remove=False, reason="no other object holds its messages")
     return verdict
@@ -497,6 +500,7 @@ class _TopicSweep:
         needed = {newest.begin, *(end for _, end in situation.record.holes)}
         for each in old:
             if each.name.offset in needed:
+                needed.discard(each.name.offset)  # the first one at this offset is enough
                 continue
             meta, reason = each.meta, "the log was opened again since"
             action = Action.WOULD_REMOVE

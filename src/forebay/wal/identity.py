@@ -128,7 +128,7 @@ def read_nonces(disk: Disk, directory: Path) -> frozenset[str]:
     A missing or damaged file has none: the log is then not known to be the newest copy.
     """
     try:
-        data = read_file(disk, directory / NONCE_FILE, bytes_max=128)
+        data = read_file(disk, directory / NONCE_FILE, bytes_max=512)
     except (FileNotFoundError, ValueError):
         return frozenset()
     found = data.decode("ascii", "replace").split()
