@@ -308,7 +308,7 @@ def test_a_marker_is_the_newest_also_after_a_sweep(at: Copies) -> None:
     for _ in range(4):
         at.add(0)
     at.copy("old")
-    sweep(at.setup.catalog, at.setup.objects, grace_minutes=0, dry_run=False, clock=at.setup.clock)
+    sweep(at.setup.catalog, at.setup.objects, grace_minutes=0, dry_run=False)
     before = at.markers()
     at.add(5)
     assert at.markers()[-1] not in before
@@ -320,7 +320,7 @@ def test_a_marker_is_the_newest_also_after_a_sweep(at: Copies) -> None:
 def test_the_markers_of_an_idle_topic_do_not_pile_up(at: Copies) -> None:
     for _ in range(12):
         at.add(0)
-    sweep(at.setup.catalog, at.setup.objects, grace_minutes=0, dry_run=False, clock=at.setup.clock)
+    sweep(at.setup.catalog, at.setup.objects, grace_minutes=0, dry_run=False)
     assert len(at.markers()) <= 3
     calls = at.backend.calls()
     at.add(0)

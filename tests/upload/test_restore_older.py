@@ -230,7 +230,9 @@ def test_a_current_catalog_keeps_its_log_and_its_reservation(at: Reservoir) -> N
             Put(
                 at.catalog.keys.record(TOPIC),
                 encode_record(
-                    replace(record_of(at), epoch=2, log_id=LOG, nonce=NONCE, reserved=1000)
+                    replace(
+                        record_of(at), epoch=2, log_id=LOG, nonce=NONCE, reserved=1000, marked=1
+                    )
                 ),
             )
         ],

@@ -124,7 +124,11 @@ class CloudWriter(WriterScope):
             self._held = size
 
     def close(self) -> ObjectMeta:
-        meta = self._do("complete", self._inner.close)
+        try:
+            meta = self._do("complete", self._inner.close)
+        except BaseException:
+            self._hold(0)
+            raise
         self._ended = True
         self._hold(0)
         if self._size <= self._chunk_bytes:
