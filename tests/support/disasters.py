@@ -451,7 +451,7 @@ class World:
             if name in before and before[name] != data and name not in self.damaged:
                 raise Broken("an object changed", f"{name}, in {step}")
         held = set().union(*(self._sound(name, raw) for name, raw in before.items()))
-        gone = held - self.stored() if before.keys() - after.keys() else set()
+        gone = held - self.stored() - self.retired if before.keys() - after.keys() else set()
         if gone:
             raise Broken("the last object was deleted", f"{sorted(gone)}, in {step}")
         self._objects = after
