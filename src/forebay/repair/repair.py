@@ -69,7 +69,7 @@ from forebay.repair.plan import (
 )
 from forebay.repair.survey import Survey, survey_log
 from forebay.settings import StoreSettings
-from forebay.topic.opening import Standing, stand
+from forebay.topic.opening import Standing, stand, uncommitted_object
 from forebay.topic.resources import StoreResources, catalog_file
 from forebay.topic.view import StoreView
 from forebay.upload.engine import correct, put_sidecar
@@ -326,10 +326,19 @@ class _TopicRepair:
         self, survey: Survey, record: TopicRecord | None, *, objects_whole: bool
     ) -> LocalPlan:
         plan = plan_local(str(self._topic), survey, record, self._object_runs)
+        if plan.losses and survey.older and (found := self._uncommitted()) is not None:
+            why = f"{found} was not committed: run `forebay restore {self._topic}` first"
+            plan.refuse(str(self._topic), str(self._directory), why)
         if (plan.losses or plan.removals) and not objects_whole:
             why = "the log may hold the last copy of messages that are damaged in an object"
             plan.refuse(str(self._topic), str(self._directory), why)
         return plan
+
+    def _uncommitted(self) -> str | None:
+        if self._resources is None or self._record is None:
+            return None
+        store, catalog = self._resources.store, self._resources.catalog
+        return uncommitted_object(store, catalog, self._topic, self._record.tail)
 
     def _allowed(self, plan: LocalPlan) -> bool:
         if plan.obstacles:

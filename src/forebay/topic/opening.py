@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.catalog.adopt import is_restoring
-from forebay.catalog.catalog import Change
+from forebay.catalog.catalog import Catalog, Change
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import State, TopicRecord, skip_holes
 from forebay.clock import Clock
@@ -174,6 +174,19 @@ def _older(record: TopicRecord, local: LocalLog) -> str:
     )
 
 
+def uncommitted_object(
+    store: CloudStore, catalog: Catalog, topic: TopicName, tail: int
+) -> str | None:
+    """Returns the key of a finished object at the tail that the chain lacks, or None."""
+    prefix = objects_prefix(topic)
+    for meta in islice(store.list(f"{prefix}data-{tail}-"), _OBJECTS_MAX):
+        object_id = meta.key.removeprefix(prefix)
+        life = catalog.life(topic, object_id)
+        if parse_object(object_id) and (life is None or life.state is State.INTENDED):
+            return meta.key
+    return None
+
+
 def _unmarked(record: TopicRecord, local: LocalLog) -> bool:
     """Whether a log may be without its first marker: it needs one before its first message."""
     return record.marked == 0 and local.empty
@@ -281,8 +294,8 @@ class TopicClaim:
             self._require_nothing_stored()
             return None
         if fresh or _unmarked(record, local):
-            return self._look(record, fresh=fresh)
-        return self._look_if_possible(record)
+            return self._look(record, local, fresh=fresh)
+        return self._look_if_possible(record, local)
 
     def _still(self, record: TopicRecord | None, error: MissingData) -> ForebayError:
         """Returns the error, or TopicOwned if another process took the topic during the look."""
@@ -335,7 +348,17 @@ class TopicClaim:
         """Returns the text of the error. Asks the store whether the log or the catalog is older."""
         if record is None or is_restoring(record.log_id):
             return str(error)
-        if stand(record, local) is Standing.OLDER and record.nonce not in local.nonces:
+        if stand(record, local) is not Standing.OLDER:
+            return str(error)
+        with suppress(ServiceError):
+            catalog = self._session.catalog
+            found = uncommitted_object(self._store, catalog, self._topic, record.tail)
+            if found is not None:
+                return (
+                    f"the local log is an older copy, and {found} was uploaded and not committed: "
+                    f"add it with `forebay restore {self._topic}` first"
+                )
+        if record.nonce not in local.nonces:
             with suppress(ServiceError):
                 newest = next(reversed(list_markers(self._store, self._topic)), None)
                 marker = None if newest is None else read_marker(self._store, newest)
@@ -359,13 +382,13 @@ class TopicClaim:
                 "rebuild it with `forebay restore` before appending"
             )
 
-    def _look_if_possible(self, record: TopicRecord) -> MarkerName | None:
+    def _look_if_possible(self, record: TopicRecord, local: LocalLog) -> MarkerName | None:
         """`_look`, unless the store does not respond soon: then it is repeated before an upload."""
         result: Future[MarkerName | None] = Future()
 
         def run() -> None:
             try:
-                result.set_result(self._look(record))
+                result.set_result(self._look(record, local))
             except BaseException as error:  # noqa: BLE001  # raised by `result`
                 result.set_exception(error)
 
@@ -388,7 +411,9 @@ class TopicClaim:
         )
         return None
 
-    def _look(self, record: TopicRecord, *, fresh: bool = False) -> MarkerName | None:
+    def _look(
+        self, record: TopicRecord, local: LocalLog | None = None, *, fresh: bool = False
+    ) -> MarkerName | None:
         """Returns the newest begin marker, if there is one.
 
         Raises MissingData if the store shows that the catalog is an older copy: offsets would be
@@ -402,17 +427,18 @@ class TopicClaim:
             )
             if not known:
                 raise self._outdated(f"the log was opened since, as {newest.meta.key} shows")
-        self._require_none_after(record.tail, fresh=fresh)
+        held = 0 if fresh else local.next_offset if local is not None else None
+        self._require_none_after(record.tail, held, fresh=fresh)
         self._require_last_object(record)
         return None if newest is None else newest.name
 
-    def _require_none_after(self, tail: int, *, fresh: bool) -> None:
+    def _require_none_after(self, tail: int, held: int | None, *, fresh: bool) -> None:
         """Raises MissingData if the store has an object after the tail that the catalog never knew.
 
         The next object begins at the tail, so one prefix is enough. Only for a fresh log all
         objects are listed: an earlier release left no markers, and the next object of another log
-        begins after a hole. An object that was not committed counts then, too: its messages are
-        nowhere else.
+        begins after a hole. An object that was not committed counts if it ends at or after `held`,
+        where the log ends: its messages are nowhere else.
         """
         prefix = objects_prefix(self._topic)
         found = self._store.list(prefix + "data-" if fresh else f"{prefix}data-{tail}-")
@@ -424,7 +450,7 @@ class TopicClaim:
             life = self._session.catalog.life(self._topic, object_id)
             if life is None:
                 raise self._outdated(f"its objects end at offset {tail}, but {meta.key} exists")
-            if fresh and life.state is State.INTENDED:
+            if held is not None and name.end >= held and life.state is State.INTENDED:
                 raise MissingData(
                     f"{self._topic}: {meta.key} in {self._store.name} was uploaded and not "
                     "committed, and the log with its messages is not here: add it with "
