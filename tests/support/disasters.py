@@ -472,7 +472,8 @@ class World:
         """Runs the first command that the text names and that works."""
         commands = commands_in(text)
         while True:
-            command = next((each for each in commands if tried.count(each) < 2), None)
+            left = [each for each in commands if tried.count(each) < 2]
+            command = min(left, key=tried.count, default=None)  # an untried one first
             if command is None or len(tried) >= COMMANDS_MAX:
                 raise Broken("no way out", f"{text} (tried {tried})")
             tried.append(command)

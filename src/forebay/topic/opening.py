@@ -170,7 +170,8 @@ def _older(record: TopicRecord, local: LocalLog) -> str:
     return (
         f"the local log is an older copy of the topic's log: {what}; put the newest copy back, or "
         "run `forebay repair --apply --accept-loss`, which keeps the messages of this copy and "
-        "records the later ones as lost"
+        "records the later ones as lost. If it refuses because an object is missing, run "
+        "`forebay restore --allow-gaps` before"
     )
 
 
