@@ -136,6 +136,8 @@ class World:
         self.rolling, self.sidecars = False, True
         self.retired: set[int] = set()
         """Offsets that remote retention has deleted, as it should."""
+        self.hints: list[str] = []
+        """The commands that the last repair named for what it left."""
         self.accepting = False
         """Whether a restore has just accepted every loss."""
         self.damaged: set[str] = set()
@@ -470,7 +472,7 @@ class World:
 
     def _follow(self, text: str, tried: list[str]) -> None:
         """Runs the first command that the text names and that works."""
-        commands = commands_in(text)
+        commands = [*commands_in(text), *self.hints]
         while True:
             left = [each for each in commands if tried.count(each) < 2]
             command = min(left, key=tried.count, default=None)  # an untried one first
@@ -520,6 +522,7 @@ class World:
             pass
         report = repair(self.settings, [str(TOPIC)], apply=True, accept_loss=accept_loss)
         self.say(f"repaired: {report.findings}")
+        self.hints = [each for left in report.left for each in commands_in(left.remedy)]
 
     def sweep(self) -> None:
         with closing(self.resources()) as resources:
