@@ -421,7 +421,8 @@ class World:
             if offset in stored and offset not in errors:
                 raise Broken("stored, and a hole", f"{offset}: {record}")
             hole = next((each for each in holes if each[0] <= offset < each[1]), None)
-            if offset in sound and not (hole and hole[0] < min(sound)):
+            later = hole is not None and any(each >= hole[1] for each in stored)
+            if offset in sound and not (hole and later and hole[0] < min(sound)):
                 raise Broken("in the newest log, and a hole", f"{offset}: {record}")
         strange = found.keys() - self.acknowledged.keys()
         if strange:
