@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -24,15 +25,20 @@ def require_promises(folder: Path, seed: int) -> None:
         pytest.fail(f"seed {seed}: {fewer}\n{error}\n" + "\n".join(error.__notes__), pytrace=False)
 
 
-@pytest.mark.parametrize("seed", range(60))
+ONCE_BROKEN: Final = (3342, 4030, 4447, 5031, 7285, 10695, 10909, 13083, 13521)
+"""Histories that showed a fault which the first sixty do not."""
+
+
+@pytest.mark.parametrize("seed", [*range(60), *ONCE_BROKEN])
 def test_after_any_disaster_nothing_is_given_twice_and_every_loss_is_told(
     tmp_path: Path, seed: int
 ) -> None:
     require_promises(tmp_path, seed)
 
 
+@pytest.mark.soak
 def test_histories_that_nobody_has_seen_keep_the_promises_too(tmp_path: Path) -> None:
-    for _ in range(5):
+    for _ in range(100):
         require_promises(tmp_path, secrets.randbelow(2**32))
 
 

@@ -372,7 +372,14 @@ class _Restore:
     def _compare(self) -> None:
         """Compares the catalog with the store, and chooses the chain."""
         stock, report = self._stock, self._report
-        self._known = _survey(self._catalog, self._topic, stock)
+        self._known = known = _survey(self._catalog, self._topic, stock)
+        local = self._found_local
+        if known.record is None and not known.rows and not stock.ranges and self._marker:
+            # Only markers are left: the topic begins where its newest log does.
+            begin = self._marker.begin
+            if local is not None and self._is_newest(local):
+                begin = min(begin, local.start_offset)
+            known.first = known.begin = min(known.first, begin)
         for each in stock.discarded[len(self._damaged) :]:
             report.damaged.append(each.object_id)
             self._used.add(each.object_id)
@@ -381,7 +388,6 @@ class _Restore:
         self._position = self._begin
         """Where the chain ends, as far as it was made."""
         report.older = self._older()
-        local = self._found_local
         self._local = local if local is not None and self._is_newest(local) else None
 
     def __call__(self, progress: Callable[[int, int], None]) -> RestoreReport:
