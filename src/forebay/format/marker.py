@@ -27,7 +27,7 @@ class BeginMarker:
     nonce: str
     """The nonce of this opening."""
     epoch: int
-    """The epoch of the owner that opened it, or less if the owner has changed since."""
+    """The epoch of the owner that opened it."""
     begin: int
     """The offset at which the log begins: offsets before it are in other logs or in objects."""
 

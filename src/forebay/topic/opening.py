@@ -300,11 +300,7 @@ class TopicClaim:
 
     def _still(self, record: TopicRecord | None, error: MissingData) -> ForebayError:
         """Returns the error, or TopicOwned if another process took the topic during the look."""
-        catalog = self._session.catalog
-        owner = catalog.owner(self._topic)
-        if catalog.record(self._topic) != record or (
-            owner is not None and owner.name != self._session.name
-        ):
+        if self._session.catalog.record(self._topic) != record:
             return TopicOwned(f"{self._topic}: another process has just taken the topic; try again")
         return error
 
