@@ -19,6 +19,7 @@ from forebay.format.frame import encode_frame, scan
 from forebay.format.index import ObjectIndex
 from forebay.format.layout import Buffer
 from forebay.format.names import ObjectName, TopicName, object_key, sidecar
+from forebay.objects.backend import ObjectMeta
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
 from forebay.settings import MetadataSettings
@@ -42,6 +43,10 @@ class HookedBackend(MemoryBackend):
         super().__init__(clock=clock)
         self.before: Callable[[str, str], None] = lambda _operation, _key: None
         self.bytes_read = 0
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        self.before("list", prefix)
+        return super().list(prefix, after=after)
 
     def delete_object(self, key: str) -> None:
         self.before("delete", key)

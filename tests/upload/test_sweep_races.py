@@ -13,7 +13,7 @@ from forebay.catalog.records import Life, State
 from forebay.catalog.swap import swap, swap_back
 from forebay.errors import CommitRefused, ServiceUnavailable, TopicFenced
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.names import TopicName, object_key, sidecar
+from forebay.format.names import TopicName, object_key, objects_prefix, sidecar
 from forebay.upload.sweep import Action, Kind, SweepReport, sweep
 from support.reservoirs import (
     GRACE_MINUTES,
@@ -99,6 +99,33 @@ def test_an_upload_that_took_longer_than_the_grace_time_is_not_swept_as_it_ends(
     assert outcomes(swept(at)) == [(Kind.ORPHAN, Action.KEPT, young)]
     at.finish(owner, intent, 0, 9)
     assert at.chain() == ["data-0-9.dnb1"]
+
+
+@pytest.mark.parametrize("later", ["intended", "committed", "replaced"])
+def test_an_object_written_after_the_rows_were_read_is_not_newer_than_the_catalog(
+    at: Reservoir, later: str
+) -> None:
+    """The rows of a topic are read before its objects are listed."""
+    owner = at.own()
+    at.fill(owner, 0, 5, 10)  # the row of data-5-9 comes after that of data-10-19
+    written: list[str] = []
+
+    def write(operation: str, key: str) -> None:
+        if (operation, key) != ("list", objects_prefix(TOPIC)) or written:
+            return
+        written.append(key)
+        intent = at.intend(owner, 10, 19)
+        at.write(intent.object_id, frames(10, 10))
+        if later != "intended":
+            at.finish(owner, intent, 10, 19)
+        if later == "replaced":
+            compacted(at, owner, 0, 19)
+
+    at.backend.before = write
+    report = sweep(at.catalog, at.store, [TOPIC], grace_minutes=0, dry_run=False, clock=at.clock)
+    assert written
+    assert report.errors == 0
+    assert Kind.NEWER not in [kind for kind, _, _ in outcomes(report)]
 
 
 def test_an_old_intent_below_the_tail_of_a_living_owner_goes(at: Reservoir) -> None:

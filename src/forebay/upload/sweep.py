@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -408,6 +408,8 @@ class _TopicSweep:
         kind, age_ms = Kind.ORPHAN, None
         try:
             verdict = judge(life, stored, situation, self)
+            if verdict is not None and verdict.kind is Kind.NEWER:
+                life, verdict = self._judge_again(stored, situation)
             if verdict is None:
                 self._count(life, stored)
                 return None
@@ -416,6 +418,23 @@ class _TopicSweep:
         except _EXPECTED as error:
             action, reason = Action.FAILED, str(error)
         return self._item(kind, key, size, age_ms, action, reason)
+
+    def _judge_again(
+        self, stored: Stored, situation: Situation
+    ) -> tuple[Life | None, Verdict | None]:
+        """Judges an object that may have been written after its row and the record were read.
+
+        Its row is older than the object, so it is there now unless the catalog is an older copy.
+        """
+        life = self._catalog.life(self._topic, stored.object_id)
+        record = self._catalog.record(self._topic) or situation.record
+        verdict = judge(life, stored, replace(situation, record=record), self)
+        if verdict is not None and verdict.kind is Kind.NEWER:
+            try:
+                self._store.head(object_key(self._topic, stored.object_id))
+            except ObjectMissing:
+                return life, None
+        return life, verdict
 
     def _count(self, life: Life | None, stored: Stored) -> None:
         if life is None or life.state is State.COMMITTED:
