@@ -18,6 +18,7 @@ from forebay.errors import (
     ObjectMissing,
     ServiceUnavailable,
     TopicFenced,
+    TopicOwned,
 )
 from forebay.files.local import LocalDisk
 from forebay.format.marker import decode_marker
@@ -29,11 +30,12 @@ from forebay.repair.repair import repair
 from forebay.settings import MetadataSettings
 from forebay.testing import FaultBackend, ObjectFault
 from forebay.testing.objects import ObjectOperation
+from forebay.topic.opening import TopicClaim
 from forebay.topic.resources import StoreResources
 from forebay.topic.store import Topic
 from forebay.upload.restore import RestoreChoices, restore_topic
 from forebay.upload.sweep import sweep
-from forebay.wal.identity import read_nonces
+from forebay.wal.identity import LocalLog, read_nonces
 from support.storages import storage_of
 from support.tiered_stores import TOPIC, Setup
 
@@ -363,3 +365,22 @@ def test_after_an_opening_without_the_store_the_log_is_the_newest_for_a_restore(
     at.setup = at.opened()
     at.restore()
     assert at.add(1) == range(15, 16)
+
+
+def test_who_loses_a_race_for_a_topic_is_told_of_the_owner(at: Copies, tmp_path: Path) -> None:
+    """The winner's marker is in the store before the loser looks there."""
+    other = tmp_path / "other"
+    other.mkdir()
+    opened: list[Topic] = []
+    with at.setup.store() as store:
+
+        def win(_key: str) -> None:
+            at.backend.clear()
+            opened.append(store.topic(str(TOPIC)))
+
+        session = Session(at.setup.catalog, MetadataSettings(), at.setup.clock)
+        claim = TopicClaim(session, at.setup.objects, TOPIC, LocalDisk(), other, wait_seconds=0)
+        at.backend.hook("list", win)
+        with closing(session), pytest.raises(TopicOwned):
+            claim.acquire(LocalLog("0" * 32, 0, 0))
+        assert opened
