@@ -35,11 +35,14 @@ from support.tiers import (
 pytestmark = pytest.mark.timeout(300)
 
 MESSAGES = 200_000
-OBJECTS = ("memory", "fs", "s3")
-CATALOGS = ("sqlite", "etcd")
+PLACES = [("memory", "sqlite"), ("fs", "sqlite"), ("s3", "etcd")]
+MORE_PLACES = [("memory", "etcd"), ("fs", "etcd"), ("s3", "sqlite")]
 
 
-@pytest.fixture(params=[(each, catalog) for each in OBJECTS for catalog in CATALOGS], ids="-".join)
+@pytest.fixture(
+    params=[*PLACES, *(pytest.param(each, marks=pytest.mark.soak) for each in MORE_PLACES)],
+    ids="-".join,
+)
 def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> TierSettings:
     return make_tiers(request.param, tmp_path, request)
 

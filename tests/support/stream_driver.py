@@ -1,8 +1,8 @@
-"""A streaming query in a process of its own: all that there is, 25 messages a batch.
+"""A streaming query in a process of its own: all that there is, so many messages a batch.
 
-Arguments: the store, a folder for checkpoint and results, and where to stand still, as in
-`writing 3` (before the file of batch 3 has its name) or `written 3` (after that, and before Spark
-knows); any other word to go through to the end.
+Arguments: the store, a folder for checkpoint and results, the messages of a batch, and where to
+stand still, as in `writing 3` (before the file of batch 3 has its name) or `written 3` (after
+that, and before Spark knows); any other word to go through to the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forebay.settings import SparkSettings
 from support.stream_sinks import to_files
 
 
-def main(store: str, folder: Path, what: str, number: int) -> None:
+def main(store: str, folder: Path, rows: str, what: str, number: int) -> None:
     options = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "512m"}
     spark = spark_session(SparkSettings("local[2,4]", options))
 
@@ -29,7 +29,7 @@ def main(store: str, folder: Path, what: str, number: int) -> None:
         spark.readStream.format("forebay")
         .option("subscribePattern", ".*")
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", "25")
+        .option("maxOffsetsPerTrigger", rows)
         .load(store)
         .writeStream.foreachBatch(to_files(folder / "results", said))
         .option("checkpointLocation", str(folder / "checkpoint"))
@@ -41,4 +41,4 @@ def main(store: str, folder: Path, what: str, number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))

@@ -166,21 +166,23 @@ LATE = str(random.randint(5, 8))
 @pytest.mark.kill
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "moments",
+    ("rows", "moments"),
     [
-        [("written", "4")],
-        pytest.param([("writing", "2"), ("written", "4"), ("any", LATE)], marks=pytest.mark.soak),
+        (60, [("written", "1")]),
+        pytest.param(
+            25, [("writing", "2"), ("written", "4"), ("any", LATE)], marks=pytest.mark.soak
+        ),
     ],
     ids=["once", "three times"],
 )
 def test_a_killed_driver_loses_nothing_and_doubles_nothing(
-    tmp_path: Path, moments: list[tuple[str, str]]
+    tmp_path: Path, rows: int, moments: list[tuple[str, str]]
 ) -> None:
     data, folder = tmp_path / "data", tmp_path / "query"
     with Store(settings_of(data)) as store:
         for name in ("orders", "returns"):
             fill_both_tiers(store.topic(name))
-    program = [SUPPORT / "stream_driver.py", data, folder]
+    program: list[str | Path] = [SUPPORT / "stream_driver.py", data, folder, str(rows)]
     for moment in moments:
         with DriverProcess([*program, *moment]) as driver:
             line = " ".join(moment).replace("any", "written")
@@ -189,5 +191,5 @@ def test_a_killed_driver_loses_nothing_and_doubles_nothing(
     with DriverProcess([*program, "never", "0"]) as driver:
         driver.finish()
     found = batches_in(folder / "results")
-    assert len(found) == -(-240 // 25)
+    assert len(found) == -(-240 // rows)
     require_exact(rows_in(folder / "results"), {ORDERS: range(120), "/default/returns": range(120)})

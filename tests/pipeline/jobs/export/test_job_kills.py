@@ -61,7 +61,7 @@ def test_an_export_killed_at_a_change_of_a_file_is_finished_by_the_next(
     kind: Format, topic: Path, tmp_path: Path
 ) -> None:
     """At some of them; the soak has all."""
-    step = 47 if kind == "iceberg" else 16
+    step = 94 if kind == "iceberg" else 32
     require_kills(run("steps", topic, tmp_path, kind, 2, step), step)
 
 
