@@ -83,8 +83,23 @@ OTHERS: Final[dict[str, Other]] = {
 def test_whoever_comes_in_between_the_chain_stays_whole(
     backend: Backend, other: str, back: bool
 ) -> None:
-    """On etcd, at every third call: what differs there is in its own tests."""
-    for call in range(1, 40, 3 if isinstance(backend.kv, EtcdKv) else 1):
+    """On etcd before every third call; the soak has all of them."""
+    interleave(backend, other, back, 3 if isinstance(backend.kv, EtcdKv) else 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["etcd"], indirect=True)
+@pytest.mark.parametrize("other", sorted(OTHERS))
+@pytest.mark.parametrize("back", [False, True], ids=["swap", "undo"])
+def test_whoever_comes_in_between_any_calls_of_etcd_the_chain_stays_whole(
+    backend: Backend, other: str, back: bool
+) -> None:
+    interleave(backend, other, back, 1)
+
+
+def interleave(backend: Backend, other: str, back: bool, step: int) -> None:
+    """Runs the other operation before the first call, and before every `step`-th after it."""
+    for call in range(1, 40, step):
         setup = fresh(backend)
         made = fill(setup, 0, 10, 20, 30)
         intent, large, small = planned(setup, made[:3])
