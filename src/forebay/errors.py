@@ -207,7 +207,10 @@ class CorruptFrame(CorruptLog):
 
     def __init__(self, reason: str, *, file: str, position: int, offset: int | None) -> None:
         where = "unknown" if offset is None else str(offset)
-        super().__init__(f"{file}: {reason} at position {position} (offset {where})")
+        super().__init__(
+            f"{file}: {reason} at position {position} (offset {where}); see what can be put right "
+            "with `forebay repair`"
+        )
         self.reason = reason
         self.file = file
         self.position = position

@@ -108,8 +108,16 @@ and catalog continues this far after them, so it assigns no offset a second time
 READ_AHEAD_CHUNKS: Final = 6
 """The most chunks that one reader of objects fetches ahead of the current one."""
 
+CLOCK_JUMP_SECONDS: Final = 3600.0
+CLOCK_HOLD_SECONDS: Final = 24 * 3600.0
+"""After a jump of the time of day by more than the first, remote retention deletes nothing by age
+for the second: time to notice that the clock is wrong."""
+
 CLOSE_SECONDS_MAX: Final = 5.0
-"""How long closing a topic waits for a running request."""
+"""How long closing a store waits for running requests to the object store."""
+
+CLOSE_THREADS: Final = 16
+"""The most threads that close the topics of a store side by side."""
 
 FETCH_THREADS: Final = 8
 UPLOAD_THREADS: Final = 2

@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, Protocol, TypeAlias
 
+from forebay.interrupts import holding
+
 SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 BYTES: Final = tuple(float(4**power) for power in range(5, 17))
 MESSAGES: Final = tuple(float(10**power) for power in range(1, 9))
@@ -34,7 +36,8 @@ Growth: TypeAlias = Sequence[tuple[str, tuple[str, ...], float]]
 _LEFT_OUT: Final = {"forebay_errors_total"}
 """Not sent by `counter_growth`: log lines are sent themselves, and counted when logged again."""
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Taken with `holding`, because callers may be interrupted anywhere."""
 _registry: Final[dict[str, Metric]] = {}
 
 
@@ -45,7 +48,7 @@ class Collector(Protocol):
         """Sets `Collected` gauges. May wait for a disk; must not raise."""
 
 
-_collecting = threading.Lock()
+_collecting = threading.RLock()
 """One page at a time; taken before `_lock`."""
 _collectors: Final[weakref.WeakSet[Collector]] = weakref.WeakSet()
 
@@ -56,7 +59,7 @@ def _unlock_in_child() -> None:
     Collectors are dropped, because their locks may be held for ever for the same reason.
     """
     global _lock, _collecting
-    _lock, _collecting = threading.Lock(), threading.Lock()
+    _lock, _collecting = threading.RLock(), threading.RLock()
     _collectors.clear()
 
 
@@ -72,9 +75,11 @@ class Metric:
         self.name = name
         self.text = text
         self.labels = tuple(labels)
-        with _lock:
-            assert name not in _registry, f"there is a metric {name} already"
-            _registry[name] = self
+        holding(_lock, self._register)
+
+    def _register(self) -> None:
+        assert self.name not in _registry, f"there is a metric {self.name} already"
+        _registry[self.name] = self
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
         """Yields (suffix of the name, labels in braces, value)."""
@@ -107,16 +112,17 @@ class Counter(Metric):
 
     def add(self, amount: float = 1, *values: str) -> None:
         self._require_labels(values)
-        with _lock:
-            self._values[values] = self._values.get(values, 0.0) + amount
+        holding(_lock, lambda: self._add(amount, values))
+
+    def _add(self, amount: float, values: tuple[str, ...]) -> None:
+        self._values[values] = self._values.get(values, 0.0) + amount
 
     def value(self, *values: str) -> float:
         return self._values.get(values, 0.0)
 
     def values(self) -> dict[tuple[str, ...], float]:
         """The value for each set of label values."""
-        with _lock:
-            return dict(self._values)
+        return self._values.copy()
 
     def samples(self) -> Iterator[tuple[str, str, float]]:
         for values, number in sorted(self._values.items()):
@@ -130,21 +136,18 @@ class Gauge(Counter):
 
     def set(self, number: float, *values: str) -> None:
         self._require_labels(values)
-        with _lock:
-            self._values[values] = number
+        self._values[values] = number
 
     def forget(self, *values: str) -> None:
         """Removes the value for these label values from the page."""
-        with _lock:
-            self._values.pop(values, None)
+        self._values.pop(values, None)
 
 
 class Collected(Gauge):
     """A gauge that collectors set while the page is rendered; without a value it is left out."""
 
     def clear(self) -> None:
-        with _lock:
-            self._values = {} if self.labels else {(): 0.0}
+        self._values = {} if self.labels else {(): 0.0}
 
 
 class Histogram(Metric):
@@ -167,10 +170,12 @@ class Histogram(Metric):
 
     def observe(self, number: float, *values: str) -> None:
         self._require_labels(values)
-        with _lock:
-            counts = self._counts.setdefault(values, self._nothing())
-            counts[bisect_left(self._buckets, number)] += 1
-            self._sums[values] = self._sums.get(values, 0.0) + number
+        holding(_lock, lambda: self._observe(number, values))
+
+    def _observe(self, number: float, values: tuple[str, ...]) -> None:
+        counts = self._counts.setdefault(values, self._nothing())
+        counts[bisect_left(self._buckets, number)] += 1
+        self._sums[values] = self._sums.get(values, 0.0) + number
 
     def count(self, *values: str) -> int:
         return sum(self._counts.get(values, ()))
@@ -187,28 +192,26 @@ class Histogram(Metric):
 
 def catalogue() -> list[Metric]:
     """All metrics of the modules imported so far, sorted by name."""
-    with _lock:
-        return [metric for _, metric in sorted(_registry.items())]
+    return [metric for _, metric in sorted(_registry.copy().items())]
 
 
 def collect_from(collector: Collector) -> None:
     """Collects from it for every page from now on, as long as it exists."""
-    with _lock:
-        _collectors.add(collector)
+    holding(_lock, lambda: _collectors.add(collector))
 
 
 def render() -> str:
     """All metrics in Prometheus' text format. May wait for a disk, because collectors may."""
-    with _collecting:
-        with _lock:
-            collectors = list(_collectors)
-            gauges = [each for each in _registry.values() if isinstance(each, Collected)]
-        for gauge in gauges:
-            gauge.clear()
-        for collector in collectors:
-            collector.collect()
-        with _lock:
-            return "".join(_page(metric) for _, metric in sorted(_registry.items()))
+    return holding(_collecting, _render)
+
+
+def _render() -> str:
+    for metric in catalogue():
+        if isinstance(metric, Collected):
+            metric.clear()
+    for collector in holding(_lock, lambda: list(_collectors)):
+        collector.collect()
+    return holding(_lock, lambda: "".join(_page(metric) for metric in catalogue()))
 
 
 def _page(metric: Metric) -> str:

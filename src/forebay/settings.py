@@ -349,6 +349,9 @@ class AdminSettings:
     """The most bytes of bodies of running requests; further requests wait."""
     streams_max: int = 64
     """The most requests that read messages at the same time; further ones are refused."""
+    stream_bytes_max: int = 64 * MIB
+    """The most bytes that all responses with messages, segments and objects hold together; further
+    reads wait for their turn."""
 
     def __post_init__(self) -> None:
         require_address(self, "listen")
@@ -371,6 +374,7 @@ class AdminSettings:
         require(self, "request_messages_max", least=1, most=1_000_000, whole=True)
         require(self, "pending_bytes_max", least=64 * KIB, most=64 * GIB, whole=True)
         require(self, "streams_max", least=1, most=100_000, whole=True)
+        require(self, "stream_bytes_max", least=4 * MIB, most=64 * GIB, whole=True)
         if self.pending_bytes_max < self.request_bytes_max:
             raise InvalidSetting(
                 f"pending_bytes_max is {self.pending_bytes_max}; it must be at least "

@@ -16,7 +16,9 @@ from forebay.admin.guard import REQUESTS, Guard
 from forebay.admin.server import AdminServer, is_loopback
 from forebay.client.http import ServerClient, took_nothing
 from forebay.errors import ServiceRefused, ServiceUnavailable, UsageError
+from forebay.logs import fields_of
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
+from forebay.testing import ManualClock
 from support.raw_http import Said, ask, plain_socket
 from support.served import Served, served
 
@@ -26,6 +28,7 @@ OPENSSL = (
     "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
     "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1,DNS:localhost"
 )
+REFUSED = "a request without a valid token was refused"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -130,6 +133,118 @@ def test_a_client_with_a_wrong_token_is_refused(guarded: Served) -> None:
     with ServerClient(address) as client, pytest.raises(ServiceRefused, match="FOREBAY_TOKEN"):
         client.json("GET", "/v1/topics")
     assert "another" not in repr(address)
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    lines = [fields_of(record) for record in caplog.records]
+    return [fields for text, fields in lines if text == REFUSED]
+
+
+def guard_at(clock: ManualClock) -> Guard:
+    return Guard(Response(), AdminSettings(token=TOKEN), clock=clock)
+
+
+async def call(guard: Guard, headers: dict[str, str], path: str = PATH) -> None:
+    async def send(_message: Message) -> None: ...
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": raw}
+    await guard({**scope, "client": ("192.0.2.7", 4711)}, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({}, "missing"),
+        ({"Authorization": f"Bearer {TOKEN}x"}, "wrong"),
+        ({"Authorization": f"Basic {TOKEN}"}, "wrong"),
+    ],
+)
+async def test_a_request_without_the_token_leaves_a_line_that_does_not_have_it(
+    caplog: pytest.LogCaptureFixture, headers: dict[str, str], reason: str
+) -> None:
+    await call(guard_at(ManualClock()), headers)
+    assert refusals(caplog) == [
+        {"client": "192.0.2.7", "method": "POST", "path": PATH, "reason": reason, "others": 0}
+    ]
+    assert TOKEN not in caplog.text
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+async def test_requests_without_the_token_leave_a_line_each_second_at_most(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And a line is short, whatever the path is."""
+    clock = ManualClock()
+    guard = guard_at(clock)
+    for _ in range(500):
+        await call(guard, {"Authorization": "Bearer guess"}, "/" + "x" * 60_000)
+    assert len(refusals(caplog)) == 1
+    clock.advance(1)
+    await call(guard, {}, PATH)
+    await call(guard, BEARER, PATH)
+    assert [fields["others"] for fields in refusals(caplog)] == [0, 499]
+    assert len(caplog.text) < 2000
+
+
+def test_a_server_logs_who_came_without_the_token(
+    guarded: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.admin.guard._TOKEN_LINE_SECONDS", 0.0)
+    assert ask(guarded, "GET", "/v1/topics?token=guess").status == 401
+    assert ask(guarded, "GET", "/v1/topics", headers=BEARER).status == 200
+    (fields,) = refusals(caplog)
+    assert (fields["client"], fields["path"]) == ("127.0.0.1", "/v1/topics")
+    assert "guess" not in caplog.text
+
+
+# ---- encodings ----
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "identity, gzip", "x", ""])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", PATH),
+        ("POST", "/v1/jobs"),
+        ("POST", "/v1/sink/commit"),
+        ("PUT", "/v1/objects/storage/topics/default/orders/objects/data-0-9.dnb1"),
+    ],
+)
+def test_a_body_with_an_encoding_is_refused_before_it_is_read(
+    guarded: Served, method: str, path: str, encoding: str
+) -> None:
+    headers = {**BEARER, "Content-Encoding": encoding, "Content-Length": "9999"}
+    with plain_socket(guarded) as client:  # it never sends the body
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        client.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode())
+        said = client.makefile("rb").readline()
+    assert said.startswith(b"HTTP/1.1 415 ")
+    assert guarded.store.topics() == []
+
+
+def test_the_refusal_of_an_encoding_says_which_one_is_accepted(server: Served) -> None:
+    said = ask(server, "POST", PATH, b"\x1f\x8b", {"Content-Encoding": "gzip"})
+    assert said.error[:2] == (415, "UsageError")
+    assert "'gzip', and only identity is accepted" in said.error[2]
+    assert said.json()["error"]["taken"] is False
+    assert said.headers["Accept-Encoding"] == "identity"
+    assert server.store.topics() == []
+    with ServerClient(ServerAddress(server.url)) as client:
+        with pytest.raises(UsageError, match="identity") as found:
+            client.request("POST", PATH, body=b"x", headers={"Content-Encoding": "br"})
+        assert took_nothing(found.value)
+
+
+def test_a_body_without_an_encoding_may_say_so(tmp_path: Path) -> None:
+    with served(tmp_path) as found:
+        said = ask(found, "POST", PATH, b"x", {"Content-Encoding": "Identity"})
+        assert said.status == 200
+        # A request without a body has nothing that could be encoded.
+        assert ask(found, "GET", PATH, headers={"Content-Encoding": "gzip"}).status == 200
 
 
 def test_an_address_that_others_reach_needs_a_token() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import os
@@ -15,52 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from forebay.admin import messages
-from forebay.admin.app import build_app
 from forebay.admin.consume import STREAMS, StreamTimeouts
 from forebay.admin.context import ServerContext
 from forebay.admin.request import PENDING
-from forebay.admin.server import AdminServer, ConnectionLimits, connections_max
-from forebay.client.http import ServerClient
+from forebay.admin.response import DROPPED
+from forebay.admin.server import ConnectionLimits, connections_max
 from forebay.files.local import LocalDisk
 from forebay.limits import KIB, MIB
-from forebay.settings import AdminSettings, ServerAddress, StoreSettings
+from forebay.settings import AdminSettings, StoreSettings
 from forebay.topic.store import Store
 from support.disks import WatchedDisk, in_thread, wait_until
 from support.raw_http import NDJSON, ask, plain_socket
-from support.served import Served, served, serving
+from support.served import Served, served, serving, strained
 
 PATH = "/v1/topics/default/orders/messages"
 TOPIC = "/default/orders"
-
-
-@contextlib.contextmanager
-def strained(
-    store: Store,
-    *,
-    timeouts: StreamTimeouts | None = None,
-    stall_seconds: float = 10,
-    limits: ConnectionLimits | None = None,
-) -> Iterator[Served]:
-    """A server that is less patient than usual."""
-    context = ServerContext(store)
-    app = build_app(context)
-    app.router.routes[:0] = messages.routes(
-        context, timeouts=timeouts or StreamTimeouts(), stall_seconds=stall_seconds
-    )
-    server = AdminServer(AdminSettings(listen="127.0.0.1:0"), limits)
-    context.url = server.bind()
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(app)))
-    thread.start()
-    wait_until(lambda: server.started)
-    try:
-        with ServerClient(ServerAddress(context.url, context.instance)) as client:
-            yield Served(context, client)
-    finally:
-        server.stop()
-        thread.join(120)
-        server.close()
-        assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -130,10 +98,12 @@ def fill(store: Store) -> None:
 def test_a_reader_that_takes_nothing_is_left_in_the_end(store: Store) -> None:
     fill(store)
     limits = ConnectionLimits(100, closing_seconds=0.1)
-    with strained(store, timeouts=StreamTimeouts(stall_seconds=0.1), limits=limits) as server:
-        before, descriptors = STREAMS.value(), open_descriptors()
+    timeouts = StreamTimeouts(stall_seconds=0.1, patience_seconds=0.1)
+    with strained(store, timeouts=timeouts, limits=limits) as server:
+        before, descriptors, dropped = STREAMS.value(), open_descriptors(), DROPPED.value()
         with takes_nothing(server):
             wait_until(lambda: STREAMS.value() == before)
+            assert DROPPED.value() == dropped + 1
             wait_until(lambda: open_descriptors() == descriptors + 1)  # the client's own
 
 

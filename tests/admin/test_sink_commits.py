@@ -41,7 +41,7 @@ from forebay.pipeline.sink.owner import (
     encode_request,
     forget_through,
 )
-from forebay.pipeline.sink.staging import Part
+from forebay.pipeline.sink.staging import Part, Rows
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.testing.objects import FaultBackend
 from forebay.topic.store import Store
@@ -105,6 +105,23 @@ def test_rows_arrive_once_and_in_order(setup: SinkSetup, server: Served) -> None
     assert setup.staged() != []  # of the write that was refused: its driver forgets them
     commit_through(address, replace(NAMED, number=1), setup.stage(numbered(300, 10)))
     assert len(values(server)) == 160
+
+
+def test_a_server_knows_the_query_and_the_partitions_of_a_batch(
+    setup: SinkSetup, server: Served
+) -> None:
+    commit = partial(commit_through, server.client.address)
+    first = SinkBatch("q", 1, named=True, streaming=True, query="a")
+    name = f"{TOPIC}-part-0"
+    rows = Rows([name], [b"x"], zeros=frozenset({name}))
+    assert commit(first, setup.stage_rows(rows)) == Committed(1, 0)
+    other = replace(first, query="b")
+    with pytest.raises(UsageError, match="the sinkId 'q' belongs to another query"):
+        commit(other, setup.stage_rows(replace(rows, payloads=[b"y"])))
+    assert commit(other, setup.stage_rows(rows)) == Committed(0, 1)
+    assert commit(other, setup.stage_rows(replace(rows, keys=["k"]))) == Committed(0, 1)
+    assert server.store.topics() == [TOPIC]
+    assert values(server) == ["x"]
 
 
 def test_the_same_request_again_changes_nothing(setup: SinkSetup, server: Served) -> None:

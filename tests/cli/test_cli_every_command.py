@@ -88,7 +88,7 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
     ],
     "verify": [(["--budget", "much"], "it must be a size such as 50GiB"), (["absent"], "absent")],
     "restore": [
-        ([], "the topics to restore or --all"),
+        ([], "name the topics to restore, or give --all"),
         (["orders", "--all"], "not both"),
         (["a/b"], "a topic is /namespace/topic"),
     ],

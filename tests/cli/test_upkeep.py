@@ -262,7 +262,7 @@ def test_a_topic_with_a_living_owner_is_not_restored(data: Path, objects: Path) 
 
 
 def test_restore_refuses_bad_input(data: Path, tmp_path: Path) -> None:
-    assert "the topics to restore or --all" in refused("restore", "--data", data)
+    assert "name the topics to restore, or give --all" in refused("restore", "--data", data)
     assert "not both" in refused("restore", "orders", "--all", "--data", data)
     assert "exactly one" in refused("restore", "--all", "--data", data, "--next-offset", "5")
     both = ("--next-offset", "100", "--assume-nothing-lost")

@@ -187,7 +187,8 @@ def test_a_corrupt_frame_is_reported_with_its_position_and_offset(
     assert raised.value.position == 1000 + POSITION
     assert raised.value.offset == EXPECTED
     assert str(raised.value) == (
-        f"wal.3.log: {end.describe()} at position {1000 + POSITION} (offset {EXPECTED})"
+        f"wal.3.log: {end.describe()} at position {1000 + POSITION} (offset {EXPECTED}); see what "
+        "can be put right with `forebay repair`"
     )
 
 

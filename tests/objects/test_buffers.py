@@ -11,7 +11,7 @@ import pytest
 
 from forebay.format.frame import scan
 from forebay.limits import MIB
-from forebay.objects.buffers import KEPT_MAX, BufferPool
+from forebay.objects.buffers import KEPT_MAX, BufferPool, return_free_memory
 from forebay.objects.local import LocalBackend
 
 
@@ -49,6 +49,19 @@ def test_a_buffer_is_left_alone_while_anything_refers_to_it(held: str) -> None:
     assert address(pool.take(MIB)) != first
     del holder
     assert first in {address(each) for each in [pool.take(MIB) for _ in range(KEPT_MAX)]}
+
+
+def test_free_buffers_are_given_back_and_lent_ones_are_kept() -> None:
+    pool = BufferPool()
+    lent, free = pool.take(MIB), pool.take(MIB)
+    lent[:4] = b"lent"
+    del free
+    return_free_memory()
+    assert pool.kept == 1
+    assert bytes(lent[:4]) == b"lent"
+    first = address(lent)
+    del lent
+    assert address(pool.take(MIB)) == first
 
 
 def test_no_more_than_a_few_are_kept() -> None:

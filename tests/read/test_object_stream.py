@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import LostOffsets, OffsetOutOfRange, ServiceRefused, ServiceUnavailable
-from forebay.format.frame import HEADER_BYTES, End, encode_frame
+from forebay.format.frame import HEADER_BYTES, End, FrameTooLarge, encode_frame
 from forebay.format.layout import Buffer
 from forebay.objects.backend import ObjectMeta
 from forebay.read.fetch_pool import FetchPool
@@ -82,6 +82,38 @@ def test_frames_larger_than_all_chunks_together_are_read(pool: FetchPool) -> Non
     topic = StoredTopic()
     topic.add(0, [payload(0), payload(1, 5000), payload(2), payload(3, 9000)], 1)
     assert drained(stream_of(topic, pool, chunk_bytes=50, ahead=2)) == expected(topic, 0)
+
+
+@pytest.mark.parametrize("bytes_max", [60, 100, 250, 1000, None])
+def test_a_limit_bounds_the_bytes_of_requests_and_of_all_that_is_held(
+    pool: FetchPool, bytes_max: int | None
+) -> None:
+    topic = three_objects()
+    stream = stream_of(topic, pool, chunk_bytes=100, ahead=6)
+    found: list[tuple[int, bytes]] = []
+    while True:
+        stream.limit(bytes_max)
+        frames = stream.next()
+        if frames is None:
+            break
+        found += [(each.offset, bytes(each.payload)) for each in frames]
+        if bytes_max is not None:
+            assert (1 + stream.window) * min(bytes_max, 100) <= bytes_max
+    assert found == expected(topic, 0)
+
+
+def test_a_frame_over_the_limit_is_refused_until_the_limit_is_raised(pool: FetchPool) -> None:
+    topic = StoredTopic()
+    topic.add(0, [payload(0), payload(1, 5000), payload(2)], 1)
+    stream = stream_of(topic, pool, chunk_bytes=100, ahead=2)
+    stream.limit(200)
+    first = stream.next()
+    assert first is not None
+    with pytest.raises(FrameTooLarge) as refused:
+        stream.next()
+    assert stream.offset == 1
+    stream.limit(refused.value.size)
+    assert drained(stream) == expected(topic, 1)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])

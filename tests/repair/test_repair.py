@@ -17,7 +17,7 @@ import pytest
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.sqlite import SqliteKv
 from forebay.client.address import ServerInfo, server_file
-from forebay.errors import ForebayError, LogLocked, UnknownTopic, UsageError
+from forebay.errors import CorruptFrame, ForebayError, LogLocked, UnknownTopic, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.frame import encode_frame, scan
@@ -433,10 +433,22 @@ def test_a_lost_catalog_is_left_to_restore(data: Path) -> None:
     assert not (data / "catalog.db").exists()
 
 
-def test_a_log_of_an_earlier_owner_is_none_of_our_business(data: Path) -> None:
-    flip(data / LOG / "wal.4.log", 300)
+def test_a_log_of_an_earlier_owner_is_left_alone_if_it_can_be_opened(data: Path) -> None:
     write_log_id(LocalDisk(), data / LOG, "0" * 32)
     assert repair(settings_of(data)).findings == []
+
+
+def test_a_damaged_log_of_an_earlier_owner_is_set_aside(data: Path) -> None:
+    flip(data / LOG / "wal.4.log", 300)
+    write_log_id(LocalDisk(), data / LOG, "0" * 32)
+    with Store(settings_of(data)) as store, pytest.raises(CorruptFrame, match="forebay repair"):
+        store.topic("orders")
+    (finding,) = mend(data).findings
+    assert finding.repaired
+    assert not list((data / LOG).glob("wal*.log"))
+    assert list((data / LOG).glob("aside-*wal.4.log"))
+    with Store(settings_of(data)) as store:
+        store.topic("orders").append(b"one more", durability="synced")
 
 
 def test_unknown_topics_and_stores_in_memory_are_refused(data: Path) -> None:

@@ -247,12 +247,15 @@ def test_only_what_was_not_uploaded_is_lost_with_the_disk_after_a_clean_end(
 
 
 class MovedClock(SystemClock):
-    """The system's clock, moved into the future."""
+    """The system's clock, moved into the future, as if time had passed."""
 
     later_ms = 0
 
     def now_ms(self) -> int:
         return super().now_ms() + self.later_ms
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.later_ms / 1000
 
 
 def test_remote_retention_by_size_removes_the_oldest_objects(simple: TierSettings) -> None:

@@ -296,7 +296,7 @@ def test_a_reader_that_was_closed_before_it_came_to_objects_asks_for_none(setup:
         objects = reader._log.plan(reader)
         assert not isinstance(objects, list)
         assert objects is not None
-        assert reader.fetch(objects, reader.buffer()) is None
+        assert reader.fetch(objects, reader.buffer(objects)) is None
         assert faults(setup).calls("get_range") == before
 
 
@@ -400,6 +400,7 @@ def test_a_clock_that_was_put_back_holds_no_upload_up(tmp_path: Path, rolling: b
         storage_of(topic).upload_due()
         assert topic.watermarks().uploaded == 0
         clock.moved_ns = -(10**9) * 3600 * 24 * 365
+        clock.advance(600)
         storage_of(topic).upload_due()
         assert topic.watermarks().uploaded == 10
         fill(topic, 10)

@@ -53,15 +53,11 @@ def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_has_one_id_from_its_first_server_on(tmp_path: Path) -> None:
-    old = os.umask(0o077)
-    try:
-        first = DataDirectory(tmp_path / "a")
-    finally:
-        os.umask(old)
+    first = DataDirectory(tmp_path / "a")
     file = tmp_path / "a" / STORE_ID_FILE
     assert is_id(first.store_id)
     assert file.read_text() == first.store_id + "\n"
-    assert file.stat().st_mode & 0o777 == 0o644
+    assert file.stat().st_mode & 0o777 == 0o600
     first.close()
     again = DataDirectory(tmp_path / "a")
     other = DataDirectory(tmp_path / "b")

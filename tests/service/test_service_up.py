@@ -21,6 +21,7 @@ import yaml
 from forebay.client.address import read_server_info, server_file
 from forebay.config import load_config
 from forebay.errors import ForebayError, UnknownTopic, UsageError
+from forebay.pipeline.driver import WORK_FOLDER
 from forebay.topic.view import StoreView
 from support.server_processes import PATIENCE, ServerProcess, lives, session_of
 
@@ -199,8 +200,8 @@ def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
         note = read_server_info(data)
         assert note is not None
         assert (note.pid, note.url) == (server.pid, server.where["url"])
-        assert server_file(data).stat().st_mode & 0o777 == 0o600
         jobs_are_run(server)
+        everything_is_private(data)
         jobs_are_refused(server)
         a_killed_driver_doubles_nothing(server, config, kills=1)
         ctrl_c_ends_it(server, data)
@@ -211,6 +212,15 @@ def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
         with pytest.raises(ForebayError, match="forebay up"):
             server.client.json("POST", "/v1/jobs", value={"kind": "offload"})
         assert server.stop(signal.SIGTERM) == 0
+
+
+def everything_is_private(data: Path) -> None:
+    """What Spark writes below the data directory too."""
+    assert server_file(data).is_file()
+    assert any((data / WORK_FOLDER).rglob("*"))
+    for path in (data, *data.rglob("*")):
+        with suppress(FileNotFoundError):  # Spark removes files meanwhile
+            assert not path.lstat().st_mode & 0o077, path
 
 
 @pytest.mark.spark

@@ -171,7 +171,7 @@ def waiting_for_room(wal: Wal) -> int:
 
 def idle_threads(pool: WriterPool) -> int:
     """How many threads of the pool have started and wait for work."""
-    return pool._idle
+    return pool.idle_count
 
 
 def open_files(below: Path) -> list[str]:

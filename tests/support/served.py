@@ -10,9 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from starlette.applications import Starlette
+
+from forebay.admin import messages
 from forebay.admin.app import build_app
+from forebay.admin.consume import StreamTimeouts
 from forebay.admin.context import ServerContext
-from forebay.admin.server import AdminServer
+from forebay.admin.server import AdminServer, ConnectionLimits
 from forebay.client.http import ServerClient
 from forebay.objects.store import CloudStore
 from forebay.service.directory import store_id
@@ -62,12 +66,15 @@ def served(settings: StoreSettings | Path, objects: CloudStore | None = None) ->
 
 
 @contextmanager
-def serving(context: ServerContext) -> Iterator[ServerClient]:
+def serving(
+    context: ServerContext, app: Starlette | None = None, server: AdminServer | None = None
+) -> Iterator[ServerClient]:
     """The server alone, over a context that is there."""
     admin: AdminSettings = context.settings.admin
-    server = AdminServer(admin)
+    server = server or AdminServer(admin)
+    app = app or build_app(context)
     context.url = server.bind()
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(build_app(context))))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(app)))
     thread.start()
     try:
         deadline = time.monotonic() + PATIENCE
@@ -85,3 +92,21 @@ def serving(context: ServerContext) -> Iterator[ServerClient]:
         thread.join(PATIENCE)
         server.close()
         assert not thread.is_alive(), "the server does not stop"
+
+
+@contextmanager
+def strained(
+    store: Store,
+    *,
+    timeouts: StreamTimeouts | None = None,
+    stall_seconds: float = 10,
+    limits: ConnectionLimits | None = None,
+) -> Iterator[Served]:
+    """A server that is less patient than usual."""
+    context = ServerContext(store)
+    app = build_app(context)
+    app.router.routes[:0] = messages.routes(
+        context, timeouts=timeouts or StreamTimeouts(), stall_seconds=stall_seconds
+    )
+    with serving(context, app, AdminServer(AdminSettings(listen="127.0.0.1:0"), limits)) as client:
+        yield Served(context, client)

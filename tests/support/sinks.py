@@ -55,6 +55,15 @@ class SinkSetup:
             for number, rows in enumerate(partitions)
         ]
 
+    def stage_rows(self, *partitions: Rows) -> list[Part]:
+        """The rows of each partition, with keys and headers, as files of one write."""
+        write = secrets.token_hex(8)
+        size = self.settings.uploader.stream_chunk_size
+        return [
+            stage(self.bench.store, staged_file(write, at, 0), at, [rows], chunk_bytes=size)
+            for at, rows in enumerate(partitions)
+        ]
+
     def commit(self, batch: SinkBatch, parts: Sequence[Part]) -> Committed:
         with LocalTopicWriter(self.settings, wait_seconds=1) as writer:
             return commit_batch(writer, self.bench.catalog, self.bench.store, batch, parts)

@@ -21,6 +21,15 @@ def test_a_manual_clock_moves_when_told_and_tells_its_subscribers() -> None:
         clock.advance(-1)
 
 
+def test_the_time_of_day_can_jump_both_ways_while_the_monotonic_time_goes_on() -> None:
+    clock = ManualClock(5_000)
+    clock.jump(60)
+    assert (clock.now_ms(), clock.monotonic()) == (65_000, 0.0)
+    clock.jump(-100)
+    clock.advance(1)
+    assert (clock.now_ms(), clock.monotonic()) == (-34_000, 1.0)
+
+
 def test_a_crash_disk_stamps_its_files_with_the_clock_it_was_given() -> None:
     clock = ManualClock(5_000)
     disk = CrashDisk(clock)

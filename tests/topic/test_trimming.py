@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import ForeignObject
+from forebay.catalog.sqlite import SqliteKv
+from forebay.errors import ForeignObject, ServiceUnavailable
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, object_key, parse_topic
-from support.tiered_stores import TOPIC, Setup, fill, offsets, resources_of
+from forebay.settings import RemoteRetentionSettings
+from forebay.testing.kv import FaultKv
+from support.tiered_stores import TOPIC, Setup, fill, offsets, resources_of, storage_of
 
 OTHERS = parse_topic("/default/others")
 """As long as the name of TOPIC, so that objects of the same range have the same size."""
@@ -91,3 +94,23 @@ def test_a_copy_of_an_object_is_as_good_whether_its_descriptor_has_a_hash_or_not
     with setup.topic() as topic:
         assert topic.trim_local()
         assert offsets(topic.read(0)) == list(range(300))
+
+
+def test_readers_begin_at_the_new_start_after_a_retention_whose_response_was_lost(
+    tmp_path: Path,
+) -> None:
+    kv = FaultKv(SqliteKv(None))
+    setup = Setup(tmp_path, kv=kv, remote=RemoteRetentionSettings(size_mb=0))
+    setup.uploading(max_object_bytes=3000)
+    with setup.store() as store:
+        topic = store.topic(str(TOPIC))
+        fill(topic, 100)
+        topic.upload()
+        kv.fail("commit", applied=True, times=50)
+        with pytest.raises(ServiceUnavailable):
+            storage_of(store).trim_remote()
+        kv.heal()
+        record = setup.catalog.record(TOPIC)
+        assert record is not None
+        assert record.start_offset > 0
+        assert offsets(topic.read()) == list(range(record.start_offset, 100))

@@ -112,3 +112,61 @@ def test_a_clock_that_goes_back_keeps_the_log_going(directory: LogDirectory) -> 
     assert payloads(reopened) == [b"one", b"two", b"three"]
     reopened.shutdown()
     pool.close()
+
+
+TEN_YEARS = 10 * 365 * 86_400.0
+
+
+def test_a_jump_of_the_clock_and_back_does_not_keep_a_segment_from_growing_old(
+    directory: LogDirectory,
+) -> None:
+    """The segment is created in the future; it would be sealed in ten years."""
+    clock = ManualClock()
+    pool = WriterPool(1, clock)
+    clock.subscribe(pool.recheck)
+    wal = directory.open(clock=clock, pool=pool, rotate_max_seconds=60)
+    clock.jump(TEN_YEARS)
+    wal.append(b"one", durability="synced")
+    clock.jump(-TEN_YEARS)
+    clock.advance(59)
+    wal.append(b"two", durability="synced")
+    assert wal.segments()[-1].index is not None
+    clock.advance(2)
+    wait_until(lambda: wal.segments()[-1].index is None)
+    wal.shutdown()
+    pool.close()
+
+
+def test_a_jump_of_the_clock_forward_seals_no_segment_before_its_time(
+    directory: LogDirectory,
+) -> None:
+    clock = ManualClock()
+    pool = WriterPool(1, clock)
+    clock.subscribe(pool.recheck)
+    wal = directory.open(clock=clock, pool=pool, rotate_max_seconds=60)
+    wal.append(b"one", durability="synced")
+    clock.jump(TEN_YEARS)
+    wal.append(b"two", durability="synced")
+    assert len(wal.segments()) == 1
+    wal.shutdown()
+    pool.close()
+
+
+def test_a_segment_that_an_earlier_process_began_in_the_future_is_new(
+    directory: LogDirectory,
+) -> None:
+    clock = ManualClock()
+    pool = WriterPool(1, clock)
+    clock.subscribe(pool.recheck)
+    clock.jump(TEN_YEARS)
+    wal = directory.open(clock=clock, pool=pool, rotate_max_seconds=60)
+    wal.append(b"one", durability="synced")
+    wal.shutdown()
+    clock.jump(-TEN_YEARS)
+    wal = directory.open(clock=clock, pool=pool, rotate_max_seconds=60)
+    clock.advance(59)
+    assert wal.segments()[-1].index is not None
+    clock.advance(2)
+    wait_until(lambda: wal.segments()[-1].index is None)
+    wal.shutdown()
+    pool.close()

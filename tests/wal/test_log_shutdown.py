@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 import forebay
-from forebay.errors import LogClosed, LogStopped
+from forebay.errors import LogClosed
 from forebay.format.message import StreamMessage
 from support.disks import (
     PATIENCE_SECONDS,
@@ -119,43 +121,64 @@ def test_two_threads_that_shut_down_at_once_both_return_when_it_is_done(
     assert payloads(gated.open()) == [b"x"]
 
 
-def test_a_shutdown_interrupted_after_its_last_sync_has_released_the_log(
+def test_an_interrupted_shutdown_goes_on_and_the_next_one_waits_for_it(
     gated: GatedDirectory,
 ) -> None:
     wal = gated.open()
     wal.append(b"x", durability="synced")
     wal.append(b"y")
-    with interrupted_sync(gated, "wal.ckpt.tmp"), pytest.raises(KeyboardInterrupt):
+    gated.gate.shut()
+    with interrupted_once(gated.gate.reached), pytest.raises(KeyboardInterrupt):
         wal.shutdown()
+    assert not wal.stopped, "an interrupt is no error of the disk"
+    gated.gate.open()
     wal.shutdown()
     assert payloads(gated.open()) == [b"x", b"y"]
 
 
-def test_a_shutdown_interrupted_before_its_last_sync_can_be_finished(
+def test_an_interrupted_rotation_goes_on_and_is_no_error_of_the_disk(
     gated: GatedDirectory,
 ) -> None:
     wal = gated.open()
     wal.append(b"x", durability="synced")
-    wal.append(b"y")
-    with interrupted_sync(gated, "wal.log"), pytest.raises(KeyboardInterrupt):
-        wal.shutdown()
-    with pytest.raises(LogStopped):
-        wal.shutdown()
-    # The interrupted sync may or may not have happened; those before it did.
-    assert payloads(gated.open())[:1] == [b"x"]
+    begun, finish = threading.Event(), threading.Event()
+
+    def hold(path: Path) -> None:
+        if path.name == "wal.ckpt.tmp":
+            begun.set()
+            assert finish.wait(PATIENCE_SECONDS)
+
+    assert isinstance(gated.disk, WatchedDisk)
+    gated.disk.on_sync = hold
+    with interrupted_once(begun), pytest.raises(KeyboardInterrupt):
+        wal.rotate()
+    finish.set()
+    wait_until(lambda: wal.segments()[-1].index is None)
+    wal.append(b"y", durability="synced")
+    assert [segment.count for segment in wal.segments()] == [1, 1]
+    assert payloads(wal) == [b"x", b"y"]
 
 
 @contextlib.contextmanager
-def interrupted_sync(directory: GatedDirectory, name: str) -> Iterator[None]:
-    def interrupt(path: Path) -> None:
-        if path.name == name:
-            raise KeyboardInterrupt
+def interrupted_once(moment: threading.Event) -> Iterator[None]:
+    """Interrupts the main thread when the moment has come."""
 
-    disk = directory.disk
-    assert isinstance(disk, WatchedDisk)
-    kept, disk.on_sync = disk.on_sync, interrupt
-    yield
-    disk.on_sync = kept
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def send() -> None:
+        assert moment.wait(PATIENCE_SECONDS)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    sending = in_thread(send)
+    try:
+        yield
+    finally:
+        sending.result(PATIENCE_SECONDS)
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_closing_the_store_syncs_and_closes_every_topic(tmp_path: Path) -> None:

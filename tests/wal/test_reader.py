@@ -9,6 +9,7 @@ import pytest
 
 import forebay
 from forebay.errors import OffsetOutOfRange, UsageError
+from forebay.format.frame import FrameTooLarge
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import QUEUE_BATCHES_MAX, READ_CHUNK_BYTES
 from forebay.testing import CrashDisk, ManualClock
@@ -210,6 +211,39 @@ def test_messages_larger_than_a_read_are_read(directory: LogDirectory) -> None:
     wal.flush()
     for start in range(5):
         assert [len(payload) for payload in payloads(wal, start)] == sizes[start:]
+
+
+@pytest.mark.parametrize("cache", [0, 1000])
+def test_a_reader_with_a_limit_gives_its_memory_back_and_continues_anywhere(
+    directory: LogDirectory, cache: int
+) -> None:
+    wal = directory.open(rotate_max_bytes=5000, cache_capacity=cache)
+    for payload in texts(0, 200):
+        wal.append(payload, durability="synced")
+    reader = wal.tail_reader(0, end=200)
+    reader.limit(300)
+    at = 0
+    while at < 200:
+        frames = next(reader.frames())
+        assert frames.offsets[0] == at
+        assert len(frames) <= 20
+        at += min(3, len(frames))  # of these, it has used so many
+        reader.release(at)
+        assert reader.position == at
+
+
+def test_a_frame_over_the_limit_of_a_reader_is_refused_until_the_limit_is_raised(
+    directory: LogDirectory,
+) -> None:
+    wal = directory.open(cache_capacity=0)
+    wal.append_many([b"a", b"x" * 5000, b"b"], durability="synced")
+    reader = wal.tail_reader(0, end=3)
+    reader.limit(300)
+    assert [next(reader).payload] == [b"a"]
+    with pytest.raises(FrameTooLarge) as refused:
+        next(reader)
+    reader.limit(refused.value.size)
+    assert [each.payload for each in reader] == [b"x" * 5000, b"b"]
 
 
 def test_a_reader_in_the_middle_of_a_segment_does_not_read_it_from_the_front() -> None:

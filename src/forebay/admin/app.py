@@ -12,7 +12,6 @@ Each module of handlers has a function `routes`; those of the server itself are 
 from __future__ import annotations
 
 import platform
-import time
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -146,8 +145,7 @@ def _server_routes(context: ServerContext) -> list[Endpoint]:
     STARTED.set(context.started)
 
     async def healthz(_request: Request) -> Response:
-        up_seconds = round(time.time() - context.started, 3)
-        return json_response(Health("ok", context.instance, context.store_id, up_seconds))
+        return json_response(Health("ok", context.instance, context.store_id, context.up_seconds))
 
     async def readyz(_request: Request) -> Response:
         if context.unready is not None:

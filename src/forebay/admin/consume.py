@@ -9,6 +9,10 @@ store that hangs delays only the streams that read from it. A slow client delays
 stream. A client that reads nothing for a long time is dropped. While all streams are in use, a new
 client replaces one that has read nothing for several seconds.
 
+All streams share one byte budget (`forebay.admin.response`). A stream begins with small reads, and
+doubles them and its read-ahead while its client reads fast and the budget has room. A stream whose
+client does not read keeps only its offset, and how much of a large message it has sent.
+
 An error before the first message sets the HTTP status. A later error is the last line,
 `{"error": ...}`. A server that stops also ends the stream with such a line, which has the offset to
 continue at. While there is nothing to send, a blank line every few seconds shows that the server is
@@ -20,8 +24,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +32,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 
 import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType, field
-from starlette.types import Message as AsgiMessage
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from forebay.admin.context import ServerContext
@@ -44,13 +47,31 @@ from forebay.admin.records import (
     json_line,
 )
 from forebay.admin.request import LONG_STALL_SECONDS, read_query, topic_of
-from forebay.errors import ForebayError, LostOffsets, ServiceUnavailable, UnknownTopic, UsageError
-from forebay.format.frame import Scan
+from forebay.admin.response import (
+    PATIENCE_SECONDS,
+    PIECE_BYTES,
+    Client,
+    ClientStalled,
+    ResponseMemory,
+    Share,
+    disconnected,
+    report_drop,
+)
+from forebay.errors import (
+    ForebayError,
+    LostOffsets,
+    MissingData,
+    ServiceUnavailable,
+    UnknownTopic,
+    UsageError,
+)
+from forebay.format.frame import FrameTooLarge, Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.format.names import TopicName
-from forebay.limits import KIB
+from forebay.limits import KIB, READ_CHUNK_BYTES
 from forebay.logs import event
 from forebay.metrics import Counter, Gauge
+from forebay.settings import CloudReaderSettings
 from forebay.topic.store import Topic
 from forebay.topic.view import TopicView
 from forebay.wal.reader import LogReader
@@ -59,7 +80,12 @@ from forebay.wal.watermarks import Visibility
 _log: Final = logging.getLogger("forebay.admin")
 _STOP_SECONDS: Final = 1.0
 """How long a server that stops waits for a slow client to read the last lines."""
-_CHUNK_BYTES: Final = 64 * KIB
+_LINES_BYTES: Final = 64 * KIB
+"""Lines are sent together until they have this many bytes."""
+_FAST_SECONDS: Final = 0.5
+"""A client is fast if the stream waits less than this for it to read what one read has fetched."""
+_SLOW_SECONDS: Final = 2.0
+"""And slow above this: then the stream begins with small reads again."""
 STREAMS: Final = Gauge("forebay_http_streams", "Open message streams over HTTP.")
 _MESSAGES: Final = Counter(
     "forebay_http_messages_read_total", "Messages sent to readers over HTTP."
@@ -75,6 +101,8 @@ class StreamTimeouts:
     """The time without a line after which a blank line is sent."""
     stall_seconds: float = LONG_STALL_SECONDS
     """How long a client may read nothing before it is dropped."""
+    patience_seconds: float = PATIENCE_SECONDS
+    """How long a stream keeps what it has read for a client that does not read."""
     contended_stall_seconds: float = 10.0
     """How long it may do so while all streams are in use and a new client arrives."""
 
@@ -179,15 +207,26 @@ class ConsumeHandler:
         STREAMS.add(1)
         try:
             source = await self._source(name, request)
-            stream = _Stream(source, request, send, self._timeouts.stall_seconds)
+            client = Client(
+                scope,
+                send,
+                self._context.response_memory,
+                self._timeouts.stall_seconds,
+                self._timeouts.patience_seconds,
+            )
+            stream = _Stream(source, request, client, self._turns())
             self._streams.add(stream)
             try:
                 await self._run(stream, receive)
             finally:
                 self._streams.discard(stream)
+                client.close()
         finally:
             self._used -= 1
             STREAMS.add(-1)
+
+    def _turns(self) -> _Turns:
+        return _Turns(self._context.response_memory, self._context.settings.cloud_reader)
 
     def _drop_stalled(self) -> bool:
         """Drops the client that has read nothing for the longest time, if any is over the limit."""
@@ -200,15 +239,15 @@ class ConsumeHandler:
 
     async def _source(self, name: TopicName, request: ReadRequest) -> Source:
         topic = self._context.store.opened(str(name))
-        if topic is not None:
-            return OwnedTopic(topic, self._threads)
+        if topic is not None and not topic.start_unsure:
+            return OwnedTopic(topic, topic.start_known, self._threads)
         find = partial(find_source, self._context, name, self._threads, follow=request.follow)
         return await asyncio.get_running_loop().run_in_executor(self._threads, find)
 
     async def _run(self, stream: _Stream, receive: Receive) -> None:
         """Runs until the stream ends, its client disconnects or is dropped, or the server stops."""
+        gone = stream.client.gone = asyncio.create_task(disconnected(receive))
         main = asyncio.create_task(stream.run())
-        gone = asyncio.create_task(_disconnected(receive))
         stop = asyncio.create_task(self._context.stopping.wait())
         tasks: list[asyncio.Task[Any]] = [main, gone, stop]
         if stream.follows:
@@ -231,17 +270,59 @@ class ConsumeHandler:
             raise ServiceUnavailable("the server is stopping: try again when it is back")
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class _Turns:
+    """How much one stream reads at a time, and its share of the budget for that."""
+
+    def __init__(self, memory: ResponseMemory, settings: CloudReaderSettings) -> None:
+        self._memory = memory
+        self._share = Share(memory)
+        self._first = memory.first_read_bytes
+        self._most = (1 + settings.read_ahead_chunks) * settings.fetch_chunk_size
+        self._bytes = self._first
+        self._frame_bytes = 0
+        """The largest frame of the last read, if it is larger than a first read."""
+
+    async def begin(self, reader: FrameReader, position: int, waited_seconds: float) -> None:
+        """Before a read: waits until the budget has room. The last one waited for its client."""
+        grown = self._bytes > self._first
+        if self._share.held and (
+            waited_seconds > _SLOW_SECONDS
+            or (self._memory.contended and grown)
+            or self._memory.overdue
+        ):
+            self.give_back(reader, position)
+        if not self._share.held:
+            self._bytes = max(self._first, self._frame_bytes)
+            await self._share.acquire(self._cost(self._bytes))
+        elif waited_seconds < _FAST_SECONDS:
+            more = min(2 * self._bytes, self._most)
+            if more > self._bytes and self._share.extend(self._cost(more)):
+                self._bytes = more
+        reader.limit(self._bytes)
+
+    def fits(self, frame_bytes: int) -> bool:
+        """Whether the share is large enough to send a frame of this size; notes the size."""
+        self._frame_bytes = frame_bytes if frame_bytes > self._first else 0
+        return frame_bytes <= self._bytes and self._share.extend(self._cost(self._bytes))
+
+    def give_back(self, reader: FrameReader, position: int) -> None:
+        """Drops what was read from `position` on, and gives the share back."""
+        reader.release(position)
+        self.end()
+
+    def end(self) -> None:
+        self._share.give_back()
+
+    def _cost(self, read_bytes: int) -> int:
+        """What a read takes: chunks, one of them decoded, and a large message with its line."""
+        found = read_bytes + min(read_bytes, READ_CHUNK_BYTES) + 2 * self._frame_bytes
+        return min(found, self._memory.bytes_max)
 
 
 class _Stream:
     """The response to one request."""
 
-    def __init__(
-        self, source: Source, request: ReadRequest, send: Send, stall_seconds: float
-    ) -> None:
+    def __init__(self, source: Source, request: ReadRequest, client: Client, turns: _Turns) -> None:
         appended = source.end("buffered")
         if request.start == "earliest":
             self._position = source.start
@@ -251,15 +332,17 @@ class _Stream:
         if not request.follow:
             self._end = appended if self._end is None else min(self._end, appended)
         self._left = None if request.limit is UNSET else request.limit
+        self._sent = 0
+        """How many bytes of the message at `_position` were sent; only large ones are cut."""
         self._source = source
         self._request = request
-        self._asgi_send = send
-        self._stall_seconds = stall_seconds
-        self._sending_since: float | None = None
+        self.client = client
+        self._turns = turns
         self._main: asyncio.Task[None] | None = None
         self._reader: FrameReader | None = None
         self._stopped = False
-        self._heartbeats = False
+        self._idle = False
+        """Whether the stream waits for a message or for its turn, between two lines."""
         self.started = False
         self._silent = True
 
@@ -275,81 +358,84 @@ class _Stream:
 
     def stalled_seconds(self) -> float:
         """How long the client has not read the bytes that are being sent to it."""
-        return 0.0 if self._sending_since is None else time.monotonic() - self._sending_since
+        return self.client.stalled_seconds()
 
     def drop(self) -> None:
         """Ends the stream without an error line, because its client reads nothing."""
-        event(
-            _log,
-            logging.INFO,
-            "a client that reads nothing is dropped",
-            topic=self._source.name,
-            offset=self._position,
-            seconds=round(self.stalled_seconds()),
-        )
+        self._report_drop()
         if self._main is not None:
             self._main.cancel()
+
+    def _report_drop(self) -> None:
+        report_drop(self._source.name, self._position)
 
     async def heartbeat(self, seconds: float) -> None:
         """Sends a blank line whenever nothing was sent for `seconds`. Runs until cancelled."""
         while True:
             await asyncio.sleep(seconds)
-            if self._silent and self._heartbeats:
-                await self._write(b"\n")
+            if self._silent and self._idle and self.started and not self._sent:
+                try:
+                    await self.client.write(b"\n")
+                except ClientStalled:
+                    self.drop()
             self._silent = True
 
     async def run(self) -> None:
         self._main = asyncio.current_task()
-        lines = self._lines(self._open())
+        reader = self._open()
         try:
             # At the end of the topic the next message may come late, so the headers are sent first.
-            at_end = self._position >= self._source.end(self._request.visibility)
-            # Otherwise read a message before the headers, so that an error can set the status.
-            first = b"" if at_end else await anext(lines, b"")
+            # Otherwise a message is read before them, so that an error can set the status.
+            if self._position >= self._source.end(self._request.visibility):
+                await self._start()
+            await self._send_messages(reader)
             await self._start()
-            await self._send_lines(first, lines)
-        finally:
-            await lines.aclose()
-
-    async def _start(self) -> None:
-        headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
-        self.started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        # uvicorn sends the headers only with the first part of the body.
-        await self._write(b"")
-        self._heartbeats = True
-
-    async def _send_lines(self, first: bytes, lines: AsyncGenerator[bytes, None]) -> None:
-        try:
-            if first:
-                await self._write(first)
-            async for chunk in lines:
-                await self._write(chunk)
             if self._stopped:
                 raise ServiceUnavailable(  # noqa: TRY301  # sent as a line, like all errors
                     f"the server is stopping: continue with start={self._position} when it is back"
                 )
+            await self.client.end()
+        except ClientDisconnect:
+            pass
+        except ClientStalled:
+            self._report_drop()
         except ForebayError as error:
+            if not self.started:
+                raise
             ERRORS.add(1, type(error).__name__)
-            await self._write(json_line({"error": error_fields(error)}))
-        except Exception as error:  # noqa: BLE001  # a bug: logged, and a line for the client
-            await self._write(json_line({"error": log_bug(error, where=self._source.name)}))
-        self._heartbeats = False
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _write(self, data: bytes) -> None:
-        self._silent = False
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def _send(self, message: AsgiMessage) -> None:
-        """Sends one ASGI message. Drops the client if it does not read within the time limit."""
-        self._sending_since = time.monotonic()
-        timeout = asyncio.get_running_loop().call_later(self._stall_seconds, self.drop)
-        try:
-            await self._asgi_send(message)
+            await self._end_with(error_fields(error))
+        except Exception as error:
+            if not self.started:
+                raise
+            await self._end_with(log_bug(error, where=self._source.name))
         finally:
-            timeout.cancel()
-            self._sending_since = None
+            self._turns.end()
+            self._main = None  # the task refers to this stream
+
+    async def _start(self) -> None:
+        if not self.started:
+            self.started = True
+            headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
+            await self.client.start(200, headers)
+
+    async def _end_with(self, error: dict[str, Any]) -> None:
+        """Ends the response with a line for the error."""
+        if self._sent:
+            # In the middle of a line no error can be sent. Without an end, the client knows.
+            event(
+                _log,
+                logging.WARNING,
+                "a response is cut off inside a large message",
+                topic=self._source.name,
+                offset=self._position,
+                error=error,
+            )
+            return
+        try:
+            await self.client.write(json_line({"error": error}))
+            await self.client.end()
+        except ClientStalled:
+            self._report_drop()
 
     def _open(self) -> FrameReader:
         end = self._end
@@ -359,65 +445,130 @@ class _Stream:
         self._reader = self._source.read(self._position, end, self._request.visibility)
         return self._reader
 
-    async def _lines(self, reader: FrameReader) -> AsyncGenerator[bytes, None]:
+    async def _send_messages(self, reader: FrameReader) -> None:
+        """Sends everything that was requested, over lost ranges if they may be skipped."""
         while True:
             try:
-                async for chunk in self._messages(reader):
-                    yield chunk
+                await self._send_range(reader)
             except LostOffsets as lost:
-                if not self._request.skip_lost:
+                if not self._request.skip_lost or self._sent:
                     raise
                 end = lost.end if self._end is None else min(lost.end, self._end)
-                yield json_line(Lost((self._position, end)))
+                await self._write(json_line(Lost((self._position, end))))
                 self._position = end
-                reader = self._open()
             else:
+                if not self._stopped:
+                    self._require_same(reader.position)
                 # The reader ends where the limit would, if no offset had been without a message.
                 self._position = max(self._position, reader.position)
                 if self._is_done():
                     return
-                reader = self._open()
+            reader = self._open()
+
+    def _require_same(self, offset: int) -> None:
+        """Raises MissingData if a message is gone of which a part was sent: nothing may follow."""
+        if self._sent and offset != self._position:
+            raise MissingData(
+                f"{self._source.name}: the message at offset {self._position} is gone, of which "
+                f"{self._sent} bytes were sent"
+            )
 
     def _is_done(self) -> bool:
         if self._stopped or not self._left:
             return True
         return self._end is not None and self._position >= self._end
 
-    async def _messages(self, reader: FrameReader) -> AsyncGenerator[bytes, None]:
+    async def _send_range(self, reader: FrameReader) -> None:
+        """Sends the messages of a reader, until its end or until the server stops."""
+        client, turns = self.client, self._turns
+        waited = 0.0
         try:
-            while (frames := await self._next(reader)) is not None:
-                if len(frames):  # a lenient reader skips damaged frames
-                    self._position = frames.offsets[0]
-                for chunk, count in message_lines(frames):
-                    yield chunk
-                    self._position += count
-                    if self._left is not None:
-                        self._left -= count
-                    _MESSAGES.add(count)
-                    _BYTES.add(len(chunk))
-                    # If the send did not have to wait, it has not yielded to other tasks.
-                    await asyncio.sleep(0)
-                    if self._stopped:
-                        return
+            while (frames := await self._read(reader, waited)) is not None:
+                if not len(frames):  # a lenient reader skips damaged frames
+                    continue
+                self._require_same(frames.offsets[0])
+                self._position = frames.offsets[0]
+                if not turns.fits(max(frames.lengths)):
+                    del frames
+                    turns.give_back(reader, self._position)
+                    continue
+                before = client.waited_seconds
+                messages = decode_messages(frames)
+                del frames  # its buffer is free once the messages are decoded
+                taken = await self._send_lines(messages)
+                del messages
+                waited = client.waited_seconds - before
+                if self._stopped:
+                    return
+                if not taken:
+                    turns.give_back(reader, self._position)
+                    await client.drained()
         finally:
             reader.close()
 
-    async def _next(self, reader: FrameReader) -> Scan | None:
-        return None if self._stopped else await reader.next_frames()
+    async def _read(self, reader: FrameReader, waited_seconds: float) -> Scan | None:
+        """Returns the next frames when there are some and the budget has room; None at the end."""
+        self._idle = True
+        try:
+            while not self._stopped:
+                if not reader.is_ready():
+                    self._turns.give_back(reader, reader.position)
+                    await reader.wait()
+                await self._turns.begin(reader, reader.position, waited_seconds)
+                try:
+                    return await reader.next_frames()
+                except FrameTooLarge as large:
+                    self._turns.fits(large.size)
+                    self._turns.give_back(reader, reader.position)
+            return None
+        finally:
+            self._idle = False
+
+    async def _send_lines(self, messages: Iterator[StreamMessage]) -> bool:
+        """Sends messages; returns False if the client did not read, before or after the last."""
+        for lines, count in message_lines(messages):
+            while self._sent < len(lines):
+                piece = lines if count > 1 else lines[self._sent : self._sent + PIECE_BYTES]
+                await self._write(piece)
+                _BYTES.add(len(piece))
+                self._sent += len(piece)
+                # If the send did not have to wait, it has not yielded to other tasks.
+                await asyncio.sleep(0)
+                if self._sent < len(lines) and not await self.client.takes():
+                    return False
+            self._sent = 0
+            self._position += count
+            if self._left is not None:
+                self._left -= count
+            _MESSAGES.add(count)
+            if not await self.client.takes():
+                return False
+            if self._stopped:
+                return True
+        return True
+
+    async def _write(self, data: bytes) -> None:
+        await self._start()
+        self._silent = False
+        await self.client.write(data)
 
 
 # ---- lines ------------------------------------------------------------------------------------
 
 
-def message_lines(frames: Scan) -> Iterator[tuple[bytes, int]]:
-    """Yields (lines, number of messages) in chunks of bounded size."""
+def message_lines(messages: Iterator[StreamMessage]) -> Iterator[tuple[bytes, int]]:
+    """Yields (lines, number of messages). Only a single line has more than 2 * _LINES_BYTES."""
     lines: list[bytes] = []
     size = 0
-    for message in decode_messages(frames):
+    for message in messages:
         line = _message_line(message)
+        if lines and len(line) > _LINES_BYTES:
+            yield b"".join(lines), len(lines)
+            lines, size = [], 0
         lines.append(line)
         size += len(line)
-        if size >= _CHUNK_BYTES:
+        del line
+        if size >= _LINES_BYTES:
             yield b"".join(lines), len(lines)
             lines, size = [], 0
     if lines:
@@ -451,8 +602,23 @@ class FrameReader(Protocol):
     def position(self) -> int:
         """The offset of the next message."""
 
+    def is_ready(self) -> bool:
+        """Whether the next message, or the end, is there."""
+
+    async def wait(self) -> None:
+        """Waits for the next message or `close`. Holds no memory meanwhile."""
+
     async def next_frames(self) -> Scan | None:
-        """The next frames, valid until the next call; None at the end."""
+        """The next frames, valid until the next call; None at the end.
+
+        Raises FrameTooLarge if a frame does not fit into the limit.
+        """
+
+    def limit(self, bytes_max: int) -> None:
+        """Limits the bytes that the reader holds, from the next read on."""
+
+    def release(self, position: int) -> None:
+        """Drops everything in memory. The reader continues at `position`."""
 
     def close(self) -> None:
         """Ends the reader, even while `next_frames` waits."""
@@ -478,15 +644,12 @@ class Source(Protocol):
 class OwnedTopic:
     """A topic that this process has open. Only such a topic can be followed."""
 
-    def __init__(self, topic: Topic, threads: Executor) -> None:
+    def __init__(self, topic: Topic, start: int, threads: Executor) -> None:
         """`threads` reads messages that are not in memory."""
         self._topic = topic
         self._threads = threads
         self.name = topic.name
-
-    @property
-    def start(self) -> int:
-        return self._topic.start_offset
+        self.start = start
 
     def end(self, visibility: Visibility) -> int:
         marks = self._topic.watermarks()
@@ -532,9 +695,23 @@ class _ViewReader:
     def position(self) -> int:
         return self._reader.position
 
+    def is_ready(self) -> bool:
+        return True
+
+    async def wait(self) -> None:
+        """A view does not wait for messages."""
+
     async def next_frames(self) -> Scan | None:
         read = partial(next, self._frames, None)
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+
+    def limit(self, bytes_max: int) -> None:
+        self._reader.limit(bytes_max)
+
+    def release(self, position: int) -> None:
+        self._frames.close()  # it refers to the last frames
+        self._reader.release(position)
+        self._frames = self._reader.frames()
 
     def close(self) -> None:
         self._reader.close()
@@ -543,14 +720,21 @@ class _ViewReader:
 def find_source(
     context: ServerContext, name: TopicName, threads: Executor, *, follow: bool
 ) -> Source:
-    """Returns the source of a topic. Blocks on the disk.
+    """Returns the source of a topic. Blocks on the disk and on the catalog.
 
     Raises UnknownTopic if the topic does not exist; never creates it.
     """
     if context.settings.data is None:
         if str(name) not in context.store.topics():
             raise UnknownTopic(f"there is no topic {name}")
-        return OwnedTopic(context.topic(name), threads)
+        return _owned(context.topic(name), threads)
+    topic = context.store.opened(str(name))
+    if topic is not None:
+        return _owned(topic, threads)
     # The view uses the connections of the store, so it need not be closed.
     view = context.store.view().topic(str(name))
-    return OwnedTopic(context.topic(name), threads) if follow else ViewedTopic(view, threads)
+    return _owned(context.topic(name), threads) if follow else ViewedTopic(view, threads)
+
+
+def _owned(topic: Topic, threads: Executor) -> OwnedTopic:
+    return OwnedTopic(topic, topic.start_offset, threads)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forebay.admin.page.watch import Watch
+from forebay.admin.response import ResponseMemory
 from forebay.format.names import TopicName
 from forebay.settings import StoreSettings
 from forebay.topic.store import Store, Topic
@@ -29,6 +30,8 @@ class ServerContext:
     store_id: str = field(default_factory=lambda: secrets.token_hex(16))
     """The id of the store, the same in every run; a random one for a store in memory."""
     started: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.monotonic)
+    """The same moment by the clock that does not jump."""
     url: str = ""
     """Where the server listens, once it is bound."""
     unready: str | None = None
@@ -39,9 +42,17 @@ class ServerContext:
     """The queue of jobs on Spark; None for a server without Spark."""
     watch: Watch = field(init=False)
     """What the page shows besides the present state: history, log events, the store probe."""
+    response_memory: ResponseMemory = field(init=False)
+    """What all responses that are sent in chunks may hold together."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.store)
+        self.response_memory = ResponseMemory(self.settings.admin)
+
+    @property
+    def up_seconds(self) -> float:
+        """How long the server has been running."""
+        return round(time.monotonic() - self.began, 3)
 
     @property
     def settings(self) -> StoreSettings:

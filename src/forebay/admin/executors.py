@@ -27,7 +27,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,14 +37,23 @@ from typing import Annotated, Final, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from forebay.admin.context import ServerContext
 from forebay.admin.errors import error_response
 from forebay.admin.operations import BYTES, RAW, Endpoint, Operation, Reply
 from forebay.admin.records import Count, Record, json_response
 from forebay.admin.request import LONG_STALL_SECONDS, read_query, topic_of
+from forebay.admin.response import (
+    PIECE_BYTES,
+    Client,
+    ClientStalled,
+    ResponseMemory,
+    Share,
+    disconnected,
+    report_drop,
+)
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.records import State
 from forebay.errors import (
@@ -163,7 +172,11 @@ WRITE_OBJECT: Final = Operation(
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
-    return [*_segment_routes(context, Transfers()), *_object_routes(context, Transfers())]
+    memory = context.response_memory
+    return [
+        *_segment_routes(context, Transfers(memory)),
+        *_object_routes(context, Transfers(memory)),
+    ]
 
 
 # ---- transfers --------------------------------------------------------------------------------
@@ -173,10 +186,12 @@ class Transfers:
     """The threads and slots that all transfers share. Each transfer has one chunk in memory.
 
     A transfer is refused if no slot is free, and ended if its client neither reads nor sends for
-    LONG_STALL_SECONDS.
+    LONG_STALL_SECONDS. What is sent counts for the budget of all responses. While a client does not
+    read, its chunk is dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: ResponseMemory) -> None:
+        self.memory = memory
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="transfer")
         self._used = 0
 
@@ -218,41 +233,77 @@ class Transfers:
         if not part.whole:
             head["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{size}"
         status = 200 if part.whole else 206
-        return _SlotResponse(self, self._chunks(read, part, kind), status, head)
+        return _PartResponse(self, partial(self._read, read, kind), part, name, status, head)
 
-    async def _chunks(
-        self, read: Callable[[int, int], bytes], part: ByteRange, kind: str
-    ) -> AsyncIterator[bytes]:
-        for start in range(part.start, part.end, CHUNK_BYTES):
-            end = min(start + CHUNK_BYTES, part.end)
-            chunk = await self.run(partial(read, start, end))
-            TRANSFERS.add(len(chunk), kind, "down")
-            yield chunk
+    async def _read(
+        self, read: Callable[[int, int], bytes], kind: str, start: int, end: int
+    ) -> bytes:
+        chunk = await self.run(partial(read, start, end))
+        TRANSFERS.add(len(chunk), kind, "down")
+        return chunk
 
 
-class _SlotResponse(StreamingResponse):
-    """A response that holds a slot while it is sent."""
+class _PartResponse(Response):
+    """A response with a part of a file or an object. It holds a slot while it is sent."""
 
     def __init__(
         self,
         transfers: Transfers,
-        chunks: AsyncIterator[bytes],
+        read: Callable[[int, int], Awaitable[bytes]],
+        part: ByteRange,
+        name: str,
         status: int,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(chunks, status, headers, media_type=BYTES)
+        super().__init__(None, status, headers, media_type=BYTES)
         self._transfers = transfers
+        self._read = read
+        self._part = part
+        self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        memory = self._transfers.memory
+        client, share = Client(scope, send, memory, LONG_STALL_SECONDS), Share(memory)
         with self._transfers.slot():
-            await super().__call__(scope, receive, send)
+            gone = client.gone = asyncio.create_task(disconnected(receive))
+            sending = asyncio.create_task(self._send(client, share))
+            try:
+                await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (sending, gone):
+                    task.cancel()
+                await asyncio.wait({sending, gone})
+                share.give_back()
+                client.close()
+        if not sending.cancelled():
+            sending.result()
 
-    async def stream_response(self, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(LONG_STALL_SECONDS):
-                await send(message)
+    async def _send(self, client: Client, share: Share) -> None:
+        await client.start(self.status_code, self.raw_headers)
+        position, size = self._part.start, CHUNK_BYTES
+        try:
+            while position < self._part.end:
+                await share.acquire(size)
+                position, taken = await self._send_chunk(client, position, size)
+                share.give_back()
+                size = CHUNK_BYTES if taken else PIECE_BYTES
+                if not taken:
+                    await client.drained()
+            await client.end()
+        except ClientDisconnect:
+            pass
+        except ClientStalled:
+            report_drop(self._name, position)
 
-        await super().stream_response(send_in_time)
+    async def _send_chunk(self, client: Client, start: int, size: int) -> tuple[int, bool]:
+        """Sends bytes from `start` on. Returns where they end, and whether the client read them."""
+        chunk = await self._read(start, min(start + size, self._part.end))
+        for at in range(0, len(chunk), PIECE_BYTES):
+            piece = chunk[at : at + PIECE_BYTES]
+            await client.write(piece)
+            if not await client.takes():
+                return start + at + len(piece), False
+        return start + len(chunk), True
 
 
 @dataclass(frozen=True, slots=True)

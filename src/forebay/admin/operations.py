@@ -124,6 +124,7 @@ ERRORS: Final = {
     410: ("Lost", "The offsets are recorded as lost; `end` is where to continue."),
     412: ("AnotherStore", "`Forebay-Store` names another store: nothing was applied."),
     413: ("TooLarge", "The body is larger than the limit for one request."),
+    415: ("EncodedBody", "The body has a `Content-Encoding`; only `identity` is accepted."),
     416: ("OutOfRange", "Outside the range that exists; `start` and `end` are its bounds."),
     429: ("TooMany", "Too many requests wait: try again later."),
     500: ("InternalError", "The server failed, or stored data is damaged; see its log."),
@@ -194,7 +195,8 @@ def _operation(endpoint: Endpoint, operation: Operation, schemas: _Schemas) -> J
         found["requestBody"] = {"required": True, "content": schemas.content(operation.body)}
     if operation.public:
         found["security"] = []
-    statuses = sorted({*operation.errors, *_ALWAYS})
+    encoded = () if operation.method in {"GET", "HEAD"} else (415,)
+    statuses = sorted({*operation.errors, *encoded, *_ALWAYS})
     found["responses"] = {
         **{str(status): _reply(each, schemas) for status, each in operation.replies.items()},
         **{str(status): _error(status, operation) for status in statuses},

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -222,19 +223,42 @@ def _content_length(headers: dict[bytes, bytes]) -> int | None:
 
 
 class ByteBudget:
-    """Limits the bytes of request bodies in the server's memory. For one event loop.
+    """Limits the bytes that requests hold in the server's memory. For one event loop.
 
     Waiting requests are served in the order of their arrival, so that small requests cannot starve
     a large one.
     """
 
-    def __init__(self, bytes_max: int, wait_seconds: float, limit: str) -> None:
-        """`limit` is the name of the limit in errors."""
+    def __init__(
+        self, bytes_max: int, wait_seconds: float | None, limit: str, gauge: Gauge = PENDING
+    ) -> None:
+        """`limit` is the name of the limit in errors; `gauge` shows the bytes in use.
+
+        With `wait_seconds` None a request waits for as long as it takes.
+        """
         self._limit = limit
+        self._gauge = gauge
         self._bytes_max = bytes_max
         self._wait_seconds = wait_seconds
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[int, asyncio.Future[None], float]] = deque()
+        """The bytes that each one wants, its turn, and since when it waits."""
         self.used = 0
+
+    @property
+    def contended(self) -> bool:
+        """Whether a request waits for bytes."""
+        return bool(self._waiting)
+
+    def waited_seconds(self) -> float:
+        """How long the request whose turn is next has waited."""
+        return time.monotonic() - self._waiting[0][2] if self._waiting else 0.0
+
+    def try_acquire(self, size: int, used_max: int) -> bool:
+        """Reserves the bytes, unless a request waits or more than `used_max` would be in use."""
+        if self._waiting or self.used + size > used_max:
+            return False
+        self._add(size)
+        return True
 
     async def acquire(self, size: int) -> None:
         """Returns once the bytes are reserved; ServiceUnavailable if that takes too long."""
@@ -242,7 +266,8 @@ class ByteBudget:
             self._add(size)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
+        waiting = (size, turn, time.monotonic())
+        self._waiting.append(waiting)
         try:
             async with asyncio.timeout(self._wait_seconds):
                 await turn
@@ -251,7 +276,7 @@ class ByteBudget:
                 self.release(size)  # granted at the very moment of giving up
             else:
                 with suppress(ValueError):  # already removed by `_grant_waiting`
-                    self._waiting.remove((size, turn))
+                    self._waiting.remove(waiting)
                 self._grant_waiting()
             if isinstance(error, TimeoutError):
                 raise ServiceUnavailable(
@@ -267,11 +292,11 @@ class ByteBudget:
 
     def _add(self, size: int) -> None:
         self.used += size
-        PENDING.add(size)
+        self._gauge.add(size)
 
     def _grant_waiting(self) -> None:
         while self._waiting and self.used + self._waiting[0][0] <= self._bytes_max:
-            size, turn = self._waiting.popleft()
+            size, turn, _ = self._waiting.popleft()
             if not turn.done():
                 self._add(size)
                 turn.set_result(None)

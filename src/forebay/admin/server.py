@@ -28,6 +28,7 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from forebay.admin.response import IS_FULL, WRITE_BUFFER_BYTES
 from forebay.errors import UsageError, remedy
 from forebay.limits import KIB
 from forebay.metrics import Counter
@@ -194,6 +195,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # The default for TLS is 512 KiB.
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if len(self.connections) > self._limits.connections_max:
             self._refuse(b"503 Service Unavailable", _TOO_MANY, "many")
 
@@ -213,6 +216,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
+        self.scope[IS_FULL] = self._is_full  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -222,6 +226,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
         super().on_response_complete()
+
+    def _is_full(self) -> bool:
+        return self.flow.write_paused
 
     # -- limits ---------------------------------------------------------------------------------
 

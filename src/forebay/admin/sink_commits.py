@@ -60,6 +60,7 @@ _COMMITS_MAX: Final = 64
 _TURN_SECONDS_MAX: Final = 120.0
 """How long a batch waits for another one of the same sink."""
 _WORKING_SECONDS: Final = 2.0
+_QUERY_CHARS_MAX: Final = 200
 _BUDGET_BODIES: Final = 4
 """Bodies of the largest size, at a time."""
 
@@ -76,6 +77,11 @@ class BatchPart(Record, frozen=True):
     bytes: Offset
     topics: Annotated[dict[str, Offset], Meta(description="Numbers of rows by topic.")] = {}  # noqa: RUF012  # msgspec copies it
     digest: Count = 0
+    checksum: Annotated[Count | None, Meta(description="Of all rows, in order.")] = None
+    zeros: Annotated[
+        list[str],
+        Meta(description="Topics that stand for the partition 0 of a topic that may have none."),
+    ] = []  # noqa: RUF012  # msgspec copies it
 
 
 class BatchRequest(Record, frozen=True):
@@ -86,6 +92,10 @@ class BatchRequest(Record, frozen=True):
     named: bool
     parts: Annotated[list[BatchPart], Meta(max_length=PARTS_MAX)]
     streaming: bool = False
+    query: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=_QUERY_CHARS_MAX)] | None,
+        Meta(description="The id of the streaming query that numbers the batches."),
+    ] = None
 
 
 class Working(Record, frozen=True):
@@ -274,7 +284,7 @@ class SinkCommits:
 def _decoded(data: bytes) -> tuple[SinkBatch, list[Part]]:
     """May take long: not on the event loop."""
     found = decode_body(data, _DECODER)
-    batch = SinkBatch(found.sink_id, found.batch, found.named, found.streaming)
+    batch = SinkBatch(found.sink_id, found.batch, found.named, found.streaming, found.query)
     parts = [Part(**structs.asdict(each)) for each in found.parts]
     check_request(batch, parts)
     return batch, parts

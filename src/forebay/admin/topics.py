@@ -348,7 +348,7 @@ def _outline(context: ServerContext, name: str) -> TopicOutline:
     if topic is None:
         return TopicOutline(name, open=False)
     marks = asdict(topic.watermarks())
-    return TopicOutline(name, open=True, start=topic.start_offset, **marks)
+    return TopicOutline(name, open=True, start=topic.start_known, **marks)
 
 
 def _describe(context: ServerContext, name: TopicName, query: TopicQuery) -> Topic:

@@ -32,7 +32,7 @@ from forebay.catalog.records import (
     messages_between,
     skip_holes,
 )
-from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import CommitRefused, DescriptorError, ForebayError
 from forebay.format.descriptor import ObjectDescriptor, decode_outline, encode_descriptor
 from forebay.format.names import TopicName
@@ -128,7 +128,7 @@ def adopt(
     for batch in _batches(descriptors):
         if replace_rows and position is not None:
             remove_rows(catalog, topic, epoch, position, batch[-1].next_offset)
-        _adopt(catalog, topic, epoch, position, batch, fill, clock.now_ms())
+        _adopt(catalog, topic, epoch, position, batch, fill, since_1970(clock).now_ms())
         position = batch[-1].next_offset
         count += 1
     return count

@@ -33,7 +33,7 @@ from forebay.catalog.records import (
     may_become,
     skip_holes,
 )
-from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, TopicFenced
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.names import CatalogKeys, ObjectName, TopicName, after_prefix, parse_object
@@ -82,7 +82,7 @@ class Catalog:
     def __init__(self, kv: Kv, root_prefix: str = "/forebay", clock: Clock = SYSTEM_CLOCK) -> None:
         self.kv = kv
         self.keys = CatalogKeys(root_prefix)
-        self._clock = clock
+        self._clock = since_1970(clock)
 
     @property
     def name(self) -> str:
@@ -93,9 +93,13 @@ class Catalog:
 
     # -- topics ---------------------------------------------------------------------------------
 
-    def topics(self) -> Iterator[TopicName]:
-        """Yields every topic that has a record, ordered by name."""
-        at, end = self.keys.topics(), after_prefix(self.keys.topics())
+    def topics(self, prefix: str = "") -> Iterator[TopicName]:
+        """Yields every topic that has a record, ordered by name.
+
+        With a prefix, only those whose `namespace/topic` begins with it.
+        """
+        at = self.keys.topics() + prefix
+        end = after_prefix(at)
         while found := self.kv.range(at, end, limit=1):
             parts = found[0].key.removeprefix(self.keys.topics()).split("/")
             own = self.keys.topics() + "/".join(parts[:2]) + "/"

@@ -41,6 +41,7 @@ from forebay.catalog.kv import (
     check_commit,
     check_key,
     check_range,
+    deadline_of_request,
 )
 from forebay.errors import (
     ForebayError,
@@ -421,7 +422,9 @@ class EtcdChannel:
         channel's timeout is used without it. Raises ServiceError, TopicFenced if the request names
         a lease that has ended, and LogClosed.
         """
-        deadline = time.monotonic() + self._timeout if deadline is None else deadline
+        deadline = deadline_of_request(self._timeout) if deadline is None else deadline
+        if time.monotonic() >= deadline:
+            raise ServiceUnavailable(f"{self.name}: there was no time left to ask it; try again")
         pause = _PAUSE_SECONDS
         tokens = 0
         while True:
@@ -463,7 +466,7 @@ class EtcdChannel:
 
         `started` gets the call before the first response, so that another thread can cancel it.
         """
-        token = self._log_in(time.monotonic() + self._timeout)
+        token = self._log_in(deadline_of_request(self._timeout))
         at = self._current
         with self._no_fork():
             call = self._callable(at, method, stream=True)(requests, metadata=self._metadata(token))

@@ -11,6 +11,8 @@ A `Kv` is an ordered map with transactions, leases and watches. Every implementa
   `CATALOG_OPERATIONS_MAX` writes. An invalid call (too large, or the same key twice in one
   transaction) raises UsageError before anything is sent. After `close` every call raises LogClosed.
 
+`respond_by` limits how long the requests of a thread wait, for a caller with many of them.
+
 Beware: the server decides when a lease ends. The seconds that `keep_alive` returns count from the
 moment *before* the call.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -143,6 +146,28 @@ class Kv(Protocol):
         """Ends the lease and removes its keys. Idempotent."""
 
     def close(self) -> None: ...
+
+
+_respond_by: Final[ContextVar[float]] = ContextVar("respond_by", default=float("inf"))
+
+
+@contextmanager
+def respond_by(deadline: float) -> Iterator[None]:
+    """Within the block, requests of this thread to a catalog are given up at `deadline`.
+
+    `deadline` is `time.monotonic`. A request that begins after it fails at once. A block inside
+    another one can only shorten the time.
+    """
+    token = _respond_by.set(min(deadline, _respond_by.get()))
+    try:
+        yield
+    finally:
+        _respond_by.reset(token)
+
+
+def deadline_of_request(timeout_seconds: float) -> float:
+    """Returns when a request that begins now is given up, by `time.monotonic`."""
+    return min(time.monotonic() + timeout_seconds, _respond_by.get())
 
 
 def check_key(key: str) -> bytes:

@@ -16,16 +16,17 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Final
 
 from forebay.catalog.catalog import Catalog, Change, fenced
 from forebay.catalog.job_state import ORIGIN_HERE, ORIGIN_NAME
-from forebay.catalog.kv import ABSENT, Compare, Put, Remove
+from forebay.catalog.kv import ABSENT, Compare, Put, Remove, respond_by
 from forebay.catalog.records import Owner, TopicRecord, decode_record, encode_record
-from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import (
     LogClosed,
     ServiceError,
@@ -53,7 +54,7 @@ class Session:
         self, catalog: Catalog, settings: MetadataSettings, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.catalog = catalog
-        self.clock = clock
+        self.clock = since_1970(clock)
         self.settings = settings
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._lock = threading.Lock()
@@ -63,6 +64,9 @@ class Session:
         self._thread: threading.Thread | None = None
         self._epochs: dict[TopicName, int] = {}
         """The epochs of the topics that this process owns, or believes it owns."""
+        self._deadline = float("inf")
+        self._kept: list[TopicName] = []
+        """Topics that could not be given up: they are owned until the lease ends."""
 
     @property
     def valid_until(self) -> float:
@@ -97,6 +101,22 @@ class Session:
         with self._lock:
             if self._epochs.get(topic) == epoch:
                 del self._epochs[topic]
+
+    def finish_by(self, deadline: float) -> None:
+        """Limits the requests to the catalog from now on, of all topics together.
+
+        They are given up at `deadline`, by `time.monotonic`. For a store that is being closed.
+        """
+        self._deadline = deadline
+
+    def limited(self) -> AbstractContextManager[None]:
+        """Within the block, requests to the catalog are given up as `finish_by` says."""
+        return respond_by(self._deadline)
+
+    def kept(self, topic: TopicName) -> None:
+        """Records that the topic could not be given up."""
+        with self._lock:
+            self._kept.append(topic)
 
     def lease(self) -> int:
         """Returns the lease, renewed or replaced by a new one if it may have ended.
@@ -138,20 +158,30 @@ class Session:
     def close(self) -> None:
         """Ends the lease, so that other processes can take the topics at once.
 
-        If the catalog does not respond, the lease is left to expire.
+        If the catalog does not respond, within the time of `finish_by`, the lease is left to
+        expire. That is logged once, with the number of topics that stay owned until then.
         """
         self._stop.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(self.settings.timeout_seconds + 1)
+            left = max(self._deadline - time.monotonic(), 0)
+            thread.join(min(self.settings.timeout_seconds + 1, left))
         with self._lock:
             lease, self._lease = self._lease, None
             self._valid_until = float("-inf")
         if lease is not None:
             try:
-                self.catalog.kv.revoke(lease)
+                with self.limited():
+                    self.catalog.kv.revoke(lease)
             except ServiceError as error:
-                event(_log, logging.WARNING, "lease not revoked: it will expire", error=error)
+                event(
+                    _log,
+                    logging.WARNING,
+                    "lease not revoked: its topics become free when it expires",
+                    topics=len(self._kept),
+                    seconds=self.settings.lease_seconds,
+                    error=error,
+                )
 
     def _keep(self) -> None:
         if self._thread is None and not self._stop.is_set():
@@ -219,7 +249,8 @@ class Ownership:
                 )
             )
 
-        self._reserved = self._catalog.update(self.topic, self.epoch, change).reserved
+        with self._session.limited():
+            self._reserved = self._catalog.update(self.topic, self.epoch, change).reserved
 
     def confirm(self) -> None:
         """Returns if frames that were synced before the call may be acknowledged.
@@ -229,7 +260,7 @@ class Ownership:
         session = self._session
         self._require_newest()
         if not (session.alive and session.current == self._lease):
-            with self._slow:
+            with self._slow, session.limited():
                 self._reclaim()
         self._written = self._admitted
 
@@ -279,7 +310,8 @@ class Ownership:
 
         Offsets from `next_offset` on, or from `reserved` on, are no longer reserved. An owner
         without the local log then records only the messages that were not uploaded as lost, and no
-        unused offsets.
+        unused offsets. Raises ServiceError if the catalog does not respond: the topic stays owned
+        until the lease ends.
         """
         self._session.gave_up(self.topic, self.epoch)
 
@@ -300,7 +332,12 @@ class Ownership:
                 tuple(compares),
             )
 
-        self._catalog.update(self.topic, self.epoch, change)
+        try:
+            with self._session.limited():
+                self._catalog.update(self.topic, self.epoch, change)
+        except ServiceError:
+            self._session.kept(self.topic)
+            raise
 
 
 def acquire(

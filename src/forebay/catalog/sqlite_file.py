@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from forebay.catalog.kv import deadline_of_request
 from forebay.errors import (
     InvalidSetting,
     LogClosed,
@@ -34,12 +35,15 @@ from forebay.errors import (
     ServiceUnavailable,
     remedy,
 )
+from forebay.files.local import make_private_dirs, open_private
 from forebay.forks import registering
+from forebay.interrupts import give_up, held, holding
 from forebay.limits import MIB
 
 READERS_IDLE_MAX: Final = 4
 _WAL_BYTES_KEPT: Final = 16 * MIB
 _FLOCK_POLL_SECONDS: Final = 0.002
+_LOANS_POLL_SECONDS: Final = 0.001
 
 _UNAVAILABLE: Final = {
     sqlite3.SQLITE_BUSY: "another process holds its lock; try again",
@@ -99,11 +103,12 @@ class SqliteFile:
         self._application_id = application_id
         self._version = version
         self._timeout = timeout_seconds
-        self._lock = threading.Lock()
-        self._gate = threading.Condition(threading.Lock())
+        self._lock = threading.RLock()
+        self._gate = threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._idle: list[sqlite3.Connection] = []
-        self._reading = 0
+        self._loans: dict[int, list[sqlite3.Connection]] = {}
+        """The connections that are being read with, by an id for each loan."""
         self._unusable: str | None = None
         self._identity: tuple[int, int] | None = None
         self._paused = False
@@ -117,38 +122,42 @@ class SqliteFile:
             with self.writer() as only:
                 yield only
             return
-        connection = self._borrow()
+        loan: list[sqlite3.Connection] = []
         try:
-            if connection is None:
-                connection = self._connect("rw")
-            yield connection
-        except sqlite3.Error as error:
-            self._give_back(connection, keep=False)
-            raise service_error(self.name, error) from error
-        except BaseException:
-            self._give_back(connection, keep=False)
+            holding(self._gate, lambda: self._borrow(loan))
+            if not loan:
+                loan.append(self._connect("rw"))
+            yield loan[0]
+            if len(self._idle) < READERS_IDLE_MAX:
+                self._idle.append(loan.pop())
+            self._end_loan(loan)
+        except BaseException as error:  # not `finally`, which could be interrupted
+            self._end_loan(loan)
+            if isinstance(error, sqlite3.Error):
+                raise service_error(self.name, error) from error
             raise
-        self._give_back(connection, keep=True)
 
     @contextmanager
     def writer(self, *, flock: bool = False) -> Iterator[sqlite3.Connection]:
         """Lends the connection for writing; with `flock`, `<path>.lock` is locked meanwhile."""
-        if not self._lock.acquire(timeout=self._timeout):
-            raise ServiceUnavailable(
-                f"{self.name}: other threads held its lock for {self._timeout:g} seconds; try again"
-            )
         try:
+            self._take_lock()
             self._require_usable()
             with self._flocked() if flock else nullcontext():
                 self._require_same_file()
                 if self._writer is None:
                     self._writer = self._connect("rw")
                 yield self._writer
-        except sqlite3.Error as error:
-            self._drop_writer()
-            raise service_error(self.name, error) from error
-        finally:
-            self._lock.release()
+            give_up(self._lock)
+        except BaseException as error:  # not `finally`, which could be interrupted
+            if isinstance(error, sqlite3.Error):
+                self._drop_writer()
+            else:
+                self._roll_back()
+            give_up(self._lock)
+            if isinstance(error, sqlite3.Error):
+                raise service_error(self.name, error) from error
+            raise
 
     def close(self) -> None:
         """Waits for running operations, then closes the connections. Idempotent."""
@@ -166,8 +175,11 @@ class SqliteFile:
                 self._writer = self._connect("memory")
                 self._make_schema(self._writer)
                 return
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_dirs(self.path.parent)
             with self._flocked():
+                if not self.path.exists():
+                    # SQLite would use the umask. Its other files get the mode of this one.
+                    os.close(open_private(self.path, os.O_RDWR | os.O_CREAT))
                 self._writer = self._connect("rwc")
                 if self._writer.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
                     raise ServiceRefused(
@@ -222,22 +234,29 @@ class SqliteFile:
 
     # ---- connections ----
 
-    def _borrow(self) -> sqlite3.Connection | None:
-        with self._gate:
-            self._require_usable()
-            self._reading += 1
-            return self._idle.pop() if self._idle else None
+    def _take_lock(self) -> None:
+        left = max(deadline_of_request(self._timeout) - time.monotonic(), 0.0)
+        if not left or not self._lock.acquire(timeout=left):
+            raise ServiceUnavailable(
+                f"{self.name}: other threads held its lock for {left:g} seconds; try again"
+            )
 
-    def _give_back(self, connection: sqlite3.Connection | None, *, keep: bool) -> None:
-        with self._gate:
-            self._reading -= 1
-            if keep and connection is not None and len(self._idle) < READERS_IDLE_MAX:
-                self._idle.append(connection)
-                connection = None
-            if self._reading == 0:
-                self._gate.notify_all()
-        if connection is not None:
-            connection.close()
+    def _borrow(self, loan: list[sqlite3.Connection]) -> None:
+        self._require_usable()
+        self._loans[id(loan)] = loan
+        if self._idle:
+            loan.append(self._idle.pop())
+
+    def _end_loan(self, loan: list[sqlite3.Connection]) -> None:
+        while loan:
+            loan.pop().close()
+        self._loans.pop(id(loan), None)
+
+    def _roll_back(self) -> None:
+        """Ends a transaction that was interrupted."""
+        if held(self._lock) and self._writer is not None and self._writer.in_transaction:
+            with suppress(sqlite3.Error):
+                self._writer.rollback()
 
     def _drop_writer(self) -> None:
         if self._writer is not None:
@@ -279,18 +298,26 @@ class SqliteFile:
             return
         lock = self.path.with_name(self.path.name + ".lock")
         try:
-            file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = open_private(lock, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise ServiceRefused(f"{lock}: {error.strerror}; {remedy(error)}") from error
         try:
-            deadline = time.monotonic() + self._timeout
-            while not _try_flock(file):
-                if time.monotonic() >= deadline:
-                    raise ServiceUnavailable(f"{lock}: another process holds it; try again")
-                time.sleep(_FLOCK_POLL_SECONDS)
+            self._await_flock(file, lock)
             yield
-        finally:
-            os.close(file)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            unlocked, file = file, -1
+            os.close(unlocked)
+        except BaseException:  # not `finally`, which could be interrupted
+            if file != -1:
+                os.close(file)
+            raise
+
+    def _await_flock(self, file: int, lock: Path) -> None:
+        deadline = deadline_of_request(self._timeout)
+        while not _try_flock(file):
+            if time.monotonic() >= deadline:
+                raise ServiceUnavailable(f"{lock}: another process holds it; try again")
+            time.sleep(_FLOCK_POLL_SECONDS)
 
     # ---- forks ----
 
@@ -299,11 +326,15 @@ class SqliteFile:
         deadline = time.monotonic() + 2 * self._timeout
         if not self._lock.acquire(timeout=2 * self._timeout):
             return False
-        self._gate.acquire()
-        if self._gate.wait_for(lambda: self._reading == 0, max(0.0, deadline - time.monotonic())):
-            return True
-        self._release()
-        return False
+        while True:
+            self._gate.acquire()  # nothing is lent from now on
+            if not self._loans:
+                return True
+            self._gate.release()
+            if time.monotonic() >= deadline:
+                self._lock.release()
+                return False
+            time.sleep(_LOANS_POLL_SECONDS)
 
     def _release(self) -> None:
         self._gate.release()
@@ -326,9 +357,9 @@ class SqliteFile:
         if self._writer is not None:
             _inherited.append(self._writer)
         _inherited.extend(self._idle)
-        self._writer, self._idle, self._reading = None, [], 0
-        self._lock = threading.Lock()
-        self._gate = threading.Condition(threading.Lock())
+        self._writer, self._idle, self._loans = None, [], {}
+        self._lock = threading.RLock()
+        self._gate = threading.RLock()
 
 
 def _try_flock(file: int) -> bool:

@@ -34,7 +34,7 @@ from forebay.catalog.records import (
     encode_record,
     may_become,
 )
-from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import CommitRefused, DescriptorError, UsageError
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.names import TopicName, parse_object
@@ -103,7 +103,7 @@ def swap(
     intent. Raises UsageError if the objects do not cover exactly the offsets of the new one.
     """
     _require_same_range(intent, descriptor, replaced)
-    state = _Swapping(catalog, topic, intent, descriptor, tuple(replaced), clock)
+    state = _Swapping(catalog, topic, intent, descriptor, tuple(replaced), since_1970(clock))
     return until_known(lambda: catalog.update(topic, None, state.change))
 
 
@@ -253,7 +253,7 @@ class _SwappingBack:
         self._topic = topic
         self._object_id = object_id
         self._offsets = offsets
-        self._clock = clock
+        self._clock = since_1970(clock)
         self._token = secrets.token_hex(8)
         self.restored: list[ObjectDescriptor] = []
 

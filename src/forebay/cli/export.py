@@ -43,6 +43,12 @@ _DIGITS_MAX: Final = 15
     "[default: iceberg.db beside the table]",
 )
 @click.option("--json-values", is_flag=True, help="Make columns of the fields of JSON objects.")
+@click.option(
+    "--keep-value/--no-keep-value",
+    default=True,
+    show_default=True,
+    help="With --json-values, keep the text of each message in the column value.",
+)
 @click.option("--start", type=int, metavar="OFFSET", help="The first offset of a new table.")
 @click.option("--end", type=int, metavar="OFFSET", help="Stop before this offset.")
 @click.option(
@@ -73,9 +79,10 @@ def export(
 ) -> None:
     """Appends the new messages of TOPIC to TABLE, each exactly once.
 
-    TABLE is a directory; it is created if needed. The table records how far it got: run the command
+    TABLE is a directory; it is created if needed. A topic with partitions is one table with all of
+    them, told apart by the column partition. The table records how far it got: run the command
     again to add newer messages, or to continue after a run that was killed. With --json-values, a
-    message that is not a JSON object, or does not fit the columns, goes to the table
+    message that is not a JSON object, or does not fit the columns exactly, goes to the table
     TABLE_rejected. Exit code 1 if the export stopped before the end, for example because the next
     offsets were deleted or lost before they were exported.
 
@@ -118,11 +125,14 @@ def export(
 
 def _export_lines(report: ExportReport) -> Iterator[str]:
     for row in report.rows:
-        yield f"  {_commit_line(row)}"
+        yield f"  {_commit_line(row, report.topic)}"
     did = "would be exported" if report.dry_run else "exported"
     side = f", {report.rejected} to {report.rejected_table}" if report.rejected else ""
     where = f"the next offset is {report.next_offset}"
-    if report.next_offset is None:
+    if len(report.next_offsets) > 1:
+        reached = (f"{name} {offset or 0}" for name, offset in report.next_offsets.items())
+        where = f"the next offsets are {', '.join(reached)}"
+    elif report.next_offset is None:
         where = "nothing was committed"
     yield (
         f"{report.topic}: {report.records} messages {did} to {report.table}{side}, in "
@@ -130,13 +140,14 @@ def _export_lines(report: ExportReport) -> Iterator[str]:
     )
 
 
-def _commit_line(row: ExportRow) -> str:
+def _commit_line(row: ExportRow, topic: str) -> str:
+    of = "" if row.topic == topic else f"{row.topic}: "
     if row.error is not None or row.start_offset is None or row.end_offset is None:
-        return f"stopped: {row.error}"
+        return f"{of}stopped: {row.error}"
     skipped = f", after {row.skipped} that were deleted or lost" if row.skipped else ""
     rejected = f", {row.rejected} rejected" if row.rejected else ""
     return (
-        f"offsets {row.start_offset} to {row.end_offset - 1}{skipped}: {row.records} messages"
+        f"{of}offsets {row.start_offset} to {row.end_offset - 1}{skipped}: {row.records} messages"
         f"{rejected}, {row.files} files, {row.bytes} bytes"
     )
 

@@ -53,11 +53,23 @@ def plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
             # Redirect stdout, so that flushing the rest at exit does not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
             sys.exit(0)
+        except PermissionError as error:
+            click.echo(f"forebay: {_not_allowed(error)}", err=True)
+            sys.exit(2)
         except (ForebayError, OSError) as error:
             click.echo(f"forebay: {error}", err=True)
             sys.exit(2)
 
     return wrapped
+
+
+def _not_allowed(error: PermissionError) -> str:
+    if isinstance(error, ForebayError) or error.filename is None:
+        return str(error)
+    return (
+        f"{error.filename}: {error.strerror}; a store is private to the user that created it: run "
+        "the command as that user, or through its server with --url"
+    )
 
 
 def store_options(command: Callable[..., _R]) -> Callable[..., _R]:

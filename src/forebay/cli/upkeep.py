@@ -315,7 +315,7 @@ def restore(
 
     check_runner(runner, master)
     if bool(topics) == everything:
-        raise UsageError("give either the topics to restore or --all, not both")
+        raise UsageError("name the topics to restore, or give --all; not both")
     bad = False
     with (
         lazy_session(settings, master) as chosen,

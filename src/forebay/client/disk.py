@@ -43,20 +43,33 @@ def server_to_ask(settings: StoreSettings) -> ServerAddress | None:
     Settings may be older than the server's current run. If the directory exists here and names
     another instance than the settings, this asks the server for its instance. If it is the one in
     the directory, the server was restarted, and the directory is read directly. The same if no
-    server responds.
+    server responds. A process of another user, whom the directory does not let in, cannot see it.
     """
     server = settings.server
     if server is None or settings.data is None:
         return None
     info = read_server_info(settings.data)
     here = None if info is None else info.instance
-    logs = os.path.isdir(wal_root(settings))  # noqa: PTH112  # False, not an error, without access
+    logs = _lets_in(wal_root(settings))
+    if logs is None:
+        return server
     if here is not None and here == server.instance and (logs or settings.wal_root is None):
         return None
     if not logs:
         return server
     now = _instance_at(server)
     return None if now in (None, here) else server
+
+
+def _lets_in(directory: Path) -> bool | None:
+    """Whether the directory is here; None if it is one that this user may not look into."""
+    try:
+        with os.scandir(directory):
+            return True
+    except PermissionError:
+        return None
+    except OSError:
+        return False
 
 
 def _instance_at(address: ServerAddress) -> str | None:

@@ -57,7 +57,7 @@ _SILENT: Final[Mapping[int, type[ForebayError]]] = {
     503: ServiceUnavailable,
 }
 """The errors of responses without a body, such as those to HEAD."""
-_REFUSED: Final = {400, 401, 403, 404, 413}
+_REFUSED: Final = {400, 401, 403, 404, 413, 415}
 """Statuses with which the server refuses a request before it does anything."""
 _BODY_BYTES_MAX: Final = 64 * MIB
 _ERROR_BYTES_MAX: Final = 1 * MIB

@@ -6,6 +6,9 @@ overwrite each other; `open_locked` keeps a directory to one writer. Its lock is
 directory. It belongs to the open handle, not to the process, so a second handle of the same process
 conflicts too.
 
+Files and directories are private to their user (0600 and 0700), whatever the umask is, because they
+hold messages. `open_private` and `make_private_dirs` are for those that other modules create.
+
 Beware: a handle must not be closed while another thread is inside one of its calls, because the
 descriptor's number may be reused for another file meanwhile.
 """
@@ -21,8 +24,39 @@ from pathlib import Path
 from forebay.format.layout import Buffer
 
 _CLOSED = -1  # reads and writes fail with EBADF; os.fdatasync raises ValueError
-_MODE = 0o644
+_FILE_MODE = 0o600
+_FOLDER_MODE = 0o700
 _PARTS_MAX = 1024  # IOV_MAX
+
+
+def open_private(path: Path | str, flags: int) -> int:
+    """Opens a file; one that it creates is private to its user, whatever the umask is.
+
+    An existing file keeps its mode.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
+    if os.fstat(fd).st_mode & _FILE_MODE != _FILE_MODE:  # the umask took the user's own rights
+        os.fchmod(fd, _FILE_MODE)
+    return fd
+
+
+def make_private_dirs(path: Path) -> None:
+    """Creates a directory and its missing parents, private to their user, whatever the umask is.
+
+    Existing directories keep their modes. Raises FileExistsError if `path` is a file.
+    """
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_private_dirs(path.parent)
+    try:
+        path.mkdir(_FOLDER_MODE)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        if path.stat().st_mode & _FOLDER_MODE != _FOLDER_MODE:
+            path.chmod(_FOLDER_MODE)  # the umask took the user's own rights
 
 
 class LocalAppendFile:
@@ -142,7 +176,7 @@ class LocalDisk:
     def make_dirs(self, path: Path) -> None:
         if not path.is_dir():
             self.make_dirs(path.parent)
-            path.mkdir(exist_ok=True)
+            make_private_dirs(path)
             self.sync_dir(path.parent)
         elif not path.is_mount():
             self._sync_existing_name(path)
@@ -167,8 +201,7 @@ class LocalDisk:
         return path.stat().st_mtime
 
     def create(self, path: Path) -> LocalAppendFile:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return LocalAppendFile(os.open(path, flags, _MODE), path)
+        return LocalAppendFile(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), path)
 
     def open_append(self, path: Path) -> LocalAppendFile:
         return LocalAppendFile(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path)
@@ -199,7 +232,7 @@ class LocalDisk:
         fd = _CLOSED
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _MODE)
+            fd = open_private(path, os.O_WRONLY | os.O_CREAT)
             return LocalLockedFile(fd, lock_fd, path)
         except BaseException:
             os.close(lock_fd)

@@ -172,6 +172,14 @@ def find_frames(
     return Found(list(zip(offsets, starts, strict=True)), resume)
 
 
+class FrameTooLarge(Exception):
+    """A frame has more bytes than a reader may hold. The reader can try again with more."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"a frame has {size} bytes")
+        self.size = size
+
+
 class FrameDecoder:
     """Decodes frames from a stream of chunks that are cut anywhere.
 
@@ -268,6 +276,11 @@ class FrameAssembler:
     def pending(self) -> int:
         """Bytes held of a frame that is not complete yet."""
         return self._filled
+
+    @property
+    def needed(self) -> int:
+        """The bytes of that frame when it is complete; 0 if there is none or they are unknown."""
+        return 0 if self._filled < HEADER_BYTES else len(self._carry)
 
     def feed(self, chunk: Buffer) -> list[Scan]:
         """Returns the frames that the chunk completes, in order: at most two scans, none empty.

@@ -201,11 +201,11 @@ def decode_messages(frames: Scan) -> Iterator[StreamMessage]:
         frames.buffer, frames.positions, frames.lengths
     )
     data = bytes(frames.buffer)
+    offsets, positions, lengths = frames.offsets, frames.positions, frames.lengths
+    del frames  # a caller that has dropped it too holds the bytes once, not twice
     heads: dict[bytes, tuple[int, int, str, str]] = {}
     middles: dict[bytes, tuple[str, str | None]] = {}
-    for row, (offset, position, length) in enumerate(
-        zip(frames.offsets, frames.positions, frames.lengths, strict=True)
-    ):
+    for row, (offset, position, length) in enumerate(zip(offsets, positions, lengths, strict=True)):
         tail_at = pairs_at[row] + pairs_size[row] if row != bad else 0
         tail = data[tail_at : position + length]
         if row == bad or flavours[row] != FIXED or not tail.startswith(_NO_SCHEMA):

@@ -71,6 +71,22 @@ class TopicName(NamedTuple):
         match = _PARTITION.fullmatch(self.topic)
         return int(match["number"]) if match else 0
 
+    @property
+    def is_partition(self) -> bool:
+        """Whether the name ends with `-part-` and a number."""
+        return _PARTITION.fullmatch(self.topic) is not None
+
+    @property
+    def twin(self) -> TopicName | None:
+        """The other topic that would be the same partition: `orders` and `orders-part-0`.
+
+        Both are partition 0 of `orders`. None for a partition with another number.
+        """
+        match = _PARTITION.fullmatch(self.topic)
+        if match is None:
+            return TopicName(self.namespace, f"{self.topic}-part-0")
+        return TopicName(self.namespace, match["base"]) if self.partition == 0 else None
+
 
 def _valid_part(part: str) -> bool:
     return (

@@ -19,7 +19,7 @@ modification time, size and inode number.
 
 A copy is a hard link, and has the etag and modification time of its source. Sharing the inode is
 safe because objects are never opened for writing: `put_object` replaces the file, and a delete
-removes one name.
+removes one name. Files and directories are private to their user.
 
 Beware: unlike in a bucket, `a` and `a/b` cannot both be objects.
 """
@@ -46,7 +46,7 @@ from forebay.errors import (
     UsageError,
     remedy,
 )
-from forebay.files.local import LocalDisk
+from forebay.files.local import LocalDisk, open_private
 from forebay.format.layout import Buffer
 from forebay.objects.backend import (
     ObjectMeta,
@@ -99,8 +99,7 @@ class LocalWriter(WriterScope):
         self._metadata = metadata
         self._publish = backend.publish_new if create else backend.publish
         self._path = backend.temporary()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd: int | None = os.open(self._path, flags, 0o644)
+        self._fd: int | None = open_private(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with suppress(OSError):  # without the lock the file is still safe for a day
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -344,7 +343,7 @@ class LocalBackend:
         record = {"etag": etag, "metadata": metadata}
         temporary = self.temporary()
         try:
-            with temporary.open("xb") as file:
+            with open(temporary, "xb", opener=open_private) as file:
                 file.write(json.dumps(record).encode())
                 file.flush()
                 os.fsync(file.fileno())

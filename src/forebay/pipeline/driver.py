@@ -38,6 +38,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from forebay import metrics
 from forebay.errors import ForebayError
+from forebay.files.local import make_private_dirs
 from forebay.logs import fields_of
 from forebay.pipeline.execute import SparkExecutor
 from forebay.pipeline.location import job_settings
@@ -326,7 +327,7 @@ def _with_own_folder(settings: StoreSettings) -> StoreSettings:
     folder = Path(settings.data) / WORK_FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     own = folder / str(os.getpid())
-    own.mkdir(parents=True, exist_ok=True)
+    make_private_dirs(own)
     options = {
         "spark.local.dir": str(own),
         "spark.sql.warehouse.dir": str(own / "warehouse"),
@@ -338,6 +339,7 @@ def _with_own_folder(settings: StoreSettings) -> StoreSettings:
 def main() -> None:
     events = Events(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
+    os.umask(0o077)  # Spark writes below the data directory too
     threading.Thread(target=beat, args=(events,), name="beat", daemon=True).start()
     commands = sys.stdin.buffer
     length = int.from_bytes(commands.read(LENGTH_BYTES), "little")

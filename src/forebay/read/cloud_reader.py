@@ -18,6 +18,7 @@ from forebay.errors import LogClosed
 from forebay.format.frame import Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.format.names import TopicName
+from forebay.interrupts import holding
 from forebay.read.fetch_pool import FetchPool
 from forebay.read.object_stream import DescriptorSource, ObjectStream
 from forebay.read.sidecar_index import SidecarIndexes
@@ -47,7 +48,7 @@ class CloudReader:
         self._settings = settings
         self._pool = pool
         self._indexes = indexes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._streams: weakref.WeakSet[ObjectStream] = weakref.WeakSet()
         self._closed = False
 
@@ -67,10 +68,10 @@ class CloudReader:
             end,
             indexes=self._indexes,
         )
-        with self._lock:
-            if self._closed:
-                raise LogClosed(f"the reader of {self._topic} is closed")
-            self._streams.add(stream)
+        holding(self._lock, lambda: self._streams.add(stream))
+        if self._closed:
+            stream.close()
+            raise LogClosed(f"the reader of {self._topic} is closed")
         return stream
 
     def frames(self, start: int, end_inclusive: int | None = None) -> Generator[Scan]:
@@ -103,10 +104,8 @@ class CloudReader:
 
     def close(self) -> None:
         """Ends all iterators. May be called from any thread."""
-        with self._lock:
-            self._closed = True
-            streams = list(self._streams)
-        for stream in streams:
+        self._closed = True
+        for stream in holding(self._lock, lambda: list(self._streams)):
             stream.close()
 
     def __enter__(self) -> CloudReader:

@@ -8,13 +8,12 @@ Beware: a request that runs cannot be interrupted. Its thread ends when the stor
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from forebay.errors import LogClosed
 from forebay.forks import disown_after_fork
+from forebay.interrupts import Latch, WorkerThreads
 from forebay.limits import FETCH_THREADS
 
 _Result = TypeVar("_Result")
@@ -33,84 +32,51 @@ class FetchPool:
 
     def __init__(self, threads: int = FETCH_THREADS) -> None:
         self._threads_max = threads
-        self._changed = threading.Condition(threading.Lock())
-        self._waiting: deque[FetchFuture[object]] = deque()
-        self._threads: list[threading.Thread] = []
-        self._idle = 0
         self._closed = False
+        self._workers = self._new_workers()
         disown_after_fork(self)
+
+    def _new_workers(self) -> WorkerThreads[FetchFuture[object]]:
+        return WorkerThreads(self._threads_max, "fetch", self._work)
 
     def disown(self) -> None:
         """Closes the pool in a forked child, which does not have the parent's threads."""
-        self._changed = threading.Condition(threading.Lock())
-        self._threads.clear()
-        self._waiting.clear()
+        self._workers = self._new_workers()
         self._closed = True
 
     @property
     def thread_count(self) -> int:
-        return len(self._threads)
+        return self._workers.started
 
     @property
     def idle_count(self) -> int:
         """Threads that wait for a request."""
-        return self._idle
+        return self._workers.idle
 
     def submit(self, job: Callable[[], _Result]) -> FetchFuture[_Result]:
         """Runs `job` on one of the threads. Raises LogClosed after `close`."""
         fetch: FetchFuture[_Result] = FetchFuture(job)
-        with self._changed:
-            if self._closed:
-                raise LogClosed("the pool of fetching threads is closed")
-            self._waiting.append(fetch)  # type: ignore[arg-type] # only run and cancel are used
-            self._provide_thread()
+        if not self._closed:
+            self._workers.put(fetch)  # type: ignore[arg-type] # only run and cancel are used
+        if self._closed:  # perhaps just now, and nobody takes what was put
+            fetch.cancel()
+            raise LogClosed("the pool of fetching threads is closed")
         return fetch
 
     def close(self) -> None:
         """Cancels requests that have not begun, and ends the threads. Waits up to JOIN_SECONDS."""
-        with self._changed:
-            self._closed = True
-            for fetch in self._waiting:
-                fetch.cancel()
-            self._waiting.clear()
-            self._changed.notify_all()
-        patience = JOIN_SECONDS / max(len(self._threads), 1)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(patience)
-
-    def _provide_thread(self) -> None:
-        if self._idle >= len(self._waiting):
-            self._changed.notify()
-            return
-        if len(self._threads) < self._threads_max:
-            name = f"forebay-fetch-{len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads: the existing ones serve the request
-                if not self._threads:
-                    self._waiting.pop()
-                    raise
-                return
-            self._threads.append(thread)
+        self._closed = True
+        while (fetch := self._workers.get_nowait()) is not None:
+            fetch.cancel()
+        self._workers.close(FetchFuture(lambda: None))
+        self._workers.join(JOIN_SECONDS)
 
     def _work(self) -> None:
-        while (fetch := self._next()) is not None:
-            fetch.run()
+        while not self._closed:
+            fetch = self._workers.get()
+            if fetch is not None:
+                fetch.run()
             del fetch  # an idle thread must not keep the result alive
-
-    def _next(self) -> FetchFuture[object] | None:
-        with self._changed:
-            while not self._waiting:
-                if self._closed:
-                    return None
-                self._idle += 1
-                try:
-                    self._changed.wait()
-                finally:
-                    self._idle -= 1
-            return self._waiting.popleft()
 
 
 class FetchFuture(Generic[_Result]):
@@ -123,17 +89,17 @@ class FetchFuture(Generic[_Result]):
         self._value: _Result | None = None
         self._error: BaseException | None = None
         self._cancelled = False
-        self._finished = threading.Event()
+        self._finished = Latch()
 
     @property
     def succeeded(self) -> bool:
         """Whether `result` would return without waiting."""
-        return self._finished.is_set() and self._error is None and not self._cancelled
+        return self._finished.woken and self._error is None and not self._cancelled
 
     @property
     def failed(self) -> bool:
         """Whether `result` would raise without waiting."""
-        return self._finished.is_set() and not self.succeeded
+        return self._finished.woken and not self.succeeded
 
     def run(self) -> None:
         """Runs the request. Called once."""
@@ -147,14 +113,14 @@ class FetchFuture(Generic[_Result]):
         self._job = None
         if self._cancelled:  # while the job ran, so `cancel` could not drop the value
             self._value = None
-        self._finished.set()
+        self._finished.wake()
 
     def cancel(self) -> None:
         """Drops the result, and makes `result` raise FetchCancelled, also in a waiting thread."""
         self._cancelled = True
         self._job = None
         self._value = None
-        self._finished.set()
+        self._finished.wake()
 
     def result(self) -> _Result:
         """Waits for the result. Raises what the request raised, or FetchCancelled."""

@@ -40,10 +40,11 @@ from forebay.errors import (
     ServiceUnavailable,
 )
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES, Corruption, FrameAssembler, Scan
+from forebay.format.frame import HEADER_BYTES, Corruption, FrameAssembler, FrameTooLarge, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.format.resync import next_frame
+from forebay.interrupts import give_up, held, holding
 from forebay.limits import DESCRIPTOR_INDEX_ENTRIES
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
@@ -126,16 +127,17 @@ class ObjectStream:
         self._settings = settings
         self._lenient = settings.lenient
         self._chunk_bytes = chunk_bytes or settings.fetch_chunk_size
-        self._window_max = 0 if pool is None else settings.read_ahead_chunks
+        self._ahead_max = 0 if pool is None else settings.read_ahead_chunks
+        self._bytes_max: int | None = None
+        self._request_bytes, self._window_max = self._chunk_bytes, self._ahead_max
         self._indexes = indexes
         self._distrusted: set[str] = set()
         """Objects whose sidecars turned out to have a wrong index."""
         self._end = end
-        self._busy = threading.Lock()
+        self._busy = threading.RLock()
         """Held by `next` and `seek`."""
         self._stale = False
         """Whether fetched data must be dropped before the next frames are returned."""
-        self._lock = threading.Lock()
         self._closed = False
         # Requests in flight, in order, and the position at which fetching continues after them.
         self._fetches: deque[tuple[Chunk, FetchFuture[Buffer]]] = deque()
@@ -164,6 +166,7 @@ class ObjectStream:
         """Objects that are damaged, although their index was doubted first."""
         self.offset = start
         """The offset of the next message."""
+        self._counting = threading.RLock()
         self.bytes_fetched = 0
         self.bytes_used = 0
         self.skipped = 0
@@ -185,11 +188,11 @@ class ObjectStream:
         CorruptFrame for a damaged frame (a lenient stream skips it), MissingData if an object in
         the catalog is not in the store, ForeignObject if an object has another etag and another
         content than its descriptor says, what `DescriptorSource.missing` returns for a gap,
-        ServiceError if the store or the catalog fails, and LogClosed if the pool was closed.
+        ServiceError if the store or the catalog fails, LogClosed if the pool was closed, and
+        FrameTooLarge for a frame over the limit.
         """
         try:
-            with self._busy:
-                return None if self._closed else self._next(limit)
+            return holding(self._busy, lambda: None if self._closed else self._next(limit))
         except FetchCancelled:
             if not self._closed:
                 raise LogClosed(f"{self._topic}: the store was closed during the read") from None
@@ -215,17 +218,30 @@ class ObjectStream:
 
     def seek(self, start: int, end: int | None) -> None:
         """Continues with the offsets `start..end`, `end` not included."""
-        with self._busy:
-            self._stale = True
-            self._missing.clear()
-            self.offset, self._end = start, end
+        holding(self._busy, lambda: self._seek(start, end))
+
+    def _seek(self, start: int, end: int | None) -> None:
+        self._stale = True
+        self._missing.clear()
+        self.offset, self._end = start, end
+
+    def limit(self, bytes_max: int | None) -> None:
+        """Limits the bytes in chunks: the one being read and those that are fetched ahead.
+
+        Applies to the next requests. A limit below the size of a chunk makes the requests smaller.
+        A frame that is larger than the limit raises FrameTooLarge. None removes the limit.
+        """
+        self._bytes_max = bytes_max
+        self._request_bytes, self._window_max = self._chunk_bytes, self._ahead_max
+        if bytes_max is not None:
+            self._request_bytes = min(bytes_max, self._chunk_bytes)
+            self._window_max = min(bytes_max // self._request_bytes - 1, self._ahead_max)
+        self._window = max(min(self._window, self._window_max), min(1, self._window_max))
 
     def close(self) -> None:
         """Ends the stream, drops its data and cancels its requests. A waiting `next` ends too."""
         self._closed = True
-        with self._lock:
-            fetches = list(self._fetches)
-        for _, future in fetches:
+        for _, future in self._fetches.copy():
             future.cancel()
         page = self._page
         if page is not None:
@@ -244,12 +260,15 @@ class ObjectStream:
         self.close()
 
     def _drop_if_idle(self) -> None:
-        # If a thread is in `next`, it drops everything when it returns.
-        if self._busy.acquire(blocking=False):
-            try:
+        # If a thread is in `next`, it drops everything when it returns. It may be this one, if a
+        # signal handler closes the stream.
+        if held(self._busy):
+            return
+        try:
+            if self._busy.acquire(blocking=False):
                 self._drop_frames()
-            finally:
-                self._busy.release()
+        finally:
+            give_up(self._busy)
 
     def _drop_frames(self) -> None:
         self._ready.clear()
@@ -343,6 +362,10 @@ class ObjectStream:
         Raises what the fetch raised, and the next call tries again. Raises FetchCancelled after
         `close`.
         """
+        if self._bytes_max is not None and self._frames is not None:
+            needed = self._frames.needed
+            if needed > self._bytes_max:
+                raise FrameTooLarge(needed)
         if self._sequential:
             self._window = min(2 * self._window, self._window_max)
         gap = self._fetch_ahead()
@@ -351,7 +374,9 @@ class ObjectStream:
             page, self._page = self._page, None
             if page is not None:
                 page.cancel()
-            error = None if gap is None else self._source.missing(gap)
+            error = None
+            if gap is not None:
+                error = self._submit(partial(self._source.missing, gap)).result()
             if error is not None:
                 raise error
             return False
@@ -362,8 +387,7 @@ class ObjectStream:
             self._drop_fetches()  # later requests may have failed in the same way
             self._position = position_of(chunk)
             raise
-        with self._lock:
-            self._fetches.popleft()
+        self._fetches.popleft()
         self._sequential = True
         self._feed(chunk, data)
         return True
@@ -376,12 +400,12 @@ class ObjectStream:
         """
         waited = False
         while True:
-            missing = 1 + self._window - len(self._fetches)
+            missing = max(1 + self._window - len(self._fetches), 0)
             planned = plan(
                 self._position,
                 self._known,
                 end=self._end,
-                chunk_bytes=self._chunk_bytes,
+                chunk_bytes=self._request_bytes,
                 count=missing,
             )
             for chunk in planned.chunks:
@@ -403,8 +427,7 @@ class ObjectStream:
 
     def _start_fetch(self, chunk: Chunk) -> None:
         future = self._submit(partial(self._fetch, chunk))
-        with self._lock:
-            self._fetches.append((chunk, future))
+        self._fetches.append((chunk, future))
         if self._closed:
             future.cancel()
         self._position = position_after(chunk)
@@ -452,11 +475,8 @@ class ObjectStream:
 
     def _drop_fetches(self) -> None:
         """Cancels all requests, and sets the read-ahead back to one chunk."""
-        with self._lock:
-            fetches = list(self._fetches)
-            self._fetches.clear()
-        for _, future in fetches:
-            future.cancel()
+        while self._fetches:
+            self._fetches.popleft()[1].cancel()
         self._sequential = False
         self._window = min(1, self._window_max)
 
@@ -493,11 +513,13 @@ class ObjectStream:
         except ServiceError as error:
             raise _ObjectShort(chunk) from error
         BYTES_FETCHED.add(len(data))
-        with self._lock:
-            self.bytes_fetched += len(data)
+        holding(self._counting, lambda: self._count(len(data)))
         if len(data) != chunk.end - chunk.start:
             raise _ObjectShort(chunk)
         return data
+
+    def _count(self, fetched: int) -> None:
+        self.bytes_fetched += fetched
 
     def _key(self, descriptor: ObjectDescriptor) -> str:
         return object_key(self._topic, descriptor.object_id)

@@ -21,6 +21,7 @@ from forebay.errors import DescriptorError, ServiceError, ServiceUnavailable
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, like
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key, sidecar
+from forebay.interrupts import holding
 from forebay.limits import DESCRIPTOR_BYTES_MAX, OBJECT_INDEX_BYTES
 from forebay.objects.backend import ObjectMeta
 from forebay.read.metrics import counted_request
@@ -44,7 +45,7 @@ class SidecarIndexes:
 
     def __init__(self, store: SidecarStore) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._cached: OrderedDict[tuple[TopicName, ObjectDescriptor], ObjectDescriptor] = (
             OrderedDict()
         )
@@ -61,20 +62,26 @@ class SidecarIndexes:
         if not descriptor.offset_index or gap <= max(fetch_bytes, _GAP_BYTES_MIN):
             return descriptor
         key = (topic, descriptor)
-        with self._lock:
-            known = self._cached.get(key)
-            if known is not None:
-                self._cached.move_to_end(key)
-                return known
+        known = holding(self._lock, lambda: self._recall(key))
+        if known is not None:
+            return known
         try:
             found = self._read(topic, descriptor)
         except ServiceUnavailable:
             return descriptor  # not kept: the next read tries again
-        with self._lock:
-            self._cached[key] = found
-            while len(self._cached) > _CACHED_MAX:
-                self._cached.popitem(last=False)
+        holding(self._lock, lambda: self._remember(key, found))
         return found
+
+    def _recall(self, key: tuple[TopicName, ObjectDescriptor]) -> ObjectDescriptor | None:
+        known = self._cached.get(key)
+        if known is not None:
+            self._cached.move_to_end(key)
+        return known
+
+    def _remember(self, key: tuple[TopicName, ObjectDescriptor], found: ObjectDescriptor) -> None:
+        self._cached[key] = found
+        while len(self._cached) > _CACHED_MAX:
+            self._cached.popitem(last=False)
 
     def _read(self, topic: TopicName, descriptor: ObjectDescriptor) -> ObjectDescriptor:
         try:

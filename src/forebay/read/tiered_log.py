@@ -20,6 +20,7 @@ from forebay.errors import ForebayError, MissingData, OffsetOutOfRange
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
 from forebay.format.names import TopicName
+from forebay.interrupts import run_aside
 from forebay.read.fetch_pool import FetchPool
 from forebay.read.holes import lost_error, report_jump
 from forebay.read.metrics import HANDOFFS
@@ -130,13 +131,14 @@ class _ObjectTier:
         """Where the reader continues after damaged messages that a lenient stream skipped, or after
         an accepted range."""
 
-    def read(self, offset: int, end: int | None) -> Scan | None:
+    def read(self, offset: int, end: int | None, bytes_max: int | None) -> Scan | None:
         if end is not None and offset >= end:
             return None
         held, self._held = self._held, None
         if held is not None and held.offsets[0] == offset:
             return held
         stream = self._stream
+        stream.limit(bytes_max)
         if self._ended or stream.offset != offset:
             handoff = self._log.start_offset
             if offset >= handoff:
@@ -148,7 +150,7 @@ class _ObjectTier:
             self._ended = True
             self.resume_offset = stream.offset
             if stream.offset == offset < self._log.start_offset and not stream.closed:
-                self.resume_offset = self._after_hole(offset)
+                self.resume_offset = run_aside(lambda: self._after_hole(offset))
         elif frames.offsets[0] > offset:
             self.resume_offset, self._held = frames.offsets[0], frames
             return None

@@ -153,7 +153,8 @@ def plan_object(
     if holes:
         remedy = (
             f"none: offsets {_shown(holes)} are in no local segment; restore the object from a "
-            "copy of the bucket, or let readers skip it with cloud_reader.lenient"
+            "copy of the bucket, let readers skip it with cloud_reader.lenient, or record what no "
+            "copy holds as lost with `forebay restore --verify --allow-gaps`"
         )
         return None, Finding(topic, Kind.OBJECT, key, fault, remedy, fixable=False)
     finding = Finding(

@@ -74,7 +74,7 @@ from forebay.topic.resources import StoreResources, catalog_file
 from forebay.topic.view import StoreView
 from forebay.upload.engine import correct, put_sidecar
 from forebay.wal.checkpoints import Publisher
-from forebay.wal.identity import LocalLog, read_nonces
+from forebay.wal.identity import LocalLog, read_nonces, set_aside
 
 _INDEX: Final = "its frames are right: its descriptor gets the right index"
 Repair: TypeAlias = tuple[Callable[[], None], Finding]
@@ -120,7 +120,7 @@ def repair(
     names = [parse_topic(name) for name in topics]
     report = RepairReport(apply)
     with closing(StoreView(resources or settings, disk=disk, clock=clock)) as view:
-        copies = Copies(view.disk, Path(view.name), clock.now_ms())
+        copies = Copies(view.disk, Path(view.name), view.clock.now_ms())
         for topic in names or _all_topics(view):
             _TopicRepair(view, topic, report, copies, accept_loss=accept_loss).run()
             report.topics += 1
@@ -232,7 +232,7 @@ class _TopicRepair:
         The log may hold the last good copy of messages that are damaged in objects, and recording a
         loss cuts it.
         """
-        survey = None if publisher is None else self._survey()
+        survey = None if publisher is None else self._survey(publisher)
         whole = self._repair_objects(survey)
         if publisher is not None and survey is not None:
             self._repair_log(publisher, survey, objects_whole=whole)
@@ -258,16 +258,31 @@ class _TopicRepair:
 
     # -- the local log --------------------------------------------------------------------------
 
-    def _survey(self) -> Survey | None:
+    def _survey(self, publisher: Publisher) -> Survey | None:
         """Reads the local log. Returns None if there is none, or if it is not the topic's log."""
         survey = survey_log(self._disk, self._directory, self._names, str(self._topic))
         log_id, finding = judge_id(str(self._topic), survey, self._record)
         if finding is not None:
             self._settle(finding, partial(self._put_log_id, log_id))
         known = self._record.log_id if self._record is not None else None
-        if not survey.begun or known not in (None, log_id):
+        if not survey.begun:
+            return None
+        if known not in (None, log_id):
+            self._settle_other(survey, publisher, log_id)
             return None
         return replace(survey, older=self._is_older(log_id, survey))
+
+    def _settle_other(self, survey: Survey, publisher: Publisher, log_id: str | None) -> None:
+        """Sets another log than the topic's aside, if opening cannot, because it is damaged."""
+        topic = str(self._topic)
+        if log_id is None or not plan_local(topic, survey, None, lambda _start, _end: []).findings:
+            return
+        what = "another log than the topic's newest is here, and it is damaged"
+        where = str(self._directory)
+        self._settle(
+            Finding(topic, Kind.SEGMENT, where, what, "its files are set aside as they are"),
+            partial(set_aside, self._disk, self._directory, self._names, publisher, log_id),
+        )
 
     def _is_older(self, log_id: str | None, survey: Survey) -> bool:
         """Whether opening would refuse the log as an older copy."""

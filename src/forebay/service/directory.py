@@ -17,12 +17,9 @@ from typing import Final
 
 from forebay.client.address import ServerInfo, is_id, read_server_info, server_file
 from forebay.errors import DiskError, FormatError, LogLocked, remedy
+from forebay.files.local import make_private_dirs, open_private
 from forebay.format.names import SERVER_LOCK_FILE, STORE_ID_FILE
 
-_MODE: Final = 0o600
-"""Only the owner may read the address file: reading it proves access to the directory."""
-_ID_MODE: Final = 0o644
-"""The id is not secret: `/healthz` returns it to everybody."""
 _ID_BYTES_MAX: Final = 64
 
 
@@ -37,10 +34,8 @@ class DataDirectory:
         self.path = path
         self._note: ServerInfo | None = None
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(
-                path / SERVER_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE
-            )
+            make_private_dirs(path)
+            self._fd = open_private(path / SERVER_LOCK_FILE, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise _unusable(path, error) from error
         try:
@@ -69,9 +64,8 @@ class DataDirectory:
         draft = path.with_name(path.name + ".tmp")
         try:
             draft.unlink(missing_ok=True)
-            with open(  # with an opener, so that the file has its mode from the start
-                draft, "xb", opener=lambda name, flags: os.open(name, flags, _MODE)
-            ) as file:
+            # Only the owner may read it: reading it proves access to the directory.
+            with open(draft, "xb", opener=open_private) as file:
                 file.write(note.encode())
             draft.replace(path)
         except OSError as error:
@@ -113,8 +107,7 @@ def _create_id(path: Path, file: Path) -> str:
     draft = file.with_name(file.name + ".tmp")
     try:
         draft.unlink(missing_ok=True)
-        with draft.open("xb") as written:
-            os.fchmod(written.fileno(), _ID_MODE)
+        with open(draft, "xb", opener=open_private) as written:
             written.write(new.encode() + b"\n")
             written.flush()
             os.fsync(written.fileno())

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay import metrics
+from forebay.files.local import open_private
 from forebay.logs import event
 from forebay.pipeline.driver import LINE_BYTES_MAX, REFUSED, Order, Orders, Outcome
 from forebay.settings import StoreSettings
@@ -250,8 +251,8 @@ def _open_log(path: Path) -> Any:
     Only its owner can read the file: Spark logs its configuration.
     """
     bound_log(path)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
-    os.fchmod(fd, _MODE)
+    fd = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.fchmod(fd, _MODE)  # of a file of an earlier release, too
     return os.fdopen(fd, "ab")
 
 

@@ -40,7 +40,7 @@ from forebay.admin.jobs import (
     JobsFull,
 )
 from forebay.admin.records import json_line
-from forebay.files.local import LocalDisk
+from forebay.files.local import LocalDisk, open_private
 from forebay.format.names import JOBS_FILE
 from forebay.logs import event
 from forebay.metrics import Counter
@@ -68,8 +68,6 @@ WAITING_MAX: Final = 32
 _CYCLE: Final = "interval"
 _REQUEST: Final = "request"
 JOBS_KEPT: Final = 200
-_MODE: Final = 0o600
-"""Error texts may contain anything."""
 _FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 _RECORD: Final = Decoder(JobRecord)
 
@@ -414,13 +412,14 @@ def _record(line: bytes) -> JobRecord | None:
 
 
 def write_jobs(path: Path, jobs: Iterable[JobRecord]) -> None:
-    """Replaces the file, and syncs it. After an OSError the old file is unchanged."""
+    """Replaces the file, and syncs it. After an OSError the old file is unchanged.
+
+    It is private to its user: the text of an error may contain anything.
+    """
     lines = [json_line(job) for job in jobs]
     draft = path.with_name(path.name + ".tmp")
     draft.unlink(missing_ok=True)
-    with open(  # with an opener, so that the file has its mode from the start
-        draft, "xb", opener=lambda name, flags: os.open(name, flags, _MODE)
-    ) as file:
+    with open(draft, "xb", opener=open_private) as file:
         file.write(b"".join(lines[-JOBS_KEPT:]))
         file.flush()
         os.fsync(file.fileno())

@@ -38,6 +38,7 @@ from forebay.client.address import ServerInfo
 from forebay.errors import ForebayError, LogClosed, ServiceUnavailable, UsageError
 from forebay.format.names import parse_topic
 from forebay.logs import event
+from forebay.objects.buffers import limit_arenas
 from forebay.service.directory import DataDirectory
 from forebay.service.jobs import JobQueue
 from forebay.settings import ServerAddress, StoreSettings
@@ -118,6 +119,7 @@ class Service:
             raise UsageError("a server needs a data directory: name one with --data or --config")
         if spark:
             settings = _for_spark(settings)
+        limit_arenas()
         raise_descriptors()  # first, as the HTTP server computes its connection limit from it
         self.settings = replace(settings, data=Path(settings.data or "").absolute())
         self._spark = spark

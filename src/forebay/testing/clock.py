@@ -10,9 +10,10 @@
 ...     [message.publish_time for message in topic.read()]
 [1700000000000, 1700000060000]
 
-`advance` moves the time of day and the monotonic time together. It then calls every subscriber, in
-the thread that advanced: components that wait for a deadline subscribe, and look at the clock again
-when they are called. A subscriber must not advance the clock.
+`advance` moves the time of day and the monotonic time together; `jump` moves the time of day alone,
+as when somebody sets it. Both then call every subscriber, in the calling thread: components that
+wait for a deadline subscribe, and look at the clock again when they are called. A subscriber must
+not move the clock.
 """
 
 from __future__ import annotations
@@ -57,6 +58,13 @@ class ManualClock(Clock):
             raise ValueError(f"a clock never goes back, asked to by {-seconds} s")
         with self._lock:
             self._elapsed_ns += round(seconds * _NS_PER_S)
+        for listener in self.listeners:
+            listener()
+
+    def jump(self, seconds: float) -> None:
+        """Moves the time of day alone, forward or back, then calls the subscribers."""
+        with self._lock:
+            self._start_ms += round(seconds * 1000)
         for listener in self.listeners:
             listener()
 

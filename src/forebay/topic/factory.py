@@ -14,7 +14,9 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +24,13 @@ from typing import Final, Protocol
 
 from forebay.catalog.catalog import Catalog
 from forebay.client.address import wal_root
-from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import ForebayError, LogClosed, TopicFenced
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.names import TopicName, is_topic, parse_topic
-from forebay.limits import CLOSE_SECONDS_MAX, FOLLOW_SECONDS
+from forebay.interrupts import run_aside
+from forebay.limits import CLOSE_SECONDS_MAX, CLOSE_THREADS, FOLLOW_SECONDS
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.objects.store import CloudStore
@@ -39,6 +42,7 @@ from forebay.topic.storage import WalStorage
 from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
 from forebay.wal.retention import Deleter
+from forebay.wal.watermarks import ThreadWaiter
 
 _log: Final = logging.getLogger("forebay.topic")
 FAILURES: Final = Counter(
@@ -46,6 +50,9 @@ FAILURES: Final = Counter(
     "Runs of background work that failed, by kind of error.",
     ["kind"],
 )
+_RELEASE_SHARE: Final = 0.8
+"""The part of the time for the catalog in which topics are given up one by one. The rest is for
+the one request that ends the lease: it frees all of them."""
 
 
 class Maintained(Protocol):
@@ -134,7 +141,7 @@ class WalStorageFactory:
             settings = replace(settings, data=Path(settings.data).absolute())
         self.settings = settings
         self._disk = disk or LocalDisk()
-        self._clock = clock
+        self._clock = clock = since_1970(clock)
         self._deleter = Deleter(settings.deleter)
         self.resources = (
             StoreResources(settings, clock, catalog=catalog, store=store).open()
@@ -151,6 +158,7 @@ class WalStorageFactory:
         self._opening: dict[TopicName, threading.Lock] = {}
         self._closed = False
         self._closing = threading.RLock()
+        self._revoke_by = float("-inf")
         self.closed = False
         """Whether `close` has finished. After an interrupt, `close` must be called again."""
         self._pid = os.getpid()
@@ -160,15 +168,19 @@ class WalStorageFactory:
         """Returns the topic's storage. Opens, recovers or creates the topic on first use.
 
         Raises TopicOwned if another process owns the topic, CorruptLog (MissingData) if data is
-        damaged or missing, and LogClosed after `close`.
+        damaged or missing, and LogClosed after `close`. An interrupt ends the wait and not the
+        opening: the next call returns the topic.
         """
         topic = parse_topic(name)
         self._require_own()
+        storage = self._storages.get(topic)
+        if storage is not None and not storage.wal.ended and not self._closed:
+            return storage
+        return run_aside(partial(self._open_in_turn, topic))
+
+    def _open_in_turn(self, topic: TopicName) -> WalStorage:
         with self._lock:
             self._require_open()
-            storage = self._storages.get(topic)
-            if storage is not None and not storage.wal.ended:
-                return storage
             turn = self._opening.setdefault(topic, threading.Lock())
         with turn:
             return self._open(topic)
@@ -244,20 +256,20 @@ class WalStorageFactory:
 
     def opened(self, name: str) -> WalStorage | None:
         """Returns the topic's storage if it is open and has not stopped; None otherwise."""
-        with self._lock:
-            storage = self._storages.get(parse_topic(name))
+        storage = self._storages.get(parse_topic(name))
         return storage if storage is not None and not storage.wal.ended else None
 
     def storages(self) -> list[WalStorage]:
         """Returns the storages that are open and have not stopped."""
-        with self._lock:
-            return [each for each in self._storages.values() if not each.wal.ended]
+        return [each for each in self._storages.copy().values() if not each.wal.ended]
 
     def topics(self) -> list[str]:
         """Returns the names of all topics, open or not, sorted."""
         self._require_own()
-        with self._lock:
-            names = {str(topic) for topic in self._storages}
+        return run_aside(self._topics)
+
+    def _topics(self) -> list[str]:
+        names = {str(topic) for topic in self._storages.copy()}
         if self.resources is not None:
             names.update(str(topic) for topic in self.resources.catalog.topics())
         root = self._wal_root()
@@ -273,12 +285,24 @@ class WalStorageFactory:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def require_outside(self) -> None:
+        """Raises UsageError if the calling thread is in the middle of a call on a log.
+
+        Another thread would wait for that log's lock, and this one for the other thread.
+        """
+        for storage in self._storages.copy().values():
+            storage.wal.require_outside()
+
     def close(self) -> None:
         """Syncs and closes every topic. Raises the first error after all were tried.
 
-        Requests to the object store are waited for, CLOSE_SECONDS_MAX for all topics together. In a
-        forked child it does nothing, because the topics belong to the parent. If it is interrupted,
-        call it again to continue.
+        All logs are synced first, while the lease is valid, so that what they queued is confirmed
+        although the catalog may be away. Then requests to the object store are waited for, at most
+        CLOSE_SECONDS_MAX, and the topics are given up, within `metadata.timeout_seconds`: both for
+        all topics together. A topic that could not be given up becomes free when the lease ends.
+
+        In a forked child it does nothing, because the topics belong to the parent. If it is
+        interrupted, call it again to continue.
         """
         if os.getpid() != self._pid:
             return
@@ -290,17 +314,40 @@ class WalStorageFactory:
         with self._lock:
             self._closed = True
             storages = list(self._storages.values())
+        uploaders = [each.uploader for each in storages if each.uploader is not None]
+        for uploader in uploaders:
+            uploader.stop()
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
-        for storage in storages:
-            if storage.uploader is not None:
-                storage.uploader.stop()
+        self._finish_by(deadline)
+        _sync_all(storages)
         closers: list[Callable[[], None]] = [
-            partial(_close_by, storage.close, deadline) for storage in storages
+            partial(side_by_side, [partial(_close_by, each.close, deadline) for each in uploaders]),
+            partial(self._give_up, storages),
+            partial(_close_by, self._background_pool.close, deadline),
+            self._pool.close,
         ]
-        closers += [partial(_close_by, self._background_pool.close, deadline), self._pool.close]
         if self.resources is not None:
-            closers.append(self.resources.close)
+            closers.append(partial(self._close_resources, self.resources))
         close_all([*closers, self._forget])
+
+    def _give_up(self, storages: list[WalStorage]) -> None:
+        """Closes the topics, whose uploads have ended, with one deadline for the catalog."""
+        seconds = self.settings.metadata.timeout_seconds
+        began = time.monotonic()
+        self._revoke_by = began + seconds
+        self._finish_by(began + _RELEASE_SHARE * seconds)
+        side_by_side([partial(storage.close, 0) for storage in storages])
+
+    def _close_resources(self, resources: StoreResources) -> None:
+        """Ends the lease, with the time that is left for it, and closes everything else."""
+        # Background work may have taken longer than that: the lease has its share in any case.
+        share = (1 - _RELEASE_SHARE) * self.settings.metadata.timeout_seconds
+        resources.finish_by(max(self._revoke_by, time.monotonic() + share))
+        resources.close()
+
+    def _finish_by(self, deadline: float) -> None:
+        if self.resources is not None:
+            self.resources.finish_by(deadline)
 
     def _forget(self) -> None:
         self.closed = True
@@ -338,6 +385,18 @@ def _trim(storage: Maintained) -> None:
         storage.index_chain()
 
 
+def _sync_all(storages: list[WalStorage]) -> None:
+    """Syncs what all logs have queued, at once. An error of a log is left to its `close`."""
+    waiters = []
+    for storage in storages:
+        waiter = ThreadWaiter()
+        with suppress(ForebayError, RuntimeError):  # without threads, `close` syncs by itself
+            if storage.wal.enlist(storage.wal.current_offset(), waiter, "synced"):
+                waiters.append(waiter)
+    for waiter in waiters:
+        waiter.wait()
+
+
 def _close_by(close: Callable[[float], None], deadline: float) -> None:
     close(max(deadline - time.monotonic(), 0))
 
@@ -352,3 +411,40 @@ def close_all(closers: list[Callable[[], None]]) -> None:
             first = first or error
     if first is not None:
         raise first
+
+
+def side_by_side(tasks: list[Callable[[], None]]) -> None:
+    """Calls all of them, on up to CLOSE_THREADS threads, even if some raise.
+
+    Then raises the first error. The calling thread works too: while the interpreter exits, no other
+    can be started. If it is interrupted, what the others have begun goes on.
+    """
+    waiting = deque(enumerate(tasks))
+    errors: dict[int, BaseException] = {}
+
+    def work() -> None:
+        while waiting:
+            try:
+                number, task = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                task()
+            except BaseException as error:  # noqa: BLE001  # raised below, once all were tried
+                errors[number] = error
+
+    threads: list[threading.Thread] = []
+    try:
+        with suppress(RuntimeError):  # there are no more threads: the running ones suffice
+            for _ in range(min(len(tasks), CLOSE_THREADS) - 1):
+                thread = threading.Thread(target=work, name="forebay-closing", daemon=True)
+                thread.start()
+                threads.append(thread)
+        work()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        waiting.clear()
+        raise
+    if errors:
+        raise errors[min(errors)]

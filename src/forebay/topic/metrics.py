@@ -49,8 +49,8 @@ class TopicGauges:
     def __init__(self, storages: Callable[[], Sequence[WalStorage]], clock: Clock) -> None:
         self._storages = storages
         self._clock = clock
-        self._since: dict[str, tuple[int, int]] = {}
-        """For each topic: an offset, and since when its message has waited, in milliseconds."""
+        self._since: dict[str, tuple[int, float]] = {}
+        """For each topic: an offset, and since when its message has waited, in monotonic time."""
         metrics.collect_from(self)
 
     def collect(self) -> None:
@@ -83,7 +83,7 @@ class TopicGauges:
 
     def _waited(self, uploader: Uploader, storage: WalStorage, offset: int) -> float:
         """Returns about how many seconds the message at `offset` has been in the log."""
-        now = self._clock.now_ms()
+        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         known = self._since.get(storage.name)
         if known is None or known[0] != offset:
             holding = [
@@ -93,9 +93,10 @@ class TopicGauges:
             ]
             if not holding:  # it was just uploaded or deleted
                 return 0
-            known = (offset, self._arrived(uploader, holding[0], offset, now))
+            arrived = self._arrived(uploader, holding[0], offset, now_ms)
+            known = (offset, now - (now_ms - arrived) / 1000)
             self._since[storage.name] = known
-        return max(now - known[1], 0) / 1000
+        return now - known[1]
 
     def _arrived(self, uploader: Uploader, segment: Segment, offset: int, now: int) -> int:
         """Returns when the message was published, or when its segment was created, if later.

@@ -27,7 +27,7 @@ from forebay.catalog.catalog import Catalog
 from forebay.catalog.connect import FILE_NAME, connect_kv
 from forebay.catalog.ownership import Session
 from forebay.client.address import wal_root
-from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.clock import SYSTEM_CLOCK, Clock, JumpWatch, since_1970
 from forebay.errors import CommitRefused, CorruptLog, LogClosed, UsageError
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
@@ -76,7 +76,8 @@ class StoreResources:
     ) -> None:
         return_large_blocks()
         self.settings = settings
-        self.clock = clock
+        self.clock = since_1970(clock)
+        self.jumps = JumpWatch(self.clock)
         self.server = server
         """The server to read through; None if this process sees the files itself."""
         self._lock = threading.RLock()
@@ -110,6 +111,16 @@ class StoreResources:
             self.close()
             raise
         return self
+
+    def finish_by(self, deadline: float) -> None:
+        """Limits the requests of the lease and of all topics to the catalog from now on.
+
+        They are given up at `deadline`, by `time.monotonic`.
+        """
+        with self._lock:
+            session = self._session
+        if session is not None:
+            session.finish_by(deadline)
 
     def close(self) -> None:
         """Ends the lease and closes everything. Idempotent.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, TypeVar
 
@@ -20,6 +21,7 @@ from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageErr
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
+from forebay.interrupts import holding, run_aside
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.opening import TopicClaim
@@ -101,11 +103,13 @@ class WalStorage(PersistentStorage):
         self._deleter = deleter
         self._claim = claim
         self._acknowledged = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.uploader: Uploader | None = None
         self._trimmer: Trimmer | None = None
         self._chain: Chain | None = None
         """The rows of the chain, until it is known that none is missing."""
+        self.start_unsure = False
+        """Whether the catalog may have a later start: remote retention runs, or has failed."""
         self._tiered_log = None
         if resources is not None and claim is not None:
             topic = parse_topic(wal.topic)
@@ -126,6 +130,14 @@ class WalStorage(PersistentStorage):
     @property
     def start_offset(self) -> int:
         """The oldest offset that can be read."""
+        if self.uploader is not None and self.start_unsure:
+            with suppress(ForebayError):  # the catalog is away: the start may be an earlier one
+                run_aside(self.uploader.record)
+        return self.start_known
+
+    @property
+    def start_known(self) -> int:
+        """`start_offset` as far as it is known here: never asks the catalog."""
         return self.wal.start_offset if self.uploader is None else self.uploader.start_offset
 
     # -- appending ------------------------------------------------------------------------------
@@ -157,7 +169,7 @@ class WalStorage(PersistentStorage):
         Without an `end` it waits for new messages. Raises OffsetOutOfRange if `start` is not in the
         topic.
         """
-        self._require_start(start)
+        self._require_start(start, self.start_offset)
         return self.wal.tail_reader(
             start.value, end=end, visibility=visibility, through=self._tiered_log
         )
@@ -170,14 +182,16 @@ class WalStorage(PersistentStorage):
         visibility: Visibility = "synced",
         threads: Executor | None = None,
     ) -> AsyncLogReader:
-        """`create_reader` for asyncio."""
-        self._require_start(start)
+        """`create_reader` for asyncio. It does not ask the catalog, which may take long.
+
+        Messages that remote retention is just deleting raise OffsetOutOfRange when they are read.
+        """
+        self._require_start(start, self.start_known)
         return self.wal.async_reader(
             start.value, end=end, visibility=visibility, through=self._tiered_log, threads=threads
         )
 
-    def _require_start(self, start: StartPosition) -> None:
-        oldest = self.start_offset
+    def _require_start(self, start: StartPosition, oldest: int) -> None:
         if start.value != "latest" and start.value < oldest:
             raise OffsetOutOfRange(
                 f"{self.name}: offset {start.value} is not in the topic: the oldest is {oldest}",
@@ -188,8 +202,10 @@ class WalStorage(PersistentStorage):
     def ack_checkpoint(self, up_to_offset: int) -> None:
         """Waits until the offset is synced, then records that consumers are done up to it."""
         self.wal.wait(up_to_offset)
-        with self._lock:
-            self._acknowledged = max(self._acknowledged, up_to_offset + 1)
+        holding(self._lock, lambda: self._acknowledge(up_to_offset + 1))
+
+    def _acknowledge(self, end: int) -> None:
+        self._acknowledged = max(self._acknowledged, end)
 
     @property
     def acknowledged(self) -> int:
@@ -212,7 +228,7 @@ class WalStorage(PersistentStorage):
     def accept_loss(self, start: int | None = None, end: int | None = None) -> AcceptedLoss:
         """Accepts lost and unknown offsets; see `forebay.topic.accept`."""
         uploader = self._require_uploader()
-        return accept_loss(uploader.catalog, uploader.topic, start, end)
+        return run_aside(lambda: accept_loss(uploader.catalog, uploader.topic, start, end))
 
     def follow_uploads(self) -> None:
         """Updates the watermarks to what another process, such as the pipeline, has uploaded."""
@@ -244,7 +260,14 @@ class WalStorage(PersistentStorage):
         return self.uploader
 
     def _fencing(self, action: Callable[[], _Result]) -> _Result:
-        """Runs `action`. If it raises TopicFenced, the log accepts no more appends."""
+        """Runs `action` aside. If it raises TopicFenced, the log accepts no more appends.
+
+        An interrupt ends the wait for it; the action itself goes on to its end.
+        """
+        self.wal.require_outside()
+        return run_aside(lambda: self._fenced_by(action))
+
+    def _fenced_by(self, action: Callable[[], _Result]) -> _Result:
         try:
             return action()
         except TopicFenced as error:
@@ -284,9 +307,11 @@ class WalStorage(PersistentStorage):
         if self._trimmer is None or self._claim is None:
             return []
         trimmer, claim = self._trimmer, self._claim
+        before, self.start_unsure = self.start_unsure, True
         gone = self._fencing(lambda: trimmer.trim_remote(claim.ownership.epoch))
-        if gone:
-            self._require_uploader().record()
+        if gone or before:
+            run_aside(self._require_uploader().record)
+        self.start_unsure = False
         return gone
 
     def abandon(self) -> None:

@@ -27,6 +27,7 @@ from forebay.errors import UsageError
 from forebay.files.disk import Disk
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
+from forebay.interrupts import run_aside
 from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings
 from forebay.topic.accept import AcceptedLoss
@@ -55,8 +56,18 @@ class Topic:
 
     @property
     def start_offset(self) -> int:
-        """The oldest offset that can be read."""
+        """The oldest offset that can be read. May ask the catalog."""
         return self._storage.start_offset
+
+    @property
+    def start_known(self) -> int:
+        """`start_offset` as far as it is known here: never asks the catalog."""
+        return self._storage.start_known
+
+    @property
+    def start_unsure(self) -> bool:
+        """Whether `start_offset` has to ask the catalog: remote retention runs, or has failed."""
+        return self._storage.start_unsure
 
     def append(
         self,
@@ -269,9 +280,14 @@ class Store:
         return StoreView(self._factory.resources)
 
     def close(self) -> None:
-        """Syncs and closes every topic. Idempotent. Called when the interpreter exits."""
+        """Syncs and closes every topic. Idempotent. Called when the interpreter exits.
+
+        An interrupt ends the wait and not the closing: call it again to wait for the rest. Raises
+        UsageError if a signal handler calls it in the middle of a call on a topic.
+        """
+        self._factory.require_outside()
         try:
-            self._factory.close()
+            run_aside(self._factory.close)
         finally:
             if self._factory.closed:  # if it was interrupted, it runs again at exit
                 atexit.unregister(self.close)

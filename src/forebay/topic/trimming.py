@@ -7,6 +7,9 @@ their descriptor. If the descriptor has no hash, they must have the frames of th
 that ends before the topic's start offset needs no objects: remote retention has already deleted
 those.
 
+The time of day may be wrong. An object from the future gets its age from the moment when it was
+first seen, and after a jump of the clock no object is deleted because of its age for a day.
+
 Beware: if an object is missing, damaged or another one, its segment is kept and the error is
 raised. Older segments may have been deleted before.
 """
@@ -44,6 +47,7 @@ REFUSED: Final = Counter(
     "Segments kept because their objects are missing or damaged.",
 )
 _MB: Final = 1024 * 1024
+_FIRST_SEEN_MAX: Final = 10_000
 
 
 class Trimmer:
@@ -64,6 +68,8 @@ class Trimmer:
         self._deleter = deleter
         self._remote = resources.settings.remote_retention
         self._clock = resources.clock
+        self._first_seen: dict[str, float] = {}
+        """When objects from the future were first seen, in monotonic time."""
 
     def trim_local(self, epoch: int) -> list[Segment]:
         """Runs one pass over the local segments and returns those it deleted.
@@ -125,7 +131,7 @@ class Trimmer:
         for descriptor in self._catalog.get_object_descriptors(self._topic, offset):
             if descriptor.start_offset > offset:
                 return False
-            if self._clock.now_ms() - descriptor.created_at * 1000 < lag_ms:
+            if self._age_ms(descriptor) < lag_ms:
                 return False
             if not self._resources.require_there(self._topic, descriptor):
                 self._require_same_frames(segment, descriptor)
@@ -133,6 +139,18 @@ class Trimmer:
             if offset >= segment.end_offset:
                 return True
         return False
+
+    def _age_ms(self, descriptor: ObjectDescriptor) -> float:
+        """Returns the age of the object; if it is from the future, since it was first seen."""
+        age_ms = self._clock.now_ms() - descriptor.created_at * 1000
+        if age_ms >= 0:
+            self._first_seen.pop(descriptor.object_id, None)
+            return age_ms
+        now = self._clock.monotonic()
+        first = self._first_seen.setdefault(descriptor.object_id, now)
+        if len(self._first_seen) > _FIRST_SEEN_MAX:
+            del self._first_seen[next(iter(self._first_seen))]
+        return (now - first) * 1000
 
     def _require_same_frames(self, segment: Segment, descriptor: ObjectDescriptor) -> None:
         """Raises ForeignObject if the object's frames are not those of the segment.
@@ -174,14 +192,15 @@ class Trimmer:
         minutes, size_mb = self._remote.time_minutes, self._remote.size_mb
         if minutes is None and size_mb is None:
             return []
+        if not self._clock_is_steady():
+            minutes = None
         objects, total = self._totals()
         gone: list[ObjectDescriptor] = []
         while (
             oldest := self._catalog.get_object_descriptors_range(self._topic, 0, limit=1)
         ) and objects > len(gone) + 1:
             descriptor = oldest[0]
-            age_ms = self._clock.now_ms() - descriptor.created_at * 1000
-            too_old = minutes is not None and age_ms >= minutes * 60_000
+            too_old = minutes is not None and self._age_ms(descriptor) >= minutes * 60_000
             too_much = size_mb is not None and total > size_mb * _MB
             if not (too_old or too_much):
                 break
@@ -192,6 +211,18 @@ class Trimmer:
             self._delete(descriptor, token)
             gone.append(descriptor)
         return gone
+
+    def _clock_is_steady(self) -> bool:
+        jumps = self._resources.jumps
+        jump = jumps.look()
+        if jump is not None:
+            event(
+                _log,
+                logging.WARNING,
+                "the clock jumped: no object is deleted by its age for a day; set the clock right",
+                jump_seconds=round(jump),
+            )
+        return jumps.steady
 
     def _totals(self) -> tuple[int, int]:
         """Returns the number of objects and their bytes. Reads them all if they are not counted."""

@@ -17,7 +17,7 @@ from types import TracebackType
 from forebay.catalog.adopt import restored
 from forebay.catalog.records import Owner, TopicRecord
 from forebay.client.address import wal_root
-from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import (
     ForebayError,
     MissingData,
@@ -54,7 +54,7 @@ class StoreView:
         if settings.data is None:
             raise UsageError("a store in memory can be read only by its own process")
         self.settings = replace(settings, data=Path(settings.data).absolute())
-        self.clock = clock
+        self.clock = since_1970(clock)
         self._resources = given or StoreResources(self.settings, clock)
         self._own_resources = given is None
         self._has_catalog = given is not None

@@ -57,6 +57,10 @@ class OpenObject:
     """Where the next frame for it is in the log."""
     opened_ms: int
     active_ms: int
+    """By the time of day, for the checkpoint."""
+    opened_at: float
+    active_at: float
+    """By the monotonic clock: a jump of the time of day must not keep the object open."""
 
 
 class RollingUploader(Uploader):
@@ -134,7 +138,7 @@ class RollingUploader(Uploader):
         """
         ports = self.ports
         opened = self._open or self._begin(planned)
-        now = ports.clock.now_ms()
+        now, at = ports.clock.now_ms(), ports.clock.monotonic()
         if (
             opened.builder.size + planned.size > ports.settings.max_object_bytes
             and opened.builder.size
@@ -153,7 +157,7 @@ class RollingUploader(Uploader):
             if opened.builder.messages:
                 self._finish([])
             raise
-        opened.active_ms = now
+        opened.active_ms, opened.active_at = now, at
         settings = ports.settings
         return opened.builder.size >= settings.max_object_bytes or (
             settings.max_object_messages is not None
@@ -170,18 +174,19 @@ class RollingUploader(Uploader):
             chunk_bytes=ports.settings.stream_chunk_size,
             concurrent_parts=ports.settings.concurrent_parts,
         )
-        now = ports.clock.now_ms()
+        now, at = ports.clock.now_ms(), ports.clock.monotonic()
         start = LogPosition(first.seq, first.start, first.first_offset)
-        builder = ObjectBuilder(writer)
-        self._open = OpenObject(writer, builder, intent, planned.start_offset, start, now, now)
-        return self._open
+        opened = OpenObject(
+            writer, ObjectBuilder(writer), intent, planned.start_offset, start, now, now, at, at
+        )
+        self._open = opened
+        return opened
 
     def _due(self, opened: OpenObject) -> bool:
-        settings, now = self.ports.settings, self.ports.clock.now_ms()
+        settings, now = self.ports.settings, self.ports.clock.monotonic()
         idle = settings.max_idle_seconds
-        # It was opened in the future if the clock was set back.
-        return not 0 <= now - opened.opened_ms < settings.max_open_seconds * 1000 or (
-            idle is not None and now - opened.active_ms >= idle * 1000
+        return now - opened.opened_at >= settings.max_open_seconds or (
+            idle is not None and now - opened.active_at >= idle
         )
 
     def _finish(self, done: list[ObjectDescriptor]) -> TopicRecord:

@@ -202,6 +202,7 @@ def _object_kind(stored: Stored) -> Kind:
 
 
 def _aged(kind: Kind, age_ms: int, situation: Situation, reason: str) -> Verdict:
+    age_ms = max(age_ms, 0)  # a time in the future counts as now: a clock was wrong
     old = age_ms >= situation.grace_ms
     return Verdict(kind, age_ms, old, reason if old else TOO_YOUNG)
 

@@ -8,6 +8,11 @@ There are two locks. `_files` is held while files are written, rotated or remove
 first. `lock` guards the queue, the cache, the watermarks and the waiters, and is held for
 microseconds.
 
+A call may be interrupted anywhere, by Ctrl-C or the exception of another signal handler. Each that
+takes `lock` ends with `mend` if it raises anything: that releases the lock, computes again what is
+derived from the queue and the waiters, and repeats the wake-ups that are due. The files are touched
+only on threads that signals do not reach.
+
 The order of a commit: write, sync, check that the files are in their place, confirm the ownership,
 publish the position for other processes, acknowledge.
 
@@ -22,7 +27,8 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from functools import wraps
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from forebay.clock import Clock
 from forebay.errors import (
@@ -32,11 +38,13 @@ from forebay.errors import (
     LogStopped,
     ServiceError,
     TopicFenced,
+    UsageError,
     WaitTimeout,
     remedy,
 )
 from forebay.forks import disown_after_fork
 from forebay.format.layout import Buffer
+from forebay.interrupts import give_up, held, run_aside
 from forebay.limits import (
     ENCODE_BYTES_MAX,
     FRAME_BATCH_BYTES_MAX,
@@ -57,8 +65,6 @@ from forebay.wal.watermarks import (
     Waiter,
     Waiters,
     Watermarks,
-    wait_unlocked,
-    wake,
 )
 
 _log: Final = logging.getLogger("forebay.wal")
@@ -70,6 +76,34 @@ Encodes the messages of a batch from `index` on, the first at `offset`, into abo
 """
 _REFUSE: Final = -1
 """A queue limit that is always exceeded: every append takes the slow path and waits or raises."""
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+
+
+class _Mendable(Protocol):
+    def require_outside(self) -> None: ...
+
+    def mend(self) -> None: ...
+
+
+_Self = TypeVar("_Self", bound=_Mendable)
+
+
+def mended(
+    method: Callable[Concatenate[_Self, _Params], _Result],
+) -> Callable[Concatenate[_Self, _Params], _Result]:
+    """For methods that take the log's lock, and are not called with it: see `GroupCommit.mend`."""
+
+    @wraps(method)
+    def call(self: _Self, /, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+        self.require_outside()
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException:
+            self.mend()
+            raise
+
+    return call
 
 
 class GroupCommit:
@@ -97,7 +131,7 @@ class GroupCommit:
         self._own_pool = pool is None
         self._pool = pool or WriterPool(1, clock)
         self._files = threading.Lock()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.queue = Queue(journal.next_offset)
         self._in_flight = Queue(journal.next_offset)
         self.queued_bytes = 0
@@ -118,7 +152,8 @@ class GroupCommit:
         self._buffered_waiters = self._waiters["buffered"]
         self._gather = _Gather()
         self._room_waiters: list[Waiter] = []
-        self._exclusive = False
+        self._exclusive: object | None = None
+        """The batch that is being appended in parts; other appends wait meanwhile."""
         self._scheduled = False
         self._timer_set = False
         self._rotation_armed = False
@@ -128,8 +163,44 @@ class GroupCommit:
         with self.lock:
             self._arm_rotation()
 
+    # -- interrupts -----------------------------------------------------------------------------
+
+    def require_outside(self) -> None:
+        """Raises UsageError if the calling thread is in the middle of a call that has the lock."""
+        if held(self.lock):
+            raise inside(self._topic)
+
+    def mend(self) -> None:
+        """Repairs what a call that raised may have left behind, wherever it was left.
+
+        The calling thread must not be inside another call. The state that matters, the queue and
+        the waiters, changes in steps that cannot be interrupted; the rest follows from it.
+        """
+        give_up(self.lock)
+        with self.lock:
+            self._mend()
+
+    def _mend(self) -> None:
+        self.queued_bytes = self._in_flight.total_bytes + self.queue.closed_bytes
+        self.queued_max = self._queue_limit()
+        self.notice_bytes = 0
+        if self._error is not None or self._released:
+            self._end()
+            return
+        self._sync_waiters.wake_reached(self.synced)
+        self._buffered_waiters.wake_reached(self.queue.next_offset)
+        self._gather.counted(self._sync_waiters.producers)
+        self._wake_room_waiters()
+        if self.queue.next_offset > self.synced:
+            self.after_append()
+
+    def _queue_limit(self) -> int:
+        refuse = self._closed or self._error is not None or self._exclusive is not None
+        return _REFUSE if refuse else self._settings.queue_max_bytes
+
     # -- state ----------------------------------------------------------------------------------
 
+    @mended
     def watermarks(self) -> Watermarks:
         with self.lock:
             return Watermarks(self.queue.next_offset, self.synced)
@@ -189,7 +260,7 @@ class GroupCommit:
             self._call_in(self._settings.fsync_interval_ms / 1000, self._sync_interval_passed)
             self._timer_set = True
         if len(self._buffered_waiters):
-            wake(self._buffered_waiters.reached(self.queue.next_offset))
+            self._buffered_waiters.wake_reached(self.queue.next_offset)
         # While anyone waits, every append calls this; otherwise only the one that fills a batch.
         idle = not len(self._buffered_waiters) and not len(self._sync_waiters)
         self.notice_bytes = self._batch_bytes if idle else 0
@@ -204,7 +275,7 @@ class GroupCommit:
         self._schedule()
         self._gather.arrived()
         if len(self._buffered_waiters):
-            wake(self._buffered_waiters.reached(self.queue.next_offset))
+            self._buffered_waiters.wake_reached(self.queue.next_offset)
         return waiter
 
     def append_batch(self, count: int, encode: Encode) -> range:
@@ -214,29 +285,42 @@ class GroupCommit:
         makes room. If this raises, nothing was appended, unless the batch had to wait for room:
         then the messages before the failed one were appended.
         """
-        with self.lock:
+        self.require_outside()
+        batch = object()
+        try:
+            self.lock.acquire()
             self.wait_for_room()
-            try:
-                self._exclusive, self.queued_max = True, _REFUSE
-                return self._enqueue(count, encode, patient=True)
-            finally:
-                self._exclusive = False
-                if not self._closed and self._error is None:
-                    self.queued_max = self._settings.queue_max_bytes
-                self._wake_room_waiters()
+            self._exclusive, self.queued_max = batch, _REFUSE
+            offsets = self._enqueue(count, encode, patient=True)
+            self._end_exclusive(batch)
+            self.lock.release()
+        except BaseException:
+            give_up(self.lock)
+            with self.lock:
+                self._end_exclusive(batch)
+            self.mend()
+            raise
+        return offsets
+
+    def _end_exclusive(self, batch: object) -> None:
+        if self._exclusive is batch:
+            self._exclusive = None
+        self.queued_max = self._queue_limit()
+        self._wake_room_waiters()
 
     async def append_batch_async(self, count: int, encode: Encode) -> range:
         """`append_batch` for asyncio; a batch larger than the queue is appended on a thread."""
-        while True:
-            with self.lock:
-                waiter = self.room_waiter()
-                if waiter is None:
-                    try:
-                        return self._enqueue(count, encode, patient=False)
-                    except _NoRoomError:
-                        break
-            await waiter.future
-        return await asyncio.to_thread(self.append_batch, count, encode)
+        try:
+            while isinstance(offsets := self._enqueue_or_wait(count, encode), TaskWaiter):
+                await offsets.future
+        except _NoRoomError:
+            return await asyncio.to_thread(self.append_batch, count, encode)
+        return offsets
+
+    @mended
+    def _enqueue_or_wait(self, count: int, encode: Encode) -> range | TaskWaiter:
+        with self.lock:
+            return self.room_waiter() or self._enqueue(count, encode, patient=False)
 
     def _enqueue(self, count: int, encode: Encode, *, patient: bool) -> range:
         self._close_tail()
@@ -268,19 +352,25 @@ class GroupCommit:
     def _has_room(self) -> bool:
         """Whether the queue has room; if not, starts a commit to make some."""
         self._require_open()
-        if not self._exclusive and self.queued_bytes < self._settings.queue_max_bytes:
+        if self._exclusive is None and self.queued_bytes < self._settings.queue_max_bytes:
             return True
         self._schedule()
         return False
 
     def _wait_in_line(self) -> None:
-        """Releases the lock and waits until there may be room."""
+        """Releases the lock, waits until there may be room, and takes the lock again.
+
+        If it raises, the lock may be free or taken: the caller must end with `mend`.
+        """
         self._room_waiters.append(waiter := ThreadWaiter())
-        wait_unlocked(self.lock, waiter)
+        self.lock.release()
+        waiter.wait()
+        self.lock.acquire()
 
     def _wake_room_waiters(self) -> None:
-        waiters, self._room_waiters = self._room_waiters, []
-        wake(waiters)
+        for waiter in self._room_waiters:
+            waiter.wake()
+        self._room_waiters.clear()
 
     def _close_tail(self) -> None:
         """Turns the growing tail into a closed batch, and counts its bytes."""
@@ -372,7 +462,7 @@ class GroupCommit:
                 self.synced = batches[-1].end_offset
                 self.cache.extend(batches)
             self.queued_bytes = self.queue.closed_bytes
-            released = wake(self._sync_waiters.reached(self.synced))
+            released = self._sync_waiters.wake_reached(self.synced)
             stay = self._gather.committed(released, seconds if batches else None)
             pending = self.queue.next_offset > self.synced
             self._scheduled = stay or (pending and self._commit_due())
@@ -388,6 +478,10 @@ class GroupCommit:
 
     def rotate(self) -> None:
         """Seals the active segment; the next commit begins a new one. Raises if the log ended."""
+        self.require_outside()
+        run_aside(self._rotate)
+
+    def _rotate(self) -> None:
         with self._files:
             with self.lock:
                 self._require_open()
@@ -402,6 +496,12 @@ class GroupCommit:
 
         `choose` is called with `lock` held.
         """
+        self.require_outside()
+        return run_aside(lambda: self._remove_segments(choose))
+
+    def _remove_segments(
+        self, choose: Callable[[Sequence[Segment]], list[Segment]]
+    ) -> list[Segment]:
         with self._files:
             with self.lock:
                 self._require_open()
@@ -429,25 +529,26 @@ class GroupCommit:
         """Sets the rotation timer. One is enough: if it fires early, it is set again."""
         if self._rotation_armed:
             return
-        due = self._journal.rotation_due_ms()
+        due = self._journal.rotation_due()
         if due is not None:
-            self._call_in(max(due - self._clock.now_ms(), 0) / 1000, self._rotate_if_due)
+            self._call_in(max(due - self._clock.monotonic(), 0), self._rotate_if_due)
             self._rotation_armed = True
 
     def _rotate_if_due(self) -> None:
         with self._files:
-            due = self._journal.rotation_due_ms()
+            due = self._journal.rotation_due()
             with self.lock:
                 self._rotation_armed = False
                 if self._closed or self._error is not None or due is None:
                     return
-                if self._clock.now_ms() < due:
+                if self._clock.monotonic() < due:
                     self._arm_rotation()
                     return
             self._rotate_or_stop()
 
     # -- waiting --------------------------------------------------------------------------------
 
+    @mended
     def enlist(self, target: int, waiter: Waiter, visibility: Visibility) -> bool:
         """Wakes `waiter` once the watermark reaches `target`; returns False if it already has.
 
@@ -465,6 +566,7 @@ class GroupCommit:
                 self._gather.arrived()
             return True
 
+    @mended
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
         """Removes a waiter that gave up; returns False if it was woken already."""
         with self.lock:
@@ -473,6 +575,7 @@ class GroupCommit:
                 self._gather.left(1)
             return there
 
+    @mended
     def await_synced(self, target: int, timeout: float | None = None) -> None:
         """Blocks until every offset below `target` is synced.
 
@@ -501,7 +604,8 @@ class GroupCommit:
                 f"{self._topic}: offset {target - 1} was not synced within {timeout} s; "
                 "it may still be: wait again"
             )
-        self._require_reached(target, "synced")
+        if self.synced < target:
+            self._require_reached(target, "synced")
 
     async def await_watermark(
         self, target: int, visibility: Visibility, *, producer: bool = False
@@ -521,16 +625,16 @@ class GroupCommit:
             raise
         self._require_reached(target, visibility)
 
+    @mended
     def _require_reached(self, target: int, visibility: Visibility) -> None:
         """Called after waking: raises the error of the log if the watermark was not reached."""
-        if visibility == "synced" and self.synced >= target:
-            return
         with self.lock:
             if self.watermark(visibility) < target:
                 self._require_open()
 
     # -- the end --------------------------------------------------------------------------------
 
+    @mended
     def close(self) -> None:
         """Syncs the queue, writes a checkpoint, and releases the files. Idempotent.
 
@@ -540,18 +644,26 @@ class GroupCommit:
             self._closed = True
             self.queued_max = _REFUSE
             self._wake_room_waiters()
-        try:
-            with self._files:
-                self._release()
-        finally:
-            if self._own_pool and not self._forked:
-                self._pool.close()
+        if not self._forked:
+            run_aside(self._close)
         with self.lock:
             if self.queue.next_offset > self.synced and not self._forked:
                 self._require_open()
 
+    def _close(self) -> None:
+        try:
+            with self._files:
+                self._release()
+        finally:
+            if self._own_pool:
+                self._pool.close()
+
     def fence(self, error: TopicFenced) -> None:
         """Stops the log because another process owns the topic now."""
+        self.require_outside()
+        run_aside(lambda: self._fence(error))
+
+    def _fence(self, error: TopicFenced) -> None:
         with self._files:
             if self._error is None and not self._closed:
                 self._stop(error)
@@ -559,7 +671,7 @@ class GroupCommit:
     def disown(self) -> None:
         """Closes the log in a forked child without writing: the parent writes what it queued."""
         self._files = threading.Lock()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._closed = self._released = self._forked = True
         self.queued_max = _REFUSE
         self._journal.close(clean=False)  # a child that outlives its parent must not keep the lock
@@ -589,10 +701,18 @@ class GroupCommit:
     def _end(self) -> None:
         """Refuses appends from now on and wakes every waiter. Call with `lock` held."""
         self.queued_max = _REFUSE
-        woken = [waiter for waiters in self._waiters.values() for waiter in waiters.take_all()]
+        for waiters in self._waiters.values():
+            waiters.wake_all()
         self._gather.left(self._gather.waiting)
         self._wake_room_waiters()
-        wake(woken)
+
+
+def inside(topic: str) -> UsageError:
+    """The error for a call by a signal handler or finaliser in the middle of another call."""
+    return UsageError(
+        f"{topic}: a signal handler or a finaliser called the log in the middle of another call on "
+        "the same thread; hand the call to another thread"
+    )
 
 
 class _NoRoomError(Exception):
@@ -633,14 +753,18 @@ class _Gather:
 
     def arrived(self) -> None:
         """Counts a producer that begins to wait."""
-        self.waiting += 1
-        if self._gate is not None and self.waiting >= self._cohort:
+        self.counted(self.waiting + 1)
+
+    def counted(self, producers: int) -> None:
+        """Sets the number of producers that wait."""
+        self.waiting = producers
+        if self._gate is not None and producers >= self._cohort:
             self._gate.wake()
             self._gate = None
 
     def left(self, producers: int) -> None:
         """Counts producers that no longer wait: a commit woke them, or they gave up."""
-        # An interrupted producer may leave without having been counted.
+        # A producer that `mend` has counted out may leave after that.
         self.waiting = max(self.waiting - producers, 0)
 
     def committed(self, producers: int, seconds: float | None) -> bool:

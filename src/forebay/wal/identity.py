@@ -230,18 +230,20 @@ def resolve_identity(
         _write_copy(disk, directory, log_id)
         return recovered
     if recovered.segments.start_offset is not None:
-        publisher.withdraw()
-        _set_aside(disk, directory, names, log_id)
+        set_aside(disk, directory, names, publisher, log_id)
     write_log_id(disk, directory, identity.log_id)
     return Recovered(SegmentSet(), identity.next_offset, identity.next_offset)
 
 
-def _set_aside(disk: Disk, directory: Path, names: SegmentNames, log_id: str) -> None:
+def set_aside(
+    disk: Disk, directory: Path, names: SegmentNames, publisher: Publisher, log_id: str
+) -> None:
     """Renames the files of the log: checkpoints and indexes first, then segments, oldest first.
 
     The directory is synced after each segment. After a crash in between, the remaining files are a
     log with the same id that begins later, and the next open sets that aside too.
     """
+    publisher.withdraw()
     taken = set(disk.list_dir(directory))
     segments = sorted((seq, name) for name in taken if (seq := names.parse(name)) is not None)
     indexes = [names.index(seq) for seq, _ in segments]

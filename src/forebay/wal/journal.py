@@ -68,9 +68,13 @@ class Journal:
         self.segments = recovered.segments
         self.start_offset = recovered.start_offset
         self.next_offset = recovered.next_offset
+        self._active_since = 0.0
+        """When the active segment was created, in the clock's monotonic time."""
         if self.segments.active is not None:
             self._file = disk.open_append(self.segments.active.path)
             self._written = self.segments.active.size
+            age_ms = max(clock.now_ms() - self.segments.active.created_ms, 0)
+            self._active_since = clock.monotonic() - age_ms / 1000
         try:
             self._checkpoint()
             self.publish()
@@ -113,13 +117,16 @@ class Journal:
         self._checkpoint()
         self.publish()
 
-    def rotation_due_ms(self) -> int | None:
-        """The wall-clock time when the active segment becomes too old; None if it never does."""
+    def rotation_due(self) -> float | None:
+        """The monotonic time when the active segment becomes too old; None if it never does.
+
+        Not the time of day: after a jump of the clock, that can be years away.
+        """
         active = self.segments.active
         seconds = self._settings.rotate_max_seconds
         if active is None or active.count == 0 or seconds is None:
             return None
-        return active.created_ms + int(seconds * 1000)
+        return self._active_since + seconds
 
     def forget(self, dropped: Sequence[Segment], start_offset: int) -> None:
         """Drops the oldest sealed segments from `segments`; `remove` then deletes the files."""
@@ -163,8 +170,8 @@ class Journal:
         limit = self._settings.rotate_max_bytes
         if limit is not None and self._written >= limit:
             return True
-        due = self.rotation_due_ms()
-        return due is not None and self._clock.now_ms() >= due
+        due = self.rotation_due()
+        return due is not None and self._clock.monotonic() >= due
 
     def _write(self, buffers: list[Buffer]) -> None:
         if buffers:
@@ -178,7 +185,7 @@ class Journal:
             return
         try:
             self._file.sync()
-        except BaseException:
+        except Exception:  # an interrupt is no error of the disk
             self._sync_failed = True
             raise
         if not self._file.in_place():
@@ -215,6 +222,7 @@ class Journal:
         self._file = self._disk.create(path)
         self._disk.sync_dir(self._directory)
         self._written = 0
+        self._active_since = self._clock.monotonic()
         now = self._clock.now_ms()
         active = Segment(seq, path, first_offset, first_offset, 0, now, now, SegmentIndex())
         self.segments = SegmentSet(self.segments.sealed, active)
@@ -290,7 +298,7 @@ class VolatileJournal:
 
     def rotate(self) -> None: ...
 
-    def rotation_due_ms(self) -> int | None:
+    def rotation_due(self) -> float | None:
         return None
 
     def forget(self, dropped: Sequence[Segment], start_offset: int) -> None: ...

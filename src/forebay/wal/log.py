@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
-from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import (
     ForebayError,
     LogClosed,
@@ -47,7 +47,7 @@ from forebay.limits import READER_PIN_SECONDS_MAX
 from forebay.settings import WalSettings
 from forebay.wal import metrics
 from forebay.wal.checkpoints import CheckpointStore
-from forebay.wal.commit import Encode, GroupCommit
+from forebay.wal.commit import Encode, GroupCommit, inside, mended
 from forebay.wal.identity import Claim, Unclaimed
 from forebay.wal.journal import open_journal
 from forebay.wal.memory import FrameBatch
@@ -55,7 +55,7 @@ from forebay.wal.pool import WriterPool
 from forebay.wal.reader import AsyncLogReader, LogReader, Plan, ReadableLog
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import Segment, SegmentIndexes
-from forebay.wal.watermarks import Visibility, Waiter, Watermarks
+from forebay.wal.watermarks import TaskWaiter, Visibility, Waiter, Watermarks
 
 Durability: TypeAlias = Literal["buffered", "synced"]
 _DURABILITIES: Final = frozenset(get_args(Durability))
@@ -86,7 +86,7 @@ class Wal:
         self.topic = str(parse_topic(topic))
         self.settings = settings
         self._disk = disk or LocalDisk()
-        self._clock = clock
+        self._clock = clock = since_1970(clock)
         claim = claim or Unclaimed()
         self._journal = open_journal(self._disk, settings, clock, claim, known_offset)
         try:
@@ -125,11 +125,14 @@ class Wal:
         if attributes is not None and type(attributes) is not dict:
             attributes = dict(attributes)  # a Mapping's own code must not run under the lock
         committer = self._committer
-        if committer.lock.locked() and durability == "buffered":
-            self._yield_to_lock_holder()
-        # `acquire` and `release` would cost less than `with`, but an interrupt between `acquire`
-        # and `try` would leave the lock taken for ever.
-        with committer.lock:
+        lock = committer.lock
+        if lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # `held`, without a call
+            raise inside(self.topic)
+        try:
+            # Not `with`: an interrupt before its block, or behind it, would leave the lock taken.
+            # Here `mend` releases it, wherever the interrupt comes.
+            if not lock.acquire(False):  # noqa: FBT003  # a keyword would cost a tenth of an append
+                self._wait_for_lock(durability)
             if committer.queued_bytes >= committer.queued_max:
                 committer.wait_for_room()
             queue = committer.queue
@@ -148,20 +151,28 @@ class Wal:
                 waiter = committer.join(offset + 1)
             elif len(tail) >= committer.notice_bytes:
                 committer.after_append()
+            lock.release()
+        except BaseException:
+            committer.mend()
+            raise
         if durability == "synced":
             committer.await_commit(waiter, offset + 1)
         return offset
 
-    def _yield_to_lock_holder(self) -> None:
-        """Lets a thread that was preempted while it holds the lock run first.
+    def _wait_for_lock(self, durability: Durability) -> None:
+        """Takes the lock that another thread has.
 
-        If this thread blocked on the lock, the release would have to wake it, which costs several
-        times as much as a buffered append.
+        A buffered append first lets a thread run that was preempted while it holds the lock. If
+        this thread blocked on the lock, the release would have to wake it, which costs several
+        times as much as the append.
         """
-        for _ in range(_YIELDS_MAX):
-            time.sleep(0)
-            if not self._committer.lock.locked():
-                return
+        lock = self._committer.lock
+        if durability == "buffered":
+            for _ in range(_YIELDS_MAX):
+                time.sleep(0)
+                if lock.acquire(blocking=False):
+                    return
+        lock.acquire()
 
     def append_message(self, message: StreamMessage, durability: Durability = "buffered") -> int:
         """Appends a message with all its fields except the offset, and returns the new offset.
@@ -172,16 +183,21 @@ class Wal:
             raise _unknown_durability(durability)
         if not message.msg_id.topic_name:
             message = replace(message, msg_id=replace(message.msg_id, topic_name=self.topic))
-        committer = self._committer
-        with committer.lock:
-            if committer.queued_bytes >= committer.queued_max:
-                committer.wait_for_room()
-            queue = committer.queue
-            offset = queue.next_offset
-            add_frame(queue.tail, encode_frame(offset, encode_message(message, offset)))
-            committer.after_append()
+        offset = self._append_message(message)
         if durability == "synced":
-            committer.await_synced(offset + 1)
+            self._committer.await_synced(offset + 1)
+        return offset
+
+    @mended
+    def _append_message(self, message: StreamMessage) -> int:
+        committer = self._committer
+        committer.lock.acquire()
+        committer.wait_for_room()
+        queue = committer.queue
+        offset = queue.next_offset
+        add_frame(queue.tail, encode_frame(offset, encode_message(message, offset)))
+        committer.after_append()
+        committer.lock.release()
         return offset
 
     async def append_async(
@@ -195,22 +211,31 @@ class Wal:
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
         attributes = None if attributes is None else dict(attributes)
-        committer = self._committer
-        while True:
-            with committer.lock:
-                waiter = committer.room_waiter()
-                if waiter is None:
-                    queue, now = committer.queue, self._now_ms()
-                    head, middle, first = self._head, self._middle, queue.tail_first
-                    offset: int = append_one(
-                        queue.tail, first, head, middle, payload, now, attributes, routing_key
-                    )
-                    committer.after_append()
-                    break
-            await waiter.future
+        while isinstance(
+            offset := self._append_or_wait(payload, attributes, routing_key), TaskWaiter
+        ):
+            await offset.future
         if durability == "synced":
             await self.wait_async(offset)
         return offset
+
+    @mended
+    def _append_or_wait(
+        self, payload: Buffer, attributes: Mapping[str, str] | None, routing_key: str | None
+    ) -> int | TaskWaiter:
+        """Appends the message, or returns a waiter to await before the next try."""
+        committer = self._committer
+        with committer.lock:
+            waiter = committer.room_waiter()
+            if waiter is not None:
+                return waiter
+            queue, now = committer.queue, self._now_ms()
+            head, middle, first = self._head, self._middle, queue.tail_first
+            offset: int = append_one(
+                queue.tail, first, head, middle, payload, now, attributes, routing_key
+            )
+            committer.after_append()
+            return offset
 
     def append_many(
         self,
@@ -422,10 +447,14 @@ class Wal:
             raise self._out_of_range(start, f"the oldest offset here is {self.start_offset}")
         log = through or self
         reader = LogReader(log, self._disk, self._indexes, start, end=end, visibility=visibility)
-        with self._committer.lock:
-            self._readers.add(reader)
+        self._add_reader(reader)
         metrics.readers.add()
         return reader
+
+    @mended
+    def _add_reader(self, reader: LogReader) -> None:
+        with self._committer.lock:
+            self._readers.add(reader)
 
     def async_reader(
         self,
@@ -440,6 +469,7 @@ class Wal:
         reader = self.tail_reader(from_offset, end=end, visibility=visibility, through=through)
         return AsyncLogReader(through or self, reader, threads)
 
+    @mended
     def read_cached_since(self, after_offset: int) -> tuple[list[tuple[int, StreamMessage]], int]:
         """The synced messages after `after_offset` that are in memory, and the synced watermark.
 
@@ -459,12 +489,14 @@ class Wal:
         ]
         return messages, synced
 
+    @mended
     def cached_batches(self) -> list[FrameBatch]:
         """The synced frames that are in memory, with the same bytes as on disk."""
         cache = self._committer.cache
         with self._committer.lock:
             return cache.since(cache.first_offset or 0) or []
 
+    @mended
     def in_memory(self) -> range:
         """The offsets that are in memory: cached, or not synced yet."""
         committer = self._committer
@@ -472,6 +504,7 @@ class Wal:
             first = committer.cache.first_offset
             return range(committer.synced if first is None else first, committer.queue.next_offset)
 
+    @mended
     def plan(self, reader: LogReader) -> Plan:
         """Says where the reader's next offset is now. Raises OffsetOutOfRange if it was removed."""
         offset, committer = reader.wanted, self._committer
@@ -512,6 +545,16 @@ class Wal:
     def delist(self, waiter: Waiter, visibility: Visibility) -> bool:
         """Removes a waiter that gave up; returns False if it was woken already."""
         return self._committer.delist(waiter, visibility)
+
+    # -- interrupts -----------------------------------------------------------------------------
+
+    def require_outside(self) -> None:
+        """Raises UsageError if the calling thread is in the middle of a call that has the lock."""
+        self._committer.require_outside()
+
+    def mend(self) -> None:
+        """Repairs what a call that raised may have left behind; see `GroupCommit.mend`."""
+        self._committer.mend()
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -57,6 +57,10 @@ class Queue:
     def closed_bytes(self) -> int:
         return sum(len(batch.data) for batch in self.batches)
 
+    @property
+    def total_bytes(self) -> int:
+        return self.closed_bytes + self.tail_bytes
+
     def closed(self) -> Queue:
         """The same frames with an empty tail."""
         added = run_count(self.tail)

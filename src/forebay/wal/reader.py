@@ -12,7 +12,7 @@ thread, ends it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import replace
@@ -34,10 +34,11 @@ from forebay.wal.watermarks import TaskWaiter, ThreadWaiter, Visibility, Waiter
 class Past(Protocol):
     """Reads messages that are no longer in the log, such as those in objects, for one reader."""
 
-    def read(self, offset: int, end: int | None) -> Scan | None:
+    def read(self, offset: int, end: int | None, bytes_max: int | None) -> Scan | None:
         """Returns at least one frame, the first at `offset`; None if the log has `offset` now.
 
-        May wait for the network.
+        Holds at most `bytes_max` bytes of chunks, with those that are fetched ahead; None leaves it
+        to the settings. Raises FrameTooLarge if one frame needs more. May wait for the network.
         """
 
     def close(self) -> None: ...
@@ -105,6 +106,7 @@ class LogReader:
         self.moved_at = 0.0
         self.past: Past | None = None
         """Reads messages that are no longer in the log. Set by the log, closed by the reader."""
+        self._bytes_max: int | None = None
 
     def __iter__(self) -> LogReader:
         return self
@@ -134,6 +136,22 @@ class LogReader:
         self._next = None
         self._fetched = self.position
 
+    def limit(self, bytes_max: int | None) -> None:
+        """Limits the bytes that the reader holds: its chunk, and those that are fetched ahead.
+
+        A larger frame raises FrameTooLarge. None, the default, sets the usual sizes.
+        """
+        if bytes_max != self._bytes_max:
+            self._bytes_max = bytes_max
+            self._chunks = None
+
+    def release(self, position: int) -> None:
+        """Drops everything in memory. The reader continues at `position` when it is called next."""
+        self.position = position
+        self.rewind()
+        self._chunks = None
+        self.leave_past()
+
     @property
     def end(self) -> int | None:
         """The offset that the reader stops before; None if it follows the log."""
@@ -145,13 +163,14 @@ class LogReader:
         if past is not None:
             past.close()
 
-    def frames(self) -> Iterator[Scan]:
+    def frames(self) -> Generator[Scan]:
         """Yields scanned frames, a chunk at a time; each is valid until the next is fetched."""
         self.rewind()
         while (frames := self._next_frames()) is not None:
             self.position = self._fetched
-            yield frames
-            del frames  # otherwise its buffer lives on while the next chunk is fetched
+            held = [frames]
+            del frames
+            yield held.pop()  # so that only the caller refers to the chunk
 
     def close(self) -> None:
         """Ends the iteration, even if it is waiting in another thread."""
@@ -161,8 +180,9 @@ class LogReader:
         if past is not None:
             past.close()
         waiter = self._waiter
-        if waiter is not None and self._log.delist(waiter, self.visibility):
+        if waiter is not None:
             waiter.wake()
+            self._log.delist(waiter, self.visibility)
 
     def __enter__(self) -> LogReader:
         return self
@@ -192,17 +212,17 @@ class LogReader:
         while not self.finished:
             plan = self._log.plan(self)
             if plan is not None:
-                chunk = self.fetch(plan, self.buffer())
+                chunk = self.fetch(plan, self.buffer(plan))
                 if chunk is not None:
                     return self.accept(chunk)
                 continue
             waiter = ThreadWaiter()
-            if self.begin_wait(waiter):
-                woken = False
-                try:
-                    woken = waiter.wait()
-                finally:
-                    self.end_wait(waiter, woken=woken)
+            woken = False
+            try:
+                woken = not self.begin_wait(waiter) or waiter.wait()
+            finally:
+                # `close` wakes before it removes, and may have been interrupted in between.
+                self.end_wait(waiter, woken=woken and not self._closed)
         self.pinned = None
         self.leave_past()
         return None
@@ -210,32 +230,36 @@ class LogReader:
     def begin_wait(self, waiter: Waiter) -> bool:
         """Wakes `waiter` when the next message is there or the reader is closed.
 
-        Returns False if either is already the case.
+        Returns False if either is already the case. Call `end_wait` in any case.
         """
         self._waiter = waiter
         self._chunks = None  # a buffer is a megabyte, and many readers may wait for a long time
-        try:
-            waits = self._log.enlist(self._fetched + 1, waiter, self.visibility)
-        except BaseException:
-            self.end_wait(waiter, woken=False)
-            raise
-        if waits and not self._closed:
-            return True
-        self.end_wait(waiter, woken=not waits)
-        return False
+        if not self._log.enlist(self._fetched + 1, waiter, self.visibility):
+            return False
+        if self._closed:
+            self._log.delist(waiter, self.visibility)
+        return not self._closed
 
     def end_wait(self, waiter: Waiter, *, woken: bool) -> None:
         self._waiter = None
         if not woken:
             self._log.delist(waiter, self.visibility)
 
-    def buffer(self) -> ChunkReader:
-        """The buffer to read segments with; only one fetch at a time may use it."""
+    def buffer(self, plan: Plan) -> ChunkReader | None:
+        """The buffer to read a segment with; only one fetch at a time may use it.
+
+        None if the plan names no segment.
+        """
+        if not isinstance(plan, Segment):
+            return None
         if self._chunks is None:
-            self._chunks = ChunkReader()
+            size = READ_CHUNK_BYTES if self._bytes_max is None else self._bytes_max
+            self._chunks = ChunkReader(min(size, READ_CHUNK_BYTES), self._bytes_max)
         return self._chunks
 
-    def fetch(self, plan: list[FrameBatch] | Segment | Past, chunks: ChunkReader) -> Chunk | None:
+    def fetch(
+        self, plan: list[FrameBatch] | Segment | Past, chunks: ChunkReader | None
+    ) -> Chunk | None:
         """Fetches frames from where `plan` says; does not change the reader's position.
 
         Returns None if they are no longer there: then ask the log for a new plan.
@@ -243,8 +267,9 @@ class LogReader:
         if isinstance(plan, list):
             return Chunk(self._from_memory(plan))
         if not isinstance(plan, Segment):
-            frames = plan.read(self._fetched, self._end)
+            frames = plan.read(self._fetched, self._end, self._bytes_max)
             return None if frames is None else Chunk(frames)
+        assert chunks is not None, "a segment is read into a buffer"
         try:
             return self._from_segment(plan, chunks)
         except FileNotFoundError as error:
@@ -273,11 +298,14 @@ class LogReader:
     def _from_memory(self, batches: list[FrameBatch]) -> Scan:
         parts: list[Buffer] = []
         size = 0
+        most = READ_CHUNK_BYTES
+        if self._bytes_max is not None:
+            most = min(self._bytes_max, most)
         for batch in batches:
+            if parts and size + len(batch.data) > most:
+                break
             parts.append(batch.data)
             size += len(batch.data)
-            if size >= READ_CHUNK_BYTES:
-                break
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         found = scan(data, expected=batches[0].first_offset, consecutive=True)
         require_complete(found, "memory", 0)
@@ -368,6 +396,24 @@ class AsyncLogReader:
         self._reader.position = self._reader.wanted
         return frames
 
+    def is_ready(self) -> bool:
+        """Whether `next_frames` need not wait for a message to be appended."""
+        return self._reader.finished or self._log.plan(self._reader) is not None
+
+    async def wait(self) -> None:
+        """Waits until the next message is there or the reader is closed. Holds no frames."""
+        while not self.is_ready():
+            await self._wait()
+
+    def limit(self, bytes_max: int | None) -> None:
+        """See `LogReader.limit`. Not while another task reads."""
+        self._reader.limit(bytes_max)
+
+    def release(self, position: int) -> None:
+        """See `LogReader.release`. Not while another task reads."""
+        self._messages = iter(())
+        self._reader.release(position)
+
     def close(self) -> None:
         """Ends the iteration, even if another task is waiting in it."""
         self._reader.close()
@@ -395,7 +441,7 @@ class AsyncLogReader:
                 await self._wait()
                 continue
             if isinstance(plan, list):
-                chunk = reader.fetch(plan, reader.buffer())
+                chunk = reader.fetch(plan, None)
             else:
                 chunk = await self._fetch_on_thread(plan)
             if chunk is not None:
@@ -406,11 +452,10 @@ class AsyncLogReader:
 
     async def _wait(self) -> None:
         waiter = TaskWaiter()
-        if not self._reader.begin_wait(waiter):
-            return
         woken = True
         try:
-            await waiter.future
+            if self._reader.begin_wait(waiter):
+                await waiter.future
         except GeneratorExit:
             # The coroutine is being garbage-collected, perhaps on a thread that holds the log's
             # lock: take no lock here. The waiter stays until its message comes; waking it then
@@ -424,7 +469,7 @@ class AsyncLogReader:
 
     async def _fetch_on_thread(self, plan: Segment | Past) -> Chunk | None:
         # If this task is cancelled, the thread still reads into the buffer.
-        chunks = self._reader.buffer()
+        chunks = self._reader.buffer(plan)
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads, self._reader.fetch, plan, chunks

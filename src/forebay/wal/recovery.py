@@ -355,7 +355,7 @@ class Recovery:
             names = ", ".join(self.names.segment(seq) for seq in missing[:5])
             raise MissingData(
                 f"{self.directory}: segments are missing: {names}; put the files back, "
-                "or move the directory away to start a new log"
+                "or run `forebay repair`"
             )
 
     def _require_all_known(self, start_offset: int, next_offset: int) -> None:
@@ -364,19 +364,23 @@ class Recovery:
         if known > next_offset:
             raise MissingData(
                 f"{self.directory}: the segments end at offset {next_offset}, "
-                f"but everything before offset {known} was synced; put the missing files back"
+                f"but everything before offset {known} was synced; put the missing files back, "
+                "or run `forebay repair`"
             )
         if self.checkpoint and self.checkpoint.start_offset < start_offset:
             raise MissingData(
                 f"{self.directory}: the segments start at offset {start_offset}, but the log "
                 f"starts at {self.checkpoint.start_offset} according to its checkpoint; put the "
-                "missing files back"
+                "missing files back, or run `forebay repair`"
             )
 
     def _sealed(self, seq: int, path: Path) -> Segment:
         first = first_offset_of(self.disk, path)
         if first is None:
-            raise MissingData(f"{path}: a sealed segment without a frame; put the file back")
+            raise MissingData(
+                f"{path}: a sealed segment without a frame; put the file back, or run "
+                "`forebay repair`"
+            )
         modified = self._modified_ms(path)
         return Segment(seq, path, first, first, self.disk.size(path), modified, modified)
 
@@ -425,7 +429,7 @@ class Recovery:
             raise MissingData(
                 f"{self.directory}: {self.names.segment(published.seq)} was synced up to "
                 f"position {published.position}, but the newest segment here is {path.name} with "
-                f"{size} bytes; put the missing files back"
+                f"{size} bytes; put the missing files back, or run `forebay repair`"
             )
         return published.position
 

@@ -4,6 +4,9 @@ Segments are deleted oldest first. One must stay if it reaches beyond the commit
 reader is on it, or if it holds the newest message (so that the log always knows its next offset).
 The first segment that must stay ends the selection, so that the rest is one contiguous range.
 
+A segment that was written in the future counts as old: the clock was wrong then, or is now, and
+its age is unknown.
+
 Beware: `choose` trusts `committed_offset`. Messages below it must be stored elsewhere.
 """
 
@@ -50,7 +53,7 @@ class Deleter:
 
     def _too_old(self, segment: Segment, now_ms: int) -> bool:
         minutes = self.settings.retention_time_minutes
-        return minutes is not None and now_ms - segment.modified_ms >= minutes * 60_000
+        return minutes is not None and not 0 <= now_ms - segment.modified_ms < minutes * 60_000
 
     def _too_much(self, local_bytes: int) -> bool:
         limit = self.settings.retention_size_mb

@@ -23,9 +23,10 @@ from typing import NamedTuple
 
 from forebay.errors import CorruptFrame
 from forebay.files.disk import Disk, ReadFile, read_file
-from forebay.format.frame import HEADER_BYTES, End, Scan, frame_bytes, scan
+from forebay.format.frame import HEADER_BYTES, End, FrameTooLarge, Scan, frame_bytes, scan
 from forebay.format.index import SegmentIndex, decode_index
 from forebay.format.names import SegmentNames
+from forebay.interrupts import holding
 from forebay.limits import (
     READ_CHUNK_BYTES,
     SEGMENT_INDEX_BYTES,
@@ -99,17 +100,21 @@ class ChunkReader:
     buffer is read into a separate one. Not thread-safe.
     """
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "_frame_bytes_max")
 
-    def __init__(self, chunk_bytes: int = READ_CHUNK_BYTES) -> None:
+    def __init__(
+        self, chunk_bytes: int = READ_CHUNK_BYTES, frame_bytes_max: int | None = None
+    ) -> None:
         self._buffer = bytearray(max(chunk_bytes, HEADER_BYTES))
+        self._frame_bytes_max = frame_bytes_max
 
     def read(self, file: ReadFile, position: int, limit: int, expected: int | None) -> Scan:
         """Reads and scans whole frames from `position`. Bytes at `limit` and after are ignored.
 
         Positions in the scan are relative to `position`. The scan ends TORN only if a frame reaches
         beyond `limit`, never because the chunk was too small. Raises OSError if `position` is below
-        `limit` and the file has no bytes there.
+        `limit` and the file has no bytes there, and FrameTooLarge instead of allocating more than
+        `frame_bytes_max` for a frame.
         """
         chunk = self._fetch(file, position, min(limit - position, len(self._buffer)))
         if not len(chunk) and position < limit:
@@ -122,6 +127,8 @@ class ChunkReader:
         size = frame_bytes(chunk, 0)
         if size is None or size > limit - position:
             return found
+        if self._frame_bytes_max is not None and size > self._frame_bytes_max:
+            raise FrameTooLarge(size)
         whole = bytearray(size)
         taken = file.read_into(memoryview(whole), position)
         return scan(memoryview(whole)[:taken], expected=expected, consecutive=True)
@@ -207,7 +214,7 @@ class SegmentIndexes:
     def __init__(self, disk: Disk, names: SegmentNames) -> None:
         self._disk = disk
         self._names = names
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._known: OrderedDict[int, SegmentIndex] = OrderedDict()
 
     def seek(self, segment: Segment, offset: int) -> tuple[int, int]:
@@ -222,15 +229,21 @@ class SegmentIndexes:
         return index.floor(offset, position)
 
     def _sealed(self, segment: Segment) -> SegmentIndex:
-        with self._lock:
-            index = self._known.get(segment.seq)
-            if index is not None:
-                self._known.move_to_end(segment.seq)
-                return index
+        index = holding(self._lock, lambda: self._recall(segment.seq))
+        if index is not None:
+            return index
         path = segment.path.with_name(self._names.index(segment.seq))
-        index = load_index(self._disk, segment.path, path, segment.first_offset)
-        with self._lock:
-            self._known[segment.seq] = index
-            while len(self._known) > SEGMENT_INDEXES_MAX:
-                self._known.popitem(last=False)
+        loaded = load_index(self._disk, segment.path, path, segment.first_offset)
+        holding(self._lock, lambda: self._remember(segment.seq, loaded))
+        return loaded
+
+    def _recall(self, seq: int) -> SegmentIndex | None:
+        index = self._known.get(seq)
+        if index is not None:
+            self._known.move_to_end(seq)
         return index
+
+    def _remember(self, seq: int, index: SegmentIndex) -> None:
+        self._known[seq] = index
+        while len(self._known) > SEGMENT_INDEXES_MAX:
+            self._known.popitem(last=False)

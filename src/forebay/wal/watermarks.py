@@ -1,7 +1,8 @@
 """Watermarks: how far a log has got, stage by stage, and the waiters for each stage.
 
-A waiter is a thread or an asyncio task. It is woken once, because a watermark reached its target or
-because the log ended. The waiter itself must check which of the two it was.
+A waiter is a thread or an asyncio task. It is woken because a watermark reached its target or
+because the log ended. The waiter itself must check which of the two it was. It is woken before it
+is removed: an exception in between wakes it twice, and the other order would lose it.
 
 Beware: `Waiters` is not thread-safe. The lock of the group commit guards it.
 """
@@ -10,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from typing import Final, Literal, Protocol, TypeAlias
 
+from forebay.interrupts import Latch
 from forebay.wal import metrics
 
 Visibility: TypeAlias = Literal["synced", "buffered"]
@@ -46,24 +47,16 @@ class Waiter(Protocol):
         """When it began to wait, by `time.monotonic`."""
 
     def wake(self) -> None:
-        """Called at most once, from any thread."""
+        """Called from any thread. The second call does nothing."""
 
 
-class ThreadWaiter:
-    __slots__ = ("_lock", "producer", "since")
+class ThreadWaiter(Latch):
+    __slots__ = ("producer", "since")
 
     def __init__(self, *, producer: bool = False) -> None:
+        super().__init__()
         self.producer = producer
         self.since = time.monotonic()
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def wake(self) -> None:
-        self._lock.release()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until woken; returns False if `timeout` seconds passed first."""
-        return self._lock.acquire(timeout=-1 if timeout is None else max(timeout, 0))
 
 
 class TaskWaiter:
@@ -88,73 +81,64 @@ class TaskWaiter:
 
 
 class Waiters:
-    """The waiters of one watermark, in the order of their targets."""
+    """The waiters of one watermark, in the order of their targets.
+
+    A waiter that gave up stays in the heap until it comes to the top or half of the heap is like
+    it: so giving up costs little, however many wait.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Waiter]] = []
+        self._waiting: set[Waiter] = set()
         self._order = count()
         self.nearest = _NEVER
         """The lowest target; a watermark below it wakes nobody."""
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._waiting)
+
+    @property
+    def producers(self) -> int:
+        return sum(waiter.producer for waiter in self._waiting)
 
     def add(self, target: int, waiter: Waiter) -> None:
         heapq.heappush(self._heap, (target, next(self._order), waiter))
+        self._waiting.add(waiter)
         self.nearest = self._heap[0][0]
 
     def discard(self, waiter: Waiter) -> bool:
         """Removes a waiter that gave up; returns False if it is not there any more."""
-        kept = [entry for entry in self._heap if entry[2] is not waiter]
-        there = len(kept) < len(self._heap)
-        if there:
+        if waiter not in self._waiting:
+            return False
+        self._waiting.discard(waiter)
+        if len(self._heap) > 2 * len(self._waiting) + 8:
+            kept = [entry for entry in self._heap if entry[2] in self._waiting]
             heapq.heapify(kept)
             self._heap = kept
-            self.nearest = kept[0][0] if kept else _NEVER
-        return there
+        self.wake_reached(-1)  # nobody, but it drops those at the top that gave up
+        return True
 
-    def reached(self, watermark: int) -> list[Waiter]:
-        """Removes and returns the waiters whose target is reached; the caller wakes them."""
-        woken: list[Waiter] = []
-        while self._heap and self._heap[0][0] <= watermark:
-            woken.append(heapq.heappop(self._heap)[2])
-        self.nearest = self._heap[0][0] if self._heap else _NEVER
-        return woken
+    def wake_reached(self, watermark: int) -> int:
+        """Wakes and removes those whose target is reached; returns how many are producers.
 
-    def take_all(self) -> list[Waiter]:
-        return self.reached(_NEVER)
+        Records the longest wait of those. Call it again if it was interrupted.
+        """
+        producers, since = 0, inf
+        heap, waiting = self._heap, self._waiting
+        while heap:
+            target, _, waiter = heap[0]
+            if waiter in waiting:
+                if target > watermark:
+                    break
+                waiter.wake()
+                if waiter.producer:
+                    producers, since = producers + 1, min(since, waiter.since)
+                waiting.discard(waiter)
+            heapq.heappop(heap)
+        self.nearest = heap[0][0] if heap else _NEVER
+        if producers:
+            metrics.append_seconds.observe(time.monotonic() - since)
+        return producers
 
-
-def wake(waiters: Iterable[Waiter]) -> int:
-    """Wakes all; returns how many are producers, and records the longest wait of those."""
-    producers, since = 0, float("inf")
-    for waiter in waiters:
-        waiter.wake()
-        if waiter.producer:
-            producers, since = producers + 1, min(since, waiter.since)
-    if producers:
-        metrics.append_seconds.observe(time.monotonic() - since)
-    return producers
-
-
-def wait_unlocked(lock: threading.Lock, waiter: ThreadWaiter) -> None:
-    """Releases the lock, waits, and takes the lock again, even if it raises.
-
-    `threading.Condition` does not guarantee that. If an interrupt arrives while it takes the lock
-    again, it returns without the lock, and the caller then releases a lock that another thread
-    holds. Here a single call that runs in C both takes the lock and records that it did.
-    """
-    taken: list[bool] = []
-    interrupt: BaseException | None = None
-    try:
-        lock.release()
-        waiter.wait()
-    except BaseException as error:  # noqa: BLE001  # raised below, with the lock held
-        interrupt = error
-    while not taken:
-        try:
-            taken.extend(map(lock.acquire, (True,)))
-        except BaseException as error:  # noqa: BLE001  # as above
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+    def wake_all(self) -> None:
+        self.wake_reached(_NEVER)

@@ -27,6 +27,7 @@ from forebay.objects.store import CloudStore
 from forebay.settings import (
     CloudSettings,
     DeleterSettings,
+    RemoteRetentionSettings,
     StoreSettings,
     UploaderSettings,
     WalSettings,
@@ -37,6 +38,7 @@ from support.disks import wait_until
 from support.holed_topics import END, HELD, accept, leave_a_wide_hole
 from support.one_job import OneJob
 from support.served import Served, served
+from support.storages import storage_of
 
 NAME = "/default/orders"
 
@@ -255,14 +257,17 @@ def test_objects_are_read_again_only_when_the_chain_changed(tmp_path: Path) -> N
 
 def test_while_the_catalog_is_away_what_it_said_last_is_shown(tmp_path: Path) -> None:
     kv = FaultKv(SqliteKv(None))
-    with Store(settings_in(tmp_path), catalog=Catalog(kv)) as store:
+    settings = replace(settings_in(tmp_path), remote_retention=RemoteRetentionSettings(size_mb=99))
+    with Store(settings, catalog=Catalog(kv)) as store:
         topic = store.topic(NAME)
         fill(topic)
         topic.upload()
         context = ServerContext(store)
         known = context.watch.states.read(NAME)
-        before = kv.count("get")
         kv.fail_reads(times=100)
+        with pytest.raises(ServiceUnavailable):  # from now on, it is unsure of the topic's start
+            storage_of(topic).trim_remote()
+        before = kv.count("get")
         for _ in range(10):
             assert context.watch.states.read(NAME).objects == known.objects
         kv.heal()

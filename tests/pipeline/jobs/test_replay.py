@@ -197,10 +197,13 @@ def test_times_are_those_of_publishing(settings: StoreSettings) -> None:
     ("call", "why"),
     [
         ({"into": "orders"}, "cannot be replayed into itself"),
+        ({"into": "orders-part-0"}, "both partition 0 of /default/orders"),
         ({"start": 1, "start_time": 1}, "the start is given as an offset and as a time"),
         ({"end": 1, "end_time": 1}, "the end is given as an offset and as a time"),
         ({"start": -1}, "must not be negative"),
         ({"start": 10, "end": 5}, "the end, 5, is before the start, 10"),
+        ({"start": 10, "end": 5, "skip_lost": True}, "the end, 5, is before the start, 10"),
+        ({"start_time": 10, "end_time": 5}, "the end, 5, is before the start, 10"),
         ({"sink_id": "a b"}, "sinkId"),
         ({"sink_id": "a", "again": True}, "either a sink id or `again`"),
         ({"topic": "nothing"}, "there is no topic /default/nothing"),

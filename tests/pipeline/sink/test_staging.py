@@ -6,13 +6,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    IntegerType,
     LongType,
     StringType,
     StructField,
@@ -28,8 +28,10 @@ from forebay.objects.store import CloudStore
 from forebay.pipeline.sink.columns import check_columns, checked_rows
 from forebay.pipeline.sink.staging import (
     Part,
+    Rows,
     discard,
     has_manifest,
+    joined_checksum,
     read_manifest,
     stage,
     staged_rows,
@@ -99,6 +101,30 @@ def test_rows_come_back_as_they_were_staged(store: CloudStore) -> None:
     assert payloads == (b"\xff", b"", b"three", *([b"text"] * 3))
     assert keys == ("k", None, "", None, None, None)
     assert attributes == ({}, {}, {}, {"a": "1", "b": "ü"}, {}, {})
+
+
+def test_the_checksum_of_rows_is_that_of_the_document(store: CloudStore) -> None:
+    """docs/formats/staged-rows.md"""
+    headers = pa.array([None, [("a", b"1"), ("b", "ü".encode())]], HEADERS)
+    part = staged(
+        store, batch(value=pa.array([b"x", b"y"]), key=pa.array([b"k", None]), headers=headers)
+    )
+    first = crc32(b"x/default/orders\x01k")
+    second = crc32(b'y/default/orders[["a", "1"], ["b", "\\u00fc"]]')
+    p = 2**61 - 1
+    b = 0x1D3C5A7B9E2F4681 % p
+    assert part.checksum == ((first + 1) * b + second + 1) % p
+    one, other = (
+        stage(store, staged_file(WRITE, at, 1), at, [rows], chunk_bytes=5 * MIB)
+        for at, rows in enumerate(
+            [
+                Rows(["/default/orders"], [b"x"], None, ["k"]),
+                Rows(["/default/orders"], [b"y"], [{"a": "1", "b": "ü"}]),
+            ]
+        )
+    )
+    assert joined_checksum([one, other]) == part.checksum
+    assert joined_checksum([other, one]) != part.checksum
 
 
 def test_a_partition_without_rows_has_no_file(store: CloudStore) -> None:
@@ -308,7 +334,7 @@ def test_the_columns_of_the_source_are_taken() -> None:
         ({"value": LongType()}, "'value' is bigint; the sink accepts binary or string"),
         ({"value": BinaryType(), "key": LongType()}, "'key' is bigint"),
         ({"value": BinaryType(), "offset": LongType()}, "does not know the columns 'offset'"),
-        ({"value": BinaryType(), "partition": IntegerType()}, "'orders-part-2'"),
+        ({"value": BinaryType(), "partition": LongType()}, "'partition' is bigint; the sink acc"),
         ({"value": BinaryType(), "headers": StringType()}, "array<struct<key:string,value"),
         ({"value": BinaryType(), "topic": BinaryType()}, "'topic' is binary"),
         ({"value": BinaryType()}, "the option 'topic' or a column 'topic'"),
@@ -318,3 +344,30 @@ def test_columns_that_cannot_be_messages_are_refused(columns: dict[str, Any], wh
     with pytest.raises(UsageError) as caught:
         check_columns(schema(**columns), None)
     assert why in str(caught.value)
+
+
+def test_rows_with_a_partition_name_their_partition(store: CloudStore) -> None:
+    numbers = pa.array([0, 3, None, 0], pa.int32())
+    topics = pa.array(["orders", "orders", "clicks", "clicks-part-0"])
+    part = staged(
+        store, batch(value=pa.array(["x"] * 4), topic=topics, partition=numbers), topic=None
+    )
+    assert dict(part.topics) == {
+        "/default/orders-part-0": 1,
+        "/default/orders-part-3": 1,
+        "/default/clicks": 1,
+        "/default/clicks-part-0": 1,
+    }
+    assert part.zeros == ["/default/orders-part-0"], "the other one is named by its row"
+
+
+def test_a_partition_that_cannot_be_is_refused_with_its_row() -> None:
+    for number, why in ((-1, "not in 0..999999999"), (1_000_000_000, "not in 0..999999999")):
+        numbers = pa.array([0, number], pa.int32())
+        rows = batch(value=pa.array(["x", "y"]), partition=numbers)
+        assert refused(rows) == f"row 1 of partition 3 has a partition that is {why}"
+    rows = batch(value=pa.array(["x", "y"]), partition=pa.array([2, 1], pa.int32()))
+    text = refused(rows, topic="/default/orders-part-2")
+    assert text == (
+        "row 1 of partition 3 has the topic '/default/orders-part-2' and the partition 1"
+    )

@@ -93,6 +93,23 @@ def test_what_is_written_is_read_again(spark: SparkSession, data: Path) -> None:
     assert values(data, "copy") == values(data) == [str(at) for at in range(1000)]
 
 
+def test_a_copy_keeps_its_partitions(spark: SparkSession, data: Path) -> None:
+    names = ("orders", "clicks-part-0", "clicks-part-1")
+    with forebay.open(data) as store:
+        for name in names:
+            store.topic(name).append_many([f"{name} {at}".encode() for at in range(20)])
+    source = spark.read.format("forebay").options(path=str(data), subscribe="orders,clicks")
+    frame = source.option("minPartitions", "3").load()
+    copy = frame.selectExpr("value", "replace(topic, '/default/', '/copy/') as topic", "partition")
+    write(copy, data)
+    with forebay.open(data) as store:
+        assert store.topics() == sorted(
+            f"/{ns}/{name}" for ns in ("copy", "default") for name in names
+        )
+    for name in names:
+        assert values(data, f"/copy/{name}") == values(data, name)
+
+
 def test_a_double_run_with_the_same_id_adds_nothing(spark: SparkSession, data: Path) -> None:
     for _ in range(2):
         write(numbers(spark, 100), data, topic=TOPIC, sinkId="daily")
@@ -238,7 +255,10 @@ def test_a_restarted_query_goes_on_and_repeats_nothing(query: Query, data: Path)
     query.add("c", 100, 50)
     query.run(sinkId="q")
     assert sorted(map(int, values(data))) == list(range(150))
-    assert {message.attributes[MARK].split("/")[1] for message in messages(data)} == {"0", "1", "2"}
+    marks = [message.attributes[MARK].split("/") for message in messages(data)]
+    assert {mark[1] for mark in marks} == {"0", "1", "2"}
+    [query_of_all_batches] = {mark[4].partition(".")[0] for mark in marks}
+    assert query_of_all_batches != "-", "the tasks did not get the id of the query from Spark"
     assert staged(data) == []
 
 
@@ -255,3 +275,45 @@ def test_a_query_with_a_new_checkpoint_is_refused_the_old_id(query: Query, data:
     query.checkpoint = query.checkpoint.with_name("new")
     assert "it has a new checkpoint" in fails(lambda: query.run(sinkId="q"))
     assert len(values(data)) == 100
+
+
+def test_another_checkpoint_is_known_by_its_rows_and_never_by_a_number(
+    spark: SparkSession, tmp_path: Path, data: Path
+) -> None:
+    """Batch 0 of each query is empty, so all of them write batch 1 first."""
+    with forebay.open(data) as store:
+        store.topic("source").append_many([b"%d" % at for at in range(30)])
+
+    def run(checkpoint: str, prefix: str, topic: str = TOPIC) -> None:
+        source = spark.readStream.format("forebay").options(
+            path=str(data), subscribe="source", startingOffsets="earliest", maxOffsetsPerTrigger=10
+        )
+        rows = source.load().where("offset between 10 and 19")
+        query = (
+            rows.selectExpr(f"concat('{prefix}', cast(value as string)) as value")
+            .writeStream.format("forebay")
+            .options(path=str(data), topic=topic, sinkId="q")
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run("first", "")
+    text = fails(lambda: run("second", "other-"))
+    assert "the sinkId 'q' belongs to another query" in text
+    assert "Give this query another sinkId" in text
+    run("third", "")
+    assert values(data) == [str(at) for at in range(10, 20)]
+
+
+def test_a_write_with_the_same_id_and_other_keys_is_refused(
+    spark: SparkSession, data: Path
+) -> None:
+    frame = spark.range(0, 20, 1, 2).selectExpr("cast(id as string) as value", "'a' as key")
+    write(frame, data, topic=TOPIC, sinkId="daily")
+    other = frame.selectExpr("value", "'b' as key")
+    text = fails(lambda: write(other, data, topic=TOPIC, sinkId="daily"))
+    assert "20 other rows" in text
+    write(frame, data, topic=TOPIC, sinkId="daily")
+    assert [message.routing_key for message in messages(data)] == ["a"] * 20

@@ -130,6 +130,25 @@ def test_a_dataframe_is_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
         assert frame.count() == 10
 
 
+def test_a_temporary_view_is_a_snapshot_until_it_is_created_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark keeps the partitions of a Python source. If this fails, change docs/guide/spark.md."""
+    create = (
+        "create or replace temporary view growing using forebay "
+        f"options (path '{tmp_path}', subscribe 'orders')"
+    )
+    count = "select count(*) from growing"
+    with Store(settings_of(tmp_path)) as store:
+        append(store.topic("orders"), 10)
+        spark.sql(create)
+        assert spark.sql(count).first()[0] == 10  # type: ignore[index]
+        append(store.topic("orders"), 5)
+        assert spark.sql(count).first()[0] == 10  # type: ignore[index]
+        spark.sql(create)
+        assert spark.sql(count).first()[0] == 15  # type: ignore[index]
+
+
 def test_remote_objects_and_a_remote_catalog_are_read(
     spark: SparkSession, tmp_path: Path, s3: S3Server, etcd: EtcdServer
 ) -> None:

@@ -77,6 +77,32 @@ def test_a_pattern_matches_whole_names(pattern: str, found: list[str]) -> None:
     assert [str(topic) for topic in chosen] == found
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"subscribe": "orders"},
+        {"subscribe": "orders-part-0,orders"},
+        {"subscribePattern": "orders.*"},
+        {"subscribePattern": "orders"},
+    ],
+)
+def test_two_topics_that_would_be_the_same_partition_are_refused(given: dict[str, str]) -> None:
+    """Their rows would have the same topic, partition and offset."""
+    names = ["/default/orders", "/default/orders-part-0", "/default/orders-part-1"]
+    with pytest.raises(UsageError) as caught:
+        scan_options({"path": "/d", **given}).chosen(names)
+    assert "/default/orders and /default/orders-part-0 are both partition 0" in str(caught.value)
+    assert "Read /default/orders-part-0 alone, or copy one of them" in str(caught.value)
+
+
+def test_one_of_two_topics_of_the_same_partition_can_be_read() -> None:
+    names = ["/default/orders", "/default/orders-part-0", "/default/orders-part-1"]
+    found = scan_options({"path": "/d", "subscribe": "orders-part-0,orders-part-1"}).chosen(names)
+    assert [str(topic) for topic in found] == names[1:]
+    whole = scan_options({"path": "/d", "subscribe": "orders"}).chosen([names[0], names[2]])
+    assert [str(topic) for topic in whole] == [names[0], names[2]]
+
+
 def test_offsets_are_words_or_json() -> None:
     found = options(
         startingOffsets='{"orders": {"0": 23, "1": -2}}', endingOffsets='{"orders": {"0": -1}}'
@@ -102,6 +128,17 @@ def test_offsets_are_words_or_json() -> None:
         ({"endingOffsets": '{"orders": {"0": true}}'}, "True is not an offset"),
         ({"endingOffsets": '{"a b": {"0": 1}}'}, "'a b' is not a topic name"),
         ({"endingOffsets": "soon"}, "must be earliest, latest, or JSON"),
+        (
+            {
+                "startingOffsets": '{"orders": {"0": 7, "1": 3}}',
+                "endingOffsets": '{"orders": {"0": 5, "1": 3}}',
+            },
+            "/default/orders, partition 0: startingOffsets is 7, after endingOffsets, which is 5",
+        ),
+        (
+            {"startingTimestamp": "20", "endingTimestamp": "10"},
+            "startingTimestamp is 20, after endingTimestamp, which is 10",
+        ),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "not both"),
         ({"endingOffsets": "latest", "endingTimestamp": "1"}, "not both"),
         ({"startingTimestamp": "yesterday"}, "a whole number"),

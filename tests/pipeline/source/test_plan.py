@@ -17,12 +17,14 @@ from forebay.format.names import TopicName
 from forebay.pipeline.source.plan import (
     EARLIEST,
     LATEST,
+    SPLIT_BYTES,
     KnownPlaces,
     OffsetRange,
     Piece,
     joined,
     object_pieces,
     plan_topic,
+    recut,
     resolve_range,
     splits,
     thinned,
@@ -96,6 +98,59 @@ def test_every_piece_is_in_one_split(
     for each in found:
         firsts = [one.first for one in each.pieces]
         assert firsts == sorted(firsts)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 300)), min_size=1, max_size=30),
+    st.integers(1, 10),
+    st.integers(1, 60),
+)
+def test_there_are_as_many_splits_as_wanted_if_indexes_allow_it(
+    sizes: list[tuple[str, int]], grain: int, least: int
+) -> None:
+    """Pieces can be cut at every multiple of `grain`, as by an index with such entries.
+
+    Those of the topic `a` cannot be cut.
+    """
+    pieces = [piece(topic, at * 1000, size) for at, (topic, size) in enumerate(sorted(sizes))]
+    most = sum(1 if one.topic.topic == "a" else -(-one.size // grain) for one in pieces)
+
+    def recut(one: Piece, target: int) -> list[Piece]:
+        if one.topic.topic == "a":
+            return [one]
+        step = max(target // grain, 1) * grain
+        cuts = [*range(one.begin, one.end, step), one.end]
+        bounds = [(at - one.begin + one.first, at, end) for at, end in pairwise(cuts)]
+        return [
+            one._replace(first=first, at=first, begin=begin, end=end, size=end - begin)
+            for first, begin, end in bounds
+        ]
+
+    found = splits(pieces, 1000, least, recut)
+    assert len(found) >= min(least, most)
+    assert sum(each.size for each in found) == sum(one.size for one in pieces)
+
+
+def test_the_large_topic_of_a_skewed_set_is_cut(tmp_path: Path, view_of: StoreView) -> None:
+    """There are enough pieces for all tasks, and one of them has most of the bytes."""
+    with Store(settings_of(tmp_path)) as store:
+        for name in "abcdefgh":
+            append(store.topic(name), 20, 100)
+        large = store.topic("orders")
+        append(large, 9000, 100)
+        large.rotate()
+        large.upload()
+    with view_of as views:
+        each = {name: views.topic(name) for name in (*"abcdefgh", "orders")}
+        pieces = [one for view in each.values() for one in plan_topic(view, 0, view.end_offset)]
+        assert len(pieces) == 9
+        found = splits(
+            pieces, SPLIT_BYTES, 4, lambda one, size: recut(each[one.topic.topic], one, size)
+        )
+    assert len(found) == 4
+    sizes = [split.size for split in found]
+    assert max(sizes) < sum(sizes) / 4 * 1.5, sizes
+    assert sum(split.count for split in found) == 8 * 20 + 9000
 
 
 def test_neighbours_stay_together() -> None:
@@ -173,6 +228,22 @@ def test_an_upload_while_the_view_was_made_is_found(tmp_path: Path) -> None:
             assert view.record is not None
             assert (view.record.tail, view.end_offset, view.segments()) == (10, 20, [])
             assert [one.first for one in plan_topic(view, 0, 20)] == [0, 10]
+
+
+def test_a_segment_that_retention_deletes_meanwhile_is_planned_from_its_object(
+    tmp_path: Path, view_of: StoreView
+) -> None:
+    with Store(settings_of(tmp_path)) as store:
+        topic = store.topic("orders")
+        append(topic, 20)
+        topic.rotate()
+        append(topic, 10)
+        view = view_of.topic("orders")
+        topic.upload()
+        assert topic.trim_local()
+        planned = plan_topic(view, 5, 30)  # from the middle: the index of the segment is needed
+    assert [one.path is None for one in planned] == [True] * len(planned)
+    assert (planned[0].first, planned[-1].next) == (5, 30)
 
 
 def test_places_seen_before_are_where_tasks_begin(tmp_path: Path, view_of: StoreView) -> None:

@@ -70,6 +70,23 @@ def test_a_topic_that_is_named_and_not_there_is_refused(store: Store, tmp_path: 
         assert run.batch() is None
 
 
+@pytest.mark.parametrize("option", ["subscribe", "subscribePattern"])
+def test_a_topic_that_would_be_the_same_partition_ends_the_stream_when_it_appears(
+    store: Store, tmp_path: Path, option: str
+) -> None:
+    given: dict[str, Any] = {option: "orders", "startingOffsets": "earliest"}
+    store.topic("orders").append(b"x", durability="synced")
+    with StreamRun(tmp_path, **given) as run:
+        assert len(run.batch() or []) == 1
+        store.topic("orders-part-1").append(b"y", durability="synced")
+        run.drain()
+        store.topic("orders-part-0").append(b"z", durability="synced")
+        with pytest.raises(UsageError, match="orders-part-0 are both partition 0"):
+            run.batch()
+    with pytest.raises(UsageError, match="orders-part-0 are both partition 0"):
+        StreamRun(tmp_path, **given)
+
+
 # -- what it reads --------------------------------------------------------------------------------
 
 

@@ -305,7 +305,7 @@ def _server_facts(context: ServerContext) -> ServerFacts:
         version=_version(),
         instance=context.instance,
         started=context.started,
-        up_seconds=round(time.time() - context.started, 3),
+        up_seconds=context.up_seconds,
         url=context.url,
         data=None if data is None else str(data),
         disk=None if data is None else _disk_usage(data),

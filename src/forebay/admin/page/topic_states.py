@@ -118,7 +118,7 @@ class TopicStates:
         state = TopicState(
             name,
             open=True,
-            start=topic.start_offset,
+            start=topic.start_known,
             marks=topic.watermarks(),
             memory=topic.in_memory(),
             segments=[each for each in topic.segments() if each.count],

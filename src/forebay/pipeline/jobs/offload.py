@@ -323,7 +323,7 @@ class Offload:
         self.store = StoreView(settings, clock=clock)
         self._executor = executor
         self._progress = progress
-        self._clock = clock
+        self._clock = self.store.clock
         self._planners: dict[TopicName, ViewPlanner] = {}
 
     def close(self) -> None:

@@ -42,6 +42,7 @@ from forebay.pipeline.sink.commit import (
     check_sink_id,
     commit_batch,
     read_sink_state,
+    require_apart,
 )
 from forebay.pipeline.sink.owner import LocalTopicWriter, commit_through, serving
 from forebay.pipeline.sink.staging import Part, discard, stage
@@ -164,6 +165,7 @@ def replay(
     chosen = sink_id or (secrets.token_hex(8) if again else _PLAIN)
     sink = _sink(name, start, start_time, chosen)
     resources = executor_resources(settings)
+    require_apart(resources.catalog, [str(target)])
     with open_view(settings) as store:
         view = store.topic(str(name))
         wanted = _range(resources, view, start, start_time, end, end_time, skip_lost)
@@ -197,6 +199,9 @@ def _check_call(
         for given in (offset, time):
             if given is not None and given < 0:
                 raise UsageError(f"the {what} is {given}: it must not be negative")
+    for first, last in ((start, end), (start_time, end_time)):
+        if first is not None and last is not None and last < first:
+            raise UsageError(f"{topic}: the end, {last}, is before the start, {first}")
     if sink_id is not None:
         check_sink_id(sink_id)
         if again:
@@ -394,7 +399,9 @@ class _Replay:
         if errors:
             discard(self._resources.store, parts)
             raise errors[0]
-        committed = commit(SinkBatch(self._sink, batch.end, named=True), parts)
+        # The replay numbers its batches by offsets: the same number is the same batch.
+        number = SinkBatch(self._sink, batch.end, named=True, query=self._sink)
+        committed = commit(number, parts)
         size = sum(task.size for task in tasks)
         return _row(batch, appended=committed.appended, known=committed.known, size=size)
 

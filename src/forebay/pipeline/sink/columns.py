@@ -6,6 +6,10 @@
 | `key`     | binary or string, UTF-8               | the routing key   |
 | `headers` | array of struct(key string, value binary or string), UTF-8 | attributes |
 | `topic`   | string                                | the topic         |
+| `partition` | int                                 | the partition: `<topic>-part-<n>` |
+
+A row with the partition 0 may belong to `<topic>-part-0`, or to `<topic>` itself if that has no
+partitions. It is staged as the former, and the commit decides (`Rows.zeros`).
 
 Every row is checked here, in the task, for everything that the log checks when it is appended: a
 commit must not stop in the middle of a batch because of one row. This module needs Arrow; the
@@ -30,29 +34,26 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-_COLUMNS: Final = ("value", "key", "headers", "topic")
+_COLUMNS: Final = ("value", "key", "headers", "topic", "partition")
 _REST_BYTES: Final = 4 * KIB
 """Room for the rest of a message: the name of its topic, numbers, and the sink's mark."""
 _HEADER_BYTES: Final = 16
 """Room for the two lengths of an attribute."""
+_PARTITIONS_MAX: Final = 1_000_000_000
+"""The number of a partition has at most nine digits."""
 _HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
     """Raises UsageError if the columns cannot become messages. Called before any task runs."""
-    from pyspark.sql.types import StringType
+    from pyspark.sql.types import IntegerType, StringType
 
     types = {field.name: field.dataType for field in schema.fields}
     unknown = [name for name in types if name not in _COLUMNS]
     if unknown:
-        hint = (
-            "; a partition is named in the topic, as in 'orders-part-2'"
-            if "partition" in unknown
-            else ""
-        )
         raise UsageError(
             f"the sink does not know the columns {', '.join(map(repr, unknown))}: select "
-            f"{', '.join(map(repr, _COLUMNS))}, of which only 'value' is required{hint}"
+            f"{', '.join(map(repr, _COLUMNS))}, of which only 'value' is required"
         )
     if "value" not in types:
         raise UsageError("the sink needs a column 'value' with the payloads, binary or string")
@@ -70,6 +71,11 @@ def check_columns(schema: StructType, topic: str | None) -> None:
     if "topic" in types and not isinstance(types["topic"], StringType):
         raise UsageError(
             f"the column 'topic' is {types['topic'].simpleString()}; the sink accepts string"
+        )
+    if "partition" in types and not isinstance(types["partition"], IntegerType):
+        raise UsageError(
+            f"the column 'partition' is {types['partition'].simpleString()}; the sink accepts int: "
+            "cast it, or leave it out"
         )
     if topic is None and "topic" not in types:
         raise UsageError("the sink needs a topic: give the option 'topic' or a column 'topic'")
@@ -140,7 +146,8 @@ class _BatchCheck:
             MessageTooLarge,
         )
         keys = None if key is None else key.to_pylist()
-        return Rows(self._topics(topic), _payloads(value), attributes, keys)
+        topics, zeros = self._with_partitions(self._topics(topic))
+        return Rows(topics, _payloads(value), attributes, keys, zeros)
 
     def _column(self, name: str) -> Any:
         """The column; None if it does not exist or has only nulls."""
@@ -162,6 +169,38 @@ class _BatchCheck:
                 except InvalidTopicName as error:
                     self._refuse(pc.equal(column, name), f"has an invalid topic: {error}")
         return [self._known[name] for name in names]
+
+    def _with_partitions(self, names: list[str]) -> tuple[list[str], frozenset[str]]:
+        """The topics with their partitions, and those that come from a partition 0."""
+        column = self._column("partition")
+        if column is None:
+            return names, frozenset()
+        bad = pc.or_(pc.less(column, 0), pc.greater_equal(column, _PARTITIONS_MAX))
+        self._refuse(bad, f"has a partition that is not in 0..{_PARTITIONS_MAX - 1}")
+        partitions = column.to_pylist()
+        known = {
+            pair: self._numbered(*pair, names, partitions)
+            for pair in set(zip(names, partitions, strict=True))
+        }
+        found = [known[pair] for pair in zip(names, partitions, strict=True)]
+        zeros = {each for (name, number), each in known.items() if number == 0 and each != name}
+        named = {each for (name, _), each in known.items() if each == name}
+        return found, frozenset(zeros - named)
+
+    def _numbered(
+        self, name: str, number: int | None, names: list[str], partitions: list[int | None]
+    ) -> str:
+        """The full name of the partition; UsageError if the name has another one already."""
+        topic = parse_topic(name)
+        if number is None or (topic.is_partition and topic.partition == number):
+            return name
+        at = list(zip(names, partitions, strict=True)).index((name, number))
+        if topic.is_partition:
+            raise self._refusal(at, f"has the topic {name!r} and the partition {number}")
+        try:
+            return str(parse_topic(f"{name}-part-{number}"))
+        except InvalidTopicName as error:
+            raise self._refusal(at, f"has an invalid topic: {error}") from error
 
     def _text(self, column: Any, what: str) -> Any:
         """The column as text; UsageError if a row is not UTF-8."""

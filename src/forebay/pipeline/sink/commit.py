@@ -2,12 +2,14 @@
 
 Every message that a sink appends carries the attribute `forebay.sink`:
 
-    <sink id>/<batch>/<partition>/<row>
+    <sink id>/<batch>/<partition>/<row>/<query>.<rows>
 
-Rows are appended in the order of (batch, partition, row), so the last message of a sink shows what
-was appended. To find it without reading the whole topic, the catalog keeps a `SinkState` for each
-sink and topic, as a job state. The log decides. A state that may be older than the log (after a
-restore) only says from which offset on to search it.
+The last part says which query numbered the batch, and which rows it has, as short hashes. A sink
+without a name does not have it, and neither have messages of earlier releases. Rows are appended in
+the order of (batch, partition, row), so the last message of a sink shows what was appended. To find
+it without reading the whole topic, the catalog keeps a `SinkState` for each sink and topic, as a
+job state. The log decides. A state that may be older than the log (after a restore) only says from
+which offset on to search it.
 
 The steps, and what a crash leaves after each of them:
 
@@ -20,6 +22,10 @@ The steps, and what a crash leaves after each of them:
 4. Everything is synced, and the states record that the batch is complete.
 5. The staged files are deleted.
 
+Which query it is: a batch that the same query repeats is known, whatever rows it computes now. A
+batch of any other writer is known only if it has exactly the rows of the one with its number, and
+refused otherwise (`decide`). No row is taken for known because of a number alone.
+
 Beware: two commits of one sink must not run at the same time; see `TopicWriter`.
 """
 
@@ -29,8 +35,8 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
@@ -47,6 +53,7 @@ from forebay.pipeline.sink.staging import (
     Part,
     Rows,
     discard,
+    joined_checksum,
     read_manifest,
     staged_rows,
     sweep_staging,
@@ -65,6 +72,8 @@ ROWS: Final = Counter(
 MARK: Final = "forebay.sink"
 _SINK_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+_RUN: Final = re.compile(r"(?P<query>[0-9a-f]{8}|-)\.(?P<rows>[0-9a-f]{8}|-)")
+_UNKNOWN: Final = "-"
 
 
 # ---- what a sink has appended
@@ -77,6 +86,18 @@ class Position(NamedTuple):
     partition: int
     row: int
     """The number of the row in its partition, counted over all topics."""
+    run: Run | None = None
+    """Which query and rows; None in a mark of an earlier release."""
+
+
+class Run(NamedTuple):
+    """Which query a batch is of, and which rows it has: short hashes, or `-` if unknown."""
+
+    query: str
+    rows: str
+
+    def __str__(self) -> str:
+        return f"{self.query}.{self.rows}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +109,9 @@ class SinkBatch:
     named: bool
     """False if the id is random. Then no row can be there already, and the batch never repeats."""
     streaming: bool = False
+    query: str | None = None
+    """The id of whoever numbers the batches, so that a second batch of the same number is the same
+    batch: a streaming query, as its checkpoint knows it, or a replay. None if users number them."""
 
     def __str__(self) -> str:
         return f"batch {self.number} of the sink {self.sink_id!r}"
@@ -113,6 +137,18 @@ class SinkState:
     """The last batch that was complete before this one."""
     digest: int | None = None
     """The sum of the checksums of the batch's values, over all topics."""
+    checksum: int | None = None
+    """The checksum of the batch's rows, over all topics; None if an earlier release wrote it."""
+    query: str | None = None
+    """The query of the batch (`SinkBatch.query`); None if there is none, or it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the parts of a batch hold, over all topics."""
+
+    digest: int
+    checksum: int | None
 
 
 class Action(Enum):
@@ -131,6 +167,8 @@ class Decision:
     action: Action
     look_from: int | None = None
     """The offset from which to search the log for messages of the sink; None for no search."""
+    refused: str | None = None
+    """For RESUME: why the rows of this run are refused once the batch is complete."""
 
 
 def check_sink_id(sink_id: str) -> str:
@@ -143,8 +181,22 @@ def check_sink_id(sink_id: str) -> str:
 
 
 def mark_prefix(sink_id: str, batch: int, partition: int) -> str:
-    """The beginning of the marks of a partition's rows; the number of the row follows."""
+    """The beginning of the marks of a partition's rows; the row's number and the run follow."""
     return f"{sink_id}/{batch}/{partition}/"
+
+
+def run_of(batch: SinkBatch, parts: Sequence[Part]) -> Run:
+    """The end of the marks of a batch: equal for the same query, and for the same partitions."""
+    checksum = joined_checksum(parts)
+    rows = json.dumps([checksum, [(part.partition, part.rows) for part in parts]])
+    return Run(
+        _UNKNOWN if batch.query is None else _short_hash(batch.query),
+        _UNKNOWN if checksum is None else _short_hash(rows),
+    )
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def parse_mark(text: str | None, sink_id: str) -> Position | None:
@@ -152,14 +204,23 @@ def parse_mark(text: str | None, sink_id: str) -> Position | None:
     if text is None or not text.startswith(sink_id):
         return None
     parts = text.removeprefix(sink_id).split("/")
-    if len(parts) != 4 or parts[0] or not all(_NUMBER.fullmatch(each) for each in parts[1:]):
+    if len(parts) not in (4, 5) or parts[0]:
         return None
-    return Position(*map(int, parts[1:]))
+    if not all(_NUMBER.fullmatch(each) for each in parts[1:4]):
+        return None
+    run = _RUN.fullmatch(parts[4]) if len(parts) > 4 else None
+    if len(parts) > 4 and run is None:
+        return None
+    found = None if run is None else Run(run["query"], run["rows"])
+    return Position(int(parts[1]), int(parts[2]), int(parts[3]), found)
 
 
-def shape_of(parts: Sequence[Part], topic: TopicName) -> str:
-    """A hash that is equal for two writes whose partitions have equally many rows for the topic."""
-    rows = [(part.partition, part.topics.get(str(topic), 0)) for part in parts]
+def shape_of(parts: Sequence[Part], staged: Collection[str]) -> str:
+    """A hash that is equal for two writes whose partitions have equally many rows for the topic.
+
+    `staged` are the names that the parts have for it.
+    """
+    rows = [(part.partition, sum(part.topics.get(name, 0) for name in staged)) for part in parts]
     text = json.dumps([each for each in sorted(rows) if each[1]])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -170,41 +231,80 @@ def decide(
     state: SinkState | None,
     origin: str | None,
     rows: int,
-    digest: int,
+    content: Content,
 ) -> Decision:
     """What to do with the batch, of which `rows` rows go to the topic.
 
-    UsageError if it would be skipped as known although its rows are different ones.
+    | the note has      | the same query                  | anybody else                           |
+    |-------------------|---------------------------------|----------------------------------------|
+    | an earlier batch  | append                          | append, but refuse another query       |
+    | this batch        | known, or resume it             | known or resume it if the rows are the |
+    |                   |                                 | same, else refuse                      |
+    | a later batch     | refuse                          | refuse                                 |
+
+    The query is the same only if both are known; it is another one only if both are known, too.
+    UsageError for a batch that is refused. A begun batch of users' own numbers is completed with
+    its first rows before it is refused (`Decision.refused`).
     """
     if not batch.named:
         return Decision(Action.APPEND)
-    trusted = state is not None and state.origin == origin
     if state is None:
         return Decision(Action.APPEND, None if origin == ORIGIN_HERE else 0)
-    if state.batch < batch.number:
-        return Decision(Action.APPEND, None if trusted and state.done else state.offset)
-    if state.batch == batch.number and not state.done:
-        return Decision(Action.RESUME, state.offset)
-    _require_same(topic, batch, state, rows, digest)
-    return Decision(Action.KNOWN)
-
-
-def _require_same(
-    topic: TopicName, batch: SinkBatch, state: SinkState, rows: int, digest: int
-) -> None:
-    """Raises UsageError if the rows are not those of the batch that the state describes."""
     if state.batch > batch.number:
         raise below(topic, batch, state.batch)
-    other = "they are not the same rows. Give the new rows another sinkId or batchId"
-    if state.rows != rows and not (batch.streaming and batch.number > 0):
-        raise UsageError(
-            f"{topic}: {batch} is complete with {state.rows} rows, but this one has {rows}: {other}"
-        )
-    # After a restart, a query may compute other rows for the batch that it repeats. The first batch
-    # of a query, and a batch that is not part of a query, must have the same rows.
-    repeated = batch.streaming and batch.number > 0
-    if state.digest not in (None, digest) and not repeated:
-        raise UsageError(f"{topic}: {batch} is complete with {rows} other rows: {other}")
+    known = batch.query is not None and state.query is not None
+    own, foreign = known and batch.query == state.query, known and batch.query != state.query
+    if state.batch < batch.number:
+        if foreign:
+            raise another_query(topic, batch, state.batch)
+        trusted = state.origin == origin and state.done
+        return Decision(Action.APPEND, None if trusted else state.offset)
+    why = None if own else _difference(topic, batch, state, rows, content)
+    if why is not None and foreign:
+        raise another_query(topic, batch, state.batch)
+    if state.done and why is not None:
+        raise UsageError(why)
+    return Decision(Action.KNOWN) if state.done else Decision(Action.RESUME, state.offset, why)
+
+
+def _difference(
+    topic: TopicName, batch: SinkBatch, state: SinkState, rows: int, content: Content
+) -> str | None:
+    """The error text if the rows are not those of the batch that the state describes."""
+    if state.checksum is not None and content.checksum is not None:
+        same = state.checksum == content.checksum
+    else:  # an earlier release wrote the note, or staged the rows
+        same = state.digest in (None, content.digest)
+    if same and state.rows == rows:
+        return None
+    stands = "is complete with" if state.done else "was begun with"
+    differ = (
+        f"{rows} other rows, by value, key, headers, topic or order"
+        if rows == state.rows
+        else f"{state.rows} rows, but this one has {rows}"
+    )
+    return (
+        f"{topic}: {batch} {stands} {differ}: they are not the same rows, and were not appended. "
+        f"Give the new rows another sinkId{_or_batch(batch)}"
+    )
+
+
+def _or_batch(batch: SinkBatch) -> str:
+    return (
+        ", or continue the query that wrote it with its own checkpoint"
+        if batch.streaming
+        else " or batchId"
+    )
+
+
+def another_query(topic: TopicName, batch: SinkBatch, reached: int) -> UsageError:
+    """The error for a batch of a sink whose last batch is of another query."""
+    return UsageError(
+        f"{topic}: the sinkId {batch.sink_id!r} belongs to another query, with another checkpoint, "
+        f"which wrote batch {reached}. Batch {batch.number} of this query does not repeat it, and "
+        "was not appended. Give this query another sinkId, or continue the other one with its "
+        "checkpoint"
+    )
 
 
 def below(topic: TopicName, batch: SinkBatch, reached: int) -> UsageError:
@@ -221,18 +321,68 @@ def below(topic: TopicName, batch: SinkBatch, reached: int) -> UsageError:
     )
 
 
+def resolve_zeros(catalog: Catalog, parts: Sequence[Part]) -> dict[str, str]:
+    """The staged names of partitions 0 that are topics without partitions, with those topics.
+
+    A row with the topic `orders` and the partition 0 goes to `orders-part-0` or to `orders`, which
+    would be the same partition for readers. The one that exists decides. If neither exists, any
+    other partition of `orders`, in the store or in the batch, makes it a partitioned topic. So a
+    batch that is committed again gives the same names, and no topic gets both.
+    """
+    names = {name for part in parts for name in part.topics}
+    named = {name for part in parts for name in part.topics if name not in part.zeros}
+    found: dict[str, str] = {}
+    for name in sorted(names - named):
+        zero = parse_topic(name)
+        plain = parse_topic(zero.base)
+        if catalog.record(zero) is not None:
+            continue
+        exists = str(plain) in named or catalog.record(plain) is not None
+        if exists or not _has_partitions(catalog, plain, names - {name}):
+            found[name] = str(plain)
+    return found
+
+
+def _has_partitions(catalog: Catalog, plain: TopicName, names: Iterable[str]) -> bool:
+    stored = catalog.topics(f"{plain.namespace}/{plain.topic}-part-")
+    topics = (*map(parse_topic, names), *stored)
+    return any(each.is_partition and each.base == str(plain) for each in topics)
+
+
+def require_apart(catalog: Catalog, names: Iterable[str]) -> None:
+    """Raises UsageError if another topic is the same partition as one of these.
+
+    Readers could not tell the messages of the two apart.
+    """
+    wanted = set(names)
+    for name in sorted(wanted):
+        twin = parse_topic(name).twin
+        if twin is not None and (str(twin) in wanted or catalog.record(twin) is not None):
+            plain = min(name, str(twin), key=len)
+            raise UsageError(
+                f"{name} and {twin} are both partition 0 of {plain}: in Spark, their messages "
+                f"would have the same topic, partition and offset. Nothing was appended. Write to "
+                f"{twin}, if the other one is empty or unused, or to a topic of another name"
+            )
+
+
 def encode_state(state: SinkState) -> bytes:
     return json.dumps(asdict(state), separators=(",", ":"), sort_keys=True).encode()
 
 
 def decode_state(data: bytes, what: str) -> SinkState:
+    """Decodes a state. Fields that a later release added are ignored."""
     try:
-        state = SinkState(**json.loads(data))
+        body = json.loads(data)
+        state = SinkState(**{name: body[name] for name in _STATE_FIELDS if name in body})
     except (ValueError, TypeError) as error:
         raise DescriptorError(f"{what} is not the state of a sink: {error}") from error
     if not all(_is_offset(each) for each in (state.batch, state.offset, state.rows)):
         raise DescriptorError(f"{what} is not the state of a sink: a number is out of range")
     return state
+
+
+_STATE_FIELDS: Final = frozenset(field.name for field in fields(SinkState))
 
 
 def _is_offset(value: object) -> bool:
@@ -295,6 +445,8 @@ class _Target:
     """One topic of a batch."""
 
     name: TopicName
+    staged: Collection[str]
+    """Its names in the staged rows."""
     rows: int
     job_state: JobState | None
     before: SinkState | None
@@ -348,16 +500,23 @@ class _Commit:
         self._catalog = catalog
         self._store = store
         self._batch = batch
+        self._run = Run(_UNKNOWN, _UNKNOWN)
+        self._renamed: dict[str, str] = {}
+        """Staged names of topics that have another name (`resolve_zeros`)."""
 
     def __call__(self, parts: Sequence[Part]) -> Committed:
         parts = _in_order(parts)
         if not parts:
             return Committed(0, 0)
         targets = self._targets(parts)
+        refused = [each.decision.refused for each in targets.values() if each.decision.refused]
         first = self._first_attempt(targets, parts)
+        if refused and first is None:
+            raise UsageError(refused[0])
         chosen = parts if first is None else first
         if first is not None:
             targets = self._targets(first)
+        self._run = run_of(self._batch, chosen)
         for target in targets.values():
             self._look(target, chosen)
         total = sum(target.rows for target in targets.values())
@@ -370,23 +529,30 @@ class _Commit:
         if wanted:
             _require_staged(self._store, chosen)
             appended = self._append_all(wanted, chosen)
+        self._take_over(targets.values())
         discard(self._store, chosen)
         if first is not None:
             discard(self._store, parts)
         self._log_result(targets, appended, total - appended)
+        if refused:
+            raise UsageError(f"{refused[0]}. The batch itself is complete now")
         return Committed(appended, total - appended)
 
     # -- what was appended before ---------------------------------------------------------------
 
     def _targets(self, parts: Sequence[Part]) -> dict[str, _Target]:
         """Takes ownership of all topics of the batch, and returns them."""
-        rows: dict[str, int] = {}
-        for part in parts:
-            for name, count in part.topics.items():
-                rows[name] = rows.get(name, 0) + count
-        return {name: self._target(parse_topic(name), count, parts) for name, count in rows.items()}
+        self._renamed = resolve_zeros(self._catalog, parts)
+        staged: dict[str, set[str]] = {}
+        for name in (name for part in parts for name in part.topics):
+            staged.setdefault(self._renamed.get(name, name), set()).add(name)
+        require_apart(self._catalog, staged)
+        return {
+            name: self._target(parse_topic(name), names, parts) for name, names in staged.items()
+        }
 
-    def _target(self, topic: TopicName, rows: int, parts: Sequence[Part]) -> _Target:
+    def _target(self, topic: TopicName, staged: Collection[str], parts: Sequence[Part]) -> _Target:
+        rows = sum(part.topics.get(name, 0) for part in parts for name in staged)
         self._writer.end(topic)  # owns it: nobody else changes the topic or its state from now on
         job_state, before, came_from = None, None, None
         if self._batch.named:
@@ -396,9 +562,8 @@ class _Commit:
                 None if job_state is None else decode_state(job_state.value, f"{topic}: {name}")
             )
             came_from = origin(self._catalog, topic)
-        digest = digest_of(parts)
-        decision = decide(topic, self._batch, before, came_from, rows, digest)
-        return _Target(topic, rows, job_state, before, came_from, decision)
+        decision = decide(topic, self._batch, before, came_from, rows, content_of(parts))
+        return _Target(topic, staged, rows, job_state, before, came_from, decision)
 
     def _first_attempt(
         self, targets: dict[str, _Target], parts: Sequence[Part]
@@ -431,8 +596,25 @@ class _Commit:
             self._require_kept(target.name, decision.look_from)
         if found is not None and found.batch > batch.number:
             raise below(target.name, batch, found.batch)
+        if found is not None and decision.action is Action.APPEND:
+            self._require_same_run(target.name, found)
         if found is not None and found.batch == batch.number:
             target.last = found
+
+    def _require_same_run(self, topic: TopicName, found: Position) -> None:
+        """Raises UsageError if the log's last row of the sink is of another query or other rows."""
+        run, batch = found.run, self._batch
+        if run is None or (found.batch == batch.number and run.rows == self._run.rows):
+            return
+        if _UNKNOWN not in (run.query, self._run.query) and run.query != self._run.query:
+            raise another_query(topic, batch, found.batch)
+        if found.batch == batch.number and _UNKNOWN not in (run.rows, self._run.rows):
+            raise UsageError(
+                f"{topic}: the log has rows of {batch}, which a restore brought back, and this run "
+                "has other rows or other partitions: it is unknown which of them were appended. "
+                "Look at the end of the topic, and give the rest another sinkId"
+                f"{_or_batch(batch)}"
+            )
 
     def _warn_incomplete(self, topic: TopicName, before: SinkState) -> None:
         event(
@@ -459,7 +641,7 @@ class _Commit:
     def _require_same_shape(
         self, target: _Target, before: SinkState, parts: Sequence[Part]
     ) -> None:
-        if before.shape != shape_of(parts, target.name):
+        if before.shape != shape_of(parts, target.staged):
             raise UsageError(
                 f"{target.name}: batch {before.batch} of the sink {self._batch.sink_id!r} was "
                 f"begun with {before.rows} rows, whose staged files are gone, and this run has "
@@ -501,11 +683,13 @@ class _Commit:
                     done=False,
                     offset=offset,
                     rows=target.rows,
-                    shape=shape_of(parts, target.name),
+                    shape=shape_of(parts, target.staged),
                     write=write,
                     origin=target.origin,
                     previous=_previous(target.before, self._batch.number),
-                    digest=digest_of(parts),
+                    digest=content_of(parts).digest,
+                    checksum=content_of(parts).checksum,
+                    query=self._batch.query,
                 ),
             )
 
@@ -514,6 +698,17 @@ class _Commit:
             assert target.before is not None
             done = replace(target.before, done=True, offset=self._writer.end(target.name))
             self._save(target, done)
+
+    def _take_over(self, targets: Iterable[_Target]) -> None:
+        """Notes the query of this run where it repeated the last batch of another one.
+
+        It has proved that it has the same rows, and may go on with the next batch.
+        """
+        for target in targets:
+            before, query = target.before, self._batch.query
+            known = target.decision.action is Action.KNOWN and before is not None
+            if known and before is not None and query not in (None, before.query):
+                self._save(target, replace(before, query=query))
 
     def _save(self, target: _Target, state: SinkState) -> None:
         name = state_name(self._batch.sink_id)
@@ -528,11 +723,15 @@ class _Commit:
             name: max(_first_row(target.last, partition) - first, 0)
             for name, target in targets.items()
         }
-        chosen: dict[str, list[int]] = {name: [] for name in set(rows.topics) & begin.keys()}
-        for at, name in enumerate(rows.topics):
+        names = rows.topics
+        if self._renamed:
+            names = [self._renamed.get(name, name) for name in names]
+        chosen: dict[str, list[int]] = {name: [] for name in set(names) & begin.keys()}
+        for at, name in enumerate(names):
             if name in chosen and at >= begin[name]:
                 chosen[name].append(at)
         prefix = mark_prefix(self._batch.sink_id, self._batch.number, partition)
+        suffix = f"/{self._run}" if self._batch.named else ""
         attributes, keys = rows.attributes, rows.keys
         for name, places in chosen.items():
             if not places:
@@ -541,9 +740,12 @@ class _Commit:
                 targets[name].name,
                 [rows.payloads[at] for at in places],
                 # The sink's mark replaces one that rows have from another topic.
-                [{MARK: f"{prefix}{first + at}"} for at in places]
+                [{MARK: f"{prefix}{first + at}{suffix}"} for at in places]
                 if attributes is None
-                else [{**(attributes[at] or {}), MARK: f"{prefix}{first + at}"} for at in places],
+                else [
+                    {**(attributes[at] or {}), MARK: f"{prefix}{first + at}{suffix}"}
+                    for at in places
+                ],
                 [None] * len(places) if keys is None else [keys[at] for at in places],
             )
         return sum(map(len, chosen.values()))
@@ -580,9 +782,9 @@ def _first_row(last: Position | None, partition: int) -> int:
     return OFFSET_MAX if partition < last.partition else last.row + 1
 
 
-def digest_of(parts: Sequence[Part]) -> int:
-    """The digest of all rows of a write, which does not depend on how they are partitioned."""
-    return sum(part.digest for part in parts)
+def content_of(parts: Sequence[Part]) -> Content:
+    """What the parts hold, which does not depend on where they are cut."""
+    return Content(sum(part.digest for part in parts), joined_checksum(parts))
 
 
 def _previous(before: SinkState | None, batch: int) -> int | None:

@@ -5,7 +5,8 @@ are staged, and the server appends them with `commit_in`. If none runs, the comm
 the topics during the commit: `LocalTopicWriter` opens the store and closes it again.
 
     POST /v1/sink/commit
-    {"sink_id": "orders", "batch": 7, "named": true, "streaming": false, "parts": [...]}
+    {"sink_id": "orders", "batch": 7, "named": true, "streaming": true, "query": "e1cf8bef-…",
+     "parts": [...]}
 
 The response is lines of JSON: `{"working": true}` every few seconds, and at the end the result or
 an error. Other producers may append to the same topics at the same time. The rows of a batch keep
@@ -132,6 +133,7 @@ def encode_request(batch: SinkBatch, parts: Sequence[Part]) -> dict[str, Any]:
         "batch": batch.number,
         "named": batch.named,
         "streaming": batch.streaming,
+        "query": batch.query,
         "parts": [asdict(part) for part in parts],
     }
 
@@ -146,6 +148,7 @@ def check_request(batch: SinkBatch, parts: Sequence[Part]) -> None:
             parse_topic(name)
         whole = sum(part.topics.values()) == part.rows and (part.key is not None or not part.rows)
         _require(whole, "rows of a part must be the sum of its topics, and need a key")
+        _require(set(part.zeros) <= set(part.topics), "zeros of a part must be topics of it")
 
 
 def _require(right: bool, otherwise: str) -> None:

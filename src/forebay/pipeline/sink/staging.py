@@ -50,6 +50,9 @@ _CONCURRENT_PARTS: Final = 2
 _MANIFEST_BYTES_MAX: Final = 64 * MIB
 _VERSION: Final = 1
 _MIDDLE: Final = encode_middle("", None)
+_MODULUS: Final = 2**61 - 1
+_BASE: Final = 0x1D3C_5A7B_9E2F_4681 % _MODULUS
+"""The polynomial of checksums: a prime that fits 64 bits, and an arbitrary base below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class Rows:
     payloads: Sequence[bytes | memoryview]
     attributes: Sequence[Mapping[str, str] | None] | None = None
     keys: Sequence[str | None] | None = None
+    zeros: frozenset[str] = frozenset()
+    """Topics `…-part-0` that no row names: their rows name the topic, and the partition 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,56 @@ class Part:
     topics: Mapping[str, int] = field(default_factory=dict)
     """How many of the rows go to each topic."""
     digest: int = 0
-    """The sum of the payloads' checksums, which does not depend on the order of rows."""
+    """The sum of the payloads' checksums. Only notes of earlier releases are compared with it."""
+    checksum: int | None = None
+    """The checksum of all rows in order (`add_rows`); None if an earlier release staged them."""
+    zeros: list[str] = field(default_factory=list)
+    """As in `Rows`: topics of which the commit decides whether they are partitioned."""
+
+
+# ---- checksums of rows
+
+
+def add_rows(checksum: int, rows: Rows, payloads: Sequence[int]) -> int:
+    """The checksum of rows in order, continued; it is 0 before the first row.
+
+    It covers everything of a row that is written: topic, key, headers and payload, whose CRC-32 are
+    given as `payloads`. It is a polynomial over the rows, so that the checksum of two parts in a
+    row follows from theirs (`joined_checksum`), wherever they are cut.
+    """
+    for each in _row_checksums(rows, payloads):
+        checksum = (checksum * _BASE + each + 1) % _MODULUS
+    return checksum
+
+
+def joined_checksum(parts: Sequence[Part]) -> int | None:
+    """The checksum of the rows of all parts, in this order; None if a part has none."""
+    total = 0
+    for part in parts:
+        if part.checksum is None:
+            return None
+        total = (total * pow(_BASE, part.rows, _MODULUS) + part.checksum) % _MODULUS
+    return total
+
+
+def _row_checksums(rows: Rows, payloads: Sequence[int]) -> Iterator[int]:
+    begin = 0
+    for topic, group in groupby(rows.topics):
+        end = begin + sum(1 for _ in group)
+        name = topic.encode()
+        found = [crc32(name, payload) for payload in payloads[begin:end]]
+        if rows.attributes is not None:
+            found = [
+                crc32(json.dumps(list(each.items())).encode(), crc) if each else crc
+                for each, crc in zip(rows.attributes[begin:end], found, strict=True)
+            ]
+        if rows.keys is not None:
+            found = [
+                crc if key is None else crc32(b"\1" + key.encode(), crc)
+                for key, crc in zip(rows.keys[begin:end], found, strict=True)
+            ]
+        yield from found
+        begin = end
 
 
 # ---- one partition's rows
@@ -84,8 +138,10 @@ def stage(
     store: CloudStore, key: str, partition: int, batches: Iterable[Rows], *, chunk_bytes: int
 ) -> Part:
     """Writes the rows as one object; writes nothing if there are none."""
-    count = digest = 0
+    count = digest = checksum = 0
     topics: Counter[str] = Counter()
+    zeros: set[str] = set()
+    named: set[str] = set()
     writer: CloudWriter | None = None
     try:
         for rows in batches:
@@ -96,11 +152,17 @@ def stage(
             for frames in _encoded(rows, count):
                 writer.write(frames)
             count += len(rows.payloads)
-            digest += sum(map(crc32, rows.payloads))
+            payloads = list(map(crc32, rows.payloads))
+            digest += sum(payloads)
+            checksum = add_rows(checksum, rows, payloads)
             topics.update(rows.topics)
+            zeros |= rows.zeros
+            named |= set(rows.topics) - rows.zeros
         if writer is None:
             return Part(partition, None, 0, 0)
-        return Part(partition, key, count, writer.close().size, dict(topics), digest)
+        size = writer.close().size
+        left = sorted(zeros - named)
+        return Part(partition, key, count, size, dict(topics), digest, checksum, left)
     except BaseException:
         if writer is not None:
             writer.abort()

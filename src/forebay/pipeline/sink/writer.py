@@ -5,6 +5,9 @@ topics, in the order of partitions, once for each (sink id, batch, partition, ro
 server if one runs, else the driver itself during the commit. Spark creates these objects again in
 every process, so they hold only options.
 
+Spark tells the driver's part of a sink neither which query it writes for nor where its checkpoint
+is. Tasks know the id of the query, which is in the checkpoint, and send it along with their rows.
+
 Beware: a streaming query is identified by its `sinkId`. Keep it when the query is restarted, and
 choose another one when the query gets a new checkpoint.
 """
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("forebay.pipeline")
 _OPTIONS: Final = (SERVER, "topic", "sinkId", "batchId")
+_QUERY_ID: Final = "sql.streaming.queryId"
+"""The local property in which Spark gives tasks the id of their query, as its checkpoint has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class StagedPart(WriterCommitMessage):
     """The message of a task to the driver: where its rows are staged."""
 
     part: Part
+    query: str | None = None
+    """The id of the streaming query, if it is one."""
 
 
 def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -153,7 +160,8 @@ class _Sink:
             checked_rows(batches, partition, self.options.topic),
             chunk_bytes=settings.uploader.stream_chunk_size,
         )
-        return StagedPart(part)
+        query = None if task is None else task.getLocalProperty(_QUERY_ID)
+        return StagedPart(part, query)
 
     def append(self, messages: Sequence[WriterCommitMessage | None], batch: SinkBatch) -> Committed:
         """Runs on the driver: appends the rows of all tasks through the owner."""
@@ -216,13 +224,15 @@ class ForebayStreamWriter(DataSourceStreamArrowWriter):
         return self._sink.stage(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._sink.append(messages, self._batch(batchId))
+        self._sink.append(messages, self._batch(batchId, messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         event(_log, logging.WARNING, "a batch failed", batch=batchId)
-        self._sink.forget(messages, self._batch(batchId))
+        self._sink.forget(messages, self._batch(batchId, messages))
 
-    def _batch(self, number: int) -> SinkBatch:
+    def _batch(self, number: int, messages: Sequence[WriterCommitMessage | None]) -> SinkBatch:
         sink_id = self._sink.options.sink_id
         assert sink_id is not None, "a stream without one is refused when it is made"
-        return SinkBatch(sink_id, number, named=True, streaming=True)
+        queries = (each.query for each in messages if isinstance(each, StagedPart))
+        query = next(filter(None, queries), None)
+        return SinkBatch(sink_id, number, named=True, streaming=True, query=query)

@@ -65,13 +65,6 @@ class Offsets:
         if self.every is not None:
             return
         there = [(topic.base, topic.partition) for topic in topics]
-        twice = {each for each in there if there.count(each) > 1}
-        if twice:
-            base, partition = min(twice)
-            raise UsageError(
-                f"{name}: {base} and {base}-part-{partition} are both partition {partition} of "
-                f"{base}: subscribe to one of them"
-            )
         named = {(base, partition) for base, partition, _ in self.named}
         missing = [f"{base} {number}" for base, number in there if (base, number) not in named]
         unknown = [f"{base} {number}" for base, number in sorted(named - set(there))]
@@ -197,18 +190,53 @@ class ScanOptions:
     def chosen(self, names: list[str]) -> list[TopicName]:
         """The subscribed topics among `names`, with their partitions, sorted.
 
-        UsageError if a topic that is subscribed by name is missing. A pattern may match none.
+        UsageError if a topic that is subscribed by name is missing, or if two of them would be the
+        same partition. A pattern may match none.
         """
         there = [parse_topic(name) for name in sorted(names)]
         if self.pattern is not None:
-            return [topic for topic in there if _matches(self.pattern, topic)]
+            return require_apart([topic for topic in there if _matches(self.pattern, topic)])
         for wanted in self.topics:
             if not any(str(wanted) in (str(topic), topic.base) for topic in there):
                 near = difflib.get_close_matches(str(wanted), names, n=1)
                 hint = f"; the nearest is {near[0]}" if near else ""
                 raise UsageError(f"there is no topic {wanted} in the store{hint}")
         wanted_names = {str(wanted) for wanted in self.topics}
-        return [topic for topic in there if wanted_names & {str(topic), topic.base}]
+        return require_apart([topic for topic in there if wanted_names & {str(topic), topic.base}])
+
+
+def require_apart(topics: list[TopicName]) -> list[TopicName]:
+    """Returns the topics; UsageError if two of them are the same partition of one topic.
+
+    Their rows would have the same topic, partition and offset.
+    """
+    for topic in topics:
+        twin = topic.twin
+        if twin is not None and topic.is_partition and twin in topics:
+            raise UsageError(
+                f"{twin} and {topic} are both partition 0 of {twin}: rows of both would have the "
+                f"same topic, partition and offset. Read {topic} alone, or copy one of them to a "
+                f"topic of another name (forebay replay {twin} NAME) and read that"
+            )
+    return topics
+
+
+def _require_ascending(starting: Offsets, ending: Offsets, times: tuple[int | None, ...]) -> None:
+    """Raises UsageError if the end is before the start, as far as the options themselves tell."""
+    ends = {(base, partition): offset for base, partition, offset in ending.named}
+    for base, partition, start in starting.named:
+        end = ends.get((base, partition), LATEST)
+        if 0 <= end < start:
+            raise UsageError(
+                f"{base}, partition {partition}: startingOffsets is {start}, after endingOffsets, "
+                f"which is {end}: choose an end that is not before the start"
+            )
+    first, last = times
+    if first is not None and last is not None and last < first:
+        raise UsageError(
+            f"startingTimestamp is {first}, after endingTimestamp, which is {last}: choose an end "
+            "that is not before the start"
+        )
 
 
 def scan_options(options: Mapping[str, str], *, streaming: bool = False) -> ScanOptions:
@@ -218,6 +246,7 @@ def scan_options(options: Mapping[str, str], *, streaming: bool = False) -> Scan
     topics, pattern = _subscription(given)
     starting, starting_time = _start(given, streaming=streaming)
     ending, ending_time = _end(given, streaming=streaming)
+    _require_ascending(starting, ending, (starting_time, ending_time))
     offsets = given.number("maxOffsetsPerTrigger", least=1)
     size = given.size("maxBytesPerTrigger", least=1)
     if not streaming:

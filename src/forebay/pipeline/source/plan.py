@@ -197,16 +197,13 @@ def splits(
     """Groups pieces into splits of about `split_bytes`, but at least `least` splits if possible.
 
     Neighbours in a topic stay together, so that one task reads them in one go. Small groups share a
-    split. If there are fewer pieces than `least`, `recut` cuts them into smaller ones.
+    split. Where `least` asks for smaller splits than `split_bytes`, `recut` cuts every piece that
+    is larger than its share, and then the largest ones again while there are too few.
     """
     total = sum(piece.size for piece in pieces)
     target = max(min(split_bytes, -(-total // max(least, 1))), 1)
-    if recut is not None and target < split_bytes and len(pieces) < least:
-        pieces = [
-            part
-            for piece in pieces
-            for part in (recut(piece, target) if piece.size > target else (piece,))
-        ]
+    if recut is not None and target < split_bytes:
+        pieces = _cut_to(pieces, target, least, recut)
     neighbours: list[list[Piece]] = []
     size = 0
     for piece in pieces:
@@ -220,6 +217,32 @@ def splits(
         neighbours = [[piece] for piece in pieces]
     groups = pack(neighbours, lambda some: sum(piece.size for piece in some), target, least=least)
     return [Split(tuple(piece for some in group for piece in some)) for group in groups]
+
+
+def _cut_to(
+    pieces: Sequence[Piece],
+    target: int,
+    least: int,
+    recut: Callable[[Piece, int], Sequence[Piece]],
+) -> Sequence[Piece]:
+    """The pieces, cut so that none is much larger than `target` and there are at least `least`.
+
+    Indexes decide where a piece can be cut, so the first cuts may be too few. Then smaller ones are
+    tried, until no piece can be cut.
+    """
+    whole: set[tuple[TopicName, int]] = set()
+    """The first offsets of pieces that could not be cut."""
+    while True:
+        cut: list[Piece] = []
+        for piece in pieces:
+            small = piece.size <= target or (piece.topic, piece.first) in whole
+            parts = [piece] if small else recut(piece, target)
+            if not small and len(parts) == 1:
+                whole.add((piece.topic, piece.first))
+            cut += parts
+        if len(cut) >= least or len(cut) == len(whole) or target <= 1:
+            return cut
+        pieces, target = cut, target // 2
 
 
 # ---- planning a topic
@@ -323,7 +346,7 @@ def plan_topic(
 
     The range must lie inside the view. Accepted ranges are skipped. LostOffsets if it crosses a
     range that is lost or unknown; without `fail_on_data_loss` that is skipped, too. MissingData if
-    other offsets are missing. FileNotFoundError if a segment is deleted meanwhile: plan again.
+    other offsets are missing. A segment that is deleted meanwhile is in objects by then.
     """
     return _Walk(view, start, end, split_bytes, fail_on_data_loss, places).run()
 
@@ -407,7 +430,10 @@ class _Walk:
         for segment in self._view.segments():
             if segment.first_offset <= self.at < min(segment.end_offset, self.end):
                 stop = min(segment.end_offset, self.end)
-                self._pieces += self._segment_pieces(segment, self.at, stop)
+                try:
+                    self._pieces += self._segment_pieces(segment, self.at, stop)
+                except FileNotFoundError:
+                    return  # retention deleted it after it was uploaded: the catalog knows more
                 self.at = stop
 
     def _look_again(self) -> bool:

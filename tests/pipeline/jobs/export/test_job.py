@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +76,98 @@ def test_backfill_and_increments_hold_every_message_once(
         assert delta.version() == 4, "one commit for each batch, after the one that made the table"
         late = delta.to_pyarrow_table(filters=[("offset", ">=", 280)])
         assert late.num_rows == 20
+
+
+def append_to(data: Path, topic: str, values: list[bytes]) -> None:
+    with Store(settings(data)) as store:
+        store.topic(topic).append_many(values, durability="synced")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_topic_with_partitions_is_one_table_with_a_position_for_each(
+    kind: Format, spark: SparkSession, tmp_path: Path
+) -> None:
+    data, table = tmp_path / "data", tmp_path / "lake" / "clicks"
+    for partition in (0, 1):
+        append_to(data, f"clicks-part-{partition}", [b"%d" % partition] * (5 + partition))
+    first = export(data, "clicks", table, format=kind, spark=spark)
+    assert (first.ok, first.records, first.next_offset) == (True, 11, None)
+    assert [row.topic for row in first.rows] == ["/default/clicks-part-0", "/default/clicks-part-1"]
+    append_to(data, "clicks-part-1", [b"1"] * 3)
+    append_to(data, "clicks-part-2", [b"2"] * 2)
+    more = export(data, "clicks", table, format=kind, spark=spark)
+    assert [(row.topic, row.start_offset, row.end_offset) for row in more.rows] == [
+        ("/default/clicks-part-1", 6, 9),
+        ("/default/clicks-part-2", 0, 2),
+    ]
+    assert more.next_offsets == {f"/default/clicks-part-{at}": n for at, n in enumerate((5, 9, 2))}
+    assert export(data, "clicks", table, format=kind, spark=spark).rows == ()
+    found = exported_tables.query(kind, table, '"partition", "offset", value, topic')
+    assert sorted(found) == [
+        (partition, offset, b"%d" % partition, "/default/clicks")
+        for partition, count in enumerate((5, 9, 2))
+        for offset in range(count)
+    ]
+    assert exported_tables.spark_table(spark, kind, table).count() == 16
+    for other in ("clicks-part-1", "clicks-part-2"):
+        with pytest.raises(UsageError, match="is the table of /default/clicks"):
+            export(data, other, table, format=kind, dry_run=True)
+
+
+def test_partitions_share_the_columns_of_json_values(spark: SparkSession, tmp_path: Path) -> None:
+    """Partition 1 has other types and fields than partition 0."""
+    data, table = tmp_path / "data", tmp_path / "clicks"
+    append_to(data, "clicks", [b'{"a": 1}'])
+    assert export(data, "clicks", table, value="json", spark=spark).records == 1
+    append_to(data, "clicks-part-1", [b'{"a": "x"}', b'{"a": 2, "b": true}'])
+    report = export(data, "clicks", table, value="json", spark=spark)
+    assert (report.ok, report.records, report.rejected) == (True, 1, 1)
+    found = exported_tables.query("parquet", table, '"partition", "offset", a, b')
+    assert sorted(found) == [(0, 0, 1, None), (1, 1, 2, True)]
+    rejected = tmp_path / "clicks_rejected"
+    assert exported_tables.query("parquet", rejected, '"partition", "offset"') == [(1, 0)]
+
+
+def test_an_unfinished_batch_of_a_partition_is_finished_before_others_add_columns(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its rejected records are committed, and were chosen by the types that it found."""
+    data, table = tmp_path / "data", tmp_path / "clicks"
+    append_to(data, "clicks-part-1", [b'{"a": 1}', b"no JSON"])
+    assert export(data, "clicks", table, value="json", spark=spark).records == 1
+    shutil.rmtree(table)  # as if the run had ended before the second of its two commits
+    append_to(data, "clicks-part-0", [b'{"a": "x"}'])
+    append_to(data, "clicks-part-1", [b'{"a": 2}'])
+    report = export(data, "clicks", table, value="json", spark=spark)
+    assert report.ok
+    assert [(row.topic, row.records, row.rejected) for row in report.rows] == [
+        ("/default/clicks-part-1", 1, 0),
+        ("/default/clicks-part-0", 0, 1),
+        ("/default/clicks-part-1", 1, 0),
+    ]
+    assert report.next_offsets == {"/default/clicks-part-0": 1, "/default/clicks-part-1": 3}
+    seen = exported_tables.spark_table(spark, "parquet", table).select("partition", "offset", "a")
+    assert sorted(map(tuple, seen.collect())) == [(1, 0, 1), (1, 2, 2)]
+
+
+def test_a_partition_by_its_name_is_a_table_of_its_own(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for name in ("clicks-part-0", "clicks-part-1"):
+        append_to(data, name, [b"x"] * 3)
+    one = export(data, "clicks-part-1", tmp_path / "t", start=1, dry_run=True)
+    assert [(row.topic, row.start_offset) for row in one.rows] == [("/default/clicks-part-1", 1)]
+    for bounds in ({"start": 1}, {"end": 2}):
+        with pytest.raises(UsageError, match="export a partition by its name"):
+            export(data, "clicks", tmp_path / "t", dry_run=True, **bounds)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the end, 1, is before the start, 2"):
+        export(data, "clicks-part-1", tmp_path / "t", start=2, end=1, dry_run=True)
+    append_to(data, "clicks", [b"x"])
+    with pytest.raises(UsageError, match="clicks-part-0 are both partition 0 of /default/clicks"):
+        export(data, "clicks", tmp_path / "t", dry_run=True)
+    told = CliRunner().invoke(
+        command, ["clicks-part-0", str(tmp_path / "t"), "--data", str(data), "--dry-run"]
+    )
+    assert "the next offset is 3" in told.output
 
 
 def test_offsets_that_retention_took_end_the_export_unless_gaps_are_allowed(

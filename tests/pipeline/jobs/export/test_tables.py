@@ -46,12 +46,14 @@ def staged(staging: Staging, after: int, count: int) -> Staged:
     return collect(directory, after, after + count)
 
 
-def commit_one(kind: Format, location: Path, reached: int | None, count: int) -> bool:
+def commit_one(
+    kind: Format, location: Path, reached: int | None, count: int, log: str = TOPIC
+) -> bool:
     """Whether the commit counted."""
-    target = open_target(kind, location, TOPIC, None)
+    target = open_target(kind, location, TOPIC, None, log)
     after = reached or 0
     files = staged(target.staging, after, count)
-    note = Commit(TOPIC, after, after + count, count, SCHEMA.json())
+    note = Commit(log, after, after + count, count, SCHEMA.json())
     try:
         target.table.commit(files, reached, note)
     except CommitRefused:
@@ -87,6 +89,37 @@ def test_of_commits_at_once_one_counts(kind: Format, tmp_path: Path) -> None:
         assert len(counted) == 1
         reached = (reached or 0) + counted[0]
         assert exported_tables.offsets(kind, location) == list(range(reached))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_partition_has_its_own_end_and_last_batch(kind: Format, tmp_path: Path) -> None:
+    location = tmp_path / "lake" / "orders"
+    logs = [TOPIC, f"{TOPIC}-part-1", f"{TOPIC}-part-12"]
+    for count, log in enumerate(logs, 2):
+        assert commit_one(kind, location, None, count, log)
+        assert not commit_one(kind, location, None, count, log), "it ends elsewhere now"
+    assert commit_one(kind, location, 3, 5, logs[1])
+    for log, end, rows in zip(logs, (2, 8, 4), (2, 5, 4), strict=True):
+        table = open_target(kind, location, TOPIC, None, log).table
+        state, last = table.state(), table.last()
+        table.close()
+        assert last is not None
+        assert (state.next, last.end, last.rows, last.topic) == (end, end, rows, log)
+    new = open_target(kind, location, TOPIC, None, f"{TOPIC}-part-2").table
+    assert (new.state().next, new.last()) == (None, None)
+    assert new.state().schema is not None, "the columns are those of the table"
+    new.close()
+    assert exported_tables.offsets(kind, location) == sorted([*range(2), *range(8), *range(4)])
+
+
+def test_the_last_batch_of_a_log_is_found_behind_many_of_its_partitions(tmp_path: Path) -> None:
+    """A topic may have a log of its own besides partitions, and they share the table's history."""
+    assert commit_one("delta", tmp_path / "t", None, 2)
+    for at in range(101):
+        assert commit_one("delta", tmp_path / "t", at or None, 1, f"{TOPIC}-part-1")
+    last = open_target("delta", tmp_path / "t", TOPIC, None).table.last()
+    assert last is not None
+    assert (last.topic, last.end) == (TOPIC, 2)
 
 
 def test_a_commit_is_tried_again_when_somebody_else_changed_the_table(tmp_path: Path) -> None:

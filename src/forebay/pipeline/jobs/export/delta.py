@@ -1,9 +1,10 @@
 """A Delta table as the target of exports.
 
-The next offset is stored as the version of the transaction identifier `forebay:<topic>`, which is
-Delta's means for this purpose and survives checkpoints and log clean-ups. One commit adds the files
-and sets that version. It succeeds only as the table version right after the one that was compared.
-New columns are added in a commit before it, which is harmless if no other follows.
+The next offset is stored as the version of the transaction identifier `forebay:<topic>`, or
+`forebay:<topic>-part-<n>` for a partition. That is Delta's means for this purpose, and survives
+checkpoints and log clean-ups. One commit adds the files and sets that version. It succeeds only as
+the table version right after the one that was compared. New columns are added in a commit before
+it, which is harmless if no other follows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from forebay.pipeline.jobs.export.tables import (
     decode_commit,
     encode_commit,
     library_errors,
+    part_of,
     require_plain,
     require_topic,
     require_vacant,
@@ -44,13 +46,14 @@ _HISTORY: Final = 100
 class DeltaExport:
     """An `ExportTable` in Delta's format. Not thread-safe; processes may share the table."""
 
-    def __init__(self, location: Path, topic: str) -> None:
+    def __init__(self, location: Path, topic: str, log: str | None = None) -> None:
         require_deltalake()
         require_plain(location, "delta", "%#?")
         self.location = location
         self.topic = topic
-        self._application = f"forebay:{topic}"
-        self._staging = Staging(location)
+        self._log = log or topic
+        self._application = f"forebay:{self._log}"
+        self._staging = Staging(location, part_of(topic, log))
 
     def table(self) -> DeltaTable | None:
         """The current version of the table; None if it does not exist."""
@@ -74,10 +77,17 @@ class DeltaExport:
     def last(self) -> Commit | None:
         with library_errors(self.location):
             table = self.table()
-            entries = [] if table is None else table.history(_HISTORY)
-        for entry in entries:
-            if _COMMIT in entry:
-                return decode_commit(entry[_COMMIT], f"{self.location}, {entry['version']}")
+        if table is None:
+            return None
+        # Commits of the topic's other logs may be newer, any number of them.
+        for limit in (_HISTORY, None):
+            with library_errors(self.location):
+                entries = table.history(limit)
+            for entry in entries:
+                if _COMMIT in entry:
+                    commit = decode_commit(entry[_COMMIT], f"{self.location}, {entry['version']}")
+                    if commit.topic == self._log:
+                        return commit
         return None
 
     def commit(self, staged: Staged, after: int | None, commit: Commit) -> None:

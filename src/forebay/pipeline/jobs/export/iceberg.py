@@ -1,9 +1,10 @@
 """An Iceberg table as the target of exports, in a catalog of pyiceberg.
 
-The next offset is a property of the table, set by the transaction that adds the files and new
-columns. The summary of the snapshot has it too, but snapshots expire. The transaction requires that
-the current snapshot is the one that was compared. pyiceberg's own retries are switched off for the
-table, because they would add the files to any later snapshot.
+The next offset is a property of the table, and each partition of the topic has one. It is set by
+the transaction that adds the files and new columns. The summary of the snapshot has it too, but
+snapshots expire. The transaction requires that the current snapshot is the one that was compared.
+pyiceberg's own retries are switched off for the table, because they would add the files to any
+later snapshot.
 
 The default catalog is the SQLite file `iceberg.db` in the parent directory of the table.
 """
@@ -27,6 +28,7 @@ from forebay.pipeline.jobs.export.tables import (
     encode_commit,
     library_errors,
     locked_directory,
+    part_of,
     require_plain,
     require_topic,
     require_vacant,
@@ -50,7 +52,11 @@ class IcebergExport:
     """An `ExportTable` in Iceberg's format. Not thread-safe; processes may share the table."""
 
     def __init__(
-        self, location: Path, topic: str, catalog: str | Mapping[str, str] | None = None
+        self,
+        location: Path,
+        topic: str,
+        catalog: str | Mapping[str, str] | None = None,
+        log: str | None = None,
     ) -> None:
         require_plain(location, "iceberg", "#?")
         self.location = location
@@ -58,7 +64,11 @@ class IcebergExport:
         # A tuple, because a dot in a string would separate namespaces.
         self.identifier = (NAMESPACE, location.name)
         self._place = catalog
-        self._staging = Staging(location)
+        part = part_of(topic, log)
+        self._next, self._commit_name = _NEXT, _COMMIT
+        if part is not None:
+            self._next, self._commit_name = f"{_NEXT}.{part}", f"{_COMMIT}.{part}"
+        self._staging = Staging(location, part)
 
     @property
     def _full_name(self) -> str:
@@ -93,13 +103,17 @@ class IcebergExport:
             if table is None:
                 require_vacant(self.location, {"data", "metadata"})
                 return TableState()
-            return TableState(_next_of(table), self._schema(table))
+            return TableState(self._next_of(table), self._schema(table))
 
     def last(self) -> Commit | None:
         with library_errors(self.location):
             table = self.table()
-        text = None if table is None else table.properties.get(_COMMIT)
+        text = None if table is None else table.properties.get(self._commit_name)
         return None if text is None else decode_commit(text, self._full_name)
+
+    def _next_of(self, table: Table) -> int | None:
+        text = table.properties.get(self._next)
+        return None if text is None else int(text)
 
     def _schema(self, table: Table) -> str:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -116,7 +130,7 @@ class IcebergExport:
 
         for _ in range(COMMIT_TRIES):
             table = self.table() or self._create(commit.schema)
-            reached = _next_of(table)
+            reached = self._next_of(table)
             if reached != after:
                 raise CommitRefused(f"{self.location} now ends at {reached}, not at {after}")
             try:
@@ -130,7 +144,7 @@ class IcebergExport:
         raise CommitRefused(f"others keep changing {self.location}: export again later")
 
     def _add(self, table: Table, staged: Staged, commit: Commit) -> None:
-        reached = {_NEXT: str(commit.end), _COMMIT: encode_commit(commit)}
+        reached = {self._next: str(commit.end), self._commit_name: encode_commit(commit)}
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
                 update.union_by_name(arrow_schema(commit.schema))
@@ -176,11 +190,6 @@ class IcebergExport:
                 Path(task.file.file_path).parent.name == directory.name
                 for task in table.scan().plan_files()
             )
-
-
-def _next_of(table: Table) -> int | None:
-    text = table.properties.get(_NEXT)
-    return None if text is None else int(text)
 
 
 def arrow_schema(schema: str) -> pa.Schema:

@@ -1,5 +1,8 @@
 """`export`: a topic to a table of Parquet, Delta or Iceberg, each message exactly once.
 
+A topic with partitions is one table, which holds them all. The table records which offsets it has
+of each partition, and a run exports one after the other.
+
 The table records which offsets it has. A run continues from there to the synced end of the topic,
 in batches of bounded size: Spark writes the files of a batch beside the table, and the driver
 commits them together with their offsets. Readers see only committed batches, so a run that is
@@ -19,8 +22,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
@@ -48,10 +51,12 @@ from forebay.pipeline.jobs.export.tables import (
     Staging,
     TableState,
     Task,
+    part_of,
 )
 from forebay.pipeline.jobs.export.write import SparkStager
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.location import job_settings
+from forebay.pipeline.source.options import require_apart
 from forebay.pipeline.source.plan import outlines
 from forebay.settings import StoreSettings
 from forebay.topic.view import StoreView, TopicView
@@ -106,7 +111,9 @@ class ExportReport:
     format: str
     dry_run: bool
     next_offset: int | None
-    """Where the next export continues."""
+    """Where the next export continues; None if there is nothing yet, or several partitions."""
+    next_offsets: Mapping[str, int | None]
+    """The same for the topic, or for each of its partitions, by their full names."""
     lost_races: int
     """Batches that another exporter committed first."""
     rows: tuple[ExportRow, ...]
@@ -144,6 +151,7 @@ def export(
     format: Format = "parquet",  # noqa: A002  # what Spark calls it
     catalog: str | Mapping[str, str] | None = None,
     value: Values = "raw",
+    keep_value: bool = True,
     start: int | None = None,
     end: int | None = None,
     max_batch_rows: int = BATCH_ROWS,
@@ -155,10 +163,12 @@ def export(
 ) -> ExportReport:
     """Appends the messages of the topic that the table does not have, up to `end`.
 
-    Without `end`, this is the synced end of the topic when the call starts. `catalog` is for
-    Iceberg: a URI or properties for pyiceberg, by default a SQLite file beside the table. If the
-    next offsets are gone, the run ends with an error in its report, after everything before them
-    was committed; with `allow_gaps` they are skipped.
+    A topic is exported with all its partitions, unless the name is that of a partition. `start` and
+    `end` are for a single log. Without `end`, this is the synced end of the topic when the call
+    starts. With JSON values, the column `value` has the text of each message, unless `keep_value`
+    is False. `catalog` is for Iceberg: a URI or properties for pyiceberg, by default a SQLite file
+    beside the table. If the next offsets are gone, the run ends with an error in its report, after
+    everything before them was committed; with `allow_gaps` they are skipped.
 
     UsageError if the arguments, the table and the topic do not fit each other.
     """
@@ -166,32 +176,99 @@ def export(
     name = str(parse_topic(topic))
     if value not in ("raw", "json"):
         raise UsageError(f"value is {value!r}; it must be 'raw' or 'json'")
+    if value == "raw" and not keep_value:
+        raise UsageError("keep_value=False is for JSON values only: a raw table has nothing else")
     if max_batch_rows < 1 or max_batch_bytes < 1:
         raise UsageError("max_batch_rows and max_batch_bytes must be at least 1")
     if start is not None and start < 0:
         raise UsageError(f"start is {start}; offsets begin at 0")
     if end is not None and end < 0:
         raise UsageError(f"end is {end}; offsets begin at 0")
+    if start is not None and end is not None and end < start:
+        raise UsageError(f"{name}: the end, {end}, is before the start, {start}")
     location = table_location(table)
-    main = open_target(format, location, name, catalog)
-    side = None
-    if value == "json":
-        side = open_target(format, rejected_location(location), name, catalog)
-    with ExitStack() as stack:
-        for target in filter(None, (main, side)):
-            stack.callback(target.table.close)
-        view = stack.enter_context(StoreView(settings)).topic(name)
-        if start is not None and start > view.end_offset:
-            raise UsageError(
-                f"start is {start}, but the next offset of {name} is {view.end_offset}: choose "
-                "that or an earlier one"
-            )
-        stop = view.end_offset if end is None else min(end, view.end_offset)
-        bounds = Bounds(max_batch_rows, max_batch_bytes)
-        stager = SparkStager(settings, view, spark)
-        run = ExportRun(view, stager, format, main, side, bounds, start, stop, allow_gaps)
-        rows = run.planned_rows() if dry_run else run.run(progress)
-        return run.report(rows, dry_run=dry_run)
+    bounds = Bounds(max_batch_rows, max_batch_bytes)
+    with StoreView(settings) as store:
+
+        @contextmanager
+        def opened(log: str) -> Iterator[ExportRun]:
+            with ExitStack() as stack:
+                main = open_target(format, location, name, catalog, log)
+                stack.callback(main.table.close)
+                side = None
+                if value == "json":
+                    side = open_target(format, rejected_location(location), name, catalog, log)
+                    stack.callback(side.table.close)
+                view = store.topic(log)
+                stop = _stop(view, start, end)
+                stager = SparkStager(settings, view, spark, keep_value=keep_value)
+                yield ExportRun(view, stager, format, main, side, bounds, start, stop, allow_gaps)
+
+        logs = _logs(store, name, start, end)
+        return _joined(name, list(_reports(logs, opened, progress, dry_run=dry_run)))
+
+
+def _reports(
+    logs: Sequence[str],
+    opened: Callable[[str], AbstractContextManager[ExportRun]],
+    progress: Progress | None,
+    *,
+    dry_run: bool,
+) -> Iterator[ExportReport]:
+    """Exports the partitions of a topic, one after the other.
+
+    First it finishes the batches whose rejected records are committed. Those were chosen by the
+    types of columns that the batch was about to add: a batch of another partition must not add them
+    with other types before. For the same reason, a partition that leaves such a batch is the last.
+    """
+    several = len(logs) > 1 and not dry_run
+    for log in logs if several else ():
+        with opened(log) as run:
+            if run.is_unfinished():
+                yield run.report(run.run(progress, only_unfinished=True), dry_run=False)
+                if run.is_unfinished():
+                    return
+    for log in logs:
+        with opened(log) as run:
+            rows = run.planned_rows() if dry_run else run.run(progress)
+            yield run.report(rows, dry_run=dry_run)
+            if several and run.is_unfinished():
+                return
+
+
+def _logs(store: StoreView, name: str, start: int | None, end: int | None) -> list[str]:
+    """The full names of the topic and its partitions that exist; the name itself if none does."""
+    there = [parse_topic(each) for each in store.topics()]
+    found = require_apart([each for each in there if name in (str(each), each.base)])
+    if len(found) > 1 and (start is not None or end is not None):
+        raise UsageError(
+            f"{name} has {len(found)} partitions, and an offset is one of a single partition: "
+            f"leave out start and end, or export a partition by its name, such as {found[-1]}"
+        )
+    return sorted(map(str, found)) or [name]
+
+
+def _stop(view: TopicView, start: int | None, end: int | None) -> int:
+    if start is not None and start > view.end_offset:
+        raise UsageError(
+            f"start is {start}, but the next offset of {view.topic} is {view.end_offset}: choose "
+            "that or an earlier one"
+        )
+    return view.end_offset if end is None else min(end, view.end_offset)
+
+
+def _joined(topic: str, reports: Sequence[ExportReport]) -> ExportReport:
+    """One report of the exports of a topic's partitions, in this order."""
+    if len(reports) == 1:
+        return reports[0]
+    return replace(
+        reports[0],
+        topic=topic,
+        next_offset=None,
+        next_offsets={each.topic: each.next_offset for each in reports},  # the newest of each
+        lost_races=sum(each.lost_races for each in reports),
+        rows=tuple(row for each in reports for row in each.rows),
+    )
 
 
 def table_location(table: str | Path) -> Path:
@@ -211,25 +288,37 @@ def rejected_location(location: Path) -> Path:
 
 
 def open_target(
-    kind: str, location: Path, topic: str, catalog: str | Mapping[str, str] | None
+    kind: str,
+    location: Path,
+    topic: str,
+    catalog: str | Mapping[str, str] | None,
+    log: str | None = None,
 ) -> Target:
-    """The table at a location, which need not exist; UsageError for an unknown format."""
+    """The table of a topic at a location, which need not exist; UsageError for an unknown format.
+
+    `log` is the partition whose position is needed, by default the topic itself.
+    """
     if catalog is not None and kind != "iceberg":
         raise UsageError(f"a catalog is for the format iceberg only; the format is {kind}")
     table: ExportTable
     if kind == "parquet":
-        table = ParquetTable(location, topic)
+        table = ParquetTable(location, topic, log)
     elif kind == "delta":
         from forebay.pipeline.jobs.export.delta import DeltaExport
 
-        table = DeltaExport(location, topic)
+        table = DeltaExport(location, topic, log)
     elif kind == "iceberg":
         from forebay.pipeline.jobs.export.iceberg import IcebergExport
 
-        table = IcebergExport(location, topic, catalog)
+        table = IcebergExport(location, topic, catalog, log)
     else:
         raise UsageError(f"format is {kind!r}; it must be 'parquet', 'delta' or 'iceberg'")
-    return Target(table, Staging(location))
+    return Target(table, Staging(location, part_of(topic, log)))
+
+
+def _is_ahead(side: TableState, main: TableState) -> bool:
+    """Whether the table of rejected records has a batch that the main table does not have."""
+    return side.next is not None and side.next > (main.next or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +375,10 @@ class ExportRun:
         side = TableState() if self._side is None else self._side.table.state()
         main = self._main.table.state()
         if main.schema is not None:
-            names = {each["name"] for each in json.loads(main.schema)["fields"]}
-            if ("value" in names) == (self._side is not None):
-                made = "raw" if "value" in names else "JSON"
+            types = {each["name"]: each["type"] for each in json.loads(main.schema)["fields"]}
+            raw = types.get("value") == "binary"  # a table of JSON has it as text
+            if raw == (self._side is not None):
+                made = "raw" if raw else "JSON"
                 raise UsageError(
                     f"{self._main.table.location} was created with {made} values: use the same "
                     "kind of values, or choose another table"
@@ -308,7 +398,7 @@ class ExportRun:
         after = main.next
         if after is None:
             after = offsets.start if self._start is None else self._start
-        if self._side is not None and side.next is not None and side.next > (main.next or 0):
+        if self._side is not None and _is_ahead(side, main):
             last = self._unfinished(self._side, offsets, after, main, side)
             return Task(Batch(after, last.start, last.end), main, side, last)
         batch_or_none = next_batch(
@@ -382,16 +472,26 @@ class ExportRun:
 
     # ---- exporting
 
-    def run(self, progress: Progress | None = None) -> Iterator[ExportRow]:
+    def is_unfinished(self) -> bool:
+        """Whether the rejected records of a batch are committed, and the others are not."""
+        main, side = self.states()
+        return _is_ahead(side, main)
+
+    def run(
+        self, progress: Progress | None = None, *, only_unfinished: bool = False
+    ) -> Iterator[ExportRow]:
         """Exports batch after batch, and yields a row for each when it is committed.
 
-        An error of a batch is in the last row. UsageError is raised.
+        With `only_unfinished` it ends when no batch is unfinished. An error of a batch is in the
+        last row. UsageError is raised.
         """
         first: int | None = None
         stuck = 0
         while True:
             main, side = self.states()
             self._reached = main.next
+            if only_unfinished and not _is_ahead(side, main):
+                break
             try:
                 task = self.plan(main, side)
                 if task is None:
@@ -475,8 +575,11 @@ class ExportRun:
         with self._main.staging.locked():
             if self._side is not None and self._side.table.state().next != task.side.next:
                 raise CommitRefused("another exporter has committed rejected records")
-            if self._main.table.state().next != task.main.next:
+            now = self._main.table.state()
+            if now.next != task.main.next:
                 raise CommitRefused("another exporter has committed the batch")
+            if now.schema != task.main.schema:
+                raise CommitRefused("another exporter has added columns")
             if self._side is not None and files.rejected is not None:
                 rejected = Commit(
                     topic,
@@ -538,6 +641,7 @@ class ExportRun:
             self._kind,
             dry_run,
             self._reached,
+            {self._topic: self._reached},
             self._races,
             made,
         )

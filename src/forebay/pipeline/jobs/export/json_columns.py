@@ -1,9 +1,8 @@
 """Columns from JSON values: which columns a table gets, and which records do not fit them.
 
-Spark finds the fields of a batch in all of its records. A new field becomes a column of the type
-that fits all its values in the batch. Long and double give double; other different types give a
-string with the JSON text. A column keeps its type: a record with a value of another type is
-rejected. Every value fits a string.
+The fields of a batch are found in all of its records. A new field becomes a column of the type that
+holds all its values in the batch exactly (`json_values.Shape`). A column keeps its type: a record
+with a value that it does not hold exactly is rejected. Every value fits a string.
 
 A field gets the prefix `json_` if its name is that of one of our columns, or begins with `json_`.
 Characters that tables do not allow in names are written as `_x<hex>_`.
@@ -16,13 +15,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
-from forebay.errors import UsageError
+from forebay.errors import FormatError, UsageError
+from forebay.limits import MIB
+from forebay.pipeline.jobs.export.json_values import Rename, Shape, Unfit, parse, row_converter
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
 
@@ -34,8 +36,11 @@ RESERVED: Final = frozenset(
 )
 _PREFIX: Final = "json_"
 _ESCAPE: Final = re.compile(r"_x([0-9a-f]*)_")
-_END: Final = "b0e6ff2a-end-of-value"
-"""Put after a value before it is parsed, because Spark's parsers ignore what follows a document."""
+_RULE: Final = 2
+"""The number of the rule for what is rejected: two of them must not share a batch."""
+
+_CHUNK: Final = 4 * MIB
+"""The values that are parsed at a time. Their Python objects take several times as much memory."""
 
 
 # ---- names ------------------------------------------------------------------------------------
@@ -59,32 +64,24 @@ def field_of(column: str, *, top: bool = True) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else "", name)
 
 
-class _Rename(Protocol):
-    def __call__(self, name: str, /, *, top: bool = True) -> str: ...
-
-
 # ---- types ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fields:
-    """The fields by which the values of a batch are parsed."""
-
-    schema: StructType
-    """The fields of the table and the new ones, under their names in JSON."""
-    twins: tuple[str, ...] = ()
-    """JSON paths of fields that differ from another one only in case; a table cannot have both."""
+def encode_fields(fields: StructType) -> str:
+    return json.dumps({"rule": _RULE, "schema": fields.jsonValue()})
 
 
-def encode_fields(fields: Fields) -> str:
-    return json.dumps({"schema": fields.schema.jsonValue(), "twins": fields.twins})
-
-
-def decode_fields(text: str) -> Fields:
+def decode_fields(text: str) -> StructType:
+    """The fields that `encode_fields` recorded; FormatError if it was by another rule."""
     from pyspark.sql.types import StructType
 
     body = json.loads(text)
-    return Fields(StructType.fromJson(body["schema"]), tuple(body["twins"]))
+    if body.get("rule") != _RULE:
+        raise FormatError(
+            "its rejected records were chosen by another version of Forebay: run the export once "
+            "with that version, and then with this one"
+        )
+    return StructType.fromJson(body["schema"])
 
 
 def known_fields(table: StructType) -> StructType:
@@ -112,62 +109,48 @@ def columns_for(fields: StructType) -> StructType:
     )
 
 
-def merge(known: StructType, found: StructType) -> Fields:
-    """The fields of the table, and those that a batch adds; UsageError if they are too many."""
-    twins: list[str] = []
-    merged = _merge_struct(known, found, "$", twins)
+def merge(known: StructType, found: StructType) -> StructType:
+    """The fields of the table, and those that a batch adds; UsageError if they are too many.
+
+    Of new fields that differ only in case, the table gets the first.
+    """
+    merged = _merge_struct(known, found)
     if len(merged.fields) > COLUMNS_MAX:
         raise UsageError(
             f"the values have {len(merged.fields)} different fields, and a table can have "
             f"{COLUMNS_MAX}: export them as raw values"
         )
-    return Fields(merged, tuple(twins))
+    return merged
 
 
-def _merge_struct(known: StructType, found: StructType, path: str, twins: list[str]) -> StructType:
+def _merge_struct(known: StructType, found: StructType) -> StructType:
     from pyspark.sql.types import StructField, StructType
 
     types = {each.name: each.dataType for each in known.fields}
     taken = {name.lower(): name for name in types}
     for each in found.fields:
-        place = f"{path}['{each.name}']"
         if taken.setdefault(each.name.lower(), each.name) != each.name:
-            if set(place) & set("\\") or "'" in each.name:
-                raise UsageError(f"the field {place} differs from another one only in case")
-            twins.append(place)
             continue
-        kind = _merge_type(types.get(each.name), each.dataType, place, twins)
+        kind = _merge_type(types.get(each.name), each.dataType)
         if kind is not None:
             types[each.name] = kind
     return StructType([StructField(name, kind) for name, kind in types.items()])
 
 
-def _merge_type(
-    known: DataType | None, found: DataType, path: str, twins: list[str]
-) -> DataType | None:
-    from pyspark.sql.types import (
-        ArrayType,
-        BooleanType,
-        DoubleType,
-        LongType,
-        StringType,
-        StructType,
-    )
+def _merge_type(known: DataType | None, found: DataType) -> DataType | None:
+    from pyspark.sql.types import ArrayType, StructType
 
     if isinstance(found, StructType) and isinstance(known, StructType | None):
-        merged = _merge_struct(known or StructType(), found, path, twins)
+        merged = _merge_struct(known or StructType(), found)
         return merged if merged.fields else None
     if isinstance(found, ArrayType) and isinstance(known, ArrayType | None):
         element = None if known is None else known.elementType
-        kind = _merge_type(element, found.elementType, f"{path}[*]", twins)
+        kind = _merge_type(element, found.elementType)
         return None if kind is None else ArrayType(kind)
-    if known is not None:
-        return known
-    # A number that does not fit a long is kept as text.
-    return found if isinstance(found, LongType | DoubleType | BooleanType) else StringType()
+    return found if known is None else known
 
 
-def _renamed(kind: DataType, rename: _Rename) -> DataType:
+def _renamed(kind: DataType, rename: Rename) -> DataType:
     from pyspark.sql.types import ArrayType, StructField, StructType
 
     if isinstance(kind, StructType):
@@ -185,75 +168,96 @@ def _renamed(kind: DataType, rename: _Rename) -> DataType:
 # ---- on Spark -----------------------------------------------------------------------------------
 
 
-def infer(spark: SparkSession, records: DataFrame) -> StructType:
+def infer(records: DataFrame) -> StructType:
     """The fields of all values that are JSON objects. Runs one Spark job."""
-    from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
-    from pyspark.sql.types import StructType
-
-    objects = records.filter(_not_an_object().isNull()).select(_text())
-    unparsed = "_forebay_unparsed"
-    found = spark.read.json(
-        objects.select(F.col("text")), dropFieldIfAllNull=True, columnNameOfCorruptRecord=unparsed
-    )
-    return StructType([each for each in found.schema.fields if each.name != unparsed])
+    found = Shape()
+    for row in records.select("value").mapInArrow(_shapes, "shape string").collect():
+        found.merge(Shape.from_state(json.loads(row["shape"])))
+    return found.struct()
 
 
-def judged(records: DataFrame, fields: Fields, kept: tuple[str, ...]) -> DataFrame:
-    """The columns `kept`, `value`, `reason` and `json`, a struct of the columns of the fields.
+def _shapes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
 
-    `reason` says why a record is rejected, and is null for a good one.
+    found = Shape()
+    for batch in batches:
+        if len(found.fields) > COLUMNS_MAX and _too_many(found):
+            continue  # `merge` refuses them: do not collect the rest
+        for chunk in _chunks(batch):
+            for value in chunk.column("value").to_pylist():
+                with suppress(Unfit):
+                    found.add(parse(value))
+    yield pa.record_batch({"shape": [json.dumps(found.state())]})
+
+
+def _too_many(found: Shape) -> bool:
+    return len({name.lower() for name in found.struct().names}) > COLUMNS_MAX
+
+
+def good_rows(
+    fields: StructType, columns: StructType, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the table, for `mapInArrow`; `columns` are all its columns.
+
+    Those that are not from fields are in the batches.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import StringType, StructField, StructType
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_type
 
-    names = {each.name for each in fields.schema.fields}
-    unparsed = "_forebay_unparsed"
-    while unparsed in names:
-        unparsed += "_"
-    # Last, so that the cast to the column names below, which goes by position, stays simple.
-    schema = StructType([*fields.schema.fields, StructField(unparsed, StringType())])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": unparsed}
-    parsed = records.select(*kept, "value", F.from_json(_text(), schema, options).alias("parsed"))
-    target = StructType([*columns_for(fields.schema).fields, schema.fields[-1]])
-    reason = _not_an_object()
-    for path in fields.twins:
-        twin = F.get_json_object(_text(), path).isNotNull()
-        reason = F.coalesce(
-            reason, F.when(twin, F.lit(f"{path} differs from another field in case alone"))
-        )
-    mismatch = F.col("parsed")[unparsed].isNotNull()
-    reason = F.coalesce(reason, F.when(mismatch, F.lit("a field is not of the type of its column")))
-    columns = F.col("parsed").cast(target)
-    return parsed.select(*kept, "value", reason.alias("reason"), columns.alias("json"))
+    target = to_arrow_type(columns_for(fields), timezone="UTC")
+    convert = row_converter(fields, column_of)
+    ours = [name for name in columns.names if name.lower() in RESERVED]
+    for batch in batches:
+        for chunk in _chunks(batch):
+            rows, kept = [], []
+            for value in chunk.column("value").to_pylist():
+                try:
+                    rows.append(convert(parse(value)))
+                    kept.append(True)
+                except Unfit:
+                    kept.append(False)
+            good = chunk.filter(pa.array(kept, pa.bool_()))
+            known = [_as_text(good, name) for name in ours]
+            made = pa.array(rows, target).flatten()
+            yield pa.RecordBatch.from_arrays([*known, *made], names=columns.names)
 
 
-def good_columns(fields: Fields) -> Iterator[Column]:
-    """The columns of `judged` that go into the table."""
-    from pyspark.sql import functions as F  # noqa: N812
+def _as_text(batch: pa.RecordBatch, name: str) -> pa.Array:
+    import pyarrow as pa
 
-    for each in columns_for(fields.schema).fields:
-        yield F.col("json").getField(each.name).alias(each.name)
-
-
-def _text() -> Column:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.col("value").cast("string").alias("text")
+    column = batch.column(name)
+    return column.cast(pa.string()) if name == "value" else column
 
 
-def _not_an_object() -> Column:
-    """Why a value is not a JSON object; null if it is one."""
-    from pyspark.sql import functions as F  # noqa: N812
+def rejected_rows(
+    fields: StructType, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The batches without the rows of the table, and with the column `reason`, for `mapInArrow`."""
+    import pyarrow as pa
 
-    value = F.col("value")
-    # Parsed as an array with a mark at its end, so that text after the first document is an error.
-    inside = F.concat(F.lit("["), value.cast("string"), F.lit(f',"{_END}"]'))
-    parsed = F.try_parse_json(inside)
-    whole = F.coalesce(F.try_variant_get(parsed, "$[1]", "string") == _END, F.lit(False))  # noqa: FBT003
-    kind = F.schema_of_variant(F.try_variant_get(parsed, "$[0]", "variant"))
-    return (
-        F.when(value.isNull() | (F.length(value) == 0), F.lit("the value is empty"))
-        .when(~F.is_valid_utf8(value), F.lit("the value is not UTF-8"))
-        .when(~whole, F.lit("the value is not one JSON document, or has a field twice"))
-        .when(~F.startswith(kind, F.lit("OBJECT")), F.lit("the value is not a JSON object"))
-    )
+    convert = row_converter(fields, column_of)
+    for batch in batches:
+        reasons: list[str | None] = []
+        for chunk in _chunks(batch):
+            for value in chunk.column("value").to_pylist():
+                try:
+                    convert(parse(value))
+                    reasons.append(None)
+                except Unfit as error:
+                    reasons.append(error.reason)
+        column = pa.array(reasons, pa.string())
+        yield batch.append_column("reason", column).filter(column.is_valid())
+
+
+def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in slices, each of few bytes or of one row."""
+    import pyarrow.compute as pc
+
+    start = size = 0
+    for number, length in enumerate(pc.binary_length(batch.column("value")).to_pylist()):
+        size += length or 0
+        if size > _CHUNK:
+            yield batch.slice(start, number + 1 - start)
+            start, size = number + 1, 0
+    if start < batch.num_rows:
+        yield batch.slice(start)

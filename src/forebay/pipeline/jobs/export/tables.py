@@ -9,8 +9,13 @@ Layout, for a table `<parent>/<name>`:
 
     <parent>/.<name>.staging/<after>-<token>/   the files that Spark writes for a batch
     <parent>/.<name>.staging/<...>.moving       marks a batch that is being moved into the table
+    <parent>/.<name>.staging/part-<n>/...       the same for a partition of the table's topic
 
 The staging directory itself is locked while a batch is committed.
+
+A table is of one topic with all its partitions, each of which is a separate log. The table has a
+position for each log, and one schema. What it has of the topic's own log is stored as if there were
+no partitions.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ from forebay.errors import (
     ServiceUnavailable,
     UsageError,
 )
+from forebay.format.names import parse_topic
 from forebay.pipeline.jobs.export.plan import Batch
 
 STALE_SECONDS: Final = 3600
@@ -125,12 +131,12 @@ class Staged:
 
 
 class ExportTable(Protocol):
-    """A table of one topic."""
+    """A table of one topic, with its position in one log of the topic."""
 
     location: Path
 
     def state(self) -> TableState:
-        """Where the table ends now; UsageError if it is not a table of this topic."""
+        """Where the table ends in this log now; UsageError if it is not a table of this topic."""
         ...
 
     def last(self) -> Commit | None:
@@ -176,11 +182,12 @@ class Files:
 
 
 class Staging:
-    """The staging directory of a table, where batches are prepared."""
+    """The staging directory of a table, where batches of one log are prepared."""
 
-    def __init__(self, location: Path) -> None:
+    def __init__(self, location: Path, part: str | None = None) -> None:
         self.location = location
-        self.root = location.parent / f".{location.name}.staging"
+        self._whole = location.parent / f".{location.name}.staging"
+        self.root = self._whole if part is None else self._whole / part
 
     def fresh(self, after: int) -> Path:
         """The path of a directory for one attempt; it does not exist yet."""
@@ -191,7 +198,7 @@ class Staging:
     def locked(self) -> Iterator[None]:
         """Locks out other exporters of this table, on all machines that share its file locks."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with locked_directory(self.root):
+        with locked_directory(self._whole):
             yield
 
     def discard(self, directory: Path) -> None:
@@ -402,6 +409,11 @@ def require_topic(location: Path, found: str | None, topic: str) -> None:
         raise UsageError(f"{location} is the table of {found}: choose another one for {topic}")
 
 
+def part_of(topic: str, log: str | None) -> str | None:
+    """The name of a log in a table of the topic: `part-3`; None for the topic's own log."""
+    return None if log in (None, topic) else f"part-{parse_topic(str(log)).partition}"
+
+
 def require_vacant(location: Path, ours: Collection[str] = ()) -> None:
     """Raises UsageError for entries other than `ours`, which an interrupted export may leave."""
     if location.is_dir() and any(path.name not in ours for path in location.iterdir()):
@@ -425,6 +437,7 @@ class ParquetTable:
 
         <table>/batch=<after>/part-....parquet   the files of one batch
         <table>/batch=<after>/_forebay.json      its offsets, and the columns of the table
+        <table>/batch=part-<n>-<after>/...       the same for a partition of the topic
 
     One rename of its directory commits a batch. The name of the directory is the offset at which
     the table ended before. The file system refuses to rename onto a directory that has files, so
@@ -435,24 +448,37 @@ class ParquetTable:
     complete files of committed batches. Not thread-safe; several processes may share the table.
     """
 
-    def __init__(self, location: Path, topic: str) -> None:
+    def __init__(self, location: Path, topic: str, log: str | None = None) -> None:
         self.location = location
         self.topic = topic
+        part = part_of(topic, log)
+        self._own = _BATCH if part is None else f"{_BATCH}{part}-"
 
     def state(self) -> TableState:
-        last = self.last()
-        if last is None:
-            require_vacant(self.location)
+        newest = {_log_of(batch): batch for batch in self.batches()}
+        if not newest:
+            try:
+                require_vacant(self.location)
+            except UsageError:
+                if not self.batches():
+                    raise
+                return self.state()  # another exporter has just committed the first batch
             return TableState()
-        require_topic(self.location, last.topic, self.topic)
-        return TableState(last.end, last.schema)
+        commits = {log: self._commit_of(batch) for log, batch in newest.items()}
+        for log, commit in commits.items():
+            made_by = commit.topic if log == _BATCH else parse_topic(commit.topic).base
+            require_topic(self.location, made_by, self.topic)
+        # Columns are only added, so the longest schema has them all.
+        schema = max((commit.schema for commit in commits.values()), key=len)
+        own = commits.get(self._own)
+        return TableState(None if own is None else own.end, schema)
 
     def last(self) -> Commit | None:
-        batches = self.batches()
+        batches = [batch for batch in self.batches() if _log_of(batch) == self._own]
         return self._commit_of(batches[-1]) if batches else None
 
     def batches(self) -> list[Path]:
-        """The directories of the batches, in the order of their offsets."""
+        """The directories of the batches, those of one log in the order of their offsets."""
         if not self.location.is_dir():
             return []
         return sorted(path for path in self.location.iterdir() if path.name.startswith(_BATCH))
@@ -466,7 +492,7 @@ class ParquetTable:
         if state.next != after:
             raise CommitRefused(f"{self.location} now ends at {state.next}, not at {after}")
         write_whole(staged.directory / COMMIT_FILE, encode_commit(commit))
-        target = self.location / f"{_BATCH}{after or 0:020d}"
+        target = self.location / f"{self._own}{after or 0:020d}"
         self.location.mkdir(parents=True, exist_ok=True)
         try:
             staged.directory.rename(target)
@@ -490,3 +516,8 @@ class ParquetTable:
             raise MissingData(
                 f"{path} is missing: it is unknown which offsets are in the table; restore the file"
             ) from error
+
+
+def _log_of(batch: Path) -> str:
+    """The name of a batch's directory without the offset at its end."""
+    return batch.name.rstrip("0123456789")

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Final
 from forebay.errors import ForebayError, FormatError
 from forebay.pipeline.execute import is_from_spark, reason_of
 from forebay.pipeline.jobs.export.json_columns import (
-    Fields,
     columns_for,
     decode_fields,
     encode_fields,
-    good_columns,
+    good_rows,
     infer,
-    judged,
     known_fields,
     merge,
+    rejected_rows,
 )
 from forebay.pipeline.jobs.export.plan import Batch
 from forebay.pipeline.jobs.export.tables import Files, Staged, Task, collect
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 
 _READ: Final = ("offset", "timestamp", "key", "value", "headers", "topic", "partition")
-_KEPT: Final = ("offset", "timestamp", "key", "headers", "topic", "partition")
 _RAW: Final = (
     "offset bigint, timestamp timestamp, key binary, value binary, headers map<string,string>, "
     "topic string, partition int"
@@ -71,12 +69,16 @@ def rejected_columns() -> StructType:
     return _parse(f"{_RAW}, reason string")
 
 
-def json_columns(fields: Fields) -> StructType:
-    """The columns of the table: offset, timestamp and so on first, then those of the fields."""
-    from pyspark.sql.types import StructType
+def json_columns(fields: StructType, *, keep_value: bool) -> StructType:
+    """The columns of the table: offset, timestamp and so on first, then those of the fields.
+
+    The value is text, not binary as in raw tables: that tells a table of JSON from a raw one.
+    """
+    from pyspark.sql.types import StringType, StructField, StructType
 
     ours = [each for each in raw_columns().fields if each.name != "value"]
-    return StructType([*ours, *columns_for(fields.schema).fields])
+    value = [StructField("value", StringType())] if keep_value else []
+    return StructType([*ours, *value, *columns_for(fields).fields])
 
 
 def _parse(ddl: str) -> StructType:
@@ -147,11 +149,17 @@ class SparkStager:
     """Writes the files of batches with Spark. Starts a session at the first batch if needed."""
 
     def __init__(
-        self, settings: StoreSettings, view: TopicView, spark: SparkSession | None
+        self,
+        settings: StoreSettings,
+        view: TopicView,
+        spark: SparkSession | None,
+        *,
+        keep_value: bool = True,
     ) -> None:
         self._settings = settings
         self._view = view
         self._given = spark
+        self._keep_value = keep_value
 
     @cached_property
     def _spark(self) -> SparkSession:
@@ -179,38 +187,46 @@ class SparkStager:
         # Cached, because the values are used three times: to find fields, and to write two tables.
         records = records.persist(StorageLevel.DISK_ONLY)
         try:
-            fields = self._fields(records, task)
-            good = write(good_records(records, fields), place, task.batch)
-            schema = json_columns(fields).json()
+            known = _table_columns(task)
+            fields = self._fields(records, known, task)
+            columns = json_columns(fields, keep_value=self._keep_value)
+            good = write(good_records(records, fields, columns), place, task.batch)
+            # A column that the table has stays, even if this batch is written without it.
+            keep = self._keep_value or "value" in known.names
+            schema = json_columns(fields, keep_value=keep).json()
             if task.unfinished is not None or good.rows == task.batch.count:
                 return Files(good, schema)
             rejected = write(rejected_records(records, fields), side, task.batch)
-            columns = rejected_columns().json()
-            return Files(good, schema, rejected, columns, encode_fields(fields))
+            return Files(good, schema, rejected, rejected_columns().json(), encode_fields(fields))
         finally:
             records.unpersist()
 
-    def _fields(self, records: DataFrame, task: Task) -> Fields:
+    def _fields(self, records: DataFrame, known: StructType, task: Task) -> StructType:
         """The fields for the values of the batch: the recorded ones if it is unfinished."""
-        from pyspark.sql.types import StructType
-
         if task.unfinished is None:
-            table = task.main.schema
-            known = StructType() if table is None else StructType.fromJson(json.loads(table))
-            return merge(known_fields(known), infer(self._spark, records))
+            return merge(known_fields(known), infer(records))
         if task.unfinished.judged_by is None:
             raise FormatError(
                 f"{self._view.topic}: the commit of the rejected records does not have their fields"
             )
-        return decode_fields(task.unfinished.judged_by)
+        try:
+            return decode_fields(task.unfinished.judged_by)
+        except FormatError as error:
+            raise FormatError(
+                f"{self._view.topic}: a batch is not finished, and {error}"
+            ) from error
 
 
-def good_records(records: DataFrame, fields: Fields) -> DataFrame:
-    found = judged(records, fields, _KEPT)
-    return found.filter(found["reason"].isNull()).select(*_KEPT, *good_columns(fields))
+def _table_columns(task: Task) -> StructType:
+    from pyspark.sql.types import StructType
+
+    table = task.main.schema
+    return StructType() if table is None else StructType.fromJson(json.loads(table))
 
 
-def rejected_records(records: DataFrame, fields: Fields) -> DataFrame:
-    found = judged(records, fields, _KEPT)
-    names = rejected_columns().names
-    return found.filter(found["reason"].isNotNull()).select(*names)
+def good_records(records: DataFrame, fields: StructType, columns: StructType) -> DataFrame:
+    return records.mapInArrow(partial(good_rows, fields, columns), columns)
+
+
+def rejected_records(records: DataFrame, fields: StructType) -> DataFrame:
+    return records.mapInArrow(partial(rejected_rows, fields), rejected_columns())
