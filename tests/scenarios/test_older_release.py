@@ -168,7 +168,10 @@ def test_the_objects_of_an_older_release_are_verified(older: OlderStore) -> None
     verify = pytest.importorskip("forebay.pipeline.jobs.verify").verify
     older.restore(older_store.INTERRUPTED)
     report = verify(settings_of(older.data), runner="threads")
-    assert report.ok, report.findings
+    assert report.errors == 0, report.findings
+    # The rest of an interrupted upload is a note while it may go on, and a warning a day later.
+    warned = {row.kind for row in report.findings if row.severity == "warning"}
+    assert warned <= {"pending"}, report.findings
     assert report.objects > 20
 
 
