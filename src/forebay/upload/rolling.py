@@ -66,7 +66,11 @@ class OpenObject:
 
 
 class RollingUploader(Uploader):
-    """An `Uploader` that keeps one object open across cycles; one cycle at a time."""
+    """An `Uploader` that keeps one object open across cycles; one cycle at a time.
+
+    While the settings say that the topic does not roll, it plans ahead as `Uploader` does. If they
+    change so, the open object is abandoned, and its messages are uploaded again from the log.
+    """
 
     def __init__(
         self, topic: TopicName, wal: Wal, epoch: int, catalog: Catalog, ports: UploadPorts
@@ -103,6 +107,8 @@ class RollingUploader(Uploader):
 
         A full object is followed by the next one in the same cycle.
         """
+        if not self.ports.settings.rolling:
+            return super()._upload_due(record, done, force=force)
         try:
             if self._open is not None and self._open.start_offset != record.tail:
                 self._abandon()  # another process committed these offsets
