@@ -60,7 +60,7 @@ class TopicSetting:
     @property
     def shown(self) -> str:
         """The value as a configuration file has it, such as `64MiB`."""
-        if not self.known:
+        if self.key not in TOPIC_KEYS:
             return json.dumps(self.value)
         try:
             return format_value(_key(self.key), self.value)
@@ -129,6 +129,16 @@ def in_effect(settings: StoreSettings, values: Values) -> list[TopicSetting]:
         )
     unknown = sorted(values.keys() - TOPIC_KEYS.keys())
     return [*found, *(TopicSetting(name, values[name], "topic", known=False) for name in unknown)]
+
+
+def differing(store: StoreSettings, topic: StoreSettings) -> dict[str, str]:
+    """Returns the values of a topic, as text, that are not those of the store."""
+    found: dict[str, str] = {}
+    for name, (section, field) in TOPIC_KEYS.items():
+        value = getattr(getattr(topic, section), field)
+        if value != getattr(getattr(store, section), field):
+            found[name] = format_value(_key(name), value)
+    return found
 
 
 @cache

@@ -220,17 +220,23 @@ class Topic:
         """
         return self._storage.accept_loss(start, end)
 
-    def configure(self, *, unset: Iterable[str] = (), **values: object) -> list[TopicSetting]:
+    def configure(
+        self,
+        values: Mapping[str, object] | None = None,
+        *,
+        unset: Iterable[str] = (),
+        **more: object,
+    ) -> list[TopicSetting]:
         """Changes settings that the topic has of its own, and returns all that are in effect.
 
             topic.configure(max_object_bytes="64MiB", rolling=True, retention_size_mb=None)
-            topic.configure(unset=["rolling"])
+            topic.configure({"max_open_seconds": "60s"}, unset=["rolling"])
 
         Keys and values are those of the configuration file; None is null. A key in `unset` gets the
         store's setting again. They are kept in the catalog, and are in effect at once. Raises
         InvalidSetting, and changes nothing, if a key or a value is wrong.
         """
-        return self._storage.configure(values, unset)
+        return self._storage.configure({**(values or {}), **more}, unset)
 
     def settings(self) -> list[TopicSetting]:
         """Returns the settings that a topic can have of its own: their values, and their sources.
