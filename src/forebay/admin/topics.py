@@ -376,46 +376,14 @@ def routes(context: ServerContext) -> list[Endpoint]:
         return json_response(await run_in_threadpool(_configure, context, topic, change))
 
     return [
-        Endpoint(
-            "/v1/topics",
-            list_all,
-            LIST_TOPICS,
-        ),
-        Endpoint(
-            TOPIC_PATH,
-            show,
-            DESCRIBE_TOPIC,
-        ),
-        Endpoint(
-            TOPIC_PATH,
-            create,
-            MAKE_TOPIC,
-        ),
-        Endpoint(
-            f"{TOPIC_PATH}/trim",
-            trim,
-            TRIM_TOPIC,
-        ),
-        Endpoint(
-            f"{TOPIC_PATH}/accept-loss",
-            accept,
-            ACCEPT_LOSS,
-        ),
-        Endpoint(
-            f"{TOPIC_PATH}/explain/{{offset}}",
-            explain_offset,
-            EXPLAIN_OFFSET,
-        ),
-        Endpoint(
-            f"{TOPIC_PATH}/settings",
-            settings,
-            TOPIC_SETTINGS,
-        ),
-        Endpoint(
-            f"{TOPIC_PATH}/settings",
-            configure,
-            CONFIGURE_TOPIC,
-        ),
+        Endpoint("/v1/topics", list_all, LIST_TOPICS),
+        Endpoint(TOPIC_PATH, show, DESCRIBE_TOPIC),
+        Endpoint(TOPIC_PATH, create, MAKE_TOPIC),
+        Endpoint(f"{TOPIC_PATH}/trim", trim, TRIM_TOPIC),
+        Endpoint(f"{TOPIC_PATH}/accept-loss", accept, ACCEPT_LOSS),
+        Endpoint(f"{TOPIC_PATH}/explain/{{offset}}", explain_offset, EXPLAIN_OFFSET),
+        Endpoint(f"{TOPIC_PATH}/settings", settings, TOPIC_SETTINGS),
+        Endpoint(f"{TOPIC_PATH}/settings", configure, CONFIGURE_TOPIC),
     ]
 
 
