@@ -92,6 +92,9 @@ CATALOG_OPERATIONS_MAX: Final = 120
 JOB_STATE_BYTES_MAX: Final = 64 * KIB
 """The maximum size of a state that a job stores for a topic in the catalog."""
 
+TOPIC_SETTINGS_BYTES_MAX: Final = 64 * KIB
+"""The maximum size of the settings that a topic has of its own, in the catalog."""
+
 JOB_STATE_NAME_BYTES_MAX: Final = 256
 """Percent-encoded, a name may be three times as long, within the 2 KiB of a catalog key."""
 

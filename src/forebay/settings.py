@@ -124,7 +124,8 @@ class UploaderSettings:
     enabled: bool = True
     """Whether topics are uploaded in the background."""
     runner: Literal["inline", "spark"] = "inline"
-    """What uploads: `inline` are threads of this process, `spark` is the Spark pipeline."""
+    """What uploads: `inline` are threads of this process, `spark` is the Spark pipeline. Threads of
+    the owner upload topics that are `rolling`, in both cases."""
     interval_seconds: float = 300
     """The time between two upload cycles of a topic; the first begins at start."""
     root_prefix: str = "/forebay"
@@ -134,7 +135,8 @@ class UploaderSettings:
     max_object_messages: int | None = None
     """The most messages in an object; None sets no limit."""
     rolling: bool = False
-    """Whether an object is written across several cycles, instead of within one."""
+    """Whether an object is written across several cycles, instead of within one. The owner of the
+    topic writes it, with either `runner`."""
     max_open_seconds: float = 600
     """The longest time until the upload of a synced message begins, besides the interval."""
     max_idle_seconds: float | None = None
@@ -169,6 +171,11 @@ class UploaderSettings:
         require(self, "stream_chunk_size", least=PART_BYTES_MIN, most=GIB, whole=True)
         require(self, "concurrent_parts", least=1, most=64, whole=True)
         require(self, "concurrent_topics", least=1, most=BACKGROUND_THREADS_MAX, whole=True)
+
+    @property
+    def by_owner(self) -> bool:
+        """Whether a topic's owner uploads it. Only an owner can keep a rolling object open."""
+        return self.enabled and (self.runner == "inline" or self.rolling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def made() -> dict[str, Any]:
 
 
 DOCUMENT: Final = made()
-METHODS: Final = ("get", "head", "post", "put", "delete")
+METHODS: Final = ("get", "head", "post", "put", "patch", "delete")
 
 
 def calls() -> set[tuple[str, str]]:
@@ -176,7 +176,11 @@ def test_messages_are_as_the_document_says(server: Served) -> None:
 def asked_for() -> list[tuple[str, str, bytes, type[Record]]]:
     """Every operation that returns one record: method, path, body, record."""
     values = {**THERE, "offset": "0"}
-    bodies = {"produce": b'{"payload":"x"}', "startJob": b'{"kind":"offload"}'}
+    bodies = {
+        "produce": b'{"payload":"x"}',
+        "startJob": b'{"kind":"offload"}',
+        "configureTopic": b'{"values":{"rolling":false}}',
+    }
     bodies["forgetBatch"] = json.dumps(
         {"sink_id": "s", "batch": 0, "named": False, "parts": []}
     ).encode()

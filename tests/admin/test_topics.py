@@ -277,3 +277,68 @@ def test_a_trim_answers_the_segments_that_went(server: Served) -> None:
     facts = get(server, ORDERS)
     assert facts["start_offset"] == 0, "the objects have what went"
     assert facts["segments_total"] == 1
+
+
+# ---- settings ---------------------------------------------------------------------------------
+
+
+def change(server: Served, path: str = ORDERS, **body: Any) -> Any:
+    return server.client.json("PATCH", f"{path}/settings", value=body)
+
+
+def own(settings: list[dict[str, Any]]) -> dict[str, Any]:
+    return {each["key"]: each["value"] for each in settings if each["source"] == "topic"}
+
+
+def test_settings_are_changed_and_in_effect_at_once(server: Served) -> None:
+    topic = server.store.topic("orders")
+    found = change(server, values={"max_object_messages": 5, "max_open_seconds": "2m"})
+    assert found["topic"] == "/default/orders"
+    assert own(found["settings"]) == {"max_object_messages": 5, "max_open_seconds": 120}
+    topic.append_many([b"x"] * 10)
+    assert len(topic.upload()) == 2
+    found = change(server, values={"retention_size_mb": None}, unset=["max_open_seconds"])
+    assert own(found["settings"]) == {"max_object_messages": 5, "retention_size_mb": None}
+    assert get(server, f"{ORDERS}/settings") == found
+    described = get(server, ORDERS)
+    assert described["settings"] == found["settings"]
+    assert described["uploaded_by"] is None, "uploads are off here"
+
+
+def test_settings_of_a_topic_that_is_not_open_are_changed_too(tmp_path: Path) -> None:
+    with served(quiet(tmp_path)) as server:
+        server.store.topic("orders")
+    with served(quiet(tmp_path)) as server:
+        assert own(change(server, values={"rolling": True})["settings"]) == {"rolling": True}
+        assert server.store.opened("orders") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"values": {"rollin": True}}, "did you mean rolling?"),
+        ({"values": {"unset": 1}}, "'unset' is not a setting of a topic"),
+        ({"values": {"rolling": "perhaps"}}, "it must be true or false"),
+        ({"values": {"rolling": [1]}}, "is a list; it must be text"),
+        ({"values": {"max_object_bytes": 0}}, "max_object_bytes is 0"),
+        ({"unset": ["rollin"]}, "did you mean rolling?"),
+        ({"settings": {}}, "unknown key 'settings'"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_wrong_change_nothing(
+    shared: Served, body: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        change(shared, THERE, **body)
+    assert told in str(caught.value)
+    assert own(get(shared, f"{THERE}/settings")["settings"]) == {}
+
+
+def test_a_topic_that_does_not_exist_has_no_settings(shared: Served) -> None:
+    absent = "/v1/topics/default/absent"
+    with pytest.raises(UnknownTopic):
+        get(shared, f"{absent}/settings")
+    with pytest.raises(UnknownTopic):
+        change(shared, absent, values={"rolling": True})
+    assert "/default/absent" not in shared.store.topics()

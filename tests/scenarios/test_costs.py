@@ -6,6 +6,7 @@ itself is missed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,11 +16,12 @@ import pytest
 
 from forebay.catalog.chain import stored
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.limits import KIB, MIB
-from forebay.settings import MetadataSettings, UploaderSettings
+from forebay.limits import GIB, KIB, MIB
+from forebay.settings import MetadataSettings, StoreSettings, UploaderSettings
 from forebay.topic.store import Store, Topic
 from support.proxy import ProxyProcess
 from support.s3_server import S3Server
+from support.storages import storage_of
 from support.tiers import NAME, TierSettings
 
 pytestmark = pytest.mark.timeout(300)
@@ -85,6 +87,29 @@ def test_an_upload_sends_little_more_than_the_log_in_few_requests(counted: Count
 @pytest.mark.timeout(600)
 def test_an_upload_of_a_gib_sends_little_more_than_the_log(counted: Counted) -> None:
     require_cheap_upload(counted, 1016)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("cap", [100 * MIB, GIB])
+def test_both_writers_upload_a_gib_into_the_same_objects_in_one_cycle(
+    tmp_path: Path, cap: int
+) -> None:
+    names = []
+    for rolling in (False, True):
+        uploader = UploaderSettings(enabled=False, rolling=rolling, max_object_bytes=cap)
+        with Store(StoreSettings(tmp_path / str(rolling), uploader=uploader)) as store:
+            topic = store.topic(NAME)
+            logical = fill(topic, 1016, KIB)
+            began = time.monotonic()
+            storage_of(topic).upload_due()
+            seconds = time.monotonic() - began
+            with store.view() as view:
+                names.append([each.object_id for each in view.topic(NAME).objects()])
+        made = f"{len(names[-1])} objects in {seconds:.1f} s"
+        print(f"{logical} bytes, cap {cap}, rolling {rolling}: {made}")
+    assert names[0] == names[1]
+    assert len(names[0]) == logical // cap
 
 
 # ---- reading ----

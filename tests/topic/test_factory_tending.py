@@ -14,9 +14,11 @@ from forebay.catalog.ownership import Session, acquire
 from forebay.catalog.records import TopicRecord
 from forebay.errors import TopicFenced
 from forebay.format.names import parse_topic
+from forebay.limits import FOLLOW_SECONDS
 from forebay.objects.memory import MemoryBackend
 from forebay.settings import MetadataSettings, StoreSettings, UploaderSettings
 from forebay.testing import FaultBackend, ObjectFault
+from forebay.topic.configure import configure_topic
 from forebay.topic.factory import FAILURES
 from forebay.topic.store import Store
 from forebay.upload import metrics
@@ -121,6 +123,39 @@ def test_a_store_that_is_not_to_upload_still_deletes(
         topic.upload()
         pass_time(setup, store, CHECK_SECONDS)
         assert topic.segments()[0].first_offset > 0
+
+
+def test_topics_that_roll_are_uploaded_here_and_the_others_left_to_spark(setup: Setup) -> None:
+    setup.uploading(runner="spark", max_idle_seconds=INTERVAL / 2)
+    with setup.store() as store:
+        rolls, other = store.topic("rolls"), store.topic("other")
+        rolls.configure(rolling=True)
+        for topic in (rolls, other):
+            fill(topic, 10)
+        pass_time(setup, store, INTERVAL)
+        pass_time(setup, store, INTERVAL)
+        assert (rolls.watermarks().uploaded, other.watermarks().uploaded) == (10, 0)
+        other.configure(rolling=True)
+        rolls.configure(rolling=False)
+        for topic in (rolls, other):
+            fill(topic, 10)
+        pass_time(setup, store, INTERVAL)
+        pass_time(setup, store, INTERVAL)
+        assert (rolls.watermarks().uploaded, other.watermarks().uploaded) == (10, 20)
+
+
+def test_settings_of_another_process_come_with_the_next_look_at_the_catalog(setup: Setup) -> None:
+    setup.uploading(runner="spark", max_idle_seconds=INTERVAL / 2)
+    with setup.store() as store:
+        topic = store.topic(str(TOPIC))
+        fill(topic, 10)
+        configure_topic(setup.catalog, TOPIC, setup.settings(), {"rolling": True})
+        pass_time(setup, store, FOLLOW_SECONDS)
+        assert topic.in_effect is not None
+        assert topic.in_effect.uploader.rolling
+        pass_time(setup, store, INTERVAL)
+        pass_time(setup, store, INTERVAL)
+        assert topic.watermarks().uploaded == 10
 
 
 def test_segments_go_at_each_check_and_not_before(setup: Setup) -> None:

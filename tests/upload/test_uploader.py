@@ -298,6 +298,50 @@ def test_rolling_objects_grow_across_cycles_and_end_when_idle(tmp_path: Path) ->
     assert not [key for key in setup.listed() if "pending" in key]
 
 
+@pytest.mark.parametrize("limits", [{"max_object_bytes": 200_000}, {"max_object_messages": 990}])
+def test_both_writers_cut_the_same_objects_in_the_first_cycle(
+    tmp_path: Path, limits: dict[str, int]
+) -> None:
+    """Frames of 202 bytes do not divide the limit: an object is full when the next does not fit."""
+    made = []
+    for rolling in (False, True):
+        setup = Setup(tmp_path / str(rolling), wal=WalSettings(rotate_max_bytes=1_000_000))
+        setup.uploading(rolling=rolling, **limits)
+        with setup.topic() as topic:
+            for first in range(0, 20_000, 1000):
+                topic.append_many(payloads(first, 1000, 95), durability="synced")
+            cycle(topic)
+            assert topic.watermarks().uploaded == 19_800
+        made.append([(each.object_id, each.size) for each in setup.descriptors()])
+        require_chain(setup)
+    planned, rolled = made
+    assert {size for _, size in planned} == {990 * 202}
+    assert rolled == planned
+
+
+def test_rolling_objects_that_grow_across_cycles_have_the_same_borders(tmp_path: Path) -> None:
+    setup = Setup(tmp_path)
+    setup.uploading(rolling=True, max_object_bytes=5000)
+    with setup.topic() as topic:
+        for _ in range(20):
+            fill(topic, 7)
+            cycle(topic)
+        [size] = {each.size for each in setup.descriptors()}
+        frame = size // setup.descriptors()[0].count
+    assert 5000 - frame < size <= 5000
+    require_chain(setup)
+
+
+def test_a_frame_larger_than_the_limit_is_a_rolling_object_of_its_own(tmp_path: Path) -> None:
+    setup = Setup(tmp_path)
+    setup.uploading(rolling=True, max_object_bytes=2000)
+    with setup.topic() as topic:
+        for size in (100, 3000, 100, 3000, 3000):
+            topic.append(b"." * size, durability="synced")
+        cycle(topic)
+        assert setup.ranges() == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+
+
 def test_a_rolling_object_in_progress_is_abandoned_by_a_restart_and_built_again(
     tmp_path: Path,
 ) -> None:
@@ -322,7 +366,7 @@ def test_objects_that_cannot_be_read_back_do_not_pile_up(tmp_path: Path, rolling
     backend.inject(ObjectFault("get_range", ServiceRefused, times=None))
     with setup.topic() as topic:
         fill(topic, 200)
-        for _ in range(6):  # a rolling object ends in every other one
+        for _ in range(6):
             setup.clock.advance(600)
             with suppress(ServiceRefused):
                 cycle(topic)

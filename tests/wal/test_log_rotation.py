@@ -170,3 +170,40 @@ def test_a_segment_that_an_earlier_process_began_in_the_future_is_new(
     wait_until(lambda: wal.segments()[-1].index is None)
     wal.shutdown()
     pool.close()
+
+
+def test_limits_that_change_count_from_then_on(directory: LogDirectory) -> None:
+    wal = directory.open(rotate_max_bytes=1000, rotate_max_seconds=None)
+    wal.configure_rotation(None, None)
+    for payload in texts(0, 50):
+        wal.append(payload, durability="synced")
+    assert len(wal.segments()) == 1
+    wal.configure_rotation(1000, None)
+    for payload in texts(50, 100):
+        wal.append(payload, durability="synced")
+    first, *others = wal.segments()
+    assert first.size > 5000
+    assert len(others) > 3
+    assert all(segment.size < 1200 for segment in others)
+    assert payloads(wal) == texts(0, 100)
+
+
+def test_a_shorter_age_seals_a_segment_that_is_waiting_for_a_longer_one(
+    directory: LogDirectory,
+) -> None:
+    clock = ManualClock()
+    pool = WriterPool(1, clock)
+    clock.subscribe(pool.recheck)
+    wal = directory.open(clock=clock, pool=pool, rotate_max_seconds=3600)
+    wal.append(b"one", durability="synced")
+    clock.advance(30)
+    wal.configure_rotation(None, 60)
+    clock.advance(31)
+    wait_until(lambda: wal.segments()[-1].index is None)
+    wal.append(b"two", durability="synced")
+    wal.configure_rotation(None, None)
+    clock.advance(10_000)
+    wal.append(b"three", durability="synced")
+    assert [segment.first_offset for segment in wal.segments()] == [0, 1]
+    wal.shutdown()
+    pool.close()

@@ -45,7 +45,7 @@ REQUEST_SECONDS: Final = Histogram(
     SECONDS,
     ["method", "route"],
 )
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 _WITHOUT_BODY: Final = frozenset({"GET", "HEAD"})
 _IDENTITY: Final = b"identity"
 _TOKEN_LINE_SECONDS: Final = 1.0

@@ -33,8 +33,8 @@ from forebay.admin.records import (
     json_response,
     one_of,
 )
-from forebay.admin.request import read_query
-from forebay.errors import ForebayError, UnknownTopic, UsageError
+from forebay.admin.request import read_body, read_query
+from forebay.errors import ForebayError, UnknownTopic
 from forebay.format.names import parse_topic
 from forebay.limits import OFFSET_MAX
 
@@ -254,7 +254,7 @@ CANCEL_JOB: Final = Operation(
 
 def routes(context: ServerContext) -> list[Endpoint]:
     async def create(request: Request) -> Response:
-        kind, topics, options = parse_request(await _body(request))
+        kind, topics, options = parse_request(await read_body(request, _BODY_BYTES_MAX))
         if context.jobs is None:
             return _no_spark()
         if topics:
@@ -315,15 +315,6 @@ def _require_known(context: ServerContext, topics: Sequence[str]) -> None:
     unknown = set(topics).difference(context.store.topics())
     if unknown:
         raise UnknownTopic(f"there is no topic {min(unknown)} in {context.settings.data}")
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _BODY_BYTES_MAX:
-            raise UsageError(f"the body is larger than {_BODY_BYTES_MAX} bytes")
-    return bytes(body)
 
 
 def _unknown(request: Request) -> Response:

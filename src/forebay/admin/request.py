@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Struct
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from forebay.admin.records import explain, rule, schema_of
@@ -45,6 +45,19 @@ _PARAMETERS_MAX: Final = 2048
 _SHOWN: Final = 40
 _BOOLEANS: Final = {"true": True, "false": False}
 _DIGITS_MAX: Final = len(str(OFFSET_MAX))
+
+
+# ---- a small body -----------------------------------------------------------------------------
+
+
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """Reads a body of a few kilobytes; UsageError if it is larger. See `RequestBody` for others."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > bytes_max:
+            raise UsageError(f"the body is larger than {bytes_max} bytes")
+    return bytes(body)
 
 
 # ---- path and query ---------------------------------------------------------------------------

@@ -6,6 +6,8 @@
     POST /v1/topics/{namespace}/{topic}/trim            one pass of local retention
     POST /v1/topics/{namespace}/{topic}/accept-loss     readers jump over offsets without messages
     GET  /v1/topics/{namespace}/{topic}/explain/{offset}
+    GET  /v1/topics/{namespace}/{topic}/settings        values, and where they come from
+    PATCH /v1/topics/{namespace}/{topic}/settings       changes settings that the topic has itself
 
 The GETs open no topic: each makes a view, on a thread, because a view waits for the catalog.
 """
@@ -13,21 +15,34 @@ The GETs open no topic: each makes a view, on a thread, because a view waits for
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.json import Decoder
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.admin.context import ServerContext
 from forebay.admin.operations import Endpoint, Operation, Reply
-from forebay.admin.records import Count, Offset, OffsetRange, Record, json_response
-from forebay.admin.request import offset_of, read_query, topic_of
+from forebay.admin.records import (
+    JSON,
+    Count,
+    Offset,
+    OffsetRange,
+    Record,
+    decode_body,
+    json_response,
+)
+from forebay.admin.request import offset_of, read_body, read_query, topic_of
+from forebay.config.topics import TopicSetting, in_effect
 from forebay.errors import UnknownTopic
 from forebay.format.names import TopicName
+from forebay.limits import KIB
 from forebay.topic.accept import AcceptedLoss, accept_loss
+from forebay.topic.configure import configure_topic
 from forebay.topic.describe import (
     OBJECTS_LISTED,
     FrameLocation,
@@ -35,6 +50,7 @@ from forebay.topic.describe import (
     OffsetFacts,
     SegmentFacts,
     TopicFacts,
+    UploadedBy,
     describe,
     explain,
 )
@@ -42,6 +58,8 @@ from forebay.topic.describe import (
 TOPICS_MAX: Final = 1000
 PARTS_MAX: Final = 1000
 """Segments, and objects, of one response."""
+_SETTINGS_MAX: Final = 100
+_BODY_BYTES_MAX: Final = 64 * KIB
 TOPIC_PATH: Final = "/v1/topics/{namespace}/{topic}"
 
 # ---- records ----------------------------------------------------------------------------------
@@ -155,7 +173,43 @@ class Topic(Record, frozen=True):
         Count | None,
         Meta(description="`before` of the next page of older objects; null on the last."),
     ]
+    uploaded_by: Annotated[
+        UploadedBy | None,
+        Meta(description="What uploads the topic in the background; null if nothing does."),
+    ]
+    settings: Annotated[
+        list[TopicSetting], Meta(description="What a topic can set itself, and its source.")
+    ]
     problems: Annotated[list[str], Meta(description="Contradictions that were found.")]
+
+
+class TopicSettings(Record, frozen=True):
+    """All settings that a topic can have of its own."""
+
+    topic: str
+    settings: Annotated[
+        list[TopicSetting],
+        Meta(description="Values are in the unit that the key ends with."),
+    ]
+
+
+class NewSettings(Record, frozen=True):
+    """A change of settings. It is made as a whole, or not at all."""
+
+    values: Annotated[
+        Mapping[str, str | int | float | bool | None],
+        Meta(
+            max_length=_SETTINGS_MAX,
+            description="New values by key, written as in the configuration file.",
+        ),
+    ] = {}  # msgspec copies it
+    unset: Annotated[
+        tuple[str, ...],
+        Meta(max_length=_SETTINGS_MAX, description="Keys that get the store's setting again."),
+    ] = ()
+
+
+_NEW_SETTINGS: Final = Decoder(NewSettings)
 
 
 class Explanation(Record, frozen=True):
@@ -266,6 +320,22 @@ EXPLAIN_OFFSET: Final = Operation(
     {200: Reply("The location.", Explanation)},
     errors=(400, 404, 502),
 )
+TOPIC_SETTINGS: Final = Operation(
+    "topicSettings",
+    "topics",
+    "Returns the settings that a topic can have of its own.",
+    {200: Reply("The settings.", TopicSettings)},
+    errors=(400, 404, 502),
+)
+CONFIGURE_TOPIC: Final = Operation(
+    "configureTopic",
+    "topics",
+    "Changes settings that a topic has of its own.",
+    {200: Reply("The settings in effect.", TopicSettings)},
+    errors=(400, 404, 502),
+    method="PATCH",
+    body={JSON: NewSettings},
+)
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
@@ -296,37 +366,24 @@ def routes(context: ServerContext) -> list[Endpoint]:
         topic, offset = topic_of(request.path_params), offset_of(request.path_params)
         return json_response(await run_in_threadpool(_explain, context, topic, offset))
 
+    async def settings(request: Request) -> Response:
+        topic = topic_of(request.path_params)
+        return json_response(await run_in_threadpool(_settings, context, topic))
+
+    async def configure(request: Request) -> Response:
+        topic = topic_of(request.path_params)
+        change = decode_body(await read_body(request, _BODY_BYTES_MAX), _NEW_SETTINGS)
+        return json_response(await run_in_threadpool(_configure, context, topic, change))
+
     return [
-        Endpoint(
-            "/v1/topics",
-            list_all,
-            LIST_TOPICS,
-        ),
-        Endpoint(
-            TOPIC_PATH,
-            show,
-            DESCRIBE_TOPIC,
-        ),
-        Endpoint(
-            TOPIC_PATH,
-            create,
-            MAKE_TOPIC,
-        ),
-        Endpoint(
-            f"{TOPIC_PATH}/trim",
-            trim,
-            TRIM_TOPIC,
-        ),
-        Endpoint(
-            f"{TOPIC_PATH}/accept-loss",
-            accept,
-            ACCEPT_LOSS,
-        ),
-        Endpoint(
-            f"{TOPIC_PATH}/explain/{{offset}}",
-            explain_offset,
-            EXPLAIN_OFFSET,
-        ),
+        Endpoint("/v1/topics", list_all, LIST_TOPICS),
+        Endpoint(TOPIC_PATH, show, DESCRIBE_TOPIC),
+        Endpoint(TOPIC_PATH, create, MAKE_TOPIC),
+        Endpoint(f"{TOPIC_PATH}/trim", trim, TRIM_TOPIC),
+        Endpoint(f"{TOPIC_PATH}/accept-loss", accept, ACCEPT_LOSS),
+        Endpoint(f"{TOPIC_PATH}/explain/{{offset}}", explain_offset, EXPLAIN_OFFSET),
+        Endpoint(f"{TOPIC_PATH}/settings", settings, TOPIC_SETTINGS),
+        Endpoint(f"{TOPIC_PATH}/settings", configure, CONFIGURE_TOPIC),
     ]
 
 
@@ -407,6 +464,27 @@ def _trim(context: ServerContext, name: TopicName) -> Trimmed:
             for each in removed
         ],
     )
+
+
+def _settings(context: ServerContext, name: TopicName) -> TopicSettings:
+    with context.store.view() as view:
+        own = view.topic(str(name)).own_settings()
+    return TopicSettings(str(name), in_effect(context.settings, own))
+
+
+def _configure(context: ServerContext, name: TopicName, change: NewSettings) -> TopicSettings:
+    topic = context.store.opened(str(name))
+    if topic is not None:
+        return TopicSettings(str(name), topic.configure(change.values, unset=change.unset))
+    with context.store.view() as view:
+        view.topic(str(name))  # UnknownTopic, also if only the object store knows it
+        resources = view.resources()
+        if resources is None:
+            raise UnknownTopic(f"there is no topic {name} in the catalog")
+        found = configure_topic(
+            resources.catalog, name, context.settings, change.values, change.unset
+        )
+    return TopicSettings(str(name), found)
 
 
 def _accept(context: ServerContext, name: TopicName, query: AcceptQuery) -> Accepted:

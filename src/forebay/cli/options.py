@@ -13,8 +13,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
@@ -72,22 +72,28 @@ def _not_allowed(error: PermissionError) -> str:
     )
 
 
+def path_options(command: Callable[..., _R]) -> Callable[..., _R]:
+    """Adds --config and --data, and passes them on as they are."""
+    config = click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help=f"A configuration file.  [env var: {CONFIG_VARIABLE}]",
+    )
+    data = click.option(
+        "--data",
+        type=click.Path(file_okay=False, path_type=Path),
+        help=f"The data directory.  [env var: {DATA_VARIABLE}; default: {_DATA}]",
+    )
+    return config(data(command))
+
+
 def store_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Adds --config and --data, and passes the settings that they choose as `settings`.
 
     Includes `plain_errors`.
     """
 
-    @click.option(
-        "--config",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help=f"A configuration file.  [env var: {CONFIG_VARIABLE}]",
-    )
-    @click.option(
-        "--data",
-        type=click.Path(file_okay=False, path_type=Path),
-        help=f"The data directory.  [env var: {DATA_VARIABLE}; default: {_DATA}]",
-    )
+    @path_options
     @wraps(command)
     @plain_errors
     def wrapped(*args: Any, config: Path | None, data: Path | None, **kwargs: Any) -> _R:
@@ -238,6 +244,16 @@ def connected(address: ServerAddress) -> ServerClient:
     client = ServerClient(address)
     client.pin()
     return client
+
+
+@contextmanager
+def client_of(server: ServerAddress) -> Iterator[ServerClient]:
+    """A client of the server; a refused token raises an error that says how to set one."""
+    with connected(server) as client:
+        try:
+            yield client
+        except ServiceRefused as error:
+            raise refused_token(error, server) from error
 
 
 def refused_token(error: ServiceRefused, address: ServerAddress) -> ServiceRefused:

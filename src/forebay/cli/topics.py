@@ -8,33 +8,33 @@ knows what is in its memory. Without a server they read the catalog and the file
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from forebay.cli.options import (
     chosen_server,
-    connected,
+    chosen_settings,
+    client_of,
     json_option,
     open_view,
+    path_options,
+    plain_errors,
     print_report,
-    refused_token,
     store_options,
     url_option,
     viewed_topic,
 )
-from forebay.errors import ServiceRefused, UsageError
+from forebay.cli.topic_settings import configure, setting_lines
+from forebay.errors import UsageError
 from forebay.limits import OFFSET_MAX
 from forebay.settings import ServerAddress, StoreSettings
-
-if TYPE_CHECKING:
-    from forebay.client.http import ServerClient
-
 
 Facts = dict[str, Any]
 _HOLE_WORDS: Final = {
@@ -44,27 +44,26 @@ _HOLE_WORDS: Final = {
     "`forebay accept-loss {topic}` lets them jump over it",
     "accepted": "it has no message, and that was accepted: readers jump over it",
 }
+_UPLOADED_BY: Final = {
+    "owner": "by the topic's owner",
+    "spark": "on Spark",
+    None: "off: `forebay offload` uploads",
+}
 _PAGE: Final = 1000
 _PIECES_MAX: Final = 1000
 """The most segments, and the most objects, to request from a server."""
 
 
-@contextmanager
-def _client_of(server: ServerAddress) -> Iterator[ServerClient]:
-    """A client of the server; a refused token raises an error that says how to set one."""
-    with connected(server) as client:
-        try:
-            yield client
-        except ServiceRefused as error:
-            raise refused_token(error, server) from error
-
-
-@click.command()
+@click.group(invoke_without_command=True)
 @url_option
-@store_options
+@path_options
 @json_option
-def topics(url: str | None, settings: StoreSettings, as_json: bool) -> None:
-    """Lists the topics of a store.
+@click.pass_context
+@plain_errors
+def topics(
+    context: click.Context, url: str | None, config: Path | None, data: Path | None, as_json: bool
+) -> None:
+    """Lists the topics of a store, or with `configure` changes the settings of one.
 
     These are the topics in the catalog and those that have a local directory. No topic is opened.
 
@@ -72,7 +71,13 @@ def topics(url: str | None, settings: StoreSettings, as_json: bool) -> None:
     Examples:
       forebay topics
       forebay topics --config forebay.yml --json
+      forebay topics configure orders max_open_seconds=60s
     """
+    if context.invoked_subcommand is not None:
+        if as_json or any(each is not None for each in (url, config, data)):
+            raise click.UsageError(f"write the options after `{context.invoked_subcommand}`")
+        return
+    settings = chosen_settings(config, data, os.environ)
     server = chosen_server(settings, url)
     if server is not None:
         names = _served_topics(server)
@@ -83,9 +88,12 @@ def topics(url: str | None, settings: StoreSettings, as_json: bool) -> None:
         click.echo(json.dumps({"topic": topic}) if as_json else topic)
 
 
+topics.add_command(configure)
+
+
 def _served_topics(server: ServerAddress) -> list[str]:
     names: list[str] = []
-    with _client_of(server) as client:
+    with client_of(server) as client:
         query: dict[str, str | int] = {"limit": _PAGE}
         while True:
             page = client.json("GET", "/v1/topics", query=query)
@@ -123,7 +131,8 @@ def describe(
 
     Prints the watermarks (the next offset of each stage), the offsets in memory, the local files
     and whether they may be deleted, the objects, and the ranges without messages: lost, unknown
-    (they may never have been used) or accepted. The offsets in memory are known only if a server
+    (they may never have been used) or accepted. Then the settings that a topic can have of its own,
+    with their values and where these come from. The offsets in memory are known only if a server
     runs on the store. Exit code 1 if the stored data contradicts itself.
 
     \b
@@ -231,7 +240,7 @@ def _accepted(
 
         query: dict[str, str | int] = {"dry_run": "true" if dry_run else "false"}
         query |= {k: v for k, v in (("start", start), ("end", end)) if v is not None}
-        with _client_of(server) as client:
+        with client_of(server) as client:
             path = topic_path(parse_topic(topic), "accept-loss")
             found: Facts = client.json("POST", path, query=query)
             return found
@@ -273,7 +282,7 @@ def _facts(
         query: dict[str, str | int] = {} if offset is not None else {"limit": limit}
         if before is not None:
             query["before"] = before
-        with _client_of(server) as client:
+        with client_of(server) as client:
             path = topic_path(parse_topic(topic), *rest)
             found: Facts = client.json("GET", path, query=query)
             return found
@@ -328,6 +337,7 @@ def _plain_lines(facts: Facts) -> Iterator[str]:
             f"{each['object_id']}"
         )
     yield from _older(facts)
+    yield from _settings(facts)
     for problem in facts["problems"]:
         yield f"problem: {problem}"
 
@@ -344,6 +354,8 @@ def _head(facts: Facts) -> Iterator[str]:
     if facts["epoch"] is not None:
         yield f"  reserved   {facts['reserved']}"
         yield f"  owner      {facts['owner'] or 'none'}, epoch {facts['epoch']}"
+    if "uploaded_by" in facts:
+        yield f"  uploads    {_UPLOADED_BY[facts['uploaded_by']]}"
     memory = facts.get("memory")
     if memory is not None:
         first, end = memory
@@ -379,6 +391,12 @@ def _headed(facts: Facts, what: str) -> str:
 def _older(facts: Facts) -> Iterator[str]:
     if facts.get("objects_before") is not None:
         yield f"  older objects: --before {facts['objects_before']}"
+
+
+def _settings(facts: Facts) -> Iterator[str]:
+    if facts.get("settings"):  # a server of an earlier release sends none
+        yield "settings"
+        yield from setting_lines(facts["settings"])
 
 
 def _offsets(row: Facts) -> str:
@@ -434,7 +452,7 @@ def _print_tables(facts: Facts) -> None:
             for each in facts["objects"]
         ],
     )
-    for line in _older(facts):
+    for line in (*_older(facts), *_settings(facts)):
         console.print(escape(line), highlight=False)
     for problem in facts["problems"]:
         console.print(f"[red]problem:[/red] {escape(problem)}", highlight=False)

@@ -35,13 +35,15 @@ _USE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_]\w*)(?::-([^{}]*))?\})?", re.
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A place in a file. `str` is `forebay.yml:7: storage.wal.dir`."""
+    """A place in a file. `str` is `forebay.yml:7: storage.wal.dir`, or without a file the key."""
 
     file: str
     line: int
     path: str = ""
 
     def __str__(self) -> str:
+        if not self.file:
+            return self.path
         return f"{self.file}:{self.line}: {self.path}" if self.path else f"{self.file}:{self.line}"
 
     def below(self, name: str, line: int) -> Where:

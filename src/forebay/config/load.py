@@ -25,6 +25,7 @@ from forebay.config.document import (
     Node,
     Table,
     Text,
+    Where,
     as_table,
     read_document,
     substitute,
@@ -127,6 +128,14 @@ def settings_from(source: str | Path | StoreSettings | None) -> StoreSettings:
     return settings
 
 
+def parse_value(name: str, text: str, key: Key) -> Any:
+    """Converts the text of one value as if it were in a configuration file.
+
+    InvalidSetting calls it `name`.
+    """
+    return _Builder("", Path()).value(Text(Where("", 0, name), text, plain=True), key)
+
+
 class _Builder:
     def __init__(self, name: str, base: Path) -> None:
         self._name = name
@@ -145,13 +154,13 @@ class _Builder:
         for path, name in LOOSE.items():
             if path in nodes:
                 loose[name] = nodes[path]
-                values[name] = self._value(nodes[path], STORE_KEYS[name])
+                values[name] = self.value(nodes[path], STORE_KEYS[name])
         # `dir` in the file is the directory of all topics; in WalSettings it is that of one topic.
         wal = as_table(nodes.get(("storage", "wal"), Table(storage.where)))
         wal_dir = wal.items.pop("dir", None)
         if wal_dir is not None:
             loose["wal_root"] = wal_dir
-            values["wal_root"] = self._value(wal_dir, STORE_KEYS["wal_root"])
+            values["wal_root"] = self.value(wal_dir, STORE_KEYS["wal_root"])
         if "data" not in values:
             wal_root = values.get("wal_root")
             values["data"] = self._base / _DATA if wal_root is None else wal_root.parent
@@ -165,7 +174,7 @@ class _Builder:
             return self._made(kind, {}, {}, ".".join(path))
         table = as_table(node)
         self._refuse_unknown(table, keys.keys(), ".".join(path))
-        values = {name: self._value(each, keys[name]) for name, each in table.items.items()}
+        values = {name: self.value(each, keys[name]) for name, each in table.items.items()}
         if kind is SECTIONS["storage", "cloud"]:
             self._place_root(values)
         return self._made(kind, values, table.items, table.where.path or ".".join(path))
@@ -204,7 +213,7 @@ class _Builder:
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(proper)}"
             raise InvalidSetting(f"{node.where}: unknown key; {hint}")
 
-    def _value(self, node: Node, key: Key) -> Any:
+    def value(self, node: Node, key: Key) -> Any:
         if isinstance(node, Text) and node.is_null:
             if key.optional or key.kind in {"list", "options"}:
                 return None if key.optional else key.default

@@ -186,7 +186,11 @@ def _kind(key: Key) -> str:
 
 
 def _default(key: Key) -> str:
-    value: Any = key.default
+    return format_value(key, key.default)
+
+
+def format_value(key: Key, value: Any) -> str:
+    """The value as a configuration file has it, such as `64MiB`."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if key.unit is not None:

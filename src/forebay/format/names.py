@@ -337,6 +337,9 @@ class CatalogKeys:
     def owner(self, topic: TopicName) -> str:
         return self.topic(topic) + "owner"
 
+    def settings(self, topic: TopicName) -> str:
+        return self.topic(topic) + "settings"
+
     def objects(self, topic: TopicName) -> str:
         return self.topic(topic) + "objects/"
 

@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.chain import Totals
 from forebay.catalog.records import TopicRecord, skip_holes
-from forebay.errors import CorruptLog, ServiceError
+from forebay.config.topics import TopicSetting, in_effect
+from forebay.errors import CorruptLog, DescriptorError, ServiceError
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.frame import HEADER_BYTES, FrameDecoder
 from forebay.format.names import object_key
 from forebay.limits import MIB, OFFSET_MAX
-from forebay.settings import DeleterSettings
+from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings
+from forebay.topic.configure import accepted
 from forebay.topic.view import TopicView
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import ChunkReader, Segment, require_complete
@@ -32,6 +34,8 @@ OBJECTS_LISTED: Final = 100
 
 Range = tuple[int, int]
 """A range of offsets, end not included."""
+
+UploadedBy = Literal["owner", "spark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,10 @@ class TopicFacts:
     """False: there are at least so many objects. Their owner has not counted them yet."""
     objects_before: int | None = None
     """Where the listed objects begin, if there are older ones: `before` of the next page."""
+    uploaded_by: UploadedBy | None = None
+    """What uploads the topic in the background; None if nothing does."""
+    settings: list[TopicSetting] = field(default_factory=list)
+    """What the topic can have of its own, with where each value comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +149,12 @@ def describe(
     """
     record = view.record or TopicRecord()
     segments = view.segments()
+    settings, listed_settings, refused = _settings(view)
     listed, totals = _listed(view, newest, OFFSET_MAX if before is None else before)
     local = _outlines(view, segments[0].first_offset) if segments else []
     owner = view.owner()
     now_ms = view.store.clock.now_ms()
-    kept = kept_because(segments, view.record, local, view.store.settings.deleter, now_ms)
+    kept = kept_because(segments, view.record, local, settings.deleter, now_ms)
     first = max(len(segments) - newest, 0)
     # Remote retention deletes from the start: older objects are there if an older offset is.
     older = bool(listed) and listed[0].start_offset > skip_holes(record, view.start_offset)
@@ -166,14 +175,37 @@ def describe(
             for segment, why in zip(segments[first:], kept[first:], strict=True)
         ],
         objects=[_object_facts(each, record) for each in listed],
-        problems=[*_problems(view), *_gaps(listed, record)],
+        problems=[*refused, *_problems(view), *_gaps(listed, record)],
         segments_total=len(segments),
         segments_bytes=sum(each.size for each in segments),
         objects_total=max(totals.objects, len(listed)),
         objects_bytes=max(totals.bytes, sum(each.size for each in listed)),
         objects_counted=totals.next is None,
         objects_before=listed[0].start_offset if older else None,
+        uploaded_by=uploaded_by(settings.uploader),
+        settings=listed_settings,
     )
+
+
+def uploaded_by(settings: UploaderSettings) -> UploadedBy | None:
+    """Returns what uploads a topic with these settings in the background."""
+    if not settings.enabled:
+        return None
+    return "owner" if settings.by_owner else "spark"
+
+
+def _settings(view: TopicView) -> tuple[StoreSettings, list[TopicSetting], list[str]]:
+    """Returns the topic's settings, as a whole and one by one, and why they are not accepted.
+
+    If they are not, those of the store are the first result.
+    """
+    store = view.store.settings
+    own: dict[str, Any] = {}
+    try:
+        own = view.own_settings()
+        return accepted(view.topic, store, own), in_effect(store, own), []
+    except DescriptorError as error:
+        return store, in_effect(store, own), [str(error)]
 
 
 def _segment_facts(segment: Segment, record: TopicRecord, why: str | None) -> SegmentFacts:
@@ -323,7 +355,7 @@ def _add_segment(view: TopicView, facts: OffsetFacts) -> None:
         return
     segment = held[0]
     descriptors = view.objects(segments[0].first_offset)
-    settings, now_ms = view.store.settings.deleter, view.store.clock.now_ms()
+    settings, now_ms = _settings(view)[0].deleter, view.store.clock.now_ms()
     reasons = kept_because(segments, view.record, descriptors, settings, now_ms)
     facts.kept_because = reasons[segments.index(segment)]
     facts.deletable = facts.kept_because is None

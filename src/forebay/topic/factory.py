@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from forebay.catalog.catalog import Catalog
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
-from forebay.errors import ForebayError, LogClosed, TopicFenced
+from forebay.errors import DescriptorError, ForebayError, LogClosed, ServiceError, TopicFenced
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.names import TopicName, is_topic, parse_topic
@@ -217,10 +217,14 @@ class WalStorageFactory:
             claim=claim,
         )
         try:
-            return WalStorage(wal, self._deleter, self.resources, claim)
+            storage = WalStorage(wal, self._deleter, self.resources, claim)
+            # Without them the topic opens, too: they are read again before an upload or a trim.
+            with suppress(ServiceError, DescriptorError):
+                storage.refresh_settings()
         except BaseException:
             wal.shutdown()
             raise
+        return storage
 
     def _claim(self, topic: TopicName, directory: Path | None) -> TopicClaim | None:
         if self.resources is None or directory is None:
@@ -239,9 +243,9 @@ class WalStorageFactory:
         if storage.uploader is None:
             return
         uploader = self.settings.uploader
-        if uploader.enabled and uploader.runner == "inline":
+        if uploader.enabled:
             self._background.every(uploader.interval_seconds, storage, _upload, first=0)
-        elif uploader.enabled:
+        if uploader.enabled and uploader.runner == "spark":
             seconds = min(uploader.interval_seconds, FOLLOW_SECONDS)
             self._background.every(seconds, storage, _follow)
         minutes = self.settings.deleter.check_interval_minutes
@@ -367,12 +371,14 @@ class WalStorageFactory:
 
 
 def _upload(storage: Maintained) -> None:
+    """Uploads what is due, unless the topic is left to the Spark pipeline."""
     assert isinstance(storage, WalStorage)
-    storage.upload_due()
+    if storage.uploads_itself:
+        storage.upload_due()
 
 
 def _follow(storage: Maintained) -> None:
-    """Another process uploads: reads the watermarks from the catalog."""
+    """Another process may upload: reads the watermarks and the settings from the catalog."""
     assert isinstance(storage, WalStorage)
     storage.follow_uploads()
 

@@ -9,21 +9,26 @@ more appends. Get a new one with `WalStorageFactory.for_topic`.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, TypeVar
 
 from forebay.catalog.chain import Chain
+from forebay.config.topics import TopicSetting
 from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
 from forebay.interrupts import holding, run_aside
 from forebay.limits import CLOSE_SECONDS_MAX
+from forebay.logs import event
+from forebay.settings import StoreSettings
 from forebay.topic.accept import AcceptedLoss, accept_loss
+from forebay.topic.configure import configure_topic, effective_settings, topic_settings
 from forebay.topic.opening import TopicClaim
 from forebay.topic.resources import StoreResources
 from forebay.topic.trimming import Trimmer
@@ -36,6 +41,7 @@ from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Visibility, Watermarks
 
 _Result = TypeVar("_Result")
+_log: Final = logging.getLogger("forebay.topic")
 
 _INDEXED_BATCHES: Final = 256
 """Batches of `Chain.index` in one run: a few seconds, so that other topics get their turn."""
@@ -102,6 +108,9 @@ class WalStorage(PersistentStorage):
         self.wal = wal
         self._deleter = deleter
         self._claim = claim
+        self._resources = resources
+        self.settings: StoreSettings | None = None if resources is None else resources.settings
+        """The settings in effect: those of the store, with the topic's own in place of some."""
         self._acknowledged = 0
         self._lock = threading.RLock()
         self.uploader: Uploader | None = None
@@ -113,12 +122,13 @@ class WalStorage(PersistentStorage):
         self._tiered_log = None
         if resources is not None and claim is not None:
             topic = parse_topic(wal.topic)
-            kind = RollingUploader if resources.settings.uploader.rolling else Uploader
             epoch = claim.ownership.epoch
-            self.uploader = kind(topic, wal, epoch, resources.catalog, resources.upload_ports)
+            self.uploader = RollingUploader(
+                topic, wal, epoch, resources.catalog, resources.upload_ports
+            )
             assert claim.record is not None
             self.uploader.follow(claim.record)
-            self.uploader.look = claim.finish_looking
+            self.uploader.look = self._look
             self._tiered_log = resources.tiered_log(topic, wal)
             self._trimmer = Trimmer(topic, wal, deleter, resources)
             self._chain = resources.catalog.chain(topic)
@@ -139,6 +149,62 @@ class WalStorage(PersistentStorage):
     def start_known(self) -> int:
         """`start_offset` as far as it is known here: never asks the catalog."""
         return self.wal.start_offset if self.uploader is None else self.uploader.start_offset
+
+    # -- settings -------------------------------------------------------------------------------
+
+    @property
+    def uploads_itself(self) -> bool:
+        """Whether this process uploads the topic in the background, and not the Spark pipeline."""
+        return self.settings is not None and self.settings.uploader.by_owner
+
+    def configure(
+        self, values: Mapping[str, object], unset: Iterable[str] = ()
+    ) -> list[TopicSetting]:
+        """Changes the topic's own settings; see `forebay.topic.configure`. In effect at once."""
+        uploader, resources = self._require_uploader(), self._require_resources()
+
+        def change() -> list[TopicSetting]:
+            found = configure_topic(
+                uploader.catalog, uploader.topic, resources.settings, values, unset
+            )
+            self._read_settings()
+            return found
+
+        return run_aside(change)
+
+    def topic_settings(self) -> list[TopicSetting]:
+        """Reads the topic's settings, with where their values come from."""
+        uploader, resources = self._require_uploader(), self._require_resources()
+        return run_aside(
+            lambda: topic_settings(uploader.catalog, uploader.topic, resources.settings)
+        )
+
+    def refresh_settings(self) -> None:
+        """Reads the topic's own settings, and uses them from now on."""
+        if self.uploader is not None:
+            run_aside(self._read_settings)
+
+    def _read_settings(self) -> None:
+        uploader, resources = self._require_uploader(), self._require_resources()
+        found = effective_settings(uploader.catalog, uploader.topic, resources.settings)
+        uploader.configure(found.uploader)
+        if found == self.settings:
+            return
+        assert self._trimmer is not None
+        self._trimmer.configure(found)
+        self.wal.configure_rotation(found.wal.rotate_max_bytes, found.wal.rotate_max_seconds)
+        self.settings = found
+        event(_log, logging.INFO, "settings changed", topic=self.name)
+
+    def _look(self) -> None:
+        """Runs before each cycle of uploads."""
+        assert self._claim is not None
+        self._claim.finish_looking()
+        self._read_settings()
+
+    def _require_resources(self) -> StoreResources:
+        assert self._resources is not None, "a topic with an uploader has them"
+        return self._resources
 
     # -- appending ------------------------------------------------------------------------------
 
@@ -300,15 +366,25 @@ class WalStorage(PersistentStorage):
         if self._trimmer is None or self._claim is None:
             return self.wal.retain(self._deleter, self.wal.watermarks().verified)
         trimmer, claim = self._trimmer, self._claim
-        return self._fencing(lambda: trimmer.trim_local(claim.ownership.epoch))
+
+        def trim() -> list[Segment]:
+            self._read_settings()
+            return trimmer.trim_local(claim.ownership.epoch)
+
+        return self._fencing(trim)
 
     def trim_remote(self) -> list[ObjectDescriptor]:
         """Runs one pass of remote retention and returns the deleted objects."""
         if self._trimmer is None or self._claim is None:
             return []
         trimmer, claim = self._trimmer, self._claim
+
+        def trim() -> list[ObjectDescriptor]:
+            self._read_settings()
+            return trimmer.trim_remote(claim.ownership.epoch)
+
         before, self.start_unsure = self.start_unsure, True
-        gone = self._fencing(lambda: trimmer.trim_remote(claim.ownership.epoch))
+        gone = self._fencing(trim)
         if gone or before:
             run_aside(self._require_uploader().record)
         self.start_unsure = False

@@ -23,6 +23,7 @@ from typing import Literal, TypeAlias
 from forebay.catalog.catalog import Catalog
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.config import settings_from
+from forebay.config.topics import TopicSetting
 from forebay.errors import UsageError
 from forebay.files.disk import Disk
 from forebay.format.descriptor import ObjectDescriptor
@@ -218,6 +219,36 @@ class Topic:
         they are accepted. This cannot be undone.
         """
         return self._storage.accept_loss(start, end)
+
+    def configure(
+        self,
+        values: Mapping[str, object] | None = None,
+        *,
+        unset: Iterable[str] = (),
+        **more: object,
+    ) -> list[TopicSetting]:
+        """Changes settings that the topic has of its own, and returns all that are in effect.
+
+            topic.configure(max_object_bytes="64MiB", rolling=True, retention_size_mb=None)
+            topic.configure({"max_open_seconds": "60s"}, unset=["rolling"])
+
+        Keys and values are those of the configuration file; None is null. A key in `unset` gets the
+        store's setting again. They are kept in the catalog, and are in effect at once. Raises
+        InvalidSetting, and changes nothing, if a key or a value is wrong.
+        """
+        return self._storage.configure({**(values or {}), **more}, unset)
+
+    def settings(self) -> list[TopicSetting]:
+        """Returns the settings that a topic can have of its own: their values, and their sources.
+
+        Reads the catalog.
+        """
+        return self._storage.topic_settings()
+
+    @property
+    def in_effect(self) -> StoreSettings | None:
+        """The settings that this process uses for the topic now; None for a store in memory."""
+        return self._storage.settings
 
     def segments(self) -> list[Segment]:
         """Returns the local files, oldest first."""

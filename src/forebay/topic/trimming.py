@@ -31,6 +31,7 @@ from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.read.cloud_reader import CloudReader
 from forebay.read.tiered_log import CatalogSource
+from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources
 from forebay.upload.plan import Extent, SegmentSource
 from forebay.wal.log import Wal
@@ -70,6 +71,10 @@ class Trimmer:
         self._clock = resources.clock
         self._first_seen: dict[str, float] = {}
         """When objects from the future were first seen, in monotonic time."""
+
+    def configure(self, settings: StoreSettings) -> None:
+        """Uses the retention of these settings from the next pass on."""
+        self._deleter, self._remote = Deleter(settings.deleter), settings.remote_retention
 
     def trim_local(self, epoch: int) -> list[Segment]:
         """Runs one pass over the local segments and returns those it deleted.

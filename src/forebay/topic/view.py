@@ -13,9 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from forebay.catalog.adopt import restored
 from forebay.catalog.records import Owner, TopicRecord
+from forebay.catalog.topic_settings import read_topic_settings
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import (
@@ -29,6 +31,7 @@ from forebay.files.disk import Disk
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName, is_topic, parse_topic
 from forebay.settings import StoreSettings
+from forebay.topic.configure import accepted
 from forebay.topic.resources import StoreResources, catalog_file
 from forebay.wal.checkpoints import read_published
 from forebay.wal.identity import read_log_id
@@ -243,6 +246,18 @@ class TopicView:
         """Returns the owner of the topic, or None if no living process owns it."""
         resources = self.store.resources()
         return None if resources is None else resources.catalog.owner(self.topic)
+
+    def own_settings(self) -> dict[str, Any]:
+        """Reads the settings that the topic has of its own; DescriptorError if they are damaged."""
+        resources = self.store.resources()
+        return {} if resources is None else read_topic_settings(resources.catalog, self.topic)
+
+    def settings(self) -> StoreSettings:
+        """Reads the settings of the store with the topic's own in place of some.
+
+        DescriptorError if they are damaged, or not accepted by this release.
+        """
+        return accepted(self.topic, self.store.settings, self.own_settings())
 
     def close(self) -> None:
         """Closes what the view opened itself."""

@@ -82,6 +82,8 @@ class UploadTask:
     planned: PlannedObject
     log_id: str | None = None
     """The log whose segments were planned; None if the catalog names none."""
+    settings: UploaderSettings | None = None
+    """The settings of the topic, if they are not those of the ports."""
 
     @property
     def size(self) -> int:

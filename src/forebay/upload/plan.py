@@ -51,6 +51,8 @@ class PlannedObject:
     """An object to be written. Its extents follow each other without a gap."""
 
     extents: tuple[Extent, ...]
+    full: bool = False
+    """Whether a limit ended it. Otherwise it ends with the log, and has room for more."""
 
     @property
     def start_offset(self) -> int:
@@ -153,7 +155,7 @@ def plan_object(
             break
     if not extents or not (full or overdue):
         return None
-    return PlannedObject(tuple(extents))
+    return PlannedObject(tuple(extents), full)
 
 
 def _extent(segment: Segment, start: LogPosition, stop: LogPosition) -> Extent:

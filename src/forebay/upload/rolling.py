@@ -1,10 +1,12 @@
 """The rolling writer: keeps one object per topic open across upload cycles.
 
-Every cycle adds the messages synced since the last one, until a limit is reached: bytes, messages,
-age, or idle time. The last offset is not known in advance, so the object is written under a pending
-name and copied by the object store when it is complete. The copy replaces nothing, and
-is read back and committed like any other object. The checkpoint shows the progress, for information
-only: after a restart or an error the object is abandoned and built again from the log.
+Every cycle adds the messages synced since the last one. An object ends when the next frame does not
+fit (bytes, messages), or after some time (age, idle time). A cycle writes as many objects as there
+are messages for, with the same borders as the uploader that plans ahead. The last offset is not
+known in advance, so the object is written under a pending name and copied by the object store when
+it is complete. The copy replaces nothing, and is read back and committed like any other object. The
+checkpoint shows the progress, for information only: after a restart or an error the object is
+abandoned and built again from the log.
 
 Beware: while an object is open, up to one part of it is in memory, for each topic. The uploader
 that plans ahead (`uploader.Uploader`) keeps nothing in memory between cycles.
@@ -64,7 +66,11 @@ class OpenObject:
 
 
 class RollingUploader(Uploader):
-    """An `Uploader` that keeps one object open across cycles; one cycle at a time."""
+    """An `Uploader` that keeps one object open across cycles; one cycle at a time.
+
+    While the settings say that the topic does not roll, it plans ahead as `Uploader` does. If they
+    change so, the open object is abandoned, and its messages are uploaded again from the log.
+    """
 
     def __init__(
         self, topic: TopicName, wal: Wal, epoch: int, catalog: Catalog, ports: UploadPorts
@@ -97,7 +103,12 @@ class RollingUploader(Uploader):
     def _upload_due(
         self, record: TopicRecord, done: list[ObjectDescriptor], *, force: bool
     ) -> TopicRecord:
-        """Adds new messages to the open object, and finishes it when a limit is reached."""
+        """Adds new messages to the open object, and finishes it when a limit is reached.
+
+        A full object is followed by the next one in the same cycle.
+        """
+        if not self.ports.settings.rolling:
+            return super()._upload_due(record, done, force=force)
         try:
             if self._open is not None and self._open.start_offset != record.tail:
                 self._abandon()  # another process committed these offsets
@@ -131,7 +142,7 @@ class RollingUploader(Uploader):
         return plan_object(segments, start, settings, self.source.cut, overdue=True)
 
     def _extend(self, planned: PlannedObject) -> bool:
-        """Adds frames to the open object; returns whether it is full now.
+        """Adds frames to the open object; returns whether it is full: the next one does not fit.
 
         At a damaged frame, the object is finished with what comes before it, and CorruptFrame is
         raised.
@@ -158,11 +169,7 @@ class RollingUploader(Uploader):
                 self._finish([])
             raise
         opened.active_ms, opened.active_at = now, at
-        settings = ports.settings
-        return opened.builder.size >= settings.max_object_bytes or (
-            settings.max_object_messages is not None
-            and opened.builder.messages >= settings.max_object_messages
-        )
+        return planned.full
 
     def _begin(self, planned: PlannedObject) -> OpenObject:
         ports = self.ports

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from forebay.catalog.catalog import Catalog, Intent, fenced
@@ -36,6 +37,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.logs import event
+from forebay.settings import UploaderSettings
 from forebay.upload import engine, metrics
 from forebay.upload.engine import Uploaded, UploadPorts, set_aside
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
@@ -60,6 +62,8 @@ class Uploader:
         self.ports = ports
         self.source = SegmentSource(wal.disk, wal.names)
         self.planner = TopicPlanner(topic, self.source, ports.settings, ports.clock)
+        self._wanted = ports.settings
+        """The settings of the next cycle."""
         self.wal = wal
         self.checkpoints: CheckpointStore = wal.checkpoints
         self._turn = threading.Lock()
@@ -106,6 +110,26 @@ class Uploader:
             self._verified = max(self._verified, record.verified)
             self._start = max(self._start, record.start_offset)
 
+    # -- settings -------------------------------------------------------------------------------
+
+    def configure(self, settings: UploaderSettings) -> None:
+        """Uses these settings from the next cycle on. Does not wait for a running one."""
+        self._wanted = settings
+        if self._turn.acquire(blocking=False):
+            try:
+                self._adopt_settings()
+            finally:
+                self._turn.release()
+
+    def _adopt_settings(self) -> None:
+        """Takes over the settings that `configure` got. The caller has the turn."""
+        settings = self._wanted
+        if settings != self.ports.settings:
+            self.ports = replace(self.ports, settings=settings)
+            self.planner = TopicPlanner(self.topic, self.source, settings, self.ports.clock)
+        if not settings.rolling:
+            self._abandon()
+
     # -- a cycle --------------------------------------------------------------------------------
 
     def run_once(self, *, force: bool = False) -> list[ObjectDescriptor]:
@@ -119,6 +143,7 @@ class Uploader:
             try:
                 self._require_going()
                 self.look()
+                self._adopt_settings()
                 self._upload_and_verify(done, force=force)
             except LogClosed:
                 raise

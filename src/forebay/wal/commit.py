@@ -27,6 +27,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -106,6 +107,16 @@ def mended(
     return call
 
 
+def _batch_bytes(settings: WalSettings) -> int:
+    """Returns how large a batch of frames in the queue grows."""
+    return min(
+        FRAME_BATCH_BYTES_MAX,
+        settings.fsync_max_batch_bytes,
+        settings.queue_max_bytes,
+        settings.rotate_max_bytes or FRAME_BATCH_BYTES_MAX,
+    )
+
+
 class GroupCommit:
     """Queues the appends of one log and commits them to its journal. Thread-safe.
 
@@ -139,12 +150,7 @@ class GroupCommit:
         self.queued_max = settings.queue_max_bytes
         self.notice_bytes = 0
         """An append that makes the tail this long must call `after_append`."""
-        self._batch_bytes = min(
-            FRAME_BATCH_BYTES_MAX,
-            settings.fsync_max_batch_bytes,
-            settings.queue_max_bytes,
-            settings.rotate_max_bytes or FRAME_BATCH_BYTES_MAX,
-        )
+        self._batch_bytes = _batch_bytes(settings)
         self.cache = FrameCache(settings.cache_capacity, settings.cache_max_bytes)
         self.synced = journal.next_offset
         self._waiters: dict[Visibility, Waiters] = {"synced": Waiters(), "buffered": Waiters()}
@@ -475,6 +481,20 @@ class GroupCommit:
             return self._scheduled
 
     # -- rotation and removal -------------------------------------------------------------------
+
+    @mended
+    def configure_rotation(self, bytes_max: int | None, seconds_max: float | None) -> None:
+        """Rotates by these limits from now on: at the next write, or when the segment is old."""
+        with self.lock:
+            self._settings = replace(
+                self._settings, rotate_max_bytes=bytes_max, rotate_max_seconds=seconds_max
+            )
+            self._batch_bytes = _batch_bytes(self._settings)
+            self.notice_bytes = 0
+            self._journal.configure(self._settings)
+            if not self._closed:
+                self._rotation_armed = False  # the timer that is set may be too late
+                self._arm_rotation()
 
     def rotate(self) -> None:
         """Seals the active segment; the next commit begins a new one. Raises if the log ended."""

@@ -128,6 +128,10 @@ class Journal:
             return None
         return self._active_since + seconds
 
+    def configure(self, settings: WalSettings) -> None:
+        """Rotates by these limits from now on."""
+        self._settings = settings
+
     def forget(self, dropped: Sequence[Segment], start_offset: int) -> None:
         """Drops the oldest sealed segments from `segments`; `remove` then deletes the files."""
         gone = {segment.seq for segment in dropped}
@@ -297,6 +301,8 @@ class VolatileJournal:
     def publish(self) -> None: ...
 
     def rotate(self) -> None: ...
+
+    def configure(self, settings: WalSettings) -> None: ...
 
     def rotation_due(self) -> float | None:
         return None

@@ -399,6 +399,15 @@ class Wal:
         self.flush()
         self._committer.rotate()
 
+    def configure_rotation(self, bytes_max: int | None, seconds_max: float | None) -> None:
+        """Changes when segments are rotated; None sets no limit."""
+        settings = self.settings
+        if (settings.rotate_max_bytes, settings.rotate_max_seconds) != (bytes_max, seconds_max):
+            self._committer.configure_rotation(bytes_max, seconds_max)
+            self.settings = replace(
+                settings, rotate_max_bytes=bytes_max, rotate_max_seconds=seconds_max
+            )
+
     def retain(self, deleter: Deleter, committed_offset: int) -> list[Segment]:
         """Removes the segments below `committed_offset` that the deleter chooses; returns them."""
 

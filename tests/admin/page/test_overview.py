@@ -128,6 +128,20 @@ def test_it_tells_where_everything_is(server: Served) -> None:
     assert "put" in done
 
 
+def test_it_tells_what_uploads_each_topic_and_its_own_settings(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    uploader = replace(settings.uploader, enabled=True, runner="spark", interval_seconds=3600)
+    with served(replace(settings, uploader=uploader)) as server:
+        rolls, other = server.store.topic("rolls"), server.store.topic("other")
+        rolls.configure(rolling=True, max_open_seconds="30s")
+        found = {row["name"]: row for row in ask(server)["topics"]}
+        assert found[rolls.name]["uploaded_by"] == "owner"
+        assert found[rolls.name]["upload_seconds"] == 30
+        assert found[rolls.name]["own_settings"] == {"rolling": "true", "max_open_seconds": "30s"}
+        assert found[other.name]["uploaded_by"] == "spark"
+        assert found[other.name]["own_settings"] == {}
+
+
 def test_topics_come_a_page_at_a_time_with_all_of_them_counted(server: Served) -> None:
     for name in ("a", "b", "c"):
         server.store.topic(name)

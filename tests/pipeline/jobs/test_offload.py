@@ -251,6 +251,52 @@ def test_the_thresholds_hold_unless_it_is_forced(tmp_path: Path) -> None:
     assert contents(settings) == payloads(220)
 
 
+def test_the_thresholds_of_a_topic_are_its_own(tmp_path: Path) -> None:
+    settings, executor = settings_of(tmp_path), InlineExecutor()
+    with forebay.open(settings) as store, offloading(settings, executor) as run:
+        topic = store.topic(NAME)
+        topic.configure(rotate_max_bytes=None)
+        topic.append_many(payloads(100), durability="synced")
+        assert run.once(force=False).rows == ()
+        topic.configure(max_object_messages=30)
+        report = run.once(force=False)
+        assert [row.messages for row in report.rows] == [30, 30, 30]
+        assert {item.settings.max_object_messages for item in executor.items} == {30}
+        topic.configure(max_open_seconds=0, max_object_messages=4)
+        assert [row.messages for row in run.once(force=False).rows] == [4, 4]
+    assert len(contents(settings)) == 100
+
+
+def test_a_topic_that_rolls_is_left_to_its_owner_unless_it_is_forced(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, enabled=True, runner="spark", max_open_seconds=0)
+    executor = InlineExecutor()
+    with offloading(settings, executor) as run:
+        with forebay.open(settings) as store:
+            topic, other = store.topic(NAME), store.topic("other")
+            topic.configure(rolling=True, max_open_seconds="1h")
+            for each in (topic, other):
+                each.append_many(payloads(10), durability="synced")
+            report = run.once(force=False)
+            assert [(row.topic, row.messages) for row in report.rows] == [("/default/other", 10)]
+            assert run.once([NAME], force=False).rows == ()
+            assert run.once([NAME], force=True).messages == 10
+            topic.append_many(payloads(10, 10), durability="synced")
+            topic.upload()
+            topic.append_many(payloads(10, 20), durability="synced")
+            topic.configure(max_open_seconds=0)
+            assert run.once(force=False).rows == ()
+        report = run.once(force=False)
+        assert [row.topic for row in report.rows] == [NAME], "nobody owns it, so nobody else would"
+    assert contents(settings) == payloads(30)
+
+
+def test_a_topic_that_rolls_where_owners_do_not_upload_is_taken(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, enabled=False, rolling=True, max_open_seconds=0)
+    with forebay.open(settings) as store:
+        store.topic(NAME).append_many(payloads(10), durability="synced")
+        assert once(settings, InlineExecutor(), force=False).messages == 10
+
+
 def forget_verified(settings: StoreSettings) -> None:
     """As after a restore: what is committed counts as not read back."""
     with StoreView(settings) as view:

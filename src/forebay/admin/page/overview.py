@@ -445,7 +445,7 @@ def _topic_alerts(context: ServerContext, page: TopicPage) -> list[Alert]:
             Alert("trouble", "warning", f"{row.name}: {row.trouble.rstrip('.')}.", row.name)
         )
     uploader = context.settings.uploader
-    allowed = uploader.max_open_seconds + _LATE * uploader.interval_seconds
+    allowed = row.upload_seconds + _LATE * uploader.interval_seconds
     lag = row.lag.seconds
     if uploader.enabled and row.open and lag > allowed:
         found.append(

@@ -26,8 +26,9 @@ from forebay.admin.page.history import TopicTrace, bytes_after
 from forebay.admin.page.topic_states import OBJECTS_READ, TopicState
 from forebay.admin.records import Count, OffsetRange, Record, Seconds
 from forebay.catalog.records import TopicRecord, ranges_within
+from forebay.config.topics import differing
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.topic.describe import kept_because
+from forebay.topic.describe import UploadedBy, kept_because, uploaded_by
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Watermarks
 
@@ -122,6 +123,16 @@ class TopicRow(Record, frozen=True):
     lag: Lag
     rates: Rates
     trouble: str | None
+    uploaded_by: Annotated[
+        UploadedBy | None,
+        Meta(description="What uploads the topic in the background; null if nothing does."),
+    ]
+    upload_seconds: Annotated[
+        float, Meta(description="After how long a message is uploaded at the latest.")
+    ]
+    own_settings: Annotated[
+        dict[str, str], Meta(description="The settings that the topic has of its own.")
+    ]
     sizes: Sizes
     spans: list[Span]
 
@@ -143,7 +154,7 @@ def all_spans(context: ServerContext, state: TopicState) -> list[Span]:
         state.segments,
         state.record,
         [each for each in state.objects if each.next_offset > first],
-        context.settings.deleter,
+        (state.settings or context.settings).deleter,
         int(time.time() * 1000),
     )
     held = [
@@ -174,6 +185,7 @@ def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPag
     spans = all_spans(context, state)
     marks = state.marks
     trace = context.watch.history.trace(state.name)
+    settings = state.settings or context.settings
     append_rate, upload_rate = trace.rates() if trace is not None else (0.0, 0.0)
     row = TopicRow(
         name=state.name,
@@ -194,6 +206,9 @@ def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPag
         ),
         rates=Rates(append_rate, upload_rate),
         trouble=state.trouble,
+        uploaded_by=uploaded_by(settings.uploader),
+        upload_seconds=settings.uploader.max_open_seconds,
+        own_settings=differing(context.settings, settings),
         sizes=_sizes(state, spans),
         spans=bounded(spans, state.start, marks.appended, most),
     )

@@ -26,6 +26,7 @@ from forebay.catalog.records import TopicRecord, decode_record
 from forebay.errors import ForebayError, ServiceUnavailable, UnknownTopic
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.names import TopicName, parse_topic
+from forebay.settings import StoreSettings
 from forebay.topic.store import Store
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Watermarks
@@ -60,6 +61,8 @@ class TopicState:
     record: TopicRecord | None = None
     trouble: str | None = None
     """Why some of it is outdated or unknown."""
+    settings: StoreSettings | None = None
+    """The settings in effect; None if they are not known."""
 
 
 @dataclass(slots=True)
@@ -122,6 +125,7 @@ class TopicStates:
             marks=topic.watermarks(),
             memory=topic.in_memory(),
             segments=[each for each in topic.segments() if each.count],
+            settings=topic.in_effect,
         )
         try:
             chain = self._chain(parse_topic(name))
@@ -171,6 +175,7 @@ class TopicStates:
                 objects=[each for each in chain.objects if each.next_offset > view.start_offset],
                 totals=chain.totals,
                 record=chain.record,
+                settings=view.settings(),
             )
 
     # -- objects --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -76,7 +76,8 @@ def offload(
 ) -> OffloadReport:
     """Uploads the synced messages of the named topics, or of all topics.
 
-    `force` uploads everything; without it, only what the configured thresholds make due. A dry run
+    `force` uploads everything; without it, only what the topics' thresholds make due, and topics
+    that roll are left to their owners. A dry run
     writes nothing and starts no Spark. `runner="threads"` uses threads of this process in place of
     Spark. UsageError for a named topic that does not exist; other errors of a topic are in the
     report.
@@ -158,6 +159,8 @@ def run_task(settings: StoreSettings, task: Task) -> Uploaded:
         found = engine.read_back_committed(ports, task.topic, task.descriptor)
         return Uploaded(found, ports.clock.monotonic() - started)
     try:
+        if task.settings is not None:
+            ports = replace(ports, settings=task.settings)
         disk = resources.segments_of(task.topic, task.log_id)
         source = SegmentSource(disk, SegmentNames(settings.wal.file_name))
         return engine.upload(ports, source, task)
@@ -184,6 +187,8 @@ class TopicPlan:
     """Committed objects that were not read back."""
     complete: bool
     """Whether the plan has everything that is due now."""
+    settings: UploaderSettings
+    """Those of the topic, as they were when it was planned."""
 
     @property
     def size(self) -> int:
@@ -195,24 +200,21 @@ class ViewPlanner:
     """Plans the uploads of one topic that another process may own. Used for many plans.
 
     It sees the segments up to the position that the owner published. It plans several objects at
-    once, which end at segment ends where possible, so that tasks can upload them in parallel.
+    once, which end at segment ends where possible, so that tasks can upload them in parallel. Each
+    plan reads the topic's settings. A topic that rolls is left to its owner, if it has one.
     """
 
-    def __init__(self, view: TopicView, settings: UploaderSettings, clock: Clock) -> None:
+    def __init__(self, view: TopicView, clock: Clock) -> None:
         self.view = view
         self.topic = view.topic
-        self._settings = settings
         self._clock = clock
-        self._source, self._planner = self._of_one_log()
+        self._source = self._of_one_log()
         self._log_id: str | None = None
         self._tail: LogPosition | None = None
 
-    def _of_one_log(self) -> tuple[SegmentSource, TopicPlanner]:
+    def _of_one_log(self) -> SegmentSource:
         names = SegmentNames(self.view.store.settings.wal.file_name)
-        source = SegmentSource(self.view.store.disk, names)
-        return source, TopicPlanner(
-            self.topic, source, self._settings, self._clock, whole_segments=True
-        )
+        return SegmentSource(self.view.store.disk, names)
 
     def plan(
         self,
@@ -224,7 +226,8 @@ class ViewPlanner:
     ) -> TopicPlan | None:
         """The objects that are due, up to about `bytes_max`; None if nothing is due.
 
-        `force` plans everything that is synced, whatever the thresholds. `read_back` adds committed
+        `force` plans everything that is synced, whatever the thresholds and although the topic
+        rolls: the owner then gives up the object that it has open. `read_back` adds committed
         objects that are not verified. `damage` is a frame that cannot be read: only what is before
         it is planned.
 
@@ -232,14 +235,17 @@ class ViewPlanner:
         """
         self.view.refresh()
         record = self._record()
+        settings = self.view.settings().uploader
+        if not force and settings.enabled and settings.rolling and self.view.owner() is not None:
+            return None
         if record.log_id != self._log_id:  # positions and indexes are those of another log
-            self._source, self._planner = self._of_one_log()
+            self._source = self._of_one_log()
             self._log_id, self._tail = record.log_id, None
         room = sys.maxsize if bytes_max is None else bytes_max
         objects: list[PlannedObject] = []
         unverified: list[ObjectDescriptor] = []
         complete = True
-        for planned in self._due(record, force=force or damage is not None):
+        for planned in self._due(record, settings, force=force or damage is not None):
             if room <= 0:
                 complete = False
                 break
@@ -259,7 +265,13 @@ class ViewPlanner:
         if not unverified and not objects:
             return None
         return TopicPlan(
-            self.topic, record.epoch, record.log_id, tuple(objects), tuple(unverified), complete
+            self.topic,
+            record.epoch,
+            record.log_id,
+            tuple(objects),
+            tuple(unverified),
+            complete,
+            settings,
         )
 
     def committed(self, planned: PlannedObject) -> None:
@@ -279,8 +291,11 @@ class ViewPlanner:
             )
         return record
 
-    def _due(self, record: TopicRecord, *, force: bool) -> Iterator[PlannedObject]:
-        return self._planner.due(
+    def _due(
+        self, record: TopicRecord, settings: UploaderSettings, *, force: bool
+    ) -> Iterator[PlannedObject]:
+        planner = TopicPlanner(self.topic, self._source, settings, self._clock, whole_segments=True)
+        return planner.due(
             self.view.segments(),
             record.tail,
             self._tail,
@@ -366,7 +381,7 @@ class Offload:
         known = self._planners.get(topic)
         if known is None:
             view = self.store.topic(str(topic))
-            known = ViewPlanner(view, self.store.settings.uploader, self._clock)
+            known = ViewPlanner(view, self._clock)
             self._planners[topic] = known
         return known
 
@@ -526,7 +541,7 @@ class _Run:
         try:
             for planned in plan.objects:
                 task = engine.intend(catalog, plan.topic, plan.epoch, planned, plan.log_id)
-                tasks.append(task)
+                tasks.append(replace(task, settings=plan.settings))
         except ForebayError as error:
             self._stopped(plan.topic, error)
         return tasks

@@ -224,7 +224,7 @@ function addTopic(name) {
     root.classList.toggle("is-zoomed", zoomed);
   };
   const numbers = make("dl", { class: "numbers" });
-  for (const label of ["messages", "appended", "uploaded", "waiting"]) numbers.append(make("div", null, make("dt", null, label), make("dd")));
+  for (const label of ["messages", "appended", "uploaded", "waiting", "uploads"]) numbers.append(make("div", null, make("dt", null, label), make("dd")));
   const lanes = make("div", { class: "lanes", "aria-hidden": "true" }, make("span", null, "memory"), make("span", null, "segments"), make("span", null, "objects"));
   const root = make("article", { class: "topic", "data-topic": name, "aria-label": "Topic " + name },
     make("div", { class: "topic-head" }, make("h3", null, name), numbers,
@@ -256,14 +256,20 @@ function showTopics(found) {
   $("page-next").disabled = !found.next;
 }
 
+const UPLOADED_BY = { owner: "by owner", spark: "on Spark" };
+
 function showTopic(view, topic) {
   const lag = topic.lag;
   const values = [
     count(topic.sizes.messages), rate(topic.rates.appended) + "/s", rate(topic.rates.uploaded) + "/s",
     lag.messages ? `${count(lag.messages)}, ${bytes(lag.bytes)}, ${duration(lag.seconds)}` : "nothing",
+    UPLOADED_BY[topic.uploaded_by] || "off",
   ];
   values.forEach((value, at) => say(view.numbers.children[at].lastChild, value));
-  view.numbers.lastChild.title = lag.messages ? uploadsWhen(latest.server) : "";
+  const when = uploadsWhen(latest.server, topic);
+  view.numbers.children[3].title = lag.messages ? when : "";
+  const own = Object.entries(topic.own_settings).map(([key, value]) => `${key}: ${value}`);
+  view.numbers.lastChild.title = own.length ? `its own settings: ${own.join(", ")}` : "no settings of its own";
   const trouble = view.root.querySelector(".trouble");
   trouble.hidden = !topic.trouble;
   say(trouble, topic.trouble || "");

@@ -4,10 +4,12 @@ import { bytes, clock, count, duration, make, plural } from "./words.js";
 
 let waits = "";
 
-// When what waits is uploaded, from the server's settings.
-export function uploadsWhen(server) {
-  const object = `${bytes(server.max_object_bytes)}${server.max_object_messages ? ` or ${plural(server.max_object_messages, "message")}` : ""}`;
-  waits = server.runner ? `uploaded when ${object} wait, or the oldest has waited for ${duration(server.max_open_seconds)}` : "uploads are off here: run forebay offload";
+// When what waits is uploaded, from the settings of the server and of the topic.
+export function uploadsWhen(server, topic) {
+  const own = topic.own_settings;
+  const messages = own.max_object_messages || server.max_object_messages;
+  const object = `${own.max_object_bytes || bytes(server.max_object_bytes)}${messages && messages !== "null" ? ` or ${plural(Number(messages), "message")}` : ""}`;
+  waits = topic.uploaded_by ? `uploaded when ${object} wait, or the oldest has waited for ${duration(topic.upload_seconds)}` : "uploads are off here: run forebay offload";
   return waits;
 }
 

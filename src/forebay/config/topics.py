@@ -1,0 +1,175 @@
+"""A topic's own settings: which there are, how they are parsed, and which values are in effect.
+
+A topic can have its own values for some keys of the configuration file. They are kept in the
+catalog, by the names in `TOPIC_KEYS`. Their texts are parsed as those of the file, and checked by
+the same settings classes. To make another setting one of a topic's own, add it to `TOPIC_KEYS`.
+
+Beware: null is a value, such as "no limit". A key without a value of its own is *unset*, and the
+store's setting applies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Final, Literal, TypeAlias
+
+from forebay.config.load import SECTIONS, Key, keys_of, parse_value
+from forebay.config.reference import format_value
+from forebay.errors import InvalidSetting
+from forebay.settings import StoreSettings
+
+Values: TypeAlias = Mapping[str, Any]
+"""A topic's own values by key: texts, numbers, booleans and None."""
+Source: TypeAlias = Literal["default", "configuration", "topic"]
+
+TOPIC_KEYS: Final[Mapping[str, tuple[str, str]]] = {
+    "rotate_max_bytes": ("wal", "rotate_max_bytes"),
+    "rotate_max_seconds": ("wal", "rotate_max_seconds"),
+    "rolling": ("uploader", "rolling"),
+    "max_object_bytes": ("uploader", "max_object_bytes"),
+    "max_object_messages": ("uploader", "max_object_messages"),
+    "max_open_seconds": ("uploader", "max_open_seconds"),
+    "max_idle_seconds": ("uploader", "max_idle_seconds"),
+    "retention_time_minutes": ("deleter", "retention_time_minutes"),
+    "retention_size_mb": ("deleter", "retention_size_mb"),
+    "deletion_lag_minutes": ("deleter", "deletion_lag_minutes"),
+    "remote_retention_time_minutes": ("remote_retention", "time_minutes"),
+    "remote_retention_size_mb": ("remote_retention", "size_mb"),
+}
+"""For each key, the section (a field of StoreSettings) and the field that it sets."""
+
+_CLASSES: Final = {path[-1]: kind for path, kind in SECTIONS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSetting:
+    """One setting of a topic, as it is in effect."""
+
+    key: str
+    value: Any
+    """In the unit that the key ends with."""
+    source: Source
+    """`configuration` is a value of the store that is not the default."""
+    known: bool = True
+    """False: a later release has set it, and this one ignores it."""
+
+    @property
+    def shown(self) -> str:
+        """The value as a configuration file has it, such as `64MiB`."""
+        if self.key not in TOPIC_KEYS:
+            return json.dumps(self.value)
+        try:
+            return format_value(_key(self.key), self.value)
+        except (TypeError, ValueError):  # a value that this release does not accept
+            return json.dumps(self.value)
+
+
+def parse_changes(values: Mapping[str, object]) -> dict[str, Any]:
+    """Parses new values of a topic: texts as in a configuration file, numbers, booleans and None.
+
+    Raises InvalidSetting for an unknown key, with the nearest known one, and for a wrong value.
+    """
+    return {name: _parsed(name, value) for name, value in values.items()}
+
+
+def changed(
+    settings: StoreSettings, before: Values, values: Values, unset: Iterable[str]
+) -> Values:
+    """Returns a topic's own values after a change. `values` are parsed.
+
+    `unset` may name keys that this release does not know, if the topic has them. Raises
+    InvalidSetting for other unknown keys, for a key that is both set and unset, and for values that
+    the settings refuse.
+    """
+    after = {**before, **values}
+    for name in unset:
+        if name not in TOPIC_KEYS and name not in before:
+            raise _unknown(name)
+        if name in values:
+            raise InvalidSetting(f"{name} is both set and unset; choose one")
+        after.pop(name, None)
+    effective(settings, after)
+    return after
+
+
+def effective(settings: StoreSettings, values: Values) -> StoreSettings:
+    """Returns the store's settings with a topic's own values in place of some of them.
+
+    Keys that this release does not know are ignored. Raises InvalidSetting for a wrong value.
+    """
+    by_section: dict[str, dict[str, Any]] = {}
+    for name, (section, field) in TOPIC_KEYS.items():
+        if name in values:
+            by_section.setdefault(section, {})[field] = values[name]
+    for section, fields in by_section.items():
+        try:
+            changed_section = replace(getattr(settings, section), **fields)
+        except InvalidSetting as error:
+            raise InvalidSetting(_renamed(section, str(error))) from None
+        settings = replace(settings, **{section: changed_section})
+    return settings
+
+
+def in_effect(settings: StoreSettings, values: Values) -> list[TopicSetting]:
+    """Returns every setting that a topic can have, with its value and where that comes from.
+
+    Values of keys that this release does not know come last. Wrong values are returned as they are.
+    """
+    found: list[TopicSetting] = []
+    for name, (section, field) in TOPIC_KEYS.items():
+        stored = getattr(getattr(settings, section), field)
+        source: Source = "default" if stored == _key(name).default else "configuration"
+        own = name in values
+        found.append(
+            TopicSetting(name, values[name] if own else stored, "topic" if own else source)
+        )
+    unknown = sorted(values.keys() - TOPIC_KEYS.keys())
+    return [*found, *(TopicSetting(name, values[name], "topic", known=False) for name in unknown)]
+
+
+def differing(store: StoreSettings, topic: StoreSettings) -> dict[str, str]:
+    """Returns the values of a topic, as text, that are not those of the store."""
+    found: dict[str, str] = {}
+    for name, (section, field) in TOPIC_KEYS.items():
+        value = getattr(getattr(topic, section), field)
+        if value != getattr(getattr(store, section), field):
+            found[name] = format_value(_key(name), value)
+    return found
+
+
+@cache
+def _key(name: str) -> Key:
+    section, field = TOPIC_KEYS[name]
+    return keys_of(_CLASSES[section])[field]
+
+
+def _parsed(name: str, value: object) -> Any:
+    if name not in TOPIC_KEYS:
+        raise _unknown(name)
+    if isinstance(value, bool):
+        value = "true" if value else "false"
+    elif value is None:
+        value = "null"
+    elif isinstance(value, int | float):
+        value = repr(value)
+    key = _key(name)
+    if not isinstance(value, str):
+        raise InvalidSetting(f"{name} is a {type(value).__name__}; it must be {key.allowed}")
+    return parse_value(name, value, key)
+
+
+def _unknown(name: str) -> InvalidSetting:
+    near = get_close_matches(name, TOPIC_KEYS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(TOPIC_KEYS)}"
+    return InvalidSetting(f"{name[:100]!r} is not a setting of a topic; {hint}")
+
+
+def _renamed(section: str, message: str) -> str:
+    """The message of a settings class, with a topic's name for the field."""
+    field, space, rest = message.partition(" ")
+    names = {place: name for name, place in TOPIC_KEYS.items()}
+    return names.get((section, field), field) + space + rest
