@@ -61,7 +61,7 @@ def refused(text: str, **env: str) -> str:
         ),
         ("broker: {zzz: 1}", "f.yml:1: broker.zzz: unknown key; known keys: ack, listen"),
         ("storage: {wal_root: x}", ("f.yml:1: storage.wal_root: unknown key; known keys: cloud, "
-         "cloud_reader, deleter, remote_retention, uploader, wal, writer_threads")),
+         "cloud_reader, deleter, remote_retention, sweeper, uploader, wal, writer_threads")),
         ("<<: {}", ("f.yml:1: <<: unknown key; known keys: admin, broker, data, metadata, spark, "
          "storage")),
     ],

@@ -41,6 +41,7 @@ from forebay.settings import (
     RemoteRetentionSettings,
     SparkSettings,
     StoreSettings,
+    SweeperSettings,
     UploaderSettings,
     WalSettings,
 )
@@ -54,6 +55,7 @@ SECTIONS: Final[Mapping[tuple[str, ...], type[Any]]] = {
     ("storage", "cloud_reader"): CloudReaderSettings,
     ("storage", "remote_retention"): RemoteRetentionSettings,
     ("storage", "deleter"): DeleterSettings,
+    ("storage", "sweeper"): SweeperSettings,
     ("metadata",): MetadataSettings,
     ("broker",): BrokerSettings,
     ("admin",): AdminSettings,

@@ -7,7 +7,8 @@ let waits = "";
 // When what waits is uploaded, from the server's settings.
 export function uploadsWhen(server) {
   const object = `${bytes(server.max_object_bytes)}${server.max_object_messages ? ` or ${plural(server.max_object_messages, "message")}` : ""}`;
-  waits = server.runner ? `uploaded when ${object} wait, or the oldest has waited for ${duration(server.max_open_seconds)}` : "uploads are off here: run forebay offload";
+  const late = server.max_open_seconds === null ? "" : `, or the oldest has waited for ${duration(server.max_open_seconds)}`;
+  waits = server.runner ? `uploaded when ${object} wait${late}` : "uploads are off here: run forebay offload";
   return waits;
 }
 
