@@ -116,7 +116,7 @@ def test_a_key_is_a_plain_name(text: str) -> None:
          "number of seconds")),
         ("storage: {uploader: {max_object_mb: big}}",
          ("storage.uploader.max_object_mb is 'big'; it must be a size such as 8MiB, or a number "
-         "of MiB")),
+         "of MiB, or null")),
         ("storage: {uploader: {rolling: 1}}",
          "storage.uploader.rolling is '1'; it must be true or false"),
         ("storage: {uploader: {runner: java}}",
