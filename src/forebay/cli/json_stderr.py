@@ -107,10 +107,14 @@ def _finish(thread: threading.Thread, target: int) -> None:
 def _on_exception(
     _kind: type[BaseException], error: BaseException, _trace: TracebackType | None
 ) -> None:
-    sys.stderr.write(json_line(logging.ERROR, "the process failed", error=error) + "\n")
+    _say(json_line(logging.ERROR, "the process failed", error=error))
 
 
 def _on_thread_exception(arguments: threading.ExceptHookArgs) -> None:
     if arguments.exc_value is not None and arguments.exc_type is not SystemExit:
-        line = json_line(logging.ERROR, "a thread failed", error=arguments.exc_value)
-        sys.stderr.write(line + "\n")
+        _say(json_line(logging.ERROR, "a thread failed", error=arguments.exc_value))
+
+
+def _say(line: str) -> None:
+    """Writes the line after what somebody may have left without an end; blank lines are dropped."""
+    sys.stderr.write(f"\n{line}\n")
