@@ -21,9 +21,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from forebay.errors import InvalidSetting
 
@@ -181,9 +181,19 @@ def _from_boto3(options: Mapping[str, str], role: str | None) -> Callable[[], S3
         aws_session_token=options.get("session_token"),
         region_name=options.get("region"),
     )
-    found: Callable[[], S3Credential] = (
-        providers.Boto3CredentialProvider(session)
-        if role is None
-        else providers.StsCredentialProvider(session, RoleArn=role, RoleSessionName="forebay")
-    )
-    return found
+
+    @cache
+    def provider() -> Callable[[], S3Credential]:
+        if role is None:
+            found = providers.Boto3CredentialProvider(session)
+        else:
+            found = providers.StsCredentialProvider(
+                session, RoleArn=role, RoleSessionName="forebay"
+            )
+        return cast("Callable[[], S3Credential]", found)
+
+    def credentials() -> S3Credential:
+        """Making the provider may ask a service or run a program: not before a request."""
+        return provider()()
+
+    return credentials

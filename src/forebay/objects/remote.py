@@ -45,7 +45,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -424,7 +424,8 @@ class RemoteBackend:
         found = self._provider()
         tokens = [found["secret_access_key"], found.get("token") or ""]
         self._secrets = sorted({*self._secrets, *_forms(tokens)}, key=len)[::-1]
-        return found
+        until = found["expires_at"]  # the client takes no other time zone, not even an equal one
+        return {**found, "expires_at": None if until is None else until.astimezone(UTC)}
 
 
 class RemoteWriter(WriterScope):
