@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, urlsplit
@@ -25,12 +26,14 @@ from forebay import metrics
 from forebay.config import describe
 from forebay.errors import ForebayError, LogStopped, ServiceError, ServiceUnavailable
 from forebay.files.local import LocalDisk
+from forebay.format.names import parse_topic
 from forebay.logs import ERRORS, JsonFormatter, ServerFormatter, event
 from forebay.settings import (
     CloudSettings,
     MetadataSettings,
     StoreSettings,
     UploaderSettings,
+    WalSettings,
 )
 from forebay.testing import Fault, FaultDisk
 from forebay.topic.store import Store
@@ -124,6 +127,33 @@ def test_a_value_stays_one_word_of_one_line(lines: Lines, value: object, shown: 
     assert lines.text.getvalue() == f"it happened value={shown} after=1\n"
     plain = value if value is None else str(value)
     assert lines.fields()["value"] == plain
+
+
+def test_a_topic_has_one_name_in_text_and_in_json(lines: Lines) -> None:
+    event(LOG, logging.INFO, "object committed", topic=parse_topic("orders"), chunks=None, late=inf)
+    assert lines.last() == "object committed topic=/default/orders chunks=None late=inf"
+    found = lines.fields()
+    assert (found["topic"], found["chunks"], found["late"]) == ("/default/orders", None, "inf")
+
+
+def test_a_rotation_is_logged_with_its_topic_and_what_caused_it(
+    tmp_path: Path, all_lines: Lines
+) -> None:
+    settings = StoreSettings(tmp_path, wal=WalSettings(rotate_max_bytes=1000))
+    with Store(settings) as store:
+        topic = store.topic("orders")
+        for _ in range(2):
+            topic.append(b"x" * 1000, durability="synced")
+        topic.rotate()
+    found = [json.loads(line) for line in all_lines.json.getvalue().splitlines()]
+    rotated = [each for each in found if each["event"] == "segment rotated"]
+    assert [(each["file"], each["start"], each["end"]) for each in rotated] == [
+        ("wal.log", 0, 0),
+        ("wal.1.log", 1, 1),
+    ]
+    assert {each["topic"] for each in rotated} == {"/default/orders"}
+    assert [each["closed_by"] for each in rotated] == ["bytes", "bytes"]
+    assert "segment rotated topic=/default/orders file=wal.log start=0" in all_lines.all
 
 
 def test_a_line_in_json_is_one_line(lines: Lines) -> None:

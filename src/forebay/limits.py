@@ -128,6 +128,11 @@ BACKGROUND_THREADS_MAX: Final = 64
 OBJECT_KEY_BYTES_MAX: Final = 1024
 PART_BYTES_MIN: Final = 5 * MIB
 """S3's minimum for the parts of a multipart upload, except the last."""
+OBJECT_PARTS_MAX: Final = 9_900
+"""The most parts of an object. S3 and GCS allow 10,000; the rest is for bytes that a compression
+adds to what it cannot make smaller."""
+OBJECT_BYTES_MAX: Final = 5 * 1024 * GIB
+"""The largest object of S3 and GCS."""
 
 FOLLOW_SECONDS: Final = 5.0
 """How often an owner checks how far the pipeline has uploaded its topics."""

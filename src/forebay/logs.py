@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from math import isfinite
 from typing import Any, Final
 
 from forebay.metrics import Counter
@@ -65,6 +66,16 @@ def _plain(value: object) -> str:
     return text if text and plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
+def _value(value: object) -> object:
+    """The value in JSON: numbers, flags and null as they are, all else as in the text.
+
+    A topic's name is a tuple in Python, and would become a list.
+    """
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)  # JSON has no infinity
+    return value if value is None or isinstance(value, bool | int | float) else _words(value)
+
+
 def fields_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
     """The event and its fields; for a record that `event` did not log, the message and none."""
     plain: tuple[str, dict[str, object]] = (record.getMessage(), {})
@@ -82,11 +93,11 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": text,
-            **fields,
+            **{name: _value(value) for name, value in fields.items()},
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=_words, ensure_ascii=False)
+        return json.dumps(line, ensure_ascii=False)
 
 
 class ServerFormatter(logging.Formatter):

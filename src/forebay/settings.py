@@ -22,6 +22,10 @@ from forebay.limits import (
     INTERVAL_SECONDS_MAX,
     KIB,
     MIB,
+    OBJECT_BYTES_MAX,
+    OBJECT_INDEX_BYTES,
+    OBJECT_INDEX_MESSAGES,
+    OBJECT_PARTS_MAX,
     OFFSET_MAX,
     OFFSETS_RESERVED,
     PART_BYTES_MIN,
@@ -42,6 +46,7 @@ __all__ = [
     "ServerAddress",
     "SparkSettings",
     "StoreSettings",
+    "SweeperSettings",
     "UploaderSettings",
     "WalSettings",
 ]
@@ -130,17 +135,28 @@ class UploaderSettings:
     """The time between two upload cycles of a topic; the first begins at start."""
     root_prefix: str = "/forebay"
     """The prefix of the catalog's keys."""
-    max_object_bytes: int = 1 * GIB
-    """The largest size of an object."""
+    max_object_bytes: int | None = 1 * GIB
+    """The largest size of an object. None sets no limit but that of the stores: 9,900 parts of
+    `stream_chunk_size`, and 5 TiB; it applies to larger values too."""
     max_object_messages: int | None = None
     """The most messages in an object; None sets no limit."""
     rolling: bool = False
     """Whether an object is written across several cycles, instead of within one. The owner of the
     topic writes it, with either `runner`."""
-    max_open_seconds: float = 600
-    """The longest time until the upload of a synced message begins, besides the interval."""
+    max_open_seconds: float | None = 600
+    """The longest time until the upload of a synced message begins, besides the interval. None
+    sets no limit: messages wait until an object is full."""
     max_idle_seconds: float | None = None
     """A rolling object is completed when nothing was appended for this long; None sets no limit."""
+    max_batch_bytes: int | None = None
+    """The most bytes that one cycle of a topic uploads, before other topics get their turn; the
+    topic goes on after them, without waiting for the interval. An object that is not rolling is not
+    larger either. None sets no limit."""
+    index_every_messages: int = OBJECT_INDEX_MESSAGES
+    """An object's index gets an entry after this many messages, or after `index_every_bytes`."""
+    index_every_bytes: int = OBJECT_INDEX_BYTES
+    """An object's index gets an entry after this many bytes. Beyond 4,096 entries the interval
+    doubles."""
     stream_chunk_size: int = 8 * MIB
     """The size of one part of an upload."""
     concurrent_parts: int = 4
@@ -151,8 +167,6 @@ class UploaderSettings:
     """Whether objects are read back before they count; otherwise only size and etag are checked."""
     sidecars: bool = True
     """Whether each object gets a copy of its descriptor, for a restore without the catalog."""
-    sweep_grace_minutes: float = 1440
-    """The age at which `forebay sweep` removes objects that the catalog does not know."""
 
     def __post_init__(self) -> None:
         require_type(self, "enabled", bool)
@@ -163,11 +177,10 @@ class UploaderSettings:
         require_choice(self, "runner", ("inline", "spark"))
         most = INTERVAL_SECONDS_MAX
         require(self, "interval_seconds", least=0.01, most=most)
-        require(self, "max_open_seconds", least=0, most=most)
-        require(self, "max_idle_seconds", least=0, most=most, optional=True)
-        require(self, "sweep_grace_minutes", least=0, most=most / 60)
-        require(self, "max_object_bytes", least=1, whole=True)
-        require(self, "max_object_messages", least=1, whole=True, optional=True)
+        require(self, "max_open_seconds", "max_idle_seconds", least=0, most=most, optional=True)
+        for name in ("max_object_bytes", "max_object_messages", "max_batch_bytes"):
+            require(self, name, least=1, whole=True, optional=True)
+        require(self, "index_every_messages", "index_every_bytes", least=1, whole=True)
         require(self, "stream_chunk_size", least=PART_BYTES_MIN, most=GIB, whole=True)
         require(self, "concurrent_parts", least=1, most=64, whole=True)
         require(self, "concurrent_topics", least=1, most=BACKGROUND_THREADS_MAX, whole=True)
@@ -176,6 +189,30 @@ class UploaderSettings:
     def by_owner(self) -> bool:
         """Whether a topic's owner uploads it. Only an owner can keep a rolling object open."""
         return self.enabled and (self.runner == "inline" or self.rolling)
+
+    @property
+    def object_bytes_max(self) -> int:
+        """The largest size of an object: `max_object_bytes`, within the limits of the stores."""
+        most = min(OBJECT_PARTS_MAX * self.stream_chunk_size, OBJECT_BYTES_MAX)
+        return most if self.max_object_bytes is None else min(self.max_object_bytes, most)
+
+
+@dataclass(frozen=True, slots=True)
+class SweeperSettings:
+    """Removing what interrupted uploads, compactions and sinks left in the object store."""
+
+    enabled: bool = True
+    """Whether the background work sweeps; `forebay sweep` does it at any time."""
+    interval_minutes: float = 60
+    """The time between two sweeps of a store, however many processes have it open."""
+    grace_minutes: float = 1440
+    """The age at which an object that the catalog does not know, or that a compaction replaced, is
+    removed."""
+
+    def __post_init__(self) -> None:
+        require_type(self, "enabled", bool)
+        require(self, "interval_minutes", least=0.01, most=INTERVAL_SECONDS_MAX / 60)
+        require(self, "grace_minutes", least=0, most=INTERVAL_SECONDS_MAX / 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +225,11 @@ class CloudSettings:
     """`s3://bucket/prefix`, `gs://bucket/prefix`, `azure://container/prefix`, or a directory;
     None is `<data>/objects`."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Options of the backend; what is not given comes from the environment. s3: endpoint, region,
-    access_key, secret_key, session_token, virtual_host_style, anonymous. gcs: endpoint,
-    credentials_path, anonymous. azure: endpoint, account_name, account_key, sas_token, anonymous.
-    """
+    """Options of the backend; what is not given comes from the environment, or from the identity of
+    the machine (see [below](#credentials-of-the-store)). s3: endpoint, region, access_key,
+    secret_key, session_token, profile, role_arn, virtual_host_style, anonymous. gcs: endpoint,
+    project, credentials_path, credentials_json, anonymous. azure: endpoint, account_name,
+    account_key, sas_token, anonymous."""
     request_timeout_seconds: float = 60
     """The timeout of one request, such as one part of an upload."""
     retry_timeout_seconds: float = 120
@@ -434,6 +472,7 @@ class StoreSettings:
     cloud_reader: CloudReaderSettings = field(default_factory=CloudReaderSettings)
     remote_retention: RemoteRetentionSettings = field(default_factory=RemoteRetentionSettings)
     deleter: DeleterSettings = field(default_factory=DeleterSettings)
+    sweeper: SweeperSettings = field(default_factory=SweeperSettings)
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
     writer_threads: int = WRITER_THREADS
     """Threads that all topics share for writing and syncing."""
@@ -459,6 +498,7 @@ class StoreSettings:
         require_type(self, "cloud_reader", CloudReaderSettings)
         require_type(self, "remote_retention", RemoteRetentionSettings)
         require_type(self, "deleter", DeleterSettings)
+        require_type(self, "sweeper", SweeperSettings)
         require_type(self, "metadata", MetadataSettings)
         require_type(self, "broker", BrokerSettings)
         require_type(self, "admin", AdminSettings)

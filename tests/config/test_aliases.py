@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from forebay.config import parse_config
+from forebay.config.aliases import REFUSED
 from forebay.errors import InvalidSetting
 from forebay.limits import GIB, MIB
 from forebay.settings import (
@@ -86,6 +87,37 @@ def test_danubes_own_configuration_loads() -> None:
         deleter=DeleterSettings(5, 2880, 20480),
         metadata=MetadataSettings(backend="etcd", endpoints=["127.0.0.1:2379"]),
     )
+
+
+def test_danubes_catalog_may_be_beside_the_log() -> None:
+    text = "wal_cloud: {metadata: {etcd_endpoint: 'e:2379', in_memory: false}}"
+    assert parsed(text).metadata == MetadataSettings(backend="etcd", endpoints=["e:2379"])
+    assert "it can only be false" in refused("wal_cloud: {metadata: {in_memory: true}}")
+
+
+def test_the_namespace_of_etcd_is_the_prefix_of_the_keys() -> None:
+    assert parsed("metadata: {namespace: /prod}").metadata.prefix == "/prod"
+    message = refused("metadata:\n  namespace: /a\n  prefix: /b\n")
+    assert message.startswith("f.yml:2: metadata.namespace: the same as metadata.prefix in line 3")
+
+
+def test_the_grace_time_has_one_meaning_under_two_names() -> None:
+    assert parsed("storage: {uploader: {sweep_grace_minutes: 2h}}").sweeper.grace_minutes == 120
+    assert parsed("storage: {sweeper: {grace_minutes: 2h}}").sweeper.grace_minutes == 120
+    message = refused(
+        "storage:\n  sweeper: {grace_minutes: 1h}\n  uploader: {sweep_grace_minutes: 2h}\n"
+    )
+    assert message.startswith(
+        "f.yml:3: storage.uploader.sweep_grace_minutes: the same as storage.sweeper.grace_minutes"
+    )
+
+
+@pytest.mark.parametrize("key", [key for keys in REFUSED for key in keys.split(", ")])
+def test_keys_that_the_page_calls_refused_are_refused(key: str) -> None:
+    if key != "broker":  # ours has another shape
+        first, _, rest = key.partition(".")
+        nested = "{" + rest.replace(".", ": {") + ": x" + "}" * (rest.count(".") + 1)
+        assert "unknown key" in refused(f"{first}: {nested if rest else 'x'}")
 
 
 def test_the_example_for_large_objects_loads() -> None:

@@ -61,7 +61,7 @@ def refused(text: str, **env: str) -> str:
         ),
         ("broker: {zzz: 1}", "f.yml:1: broker.zzz: unknown key; known keys: ack, listen"),
         ("storage: {wal_root: x}", ("f.yml:1: storage.wal_root: unknown key; known keys: cloud, "
-         "cloud_reader, deleter, remote_retention, uploader, wal, writer_threads")),
+         "cloud_reader, deleter, remote_retention, sweeper, uploader, wal, writer_threads")),
         ("<<: {}", ("f.yml:1: <<: unknown key; known keys: admin, broker, data, metadata, spark, "
          "storage")),
     ],
@@ -116,7 +116,7 @@ def test_a_key_is_a_plain_name(text: str) -> None:
          "number of seconds")),
         ("storage: {uploader: {max_object_mb: big}}",
          ("storage.uploader.max_object_mb is 'big'; it must be a size such as 8MiB, or a number "
-         "of MiB")),
+         "of MiB, or null")),
         ("storage: {uploader: {rolling: 1}}",
          "storage.uploader.rolling is '1'; it must be true or false"),
         ("storage: {uploader: {runner: java}}",

@@ -25,9 +25,15 @@ def frames_of(first: int, sizes: list[int]) -> tuple[bytes, Frames]:
     return bytes(data), places
 
 
-def indexed(data: bytes, places: Frames, cuts: list[int]) -> ObjectIndex:
+SMALL = {"every_messages": 5, "every_bytes": 300}
+"""Intervals that a few frames reach."""
+
+
+def indexed(
+    data: bytes, places: Frames, cuts: list[int], intervals: dict[str, int] | None = None
+) -> ObjectIndex:
     """The index of the frames, added in pieces that are cut before these frames."""
-    index = ObjectIndex()
+    index = ObjectIndex((), **(intervals or {}))
     starts = sorted({0, *cuts})
     ends = [*starts[1:], len(places)]
     for start, end in zip(starts, ends, strict=True):
@@ -52,9 +58,7 @@ def wanted(places: Frames, messages: int, bytes_: int) -> Frames:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small intervals and a small bound, which a few frames reach."""
-    monkeypatch.setattr(object_index, "OBJECT_INDEX_MESSAGES", 5)
-    monkeypatch.setattr(object_index, "OBJECT_INDEX_BYTES", 300)
+    """A small bound, which a few frames reach."""
     monkeypatch.setattr(object_index, "OBJECT_INDEX_ENTRIES_MAX", 8)
 
 
@@ -65,8 +69,8 @@ def test_entries_come_by_count_or_by_bytes_wherever_pieces_are_cut() -> None:
     expected = wanted(places, 5, 300)
     assert len(expected) > 4
     for cut in range(1, len(sizes)):
-        assert indexed(data, places, [cut]).entries == expected
-    assert indexed(data, places, list(range(len(sizes)))).entries == expected
+        assert indexed(data, places, [cut], SMALL).entries == expected
+    assert indexed(data, places, list(range(len(sizes))), SMALL).entries == expected
 
 
 @pytest.mark.usefixtures("small")
@@ -78,14 +82,14 @@ def test_however_many_frames_the_entries_are_few_true_and_evenly_spread(
     sizes = data.draw(st.lists(st.integers(10, 400), min_size=1, max_size=150))
     cuts = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=5))
     raw, places = frames_of(first, sizes)
-    index = indexed(raw, places, cuts)
+    index = indexed(raw, places, cuts, SMALL)
     entries = index.frozen()
     assert entries == tuple(index.entries)
     assert entries[0] == (first, 0)
     assert set(entries) <= set(places)
     assert list(entries) == sorted(entries)
     assert len(entries) <= 8
-    assert indexed(raw, places, []).frozen() == entries
+    assert indexed(raw, places, [], SMALL).frozen() == entries
     # Between two entries lies less than the final interval and one frame.
     doublings = 1
     while len(wanted(places, 5 * doublings, 300 * doublings)) > 8:

@@ -195,7 +195,8 @@ def ctrl_c_ends_it(server: ServerProcess, data: Path) -> None:
 def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     data = tmp_path / "data"
-    with ServerProcess("up", config, tmp_path / "log") as server:
+    in_json = ("--log-format", "json", "--log-level", "info")
+    with ServerProcess("up", config, tmp_path / "log", options=in_json) as server:
         server.wait_ready()
         note = read_server_info(data)
         assert note is not None
@@ -205,6 +206,7 @@ def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
         jobs_are_refused(server)
         a_killed_driver_doubles_nothing(server, config, kills=1)
         ctrl_c_ends_it(server, data)
+    every_line_is_json(tmp_path / "log")
     with ServerProcess("serve", config, tmp_path / "log") as server:
         server.wait_ready()
         assert server.consume(ORDERS)[-1]["payload"] == "the last one"
@@ -212,6 +214,17 @@ def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
         with pytest.raises(ForebayError, match="forebay up"):
             server.client.json("POST", "/v1/jobs", value={"kind": "offload"})
         assert server.stop(signal.SIGTERM) == 0
+
+
+def every_line_is_json(log: Path) -> None:
+    """Also of the driver that was killed, and to the last line."""
+    found = [json.loads(line) for line in log.read_text().splitlines()]
+    said = {each["event"] for each in found}
+    assert {"object started", "object committed", "segment rotated"} <= said
+    assert found[-1]["event"] == "stopped; everything is synced"
+    topics = {each["topic"] for each in found if "topic" in each}
+    assert topics
+    assert all(name.startswith("/default/") for name in topics)
 
 
 def everything_is_private(data: Path) -> None:

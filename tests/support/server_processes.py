@@ -29,11 +29,21 @@ _LOOK_SECONDS: Final = 0.02
 class ServerProcess:
     """A server over a directory or a configuration file, on a free port of the loopback."""
 
-    def __init__(self, command: str, place: Path, log: Path, before: Sequence[str] = ()) -> None:
-        """`place`: a directory, or a file that ends with `.yml`; `before` goes before Python."""
+    def __init__(
+        self,
+        command: str,
+        place: Path,
+        log: Path,
+        before: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> None:
+        """`place`: a directory, or a file that ends with `.yml`; `before` goes before Python.
+
+        `options` go before the command.
+        """
         option = "--config" if place.suffix == ".yml" else "--data"
         self._log = log
-        arguments = [command, option, str(place), "--listen", "127.0.0.1:0", "--json"]
+        arguments = [*options, command, option, str(place), "--listen", "127.0.0.1:0", "--json"]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [*before, sys.executable, "-m", "forebay", *arguments],

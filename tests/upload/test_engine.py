@@ -5,7 +5,6 @@ from __future__ import annotations
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.errors import ServiceUnavailable
 from forebay.format.names import TopicName, parse_topic
-from forebay.settings import UploaderSettings
 from forebay.upload.engine import Renewal
 from support.disks import wait_until
 
@@ -28,6 +27,6 @@ class Rows(Catalog):
 def test_one_intent_that_cannot_be_renewed_keeps_no_other_from_it() -> None:
     rows = Rows()
     intents = [(TOPIC, Intent(name, 1, "t")) for name in "abc"]
-    with Renewal(rows, intents, UploaderSettings(sweep_grace_minutes=0)):
+    with Renewal(rows, intents, grace_minutes=0):
         wait_until(lambda: rows.renewed.count("c") >= 2)
     assert rows.renewed.count("a") >= 2

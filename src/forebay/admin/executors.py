@@ -74,6 +74,7 @@ from forebay.format.names import (
     SegmentNames,
     TopicName,
     is_staged_file,
+    object_metadata,
     parse_object,
     staged_file,
     topic_of_key,
@@ -520,6 +521,13 @@ class PutTarget:
     def kind(self) -> str:
         return "staging" if self.topic is None else "object"
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The user metadata, which the name tells; sidecars and staged rows have none."""
+        if self.topic is None or not self.written_once:
+            return {}
+        return object_metadata(self.topic, self.object_id)
+
     def state(self, catalog: Catalog) -> State | None:
         """The object's state in the catalog; None if the catalog does not have it."""
         assert self.topic is not None, "staged rows are not in the catalog"
@@ -610,6 +618,7 @@ class ObjectUpload:
             target.key,
             chunk_bytes=chunk_bytes,
             concurrent_parts=_CONCURRENT_PARTS,
+            metadata=target.metadata,
             create=target.written_once,
         )
 

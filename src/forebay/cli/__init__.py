@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -26,7 +27,7 @@ from forebay.cli.export import export, replay
 from forebay.cli.inspect import inspect
 from forebay.cli.messages import consume, produce
 from forebay.cli.offload import compact, offload, pipeline
-from forebay.cli.options import log_to_stderr, plain_errors
+from forebay.cli.options import log_to_stderr, plain_errors, say_error
 from forebay.cli.topics import accept_loss, describe, explain, topics
 from forebay.cli.up import demo, serve, up
 from forebay.cli.upkeep import repair, restore, sweep, verify
@@ -49,11 +50,18 @@ class _Commands(click.Group):
             sys.exit(error.exit_code)
         except click.ClickException as error:
             words = " ".join(error.format_message().split())
-            click.echo(f"forebay: {words}{_help_hint(error)}", err=True)
+            say_error(f"{words}{_help_hint(error)}", as_json=_wants_json(args, extra))
             sys.exit(error.exit_code)
         except click.Abort:
             sys.exit(130)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _wants_json(args: tuple[Any, ...], extra: dict[str, Any]) -> bool:
+    """Whether the arguments ask for log lines in JSON, though they may not be valid otherwise."""
+    given = args[0] if args else extra.get("args")
+    words = list(sys.argv[1:] if given is None else given)
+    return "--log-format=json" in words or ("--log-format", "json") in pairwise(words)
 
 
 def _help_hint(error: click.ClickException) -> str:

@@ -194,7 +194,7 @@ def compact(
 
     Compacts the named topics, or all topics. They may be in use at the same time. Each new object
     is read back and compared before it replaces the small ones. The small objects are kept for
-    storage.uploader.sweep_grace_minutes; after that, `forebay sweep` removes them. Exit code 1 if
+    storage.sweeper.grace_minutes; after that, a sweep removes them. Exit code 1 if
     some objects could not be compacted; these are unchanged.
 
     \b

@@ -54,13 +54,28 @@ def plain_errors(command: Callable[_P, _R]) -> Callable[_P, _R]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
             sys.exit(0)
         except PermissionError as error:
-            click.echo(f"forebay: {_not_allowed(error)}", err=True)
+            say_error(_not_allowed(error), as_json=_logs_json())
             sys.exit(2)
         except (ForebayError, OSError) as error:
-            click.echo(f"forebay: {error}", err=True)
+            say_error(str(error), as_json=_logs_json())
             sys.exit(2)
 
     return wrapped
+
+
+def say_error(words: str, *, as_json: bool) -> None:
+    """Prints the error that ends a command: one line, of JSON if the log lines are."""
+    if as_json:
+        from forebay.cli.json_stderr import json_line
+
+        click.echo(json_line(logging.ERROR, words), err=True)
+    else:
+        click.echo(f"forebay: {words}", err=True)
+
+
+def _logs_json() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and context.find_root().params.get("log_format") == "json"
 
 
 def _not_allowed(error: PermissionError) -> str:
@@ -183,22 +198,32 @@ def size_of(option: str, text: str, example: str = "256MiB") -> int:
 
 
 def log_to_stderr(level: str, log_format: str) -> None:
-    """Writes the library's log lines to stderr until the command ends."""
+    """Writes the library's log lines to stderr until the command ends.
+
+    In JSON, the lines of other libraries and Python's warnings too.
+    """
     handler = logging.StreamHandler()
+    logger = logging.getLogger("forebay")
+    listening = logger
     if log_format == "json":
+        from forebay.cli.json_stderr import write_json_lines
         from forebay.logs import JsonFormatter
 
+        write_json_lines()
         handler.setFormatter(JsonFormatter())
+        listening = logging.getLogger()
+        logging.captureWarnings(capture=True)
     else:
         handler.setFormatter(logging.Formatter("forebay: %(message)s"))
-    logger = logging.getLogger("forebay")
     before = logger.level
-    logger.addHandler(handler)
+    listening.addHandler(handler)
     logger.setLevel(level.upper())
 
     def end() -> None:
-        logger.removeHandler(handler)
+        listening.removeHandler(handler)
         logger.setLevel(before)
+        if log_format == "json":
+            logging.captureWarnings(capture=False)
 
     click.get_current_context().call_on_close(end)
 

@@ -57,7 +57,7 @@ _FINDINGS_MAX: Final = 100
     "--grace",
     metavar="DURATION",
     help="Keep what is younger than this, such as 24h or 90m; a plain number means minutes.  "
-    "[default: storage.uploader.sweep_grace_minutes]",
+    "[default: storage.sweeper.grace_minutes]",
 )
 @store_options
 @json_option
@@ -84,7 +84,7 @@ def sweep(
     from forebay.topic.resources import StoreResources, catalog_file
     from forebay.upload.sweep import sweep as run
 
-    minutes = settings.uploader.sweep_grace_minutes if grace is None else _minutes(grace)
+    minutes = settings.sweeper.grace_minutes if grace is None else _minutes(grace)
     names = [parse_topic(name) for name in topics]
     if settings.data is None:
         raise UsageError("a store in memory has no objects")

@@ -25,6 +25,7 @@ from forebay.errors import (
     UsageError,
 )
 from forebay.format.layout import Buffer
+from forebay.format.names import object_metadata, topic_of_key
 from forebay.objects.backend import (
     ObjectMeta,
     WriterScope,
@@ -110,7 +111,7 @@ class ServerBackend:
         *,
         create: bool = False,  # noqa: ARG002 - the server decides by the key
     ) -> ObjectMeta:
-        _require_none(metadata)
+        _require_own(key, metadata)
         with self._pool.borrowed() as client:
             response = client.request("PUT", _path_of(key), body=bytes(data))
             return _meta_of(response.read())
@@ -124,7 +125,7 @@ class ServerBackend:
         metadata: Mapping[str, str] | None = None,
         create: bool = False,  # noqa: ARG002 - the server decides by the key
     ) -> ServerWriter:
-        _require_none(metadata)
+        _require_own(key, metadata)
         return ServerWriter(self._pool, key, chunk_bytes)
 
     def copy_object(
@@ -158,9 +159,11 @@ def _etag_of(header: str | None) -> str | None:
     return None if header is None else header.strip('"')
 
 
-def _require_none(metadata: Mapping[str, str] | None) -> None:
-    if check_metadata(metadata):
-        raise UsageError("objects that are written through a server cannot have metadata")
+def _require_own(key: str, metadata: Mapping[str, str] | None) -> None:
+    """Raises UsageError for metadata that the server does not derive from the key by itself."""
+    given, found = check_metadata(metadata), topic_of_key(key)
+    if given and (found is None or given != object_metadata(*found)):
+        raise UsageError("objects that are written through a server cannot have other metadata")
 
 
 def _meta_of(body: bytes) -> ObjectMeta:

@@ -1,4 +1,4 @@
-"""Names of Danube's configuration that are accepted for ours.
+"""Names of Danube's configuration, and earlier names of ours, that are accepted for ours.
 
 Each alias is moved to its proper key before the settings are made. It keeps its line, so that
 errors name the key that was written. An alias together with its proper key is refused.
@@ -32,9 +32,18 @@ ALIASES: Final = (
     Alias("storage.wal.retention.time_minutes", "storage.deleter.retention_time_minutes"),
     Alias("storage.wal.retention.size_mb", "storage.deleter.retention_size_mb"),
     Alias("storage.uploader.max_object_mb", "storage.uploader.max_object_bytes", MEGABYTES),
+    Alias("storage.metadata.etcd_endpoint", "metadata.etcd_endpoint"),
+    Alias("metadata.namespace", "metadata.prefix"),
+    Alias("storage.uploader.sweep_grace_minutes", "storage.sweeper.grace_minutes"),
 )
 ETCD_ENDPOINT: Final = Alias("metadata.etcd_endpoint", "metadata.endpoints")
-GROUPS: Final = ("storage.wal.file_sync", "storage.wal.rotation", "storage.wal.retention")
+IN_MEMORY: Final = "storage.metadata.in_memory"
+GROUPS: Final = (
+    "storage.wal.file_sync",
+    "storage.wal.rotation",
+    "storage.wal.retention",
+    "storage.metadata",
+)
 """Sections that contain only aliases."""
 
 CLOUD_OPTIONS: Final = (
@@ -59,10 +68,24 @@ CLOUD_OPTIONS: Final = (
 BACKENDS: Final = {"azblob": "azure", "local": "fs"}
 RANGED_READS: Final = "storage.cloud_reader.enable_ranged_reads"
 
+REFUSED: Final = {
+    "cluster_name": "a store has no name; `root_prefix` keeps several of them apart in one etcd",
+    "broker_host, broker_port, broker": "`broker.listen`, without effect until there is a broker",
+    "admin_port, prom_port": "`admin.listen`: one HTTP server has the API, the metrics and a page",
+    "meta_store_host, meta_store_port, meta_store": "`metadata.endpoints`",
+    "bootstrap_namespaces, auto_create_topics": "namespaces and topics are created on first use",
+    "auth": "`admin.token`, and `cert_file` and `key_file` of `admin`",
+    "policies, load_manager": "there is no broker yet",
+    "storage.mode, storage.local_wal_root, storage.durable, storage.metadata_prefix, "
+    "storage.local_retention, storage.wal.advanced": "the layout of Danube 0.6 and later: "
+    "`storage.wal.dir`, `storage.cloud`, `metadata.prefix`, `storage.deleter`, `storage.wal`",
+}
+"""Keys of Danube's file that are refused, and what to use. For the documentation only."""
+
 
 def names_below(section: str) -> list[str]:
     """The aliases in a section, to find the name that an unknown key resembles."""
-    olds = [TOP_LEVEL.old, ETCD_ENDPOINT.old, RANGED_READS, *GROUPS]
+    olds = [TOP_LEVEL.old, ETCD_ENDPOINT.old, RANGED_READS, IN_MEMORY, *GROUPS]
     olds += [alias.old for alias in ALIASES]
     olds += [f"storage.cloud.{name}" for name in CLOUD_OPTIONS]
     parts = (old.rpartition(".") for old in olds)
@@ -79,11 +102,17 @@ def resolve(root: Table) -> None:
             if isinstance(node, Text):
                 node.unit = alias.unit
             _place(root, alias.new, node)
+    _resolve_only(root, IN_MEMORY, flag=False, why="a catalog in memory would be lost")
     for group in GROUPS:
         _drop_empty(root, group)
     _resolve_cloud(root)
     _resolve_etcd(root)
-    _resolve_ranged_reads(root)
+    _resolve_only(
+        root,
+        RANGED_READS,
+        flag=True,
+        why="objects are always read by ranges of fetch_chunk_size, never whole",
+    )
 
 
 def _find(root: Table, path: str) -> Node | None:
@@ -144,12 +173,12 @@ def _resolve_etcd(root: Table) -> None:
         raise InvalidSetting(f"{endpoint.where} is for etcd, but {backend.where.path} is {backend}")
 
 
-def _resolve_ranged_reads(root: Table) -> None:
-    node = _take(root, RANGED_READS)
+def _resolve_only(root: Table, path: str, *, flag: bool, why: str) -> None:
+    """Removes a flag that has one possible value; refuses the other one."""
+    node = _take(root, path)
     if node is None:
         return
-    if not isinstance(node, Text) or node.text.lower() not in {"true", "yes", "on"}:
-        raise InvalidSetting(
-            f"{node.where} is {node}; it can only be true: objects are always read by ranges of "
-            "fetch_chunk_size, never whole"
-        )
+    spellings = {"true", "yes", "on"} if flag else {"false", "no", "off"}
+    if not isinstance(node, Text) or node.text.lower() not in spellings:
+        only = "true" if flag else "false"
+        raise InvalidSetting(f"{node.where} is {node}; it can only be {only}: {why}")

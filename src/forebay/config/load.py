@@ -42,6 +42,7 @@ from forebay.settings import (
     RemoteRetentionSettings,
     SparkSettings,
     StoreSettings,
+    SweeperSettings,
     UploaderSettings,
     WalSettings,
 )
@@ -55,6 +56,7 @@ SECTIONS: Final[Mapping[tuple[str, ...], type[Any]]] = {
     ("storage", "cloud_reader"): CloudReaderSettings,
     ("storage", "remote_retention"): RemoteRetentionSettings,
     ("storage", "deleter"): DeleterSettings,
+    ("storage", "sweeper"): SweeperSettings,
     ("metadata",): MetadataSettings,
     ("broker",): BrokerSettings,
     ("admin",): AdminSettings,

@@ -24,7 +24,9 @@ from forebay.config.aliases import (
     BACKENDS,
     CLOUD_OPTIONS,
     ETCD_ENDPOINT,
+    IN_MEMORY,
     RANGED_READS,
+    REFUSED,
     TOP_LEVEL,
 )
 from forebay.config.document import DEPTH_MAX, FILE_BYTES_MAX, NODES_MAX
@@ -249,7 +251,8 @@ def _aliases() -> str:
     lines = [
         "## Names of Danube's configuration",
         "",
-        "These names are accepted too. A key that is given under both names is an error.",
+        "These names, and earlier ones of ours, are accepted too. A key that is given under both",
+        "names is an error.",
         "",
         "| written | stands for |",
         "|---|---|",
@@ -259,6 +262,13 @@ def _aliases() -> str:
         + ", ".join(f"`{name}`" for name in CLOUD_OPTIONS)
         + ".",
         f"`{RANGED_READS}` may be `true`: objects are always read by ranges.",
+        f"`{IN_MEMORY}` may be `false`: a catalog in memory would be lost.",
+        "",
+        "These keys of Danube's file are refused, like every unknown key. Remove them:",
+        "",
+        "| refused | instead |",
+        "|---|---|",
+        *(f"| `{old.replace(', ', '`, `')}` | {new} |" for old, new in REFUSED.items()),
         "",
     ]
     return "\n".join(lines)

@@ -2,9 +2,9 @@
 
 Both are lists of (offset, position). `SegmentIndex` has at most one entry for every
 `SEGMENT_INDEX_BYTES`. It is in memory while its segment grows, and is written beside the segment
-when that is sealed (`docs/formats/segment-index.md`). `ObjectIndex` has an entry after every 1,000
-messages or 1 MiB, whichever comes first, and is stored in the object's descriptor. If it gets too
-many entries, every second one is removed and both intervals double.
+when that is sealed (`docs/formats/segment-index.md`). `ObjectIndex` has an entry after a number of
+messages or bytes, whichever comes first (1,000 and 1 MiB by default), and is stored in the object's
+descriptor. If it gets too many entries, every second one is removed and both intervals double.
 
 Beware: an index is a hint. Always validate the frames from the entry on. If the index of a segment
 is missing, damaged or for another size, build it again.
@@ -113,10 +113,16 @@ class ObjectIndex:
 
     __slots__ = ("_bytes", "_messages", "_next_offset", "_next_position", "entries")
 
-    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        entries: Iterable[tuple[int, int]] = (),
+        *,
+        every_messages: int = OBJECT_INDEX_MESSAGES,
+        every_bytes: int = OBJECT_INDEX_BYTES,
+    ) -> None:
         self.entries: list[tuple[int, int]] = list(entries)
-        self._messages = OBJECT_INDEX_MESSAGES
-        self._bytes = OBJECT_INDEX_BYTES
+        self._messages = every_messages
+        self._bytes = every_bytes
         self._expect()
 
     def add(self, frames: Scan, position: int) -> None:

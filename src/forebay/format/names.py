@@ -269,6 +269,23 @@ def object_key(topic: TopicName, object_id: str) -> str:
     return objects_prefix(topic) + object_id
 
 
+def object_metadata(topic: TopicName, object_id: str) -> dict[str, str]:
+    """The user metadata of an object or a pending object, all of it from its name.
+
+    They are for people who look into the bucket: nothing reads them. The topic is percent-encoded,
+    as metadata are ASCII. A pending object and its final copy do not tell their end.
+    """
+    found = {"topic": quote(str(topic)), "format": object_id.rpartition(".")[2]}
+    name = parse_object(object_id)
+    start = parse_pending(object_id) if name is None else name.start
+    if start is not None:
+        found["start_offset"] = str(start)
+    if name is not None:
+        found["end_offset"] = str(name.end)
+        found["messages"] = str(name.end - name.start + 1)
+    return found
+
+
 def topic_of_key(key: str) -> tuple[TopicName, str] | None:
     """The topic and the object name in `key`; None if it is not the key of a topic's object."""
     parts = key.removeprefix(_TOPICS).split("/")
@@ -326,6 +343,10 @@ class CatalogKeys:
     def topics(self) -> str:
         """The prefix of the keys of all topics."""
         return f"{self._root}/{_TOPICS}"
+
+    def sweep(self) -> str:
+        """The key of the row that says when the last sweep of the store began."""
+        return f"{self._root}/storage/sweep"
 
     def topic(self, topic: TopicName) -> str:
         """The prefix of all keys of one topic."""

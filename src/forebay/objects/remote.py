@@ -5,9 +5,15 @@ final. Payloads are signed over plain HTTP, and not over TLS.
 
 Options, besides what the environment and the machine's identity provide:
 
-    s3      endpoint region access_key secret_key session_token virtual_host_style anonymous
-    gcs     endpoint credentials_path (of a service account's file) anonymous (for reading only)
+    s3      endpoint region access_key secret_key session_token profile role_arn virtual_host_style
+            anonymous
+    gcs     endpoint credentials_path (a service account's file) credentials_json (its contents)
+            project (ignored: the name of a bucket is unique) anonymous (for reading only)
     azure   endpoint account_name account_key sas_token anonymous
+
+Without credentials the client looks for them itself: in the environment, in a web identity token
+file, and at the metadata service of the machine or container. `profile` and `role_arn` are ours
+(`aws_credentials`).
 
 The client raises the same exception for most failures, with the server's whole response in its
 text. The HTTP status and the server's code, such as `NoSuchBucket`, decide which error is raised
@@ -33,12 +39,13 @@ Beware:
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -58,6 +65,7 @@ from forebay.errors import (
 )
 from forebay.format.layout import Buffer
 from forebay.limits import OBJECT_KEY_BYTES_MAX, PART_BYTES_MIN
+from forebay.objects.aws_credentials import client_identity, credential_provider
 from forebay.objects.backend import (
     CopyUnsupported,
     ObjectMeta,
@@ -73,7 +81,7 @@ from forebay.settings import CloudSettings
 
 if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ClientConfig, RetryConfig, S3Credential
 
 T = TypeVar("T")
 Kind = Literal["s3", "gcs", "azure"]
@@ -88,6 +96,11 @@ _started_by: int | None = None
 """The process that started the client's threads, which all clients share."""
 
 _SCHEMES: Final[Mapping[Kind, str]] = {"s3": "s3", "gcs": "gs", "azure": "azure"}
+_ROOT_SCHEMES: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "s3": ("s3", "s3a"),
+    "gcs": ("gs", "gcs"),
+    "azure": ("azure", "az", "azblob"),
+}
 _NAMES: Final[Mapping[Kind, Mapping[str, str]]] = {
     "s3": {
         "endpoint": "endpoint",
@@ -95,12 +108,16 @@ _NAMES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "access_key": "access_key_id",
         "secret_key": "secret_access_key",
         "session_token": "session_token",
+        "profile": "",
+        "role_arn": "",
         "virtual_host_style": "virtual_hosted_style_request",
         "anonymous": "skip_signature",
     },
     "gcs": {
         "endpoint": "base_url",
+        "project": "",
         "credentials_path": "service_account",
+        "credentials_json": "service_account_key",
         "anonymous": "skip_signature",
     },
     "azure": {
@@ -111,8 +128,10 @@ _NAMES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "anonymous": "skip_signature",
     },
 }
+"""The client's names of the options. The empty name is of one that is not passed on as it is."""
 _FLAGS: Final = {"virtual_host_style", "anonymous"}
-_SECRETS: Final = {"secret_key", "session_token", "account_key", "sas_token"}
+_SECRETS: Final = {"secret_key", "session_token", "account_key", "sas_token", "credentials_json"}
+_EXCLUSIVE: Final = (("profile", "access_key"), ("credentials_path", "credentials_json"))
 _SECRET_VARIABLES: Final = (
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
@@ -153,6 +172,7 @@ class RemoteBackend:
         self._settings = settings
         self._location = store_location(settings)
         self._secrets = secrets_of(settings)
+        self._provider = credential_provider(settings.options)
         self._store: Any = None
 
     @property
@@ -384,6 +404,7 @@ class RemoteBackend:
                 "base": 2,
             },
         }
+        credentials = None if self._provider is None else self._credentials
         try:
             return _STORES[place.kind](
                 place.bucket,
@@ -391,10 +412,20 @@ class RemoteBackend:
                 config=dict(place.config),
                 client_options=client,
                 retry_config=retry,
+                credential_provider=credentials,
             )
         except _CLIENT_ERRORS as error:  # nothing was sent yet, so the configuration is wrong
             reason = scrubbed(str(error).partition("\n")[0], self._secrets)
         raise ServiceRefused(f"{self.name}: the store's options are wrong: {reason}")
+
+    def _credentials(self) -> S3Credential:
+        """Returns the credentials of the provider. No message contains them from now on."""
+        assert self._provider is not None
+        found = self._provider()
+        tokens = [found["secret_access_key"], found.get("token") or ""]
+        self._secrets = sorted({*self._secrets, *_forms(tokens)}, key=len)[::-1]
+        until = found["expires_at"]  # the client takes no other time zone, not even an equal one
+        return {**found, "expires_at": None if until is None else until.astimezone(UTC)}
 
 
 class RemoteWriter(WriterScope):
@@ -530,10 +561,17 @@ def store_location(settings: CloudSettings) -> StoreLocation:
         if name not in _NAMES[kind]:
             raise InvalidSetting(_unknown(kind, name))
     given = {name: str(value) for name, value in settings.options.items()}
+    for first, second in _EXCLUSIVE:
+        if first in given and second in given:
+            raise InvalidSetting(f"options: {first} and {second} exclude each other: give one")
+    if "credentials_json" in given:
+        _check_json(given["credentials_json"])
     config: dict[str, str | bool] = {
         _NAMES[kind][name]: _flag(name, value) if name in _FLAGS else value
         for name, value in given.items()
+        if _NAMES[kind][name]
     }
+    config.update(client_identity(given))
     endpoint = given.get("endpoint", "")
     if endpoint:
         _check_endpoint(endpoint)
@@ -550,18 +588,44 @@ def store_location(settings: CloudSettings) -> StoreLocation:
 def secrets_of(settings: CloudSettings) -> list[str]:
     """Every text that no message may contain, plain and URL-encoded, longest first."""
     plain = [str(value) for name, value in settings.options.items() if name in _SECRETS]
+    if "credentials_json" in settings.options:
+        plain += _check_json(settings.options["credentials_json"])
     plain += [os.environ[name] for name in _SECRET_VARIABLES if name in os.environ]
     plain += [value for token in plain for name, value in parse_qsl(token) if name == "sig"]
-    found = {form for value in plain for form in (value, quote(value), quote(value, safe=""))}
-    return sorted((text for text in found if len(text) >= _SECRET_LENGTH_MIN), key=len)[::-1]
+    return sorted(_forms(plain), key=len)[::-1]
+
+
+def _forms(secrets: Sequence[str]) -> set[str]:
+    """The secrets, plain and URL-encoded, without those that are too short to be looked for."""
+    found = {form for value in secrets for form in (value, quote(value), quote(value, safe=""))}
+    return {text for text in found if len(text) >= _SECRET_LENGTH_MIN}
+
+
+def _check_json(text: str) -> list[str]:
+    """Raises InvalidSetting unless the text is a JSON object; returns the private key in it."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidSetting(
+            "options: credentials_json must be the contents of a service account's file; the path "
+            "of such a file is credentials_path"
+        )
+    key = found.get("private_key")
+    return [key] if isinstance(key, str) else []
 
 
 def _root(kind: Kind, root: str | None) -> tuple[str, str]:
-    scheme = _SCHEMES[kind]
-    parts = urlsplit(root or "")
-    if parts.scheme != scheme or not parts.netloc or "@" in parts.netloc or parts.query:
+    text = root or ""
+    if kind == "azure" and text and "://" not in text:
+        text = f"azure://{text}"  # Danube's form: container/prefix
+    parts = urlsplit(text)
+    known = parts.scheme in _ROOT_SCHEMES[kind]
+    if not known or not parts.netloc or "@" in parts.netloc or parts.query:
         raise InvalidSetting(
-            f"root is wrong: for the backend {kind} it must be like {scheme}://bucket/prefix"
+            f"root is wrong: for the backend {kind} it must be like "
+            f"{_SCHEMES[kind]}://bucket/prefix"
         )
     return parts.netloc, parts.path.strip("/")
 

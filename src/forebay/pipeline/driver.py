@@ -135,7 +135,7 @@ class LogEvents(logging.Handler):
         text, fields = fields_of(record)
         trace = {"trace": _cut(self.format(record))} if record.exc_info else {}
         shown = {
-            name: value if isinstance(value, int | float) else _cut(str(value))
+            name: value if value is None or isinstance(value, int | float) else _cut(str(value))
             for name, value in {**fields, **trace}.items()
         }
         self._events.tell(

@@ -39,6 +39,7 @@ from forebay.format.names import (
     ObjectName,
     TopicName,
     object_key,
+    object_metadata,
     staged_segment,
 )
 from forebay.limits import MIB, READ_CHUNK_BYTES
@@ -46,6 +47,7 @@ from forebay.objects.store import CloudStore
 from forebay.repair.frames import FrameSlice, Hole, cover, frames_of
 from forebay.repair.plan import LocalPlan, ObjectRewrite, Rewrite
 from forebay.repair.survey import Survey
+from forebay.settings import UploaderSettings
 from forebay.topic.opening import lock_name
 from forebay.topic.resources import StoreResources
 from forebay.upload.engine import (
@@ -53,6 +55,7 @@ from forebay.upload.engine import (
     NewObject,
     ObjectBuilder,
     describe,
+    new_index,
     put_sidecar,
     require_size,
 )
@@ -339,8 +342,10 @@ class _Nowhere:
     def write(self, data: Buffer) -> None: ...
 
 
-def _build(writer: FrameWriter, pieces: Sequence[FrameSlice]) -> ObjectBuilder:
-    builder = ObjectBuilder(writer)
+def _build(
+    writer: FrameWriter, pieces: Sequence[FrameSlice], settings: UploaderSettings
+) -> ObjectBuilder:
+    builder = ObjectBuilder(writer, new_index(settings))
     for frames in frames_of(pieces):
         builder.add(scan(frames))
     return builder
@@ -363,12 +368,15 @@ def rewrite_object(
         pass
     else:
         return  # somebody else has written it again
-    _require_content(key, descriptor, _build(_Nowhere(), wanted.pieces))
+    _require_content(key, descriptor, _build(_Nowhere(), wanted.pieces, settings))
     copies.keep_object(topic, store, key)
     with store.open_streaming_writer(
-        key, chunk_bytes=settings.stream_chunk_size, concurrent_parts=settings.concurrent_parts
+        key,
+        chunk_bytes=settings.stream_chunk_size,
+        concurrent_parts=settings.concurrent_parts,
+        metadata=object_metadata(topic, descriptor.object_id),
     ) as writer:
-        builder = _build(writer, wanted.pieces)
+        builder = _build(writer, wanted.pieces, settings)
         _require_content(key, descriptor, builder)
         require_size(store, writer.close(), builder.size)
     resources.read_back(topic, descriptor)
@@ -438,7 +446,7 @@ def _upload(resources: StoreResources, topic: TopicName, epoch: int, piece: Fram
     catalog, settings = resources.catalog, resources.settings.uploader
     intent = catalog.intend(topic, epoch, ObjectName(piece.first, piece.end - 1))
     with NewObject(resources.store, topic, intent.object_id, settings) as made:
-        builder = _build(made, [piece])
+        builder = _build(made, [piece], settings)
         done = builder.transferred(made.finish(builder.content.value))
     now_ms = resources.clock.now_ms()
     descriptor = describe(intent.object_id, piece.first, piece.end, done, now_ms)

@@ -29,11 +29,11 @@ from forebay.settings import (
     DeleterSettings,
     RemoteRetentionSettings,
     StoreSettings,
+    SweeperSettings,
     UploaderSettings,
     WalSettings,
 )
 from forebay.topic.store import Store, Topic
-from forebay.upload.sweep import sweep
 
 _log: Final = logging.getLogger("forebay.demo")
 NAMESPACE: Final = "/demo/"
@@ -45,9 +45,8 @@ _READ_PER_SECOND: Final = 4000
 """Messages that a reader from the beginning reads."""
 _LARGE_READ_PER_SECOND: Final = 4
 _PAUSE_SECONDS: Final = 2.0
-_GRACE_MINUTES: Final = 2.0
-"""How long to keep objects that a compaction replaced; the demo itself sweeps them."""
-_SWEEP_SECONDS: Final = 30.0
+_SWEEPER: Final = SweeperSettings(interval_minutes=0.5, grace_minutes=2)
+"""Often, because users of a demo may start compactions again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,6 @@ def demo_settings(settings: StoreSettings) -> StoreSettings:
         max_open_seconds=4,
         max_object_bytes=4 * MIB,
         runner=settings.uploader.runner,
-        sweep_grace_minutes=_GRACE_MINUTES,
     )
     return replace(
         settings,
@@ -95,6 +93,7 @@ def demo_settings(settings: StoreSettings) -> StoreSettings:
             deletion_lag_minutes=0.25,
         ),
         remote_retention=RemoteRetentionSettings(time_minutes=30, size_mb=OBJECTS_MIB),
+        sweeper=_SWEEPER,
     )
 
 
@@ -119,7 +118,6 @@ class Demo:
             for each in WORKLOADS
             for work in (self._produce, self._follow, self._read_all)
         ]
-        threads.append(threading.Thread(target=self._sweep, daemon=True, name="demo"))
         for thread in threads:
             thread.start()
         try:
@@ -142,24 +140,6 @@ class Demo:
             except ForebayError as error:
                 event(_log, logging.WARNING, "the demo waits", topic=workload.name, error=error)
             self._stopped.wait(_PAUSE_SECONDS)
-
-    def _sweep(self) -> None:
-        """Sweeps often, because users of a demo may start compactions again and again."""
-        while not self._stopped.wait(_SWEEP_SECONDS):
-            try:
-                with self._store.view() as view:
-                    resources = view.resources()
-                    assert resources is not None, "a store that is open has a catalog"
-                    sweep(
-                        resources.catalog,
-                        resources.store,
-                        grace_minutes=_GRACE_MINUTES,
-                        dry_run=False,
-                    )
-            except LogClosed:
-                return
-            except ForebayError as error:
-                event(_log, logging.WARNING, "the demo's sweep failed", error=error)
 
     def _produce(self, topic: Topic, workload: Workload) -> None:
         number = topic.watermarks().appended

@@ -39,6 +39,7 @@ from forebay.topic.metrics import TopicGauges
 from forebay.topic.opening import TopicClaim
 from forebay.topic.resources import StoreResources
 from forebay.topic.storage import WalStorage
+from forebay.upload.sweeper import Sweeper
 from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
 from forebay.wal.retention import Deleter
@@ -79,12 +80,13 @@ class Background:
         self,
         seconds: float,
         owner: Maintained,
-        task: Callable[[Maintained], None],
+        task: Callable[[Maintained], bool | None],
         *,
         first: float | None = None,
     ) -> None:
         """Runs `task(owner)` repeatedly, with `seconds` between the end of a run and the next.
 
+        A run that returns True is repeated as soon as the work of others, which waits, is done.
         `first` is the delay before the first run. It ends when the task raises LogClosed or
         TopicFenced, or when the owner is garbage collected: only a weak reference is kept.
         """
@@ -95,8 +97,10 @@ class Background:
             alive = reference()
             if alive is None:
                 return
+            pause = seconds
             try:
-                task(alive)
+                if task(alive):
+                    pause = 0
             except LogClosed:
                 return
             except TopicFenced as error:
@@ -104,7 +108,7 @@ class Background:
                 return
             except Exception as error:  # noqa: BLE001  # reported, and tried again
                 _report(name, error)
-            self._pool.call_at(self._clock.monotonic() + seconds, run)
+            self._pool.call_at(self._clock.monotonic() + pause, run)
 
         delay = seconds if first is None else first
         self._pool.call_at(self._clock.monotonic() + delay, run)
@@ -153,6 +157,7 @@ class WalStorageFactory:
             settings.uploader.concurrent_topics, clock, name="background"
         )
         self._background = Background(self._background_pool, clock)
+        self._sweeper = self._new_sweeper()
         self._lock = threading.Lock()
         self._storages: dict[TopicName, WalStorage] = {}
         self._opening: dict[TopicName, threading.Lock] = {}
@@ -163,6 +168,12 @@ class WalStorageFactory:
         """Whether `close` has finished. After an interrupt, `close` must be called again."""
         self._pid = os.getpid()
         self._gauges = TopicGauges(self.storages, clock)
+
+    def _new_sweeper(self) -> Sweeper | None:
+        if self.resources is None:
+            return None
+        catalog, store = self.resources.catalog, self.resources.store
+        return Sweeper(catalog, store, self.settings.sweeper, self._background_pool, self._clock)
 
     def for_topic(self, name: str) -> WalStorage:
         """Returns the topic's storage. Opens, recovers or creates the topic on first use.
@@ -242,6 +253,8 @@ class WalStorageFactory:
         """Starts the background work of a topic."""
         if storage.uploader is None:
             return
+        if self._sweeper is not None:
+            self._sweeper.start()
         uploader = self.settings.uploader
         if uploader.enabled:
             self._background.every(uploader.interval_seconds, storage, _upload, first=0)
@@ -321,6 +334,8 @@ class WalStorageFactory:
         uploaders = [each.uploader for each in storages if each.uploader is not None]
         for uploader in uploaders:
             uploader.stop()
+        if self._sweeper is not None:
+            self._sweeper.stop()
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
         self._finish_by(deadline)
         _sync_all(storages)
@@ -330,6 +345,8 @@ class WalStorageFactory:
             partial(_close_by, self._background_pool.close, deadline),
             self._pool.close,
         ]
+        if self._sweeper is not None:
+            closers.append(partial(_close_by, self._sweeper.close, deadline))
         if self.resources is not None:
             closers.append(partial(self._close_resources, self.resources))
         close_all([*closers, self._forget])
@@ -370,11 +387,10 @@ class WalStorageFactory:
             raise LogClosed("the store is closed; open it again")
 
 
-def _upload(storage: Maintained) -> None:
+def _upload(storage: Maintained) -> bool:
     """Uploads what is due, unless the topic is left to the Spark pipeline."""
     assert isinstance(storage, WalStorage)
-    if storage.uploads_itself:
-        storage.upload_due()
+    return storage.uploads_itself and storage.upload_due()
 
 
 def _follow(storage: Maintained) -> None:

@@ -286,10 +286,11 @@ class WalStorage(PersistentStorage):
         self.wal.flush()
         return self._fencing(lambda: uploader.run_once(force=True))
 
-    def upload_due(self) -> None:
-        """Runs one upload cycle of the background work."""
+    def upload_due(self) -> bool:
+        """Runs one upload cycle of the background work; returns whether it left something due."""
         uploader = self._require_uploader()
         self._fencing(uploader.run_once)
+        return uploader.unfinished
 
     def accept_loss(self, start: int | None = None, end: int | None = None) -> AcceptedLoss:
         """Accepts lost and unknown offsets; see `forebay.topic.accept`."""

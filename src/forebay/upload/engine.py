@@ -41,14 +41,14 @@ from forebay.format.descriptor import Index, ObjectDescriptor, encode_descriptor
 from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
 from forebay.format.layout import Buffer
-from forebay.format.names import TopicName, object_key, sidecar
+from forebay.format.names import TopicName, object_key, object_metadata, sidecar
 from forebay.limits import MIB
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
 from forebay.upload import metrics
-from forebay.upload.plan import PlannedObject, SegmentSource
+from forebay.upload.plan import Closed, PlannedObject, SegmentSource
 
 T = TypeVar("T")
 
@@ -96,6 +96,10 @@ class Uploaded:
 
     descriptor: ObjectDescriptor
     seconds: float
+    chunks: int | None = None
+    """The chunks of frames that were written; None if it was not written here."""
+    closed_by: Closed | None = None
+    """The threshold at which it was complete."""
 
 
 # -- the steps ----------------------------------------------------------------------------------
@@ -108,7 +112,20 @@ def intend(
     planned: PlannedObject,
     log_id: str | None = None,
 ) -> UploadTask:
-    return UploadTask(topic, catalog.intend(topic, epoch, planned.name), planned, log_id)
+    intent = catalog.intend(topic, epoch, planned.name)
+    event(
+        _log,
+        logging.INFO,
+        "object started",
+        topic=topic,
+        object=intent.object_id,
+        start=planned.start_offset,
+        end=planned.next_offset - 1,
+        bytes=planned.size,
+        segments=len(planned.extents),
+        closed_by=planned.closed_by,
+    )
+    return UploadTask(topic, intent, planned, log_id)
 
 
 def upload(
@@ -132,7 +149,8 @@ def upload(
     if progress is not None:
         progress(planned.size)
     read_back_and_put_sidecar(ports, task.topic, descriptor)
-    return Uploaded(descriptor, ports.clock.monotonic() - started)
+    seconds = ports.clock.monotonic() - started
+    return Uploaded(descriptor, seconds, transferred.chunks, planned.closed_by)
 
 
 def _transfer(
@@ -143,7 +161,7 @@ def _transfer(
 ) -> Transferred:
     """Writes the planned object. After an error there is no object."""
     with NewObject(ports.store, task.topic, task.intent.object_id, ports.settings) as made:
-        builder = ObjectBuilder(made)
+        builder = ObjectBuilder(made, new_index(ports.settings))
         for frames in source.frames(task.planned.extents):
             builder.add(frames)
             if progress is not None:
@@ -251,7 +269,9 @@ def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploade
         object=descriptor.object_id,
         bytes=descriptor.size,
         messages=descriptor.count,
+        chunks=uploaded.chunks,
         seconds=uploaded.seconds,
+        closed_by=uploaded.closed_by,
     )
     return record
 
@@ -267,12 +287,20 @@ class Transferred:
     index: Index
     content_hash: str
     highest_publish_time: int | None
+    chunks: int
 
 
 class FrameWriter(Protocol):
     """Where the bytes of an object go."""
 
     def write(self, data: Buffer) -> None: ...
+
+
+def new_index(settings: UploaderSettings) -> ObjectIndex:
+    """Returns an empty index with the intervals of the settings."""
+    return ObjectIndex(
+        every_messages=settings.index_every_messages, every_bytes=settings.index_every_bytes
+    )
 
 
 @dataclass(slots=True)
@@ -285,6 +313,7 @@ class ObjectBuilder:
     survey: MessageSurvey = field(default_factory=MessageSurvey)
     size: int = 0
     messages: int = 0
+    chunks: int = 0
 
     def add(self, frames: Scan) -> None:
         start = frames.safe_length if not len(frames) else 0
@@ -296,11 +325,16 @@ class ObjectBuilder:
         metrics.stream_chunk_bytes.observe(len(view))
         self.size += len(view)
         self.messages += len(frames)
+        self.chunks += 1
 
     def transferred(self, meta: ObjectMeta) -> Transferred:
         """Describes what was added, once it is the object of `meta`."""
         return Transferred(
-            meta, self.index.frozen(), self.content.value, self.survey.highest_publish_time
+            meta,
+            self.index.frozen(),
+            self.content.value,
+            self.survey.highest_publish_time,
+            self.chunks,
         )
 
 
@@ -352,6 +386,7 @@ class NewObject:
             object_key(topic, object_id),
             chunk_bytes=settings.stream_chunk_size,
             concurrent_parts=settings.concurrent_parts,
+            metadata=object_metadata(topic, object_id),
             create=True,
         )
 
@@ -470,11 +505,11 @@ class Renewal:
         self,
         catalog: Catalog,
         intents: Iterable[tuple[TopicName, Intent]],
-        settings: UploaderSettings,
+        grace_minutes: float,
     ) -> None:
         self._catalog = catalog
         self._intents = list(intents)
-        quarter = settings.sweep_grace_minutes * 60 / 4
+        quarter = grace_minutes * 60 / 4
         self._seconds = min(max(quarter, _RENEW_SECONDS_MIN), _RENEW_SECONDS_MAX)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forebay-renewal", daemon=True)

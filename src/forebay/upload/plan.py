@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -46,13 +47,33 @@ class Extent:
         return self.end - self.start
 
 
+class Closed(StrEnum):
+    """What completes an object: the first limit that it reaches."""
+
+    BYTES = "bytes"
+    MESSAGES = "messages"
+    SEGMENT = "segment end"
+    """The next segment does not fit any more, and is not cut."""
+    BATCH = "batch"
+    """`max_batch_bytes`, which is less than `max_object_bytes`."""
+    AGE = "age"
+    IDLE = "idle"
+    FORCED = "forced"
+    DAMAGE = "damaged frame"
+    """The object ends before a frame that cannot be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
     """An object to be written. Its extents follow each other without a gap."""
 
     extents: tuple[Extent, ...]
-    full: bool = False
-    """Whether a limit ended it. Otherwise it ends with the log, and has room for more."""
+    closed_by: Closed = Closed.AGE
+
+    @property
+    def full(self) -> bool:
+        """Whether a limit of objects ended it. Otherwise the object has room for more."""
+        return self.closed_by in (Closed.BYTES, Closed.MESSAGES, Closed.SEGMENT)
 
     @property
     def start_offset(self) -> int:
@@ -95,7 +116,7 @@ class PlannedObject:
                     kept.append(replace(extent, end=damage.position, next_offset=damage.offset))
                 break
             kept.append(extent)
-        return PlannedObject(tuple(kept)) if kept else None
+        return PlannedObject(tuple(kept), Closed.DAMAGE) if kept else None
 
 
 class Cut(Protocol):
@@ -126,10 +147,11 @@ def plan_object(
     that segment alone is too large for one object.
     """
     extents: list[Extent] = []
-    room = settings.max_object_bytes
+    room = batch_bytes(settings)
     messages = settings.max_object_messages
+    by_size = Closed.BYTES if room == settings.object_bytes_max else Closed.BATCH
     at = start
-    full = False
+    full: Closed | None = None
     for segment in segments:
         if segment.end_offset <= at.offset or segment.seq < at.seq:
             continue
@@ -138,8 +160,9 @@ def plan_object(
         stop = LogPosition(segment.seq, segment.size, segment.end_offset)
         count = stop.offset - at.offset
         if stop.position - at.position > room or (messages is not None and count > messages):
-            full = True
+            full = by_size if stop.position - at.position > room else Closed.MESSAGES
             if whole_segments and extents:
+                full = Closed.SEGMENT
                 break
             stop = cut(segment, at, room, messages)
             if stop == at and not extents:
@@ -150,12 +173,21 @@ def plan_object(
             if messages is not None:
                 messages -= stop.offset - at.offset
         at = stop
-        if full or room <= 0 or messages == 0:
-            full = True
+        if messages == 0:
+            full = Closed.MESSAGES
+        elif room <= 0:
+            full = by_size
+        if full is not None:
             break
     if not extents or not (full or overdue):
         return None
-    return PlannedObject(tuple(extents), full)
+    return PlannedObject(tuple(extents), full or Closed.AGE)
+
+
+def batch_bytes(settings: UploaderSettings) -> int:
+    """The most bytes of one plan: those of an object, or of a cycle if that is less."""
+    most = settings.object_bytes_max
+    return most if settings.max_batch_bytes is None else min(most, settings.max_batch_bytes)
 
 
 def _extent(segment: Segment, start: LogPosition, stop: LogPosition) -> Extent:
@@ -214,6 +246,8 @@ class TopicPlanner:
             )
             if planned is None:
                 return
+            if force and planned.closed_by is Closed.AGE:
+                planned = replace(planned, closed_by=Closed.FORCED)
             yield planned
             start = planned.end
             overdue = force  # only the first object contains the oldest message
@@ -242,6 +276,8 @@ class TopicPlanner:
         return self._source.locate(segment, offset)
 
     def _overdue(self, since: Iterable[int]) -> bool:
+        if self._settings.max_open_seconds is None:
+            return False
         now = self._clock.now_ms()
         # Ignore times in the future: a clock was wrong, or was set back.
         latest = max((each for each in since if each <= now), default=0)

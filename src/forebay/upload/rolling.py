@@ -25,7 +25,13 @@ from forebay.catalog.records import TopicRecord
 from forebay.errors import CorruptFrame, CorruptLog, ForebayError, ObjectExists
 from forebay.format.checkpoint import UploaderCheckpoint
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.names import ObjectName, TopicName, object_key, pending_object
+from forebay.format.names import (
+    ObjectName,
+    TopicName,
+    object_key,
+    object_metadata,
+    pending_object,
+)
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta, ObjectWriter
 from forebay.upload import metrics
@@ -34,12 +40,13 @@ from forebay.upload.engine import (
     Uploaded,
     UploadPorts,
     describe,
+    new_index,
     read_back_and_put_sidecar,
     require_same,
     require_size,
     set_aside,
 )
-from forebay.upload.plan import PlannedObject, plan_object
+from forebay.upload.plan import Closed, PlannedObject, plan_object
 from forebay.upload.uploader import Uploader
 from forebay.wal.log import Wal
 from forebay.wal.segment import LogPosition
@@ -112,13 +119,21 @@ class RollingUploader(Uploader):
         try:
             if self._open is not None and self._open.start_offset != record.tail:
                 self._abandon()  # another process committed these offsets
+            batch = 0
             while (planned := self._next(record.tail)) is not None:
-                full = self._extend(planned)
-                if not (full or force):
+                batch += planned.size
+                if self._exceeds_batch(batch, planned, force=force):
                     break
-                record = self._finish(done)
-            if self._open is not None and (force or self._due(self._open)):
-                record = self._finish(done)
+                full = self._extend(planned)
+                if full is None and planned.closed_by is Closed.BATCH:
+                    continue
+                if full is None and not force:
+                    break
+                record = self._finish(done, full or Closed.FORCED)
+            if self._open is not None:
+                closed_by = Closed.FORCED if force else self._due(self._open)
+                if closed_by is not None:
+                    record = self._finish(done, closed_by)
         except BaseException:
             self._abandon()
             raise
@@ -135,14 +150,14 @@ class RollingUploader(Uploader):
         start = opened.position if opened else self.locate(segments[0], tail)
         settings = self.ports.settings
         if opened is not None:
-            room = max(settings.max_object_bytes - opened.builder.size, 1)
+            room = max(settings.object_bytes_max - opened.builder.size, 1)
             left = settings.max_object_messages
             left = None if left is None else max(left - opened.builder.messages, 1)
             settings = replace(settings, max_object_bytes=room, max_object_messages=left)
         return plan_object(segments, start, settings, self.source.cut, overdue=True)
 
-    def _extend(self, planned: PlannedObject) -> bool:
-        """Adds frames to the open object; returns whether it is full: the next one does not fit.
+    def _extend(self, planned: PlannedObject) -> Closed | None:
+        """Adds frames to the open object; returns which limit the next frame would exceed, if any.
 
         At a damaged frame, the object is finished with what comes before it, and CorruptFrame is
         raised.
@@ -151,10 +166,10 @@ class RollingUploader(Uploader):
         opened = self._open or self._begin(planned)
         now, at = ports.clock.now_ms(), ports.clock.monotonic()
         if (
-            opened.builder.size + planned.size > ports.settings.max_object_bytes
+            opened.builder.size + planned.size > ports.settings.object_bytes_max
             and opened.builder.size
         ):
-            return True
+            return Closed.BYTES
         try:
             for extent in planned.extents:
                 for frames in self.source.frames([extent]):
@@ -166,10 +181,10 @@ class RollingUploader(Uploader):
         except CorruptFrame:
             metrics.corrupt_frames.add()
             if opened.builder.messages:
-                self._finish([])
+                self._finish([], Closed.DAMAGE)
             raise
         opened.active_ms, opened.active_at = now, at
-        return planned.full
+        return planned.closed_by if planned.full else None
 
     def _begin(self, planned: PlannedObject) -> OpenObject:
         ports = self.ports
@@ -180,30 +195,51 @@ class RollingUploader(Uploader):
             object_key(self.topic, name),
             chunk_bytes=ports.settings.stream_chunk_size,
             concurrent_parts=ports.settings.concurrent_parts,
+            metadata=object_metadata(self.topic, name),
+        )
+        event(
+            _log,
+            logging.INFO,
+            "object started",
+            topic=self.topic,
+            object=name,
+            start=planned.start_offset,
+            bytes_max=ports.settings.object_bytes_max,
         )
         now, at = ports.clock.now_ms(), ports.clock.monotonic()
         start = LogPosition(first.seq, first.start, first.first_offset)
         opened = OpenObject(
-            writer, ObjectBuilder(writer), intent, planned.start_offset, start, now, now, at, at
+            writer,
+            ObjectBuilder(writer, new_index(ports.settings)),
+            intent,
+            planned.start_offset,
+            start,
+            now,
+            now,
+            at,
+            at,
         )
         self._open = opened
         return opened
 
-    def _due(self, opened: OpenObject) -> bool:
+    def _due(self, opened: OpenObject) -> Closed | None:
+        """Returns which time limit the open object has reached, if any."""
         settings, now = self.ports.settings, self.ports.clock.monotonic()
-        idle = settings.max_idle_seconds
-        return now - opened.opened_at >= settings.max_open_seconds or (
-            idle is not None and now - opened.active_at >= idle
-        )
+        age, idle = settings.max_open_seconds, settings.max_idle_seconds
+        if age is not None and now - opened.opened_at >= age:
+            return Closed.AGE
+        if idle is not None and now - opened.active_at >= idle:
+            return Closed.IDLE
+        return None
 
-    def _finish(self, done: list[ObjectDescriptor]) -> TopicRecord:
+    def _finish(self, done: list[ObjectDescriptor], closed_by: Closed) -> TopicRecord:
         """Completes the open object, copies it to its final name, and commits it."""
         ports, opened = self.ports, self._open
         assert opened is not None
         started = ports.clock.monotonic()
         require_size(ports.store, opened.writer.close(), opened.builder.size)
         try:
-            uploaded, intent = self._copy(opened, started)
+            uploaded, intent = self._copy(opened, started, closed_by)
             record = self.commit(intent, uploaded, opened.position, done)
         except ForebayError:
             # The next cycle uses another pending name, so failed ones would pile up.
@@ -214,7 +250,9 @@ class RollingUploader(Uploader):
         self._remove_pending(opened)
         return record
 
-    def _copy(self, opened: OpenObject, started: float) -> tuple[Uploaded, Intent]:
+    def _copy(
+        self, opened: OpenObject, started: float, closed_by: Closed
+    ) -> tuple[Uploaded, Intent]:
         """Copies the pending object to its final name, reads it back, and writes its sidecar."""
         ports = self.ports
         pending = object_key(self.topic, opened.intent.object_id)
@@ -233,7 +271,8 @@ class RollingUploader(Uploader):
         except CorruptLog as error:
             set_aside(self.catalog, ports.store, self.topic, intent, error)
             raise
-        return Uploaded(descriptor, ports.clock.monotonic() - started), intent
+        seconds = ports.clock.monotonic() - started
+        return Uploaded(descriptor, seconds, opened.builder.chunks, closed_by), intent
 
     def _create(self, pending: str, object_id: str, builder: ObjectBuilder) -> ObjectMeta:
         """Copies the pending object to the name, or finds the same bytes there."""

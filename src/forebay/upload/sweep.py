@@ -32,9 +32,16 @@ from forebay.catalog.adopt import is_restoring
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.records import Life, Range, State, TopicRecord, outside_holes
 from forebay.clock import SYSTEM_CLOCK, Clock
-from forebay.errors import CommitRefused, FormatError, ObjectMissing, ServiceError
+from forebay.errors import (
+    CommitRefused,
+    FormatError,
+    ObjectMissing,
+    ServiceError,
+    ServiceUnavailable,
+)
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import (
+    STAGING_PREFIX,
     ObjectName,
     TopicName,
     object_key,
@@ -220,6 +227,11 @@ ERRORS: Final = Counter(
 ITEMS_MAX: Final = 10_000
 """The limit of a report's items. The rest is only counted, and passed to `progress`."""
 
+STAGED_HOURS: Final = 7 * 24
+"""Staged rows that are older are abandoned: no job uses them any more."""
+
+_ERRORS_LOGGED_MAX: Final = 100
+"""The errors of one sweep that are logged; all of them are counted and reported."""
 _MARKERS_KEPT: Final = 2
 _EXPECTED: Final = (ServiceError, FormatError, CommitRefused)
 
@@ -276,11 +288,14 @@ def sweep(
     dry_run: bool,
     clock: Clock = SYSTEM_CLOCK,
     progress: Callable[[SweepItem], None] | None = None,
+    check: Callable[[], None] = lambda: None,
+    through_outages: bool = True,
 ) -> SweepReport:
     """Sweeps the topics once; by default all topics in the catalog or the store.
 
-    Errors of one key or one topic are in the report, and the sweep goes on. `progress` gets every
-    item.
+    Errors of one key or one topic are in the report, and the sweep goes on; without
+    `through_outages` it raises ServiceUnavailable instead. `progress` gets every item. `check` is
+    called for every name, and may raise to end the sweep.
     """
     report = SweepReport(dry_run)
 
@@ -288,23 +303,29 @@ def sweep(
         report.add(item)
         if item.action is Action.FAILED or item.kind in ALARMS:
             ERRORS.add(1, item.kind)
-            event(_log, logging.ERROR, item.kind, key=item.key, reason=item.reason)
+            if report.errors <= _ERRORS_LOGGED_MAX:
+                _log_item(logging.ERROR, item.kind, item)
         elif item.action is Action.REMOVED:
             REMOVED.add(1, item.kind)
-            event(_log, logging.INFO, "swept", key=item.key, kind=item.kind, reason=item.reason)
+            _log_item(logging.INFO, "swept", item)
         if progress is not None:
             progress(item)
 
     for topic in topics if topics is not None else _all_topics(catalog, store):
         report.topics += 1
+        swept = _TopicSweep(catalog, store, topic, grace_minutes * 60_000, dry_run, clock)
+        swept.check, swept.through_outages = check, through_outages
         try:
-            _TopicSweep(catalog, store, topic, grace_minutes * 60_000, dry_run, clock).run(
-                report, tell
-            )
+            swept.run(report, tell)
         except _EXPECTED as error:
+            swept.give_up_in_outage(error)
             key = objects_prefix(topic)
             tell(SweepItem(topic, Kind.TOPIC, key, 0, None, Action.FAILED, str(error)))
     return report
+
+
+def _log_item(level: int, text: str, item: SweepItem) -> None:
+    event(_log, level, text, topic=item.topic, key=item.key, kind=item.kind, reason=item.reason)
 
 
 def _all_topics(catalog: Catalog, store: Backend) -> Iterator[TopicName]:
@@ -336,6 +357,13 @@ class _TopicSweep:
         """The committed objects, with their listed sizes; None if an object is not listed."""
         self._existing: dict[str, int | None] = {}
         """The sizes of committed objects that were looked at; None if an object is missing."""
+        self.check: Callable[[], None] = lambda: None
+        self.through_outages = True
+
+    def give_up_in_outage(self, error: Exception) -> None:
+        """Raises the error if it ends the whole sweep: every further request would fail too."""
+        if isinstance(error, ServiceUnavailable) and not self.through_outages:
+            raise error
 
     def run(self, report: SweepReport, tell: Callable[[SweepItem], None]) -> None:
         record = self._catalog.record(self._topic)
@@ -350,6 +378,7 @@ class _TopicSweep:
         )
         markers: list[StoredMarker] = []
         for life, found in self._names():
+            self.check()
             if isinstance(found, StoredMarker):
                 markers.append(found)
                 continue
@@ -417,6 +446,7 @@ class _TopicSweep:
             kind, age_ms = verdict.kind, verdict.age_ms
             action, reason = self._carry_out(verdict, life, stored)
         except _EXPECTED as error:
+            self.give_up_in_outage(error)
             action, reason = Action.FAILED, str(error)
         return self._item(kind, key, size, age_ms, action, reason)
 
@@ -529,6 +559,7 @@ class _TopicSweep:
                     self._store.delete_object(meta.key)
                     action = Action.REMOVED
                 except ServiceError as error:
+                    self.give_up_in_outage(error)
                     action, reason = Action.FAILED, str(error)
             age_ms = situation.now_ms - meta.modified_ms
             yield self._item(Kind.MARKER, meta.key, meta.size, age_ms, action, reason)
@@ -538,6 +569,7 @@ class _TopicSweep:
     def _compare_descriptors(self, report: SweepReport) -> Iterator[SweepItem]:
         """Checks each alarm a second time before reporting it: the chain may have changed."""
         for descriptor in self._catalog.get_object_descriptors(self._topic):
+            self.check()
             size = self._counting.pop(descriptor.object_id, None)
             if size != descriptor.size:
                 item = self._alarm(descriptor)
@@ -564,6 +596,7 @@ class _TopicSweep:
             reason = f"offsets {descriptor.start_offset} to {descriptor.end_offset} are lost"
             return self._item(Kind.MISSING, key, descriptor.size, age_ms, Action.KEPT, reason)
         except ServiceError as error:
+            self.give_up_in_outage(error)
             return self._item(Kind.MISSING, key, 0, age_ms, Action.FAILED, str(error))
         if size == descriptor.size:
             return None
@@ -574,3 +607,30 @@ class _TopicSweep:
         self, kind: Kind, key: str, size: int, age_ms: int | None, action: Action, reason: str
     ) -> SweepItem:
         return SweepItem(self._topic, kind, key, size, age_ms, action, reason)
+
+
+# -- staged rows --------------------------------------------------------------------------------
+
+
+def sweep_staging(
+    store: Backend,
+    *,
+    age_hours: float = STAGED_HOURS,
+    clock: Clock = SYSTEM_CLOCK,
+    check: Callable[[], None] = lambda: None,
+) -> int:
+    """Deletes files of staged rows that are older than `age_hours`; returns how many.
+
+    They are left by writes from Spark that were abandoned. `check` is called for every file, and
+    may raise to end the sweep.
+    """
+    oldest_ms = clock.now_ms() - int(age_hours * 3_600_000)
+    found = [meta.key for meta in store.list(STAGING_PREFIX) if meta.modified_ms < oldest_ms]
+    # Manifests first: the files that a manifest names must exist.
+    for key in sorted(found, key=lambda key: not key.endswith("manifest.json")):
+        check()
+        store.delete_object(key)
+        REMOVED.add(1, "staged rows")
+    if found:
+        event(_log, logging.WARNING, "abandoned staged files deleted", files=len(found))
+    return len(found)

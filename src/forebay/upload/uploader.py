@@ -71,6 +71,8 @@ class Uploader:
         self._uploaded = self._verified = self._start = 0
         self._stopping = threading.Event()
         self.last_error: ForebayError | None = None
+        self.unfinished = False
+        """Whether the last cycle ended at `max_batch_bytes` and left something that is due."""
         self.look: Callable[[], None] = lambda: None
         """Called before each cycle. Raises if nothing may be uploaded."""
         disown_after_fork(self)
@@ -140,6 +142,7 @@ class Uploader:
         with self._turn:
             started = self.ports.clock.monotonic()
             done: list[ObjectDescriptor] = []
+            self.unfinished = False
             try:
                 self._require_going()
                 self.look()
@@ -175,7 +178,11 @@ class Uploader:
         self, record: TopicRecord, done: list[ObjectDescriptor], *, force: bool
     ) -> TopicRecord:
         """Uploads every object that is due, and adds it to `done`; returns the latest record."""
+        batch = 0
         while (planned := self._plan(record.tail, force=force)) is not None:
+            batch += planned.size
+            if self._exceeds_batch(batch, planned, force=force):
+                break
             try:
                 record = self._upload(planned, done)
             except CommitRefused:
@@ -184,6 +191,16 @@ class Uploader:
                     raise
                 # The pipeline committed these offsets first: continue at its tail.
         return record
+
+    def _exceeds_batch(self, batch: int, planned: PlannedObject, *, force: bool) -> bool:
+        """Whether the plan is left for the next cycle, which then begins soon.
+
+        `batch` counts the bytes of the cycle so far and of the plan. One plan is always carried
+        out, so that a frame larger than the batch does not stop the topic.
+        """
+        most = self.ports.settings.max_batch_bytes
+        self.unfinished = not force and most is not None and planned.size < batch > most
+        return self.unfinished
 
     def stop(self) -> None:
         """Lets no new cycle begin, and ends a running one at its next step. Does not wait."""

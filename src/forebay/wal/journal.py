@@ -54,7 +54,9 @@ class Journal:
         checkpoints: CheckpointStore,
         publisher: Publisher,
         recovered: Recovered,
+        topic: str,
     ) -> None:
+        self._topic = topic
         self._disk = disk
         self._directory = directory
         self._settings = settings
@@ -177,6 +179,14 @@ class Journal:
         due = self.rotation_due()
         return due is not None and self._clock.monotonic() >= due
 
+    def _rotated_by(self) -> str:
+        """The limit that the segment, which was just sealed, has reached."""
+        limit, seconds = self._settings.rotate_max_bytes, self._settings.rotate_max_seconds
+        if limit is not None and self._written >= limit:
+            return "bytes"
+        old = seconds is not None and self._clock.monotonic() >= self._active_since + seconds
+        return "age" if old else "forced"
+
     def _write(self, buffers: list[Buffer]) -> None:
         if buffers:
             assert self._file is not None
@@ -217,9 +227,19 @@ class Journal:
             sealed = (*self.segments.sealed, replace(active, index=None))
             self.segments = SegmentSet(sealed, None)
             metrics.rotations.add()
+            event(
+                _log,
+                logging.INFO,
+                "segment rotated",
+                topic=self._topic,
+                file=active.path.name,
+                start=active.first_offset,
+                end=active.end_offset - 1,
+                bytes=active.size,
+                closed_by=self._rotated_by(),
+            )
 
     def _begin_segment(self, first_offset: int) -> None:
-        sealed_before = len(self.segments.sealed)
         self._seal()
         seq = self.segments.sealed[-1].seq + 1 if self.segments.sealed else 0
         path = self._directory / self._names.segment(seq)
@@ -230,8 +250,6 @@ class Journal:
         now = self._clock.now_ms()
         active = Segment(seq, path, first_offset, first_offset, 0, now, now, SegmentIndex())
         self.segments = SegmentSet(self.segments.sealed, active)
-        if len(self.segments.sealed) != sealed_before:
-            _log.info("rotated to %s at offset %d", path.name, first_offset)
         self._checkpoint()
 
     def _write_index(self, segment: Segment) -> None:
@@ -320,7 +338,12 @@ AnyJournal: TypeAlias = Journal | VolatileJournal
 
 
 def open_journal(
-    disk: Disk, settings: WalSettings, clock: Clock, claim: Claim, known_offset: int = 0
+    disk: Disk,
+    settings: WalSettings,
+    clock: Clock,
+    claim: Claim,
+    known_offset: int = 0,
+    topic: str = "",
 ) -> AnyJournal:
     """Locks the directory, recovers the log in it, acquires the claim and opens the files.
 
@@ -336,7 +359,7 @@ def open_journal(
     # A later change of the working directory must not move the log.
     directory = Path(settings.dir).absolute()
     try:
-        return _lock_and_recover(disk, directory, settings, clock, claim, known_offset)
+        return _lock_and_recover(disk, directory, settings, clock, claim, known_offset, topic)
     except OSError as error:
         reason = f"{directory}: cannot open the log: {error}; {remedy(error)}"
         raise DiskError(error.errno, reason) from error
@@ -349,6 +372,7 @@ def _lock_and_recover(
     clock: Clock,
     claim: Claim,
     known_offset: int,
+    topic: str,
 ) -> Journal:
     names = SegmentNames(settings.file_name)
     disk.make_dirs(directory)
@@ -360,7 +384,7 @@ def _lock_and_recover(
             disk, directory, names, clock, checkpoints.get_wal(), published, known_offset
         )
         recovered = resolve_identity(disk, directory, names, publisher, recovery.run(), claim)
-        return Journal(disk, directory, settings, clock, checkpoints, publisher, recovered)
+        return Journal(disk, directory, settings, clock, checkpoints, publisher, recovered, topic)
     except BaseException:
         publisher.close()
         raise

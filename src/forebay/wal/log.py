@@ -88,7 +88,7 @@ class Wal:
         self._disk = disk or LocalDisk()
         self._clock = clock = since_1970(clock)
         claim = claim or Unclaimed()
-        self._journal = open_journal(self._disk, settings, clock, claim, known_offset)
+        self._journal = open_journal(self._disk, settings, clock, claim, known_offset, self.topic)
         try:
             self._committer = GroupCommit(
                 self.topic, settings, clock, self._journal, claim.ownership, pool

@@ -20,6 +20,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.interrupts import WorkerThreads
 from forebay.limits import INTERVAL_SECONDS_MAX, WRITER_THREADS
+from forebay.logs import event
 
 _log: Final = logging.getLogger("forebay.wal")
 Job: TypeAlias = Callable[[], bool | None]
@@ -93,8 +94,10 @@ class WriterPool:
                 while job():
                     if not self._alone(job):
                         break
-            except Exception:  # noqa: BLE001  # the thread serves other logs too
-                _log.exception("a job of a writer thread failed")
+            except Exception as error:  # noqa: BLE001  # the thread serves other logs too
+                event(
+                    _log, logging.ERROR, "a job of a writer thread failed", trace=error, error=error
+                )
             del job  # an idle thread must not keep a log alive
 
     def _alone(self, job: Job) -> bool:

@@ -31,7 +31,13 @@ from forebay.format.names import (
 from forebay.pipeline.execute import Done
 from forebay.pipeline.jobs.offload import Offload, OffloadReport, ReadBackTask
 from forebay.pipeline.location import job_settings
-from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
+from forebay.settings import (
+    DeleterSettings,
+    StoreSettings,
+    SweeperSettings,
+    UploaderSettings,
+    WalSettings,
+)
 from forebay.testing.clock import ManualClock
 from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store
@@ -545,7 +551,9 @@ def test_a_segment_that_cannot_be_opened_is_its_topics_own_trouble(tmp_path: Pat
 def test_no_sweep_overtakes_a_wave_of_a_topic_that_nobody_owns(tmp_path: Path) -> None:
     """A wave takes longer than the grace time: its driver lives, and renews what it announced."""
     clock = ManualClock()
-    settings = settings_of(tmp_path, max_object_bytes=5000, sweep_grace_minutes=0.01)
+    settings = replace(
+        settings_of(tmp_path, max_object_bytes=5000), sweeper=SweeperSettings(grace_minutes=0.01)
+    )
     with Store(settings, clock=clock) as store:
         store.topic(NAME).append_many(payloads(200))
     executor = InlineExecutor()

@@ -35,10 +35,10 @@ from forebay.pipeline.sink.staging import (
     read_manifest,
     stage,
     staged_rows,
-    sweep_staging,
     write_manifest,
 )
 from forebay.testing import ManualClock
+from forebay.upload.sweep import sweep_staging
 
 WRITE = "00112233445566aa"
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

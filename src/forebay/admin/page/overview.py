@@ -14,6 +14,7 @@ clients.
 from __future__ import annotations
 
 import functools
+import math
 import shutil
 import threading
 import time
@@ -119,7 +120,7 @@ class ServerFacts(Record, frozen=True):
     catalog: str
     runner: str | None
     interval_seconds: float
-    max_open_seconds: float
+    max_open_seconds: float | None
     max_object_bytes: Count
     max_object_messages: Count | None
     deletion_lag_minutes: float
@@ -313,7 +314,7 @@ def _server_facts(context: ServerContext) -> ServerFacts:
         runner=uploader.runner if uploader.enabled else None,
         interval_seconds=uploader.interval_seconds,
         max_open_seconds=uploader.max_open_seconds,
-        max_object_bytes=uploader.max_object_bytes,
+        max_object_bytes=uploader.object_bytes_max,
         max_object_messages=uploader.max_object_messages,
         deletion_lag_minutes=deleter.deletion_lag_minutes,
         unready=context.unready,
@@ -445,7 +446,8 @@ def _topic_alerts(context: ServerContext, page: TopicPage) -> list[Alert]:
             Alert("trouble", "warning", f"{row.name}: {row.trouble.rstrip('.')}.", row.name)
         )
     uploader = context.settings.uploader
-    allowed = row.upload_seconds + _LATE * uploader.interval_seconds
+    waits = row.upload_seconds
+    allowed = math.inf if waits is None else waits + _LATE * uploader.interval_seconds
     lag = row.lag.seconds
     if uploader.enabled and row.open and lag > allowed:
         found.append(

@@ -128,7 +128,8 @@ class TopicRow(Record, frozen=True):
         Meta(description="What uploads the topic in the background; null if nothing does."),
     ]
     upload_seconds: Annotated[
-        float, Meta(description="After how long a message is uploaded at the latest.")
+        float | None,
+        Meta(description="After how long a message is uploaded at the latest; null for no limit."),
     ]
     own_settings: Annotated[
         dict[str, str], Meta(description="The settings that the topic has of its own.")

@@ -6,10 +6,11 @@ The driver plans and commits, and tasks read and write:
 2. A task writes the object, reads it back, and compares it with the small ones.
 3. One transaction replaces the small objects by the new one (the swap).
 
-The small objects are kept for `sweep_grace_minutes`, so that readers with an old plan can finish,
-and the swap can be undone. If an owner, retention or another compaction has changed the objects in
-the meantime, nothing is swapped, and the group is planned again. A kill loses at most one wave: its
-objects have no descriptor, and the next run writes them again or a sweep removes them.
+The small objects are kept for `storage.sweeper.grace_minutes`, so that readers with an old plan can
+finish, and the swap can be undone. If an owner, retention or another compaction has changed the
+objects in the meantime, nothing is swapped, and the group is planned again. A kill loses at most
+one wave: its objects have no descriptor, and the next run writes them again or a sweep removes
+them.
 
 Beware: no space is freed at once. Both copies exist until a sweep after the grace time.
 """
@@ -48,7 +49,6 @@ from forebay.errors import (
 from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import Index, ObjectDescriptor
 from forebay.format.frame import Scan
-from forebay.format.index import ObjectIndex
 from forebay.format.names import ObjectName, TopicName, object_key, parse_object, parse_topic
 from forebay.limits import OFFSET_MAX
 from forebay.logs import event
@@ -61,7 +61,7 @@ from forebay.read.object_stream import ObjectStream
 from forebay.read.verify import looks_same, other_content
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources, open_existing
-from forebay.upload.engine import NewObject, Renewal, put_sidecar, set_aside
+from forebay.upload.engine import NewObject, Renewal, new_index, put_sidecar, set_aside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,7 +105,7 @@ def compact(
     """
     settings = job_settings(source)
     uploader = settings.uploader
-    target = uploader.max_object_bytes if target_bytes is None else target_bytes
+    target = uploader.object_bytes_max if target_bytes is None else target_bytes
     bounds = Bounds(target, uploader.max_object_messages)
     if max_bytes is not None and max_bytes < 1:
         raise UsageError(f"the budget is {max_bytes} bytes; it must be at least 1")
@@ -393,7 +393,8 @@ class _Compaction:
             self.rounds += 1
             for wave in waves.cut(self._intended(groups), weight_max=_GROUPS_PER_WAVE):
                 intents = [(job.group.topic, job.intent) for job in wave]
-                with Renewal(self.resources.catalog, intents, self.resources.settings.uploader):
+                grace_minutes = self.resources.settings.sweeper.grace_minutes
+                with Renewal(self.resources.catalog, intents, grace_minutes):
                     for job, done in waves.run(wave):
                         self._settle(job, done)
         return self._report(dry_run=False)
@@ -739,7 +740,8 @@ def _read(
     """
     reading = replace(resources.settings.cloud_reader, lenient=False)
     start, end = objects[0].start_offset, objects[-1].next_offset
-    content, survey, index = ContentHash(), MessageSurvey(), ObjectIndex()
+    content, survey = ContentHash(), MessageSurvey()
+    index = new_index(resources.settings.uploader)
     sources = _SourceHashes(resources.store.name, topic, objects)
     size = messages = 0
     source = _Chain(topic, objects)

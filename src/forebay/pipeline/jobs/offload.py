@@ -525,9 +525,9 @@ class _Run:
         for plan in wave:
             tasks += [ReadBackTask(plan.topic, each) for each in plan.unverified]
             tasks += self._intended(plan)
-        catalog, settings = self._offload.catalog(), self._offload.store.settings.uploader
+        catalog, sweeper = self._offload.catalog(), self._offload.store.settings.sweeper
         intents = [(task.topic, task.intent) for task in tasks if isinstance(task, UploadTask)]
-        with Renewal(catalog, intents, settings):
+        with Renewal(catalog, intents, sweeper.grace_minutes):
             by_topic: dict[TopicName, list[tuple[Task, Done[Uploaded]]]] = {}
             for task, done in self._waves.run(tasks):
                 by_topic.setdefault(task.topic, []).append((task, done))

@@ -135,7 +135,7 @@ def verify(
                 resources.catalog,
                 resources.store,
                 names if topics is not None else None,
-                grace_minutes=settings.uploader.sweep_grace_minutes,
+                grace_minutes=settings.sweeper.grace_minutes,
                 dry_run=True,
                 progress=run.findings.add_swept,
             )

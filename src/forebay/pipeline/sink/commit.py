@@ -56,9 +56,9 @@ from forebay.pipeline.sink.staging import (
     joined_checksum,
     read_manifest,
     staged_rows,
-    sweep_staging,
     write_manifest,
 )
+from forebay.upload.sweep import sweep_staging
 
 _log: Final = logging.getLogger("forebay.pipeline")
 _SWEEP_BATCHES: Final = 100
@@ -475,9 +475,7 @@ def sweep_if_due(store: CloudStore, batch: SinkBatch) -> None:
     """Deletes abandoned staged files; in a streaming query only once in some batches."""
     if batch.streaming and batch.number % _SWEEP_BATCHES:
         return
-    swept = sweep_staging(store)
-    if swept:
-        event(_log, logging.WARNING, "abandoned staged files deleted", files=swept)
+    sweep_staging(store)
 
 
 def state_name(sink_id: str) -> str:

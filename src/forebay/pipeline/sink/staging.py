@@ -6,7 +6,8 @@
 A staged file is a sequence of frames, one message for each row, numbered from 0
 (`docs/formats/staged-rows.md`). The process that commits them needs neither Spark nor Arrow. A task
 never appends. It writes its rows as one object, which exists whole or not at all, so a task that is
-killed or retried leaves only files. Abandoned files are deleted by age (`sweep_staging`).
+killed or retried leaves only files. Abandoned files are deleted by age
+(`upload.sweep.sweep_staging`).
 
 Beware: check everything that could make an append fail before a row is staged (`columns.py`), so
 that a commit does not stop in the middle of a batch.
@@ -22,7 +23,6 @@ from itertools import groupby
 from typing import Final
 from zlib import crc32
 
-from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import FormatError, MessageError, ObjectMissing, UsageError
 from forebay.format import codec
 from forebay.format.frame import FRAME_BYTES_MAX, Scan, frame_bytes, scan
@@ -34,12 +34,9 @@ from forebay.format.message import (
     message_columns,
     topic_names,
 )
-from forebay.format.names import STAGING_PREFIX, is_staged_file, staging_manifest, write_of_staged
+from forebay.format.names import is_staged_file, staging_manifest, write_of_staged
 from forebay.limits import KIB, MIB
 from forebay.objects.store import CloudStore, CloudWriter
-
-AGE_HOURS: Final = 7 * 24
-"""Older files are abandoned: no job uses them any more."""
 
 _WRITE_BYTES: Final = 1 * MIB
 _READ_BYTES: Final = 4 * MIB
@@ -324,14 +321,3 @@ def forget_parts(store: CloudStore, parts: Sequence[Part]) -> None:
     written = [(write_of_staged(part.key), part) for part in parts if part.key is not None]
     begun = {write for write in {write for write, _ in written} if has_manifest(store, write)}
     discard(store, [part for write, part in written if write not in begun], manifests=False)
-
-
-def sweep_staging(
-    store: CloudStore, *, age_hours: float = AGE_HOURS, clock: Clock = SYSTEM_CLOCK
-) -> int:
-    """Deletes staged files that are older than `age_hours`; returns how many."""
-    oldest_ms = clock.now_ms() - int(age_hours * 3_600_000)
-    found = [meta.key for meta in store.list(STAGING_PREFIX) if meta.modified_ms < oldest_ms]
-    for key in sorted(found, key=lambda key: not key.endswith("manifest.json")):
-        store.delete_object(key)
-    return len(found)

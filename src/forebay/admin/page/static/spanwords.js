@@ -8,8 +8,10 @@ let waits = "";
 export function uploadsWhen(server, topic) {
   const own = topic.own_settings;
   const messages = own.max_object_messages || server.max_object_messages;
-  const object = `${own.max_object_bytes || bytes(server.max_object_bytes)}${messages && messages !== "null" ? ` or ${plural(Number(messages), "message")}` : ""}`;
-  waits = topic.uploaded_by ? `uploaded when ${object} wait, or the oldest has waited for ${duration(topic.upload_seconds)}` : "uploads are off here: run forebay offload";
+  const size = own.max_object_bytes === "null" ? "the largest possible object" : own.max_object_bytes || bytes(server.max_object_bytes);
+  const object = `${size}${messages && messages !== "null" ? ` or ${plural(Number(messages), "message")}` : ""}`;
+  const late = topic.upload_seconds === null ? "" : `, or the oldest has waited for ${duration(topic.upload_seconds)}`;
+  waits = topic.uploaded_by ? `uploaded when ${object} wait${late}` : "uploads are off here: run forebay offload";
   return waits;
 }
 
