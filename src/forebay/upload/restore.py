@@ -177,9 +177,9 @@ def restore_topic(
 
     Raises MissingData if there are no objects or no object holds some offsets, CorruptLog if an
     object is damaged and no other holds its offsets, CommitRefused if that is an object in the
-    catalog, UsageError for a next offset that cannot be right, and TopicOwned while a living
-    process owns the topic. UsageError also for a bucket of a later Danube. Objects that were adopted before an error stay adopted, and a second run
-    continues after them.
+    catalog, UsageError for a next offset that cannot be right or for objects of a later Danube, and
+    TopicOwned while a living process owns the topic. Objects that were adopted before an error stay
+    adopted, and a second run continues after them.
     """
     stock = stock if stock is not None else take_stock(store, topic)
     run = _Restore(catalog, store, session, topic, stock, choices, local, describe)
