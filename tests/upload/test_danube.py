@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from forebay.upload.danube import (
     Run,
     SourceFile,
     SourceReaders,
+    digest,
     inspect,
     lay_out,
     list_bucket,
@@ -201,12 +203,17 @@ def test_a_part_of_a_run_is_measured_and_read(
     with SourceReaders(lambda: LocalBackend(tmp_path), LocalDisk()) as readers:
         reader = readers.reader(file)
         [run] = inspect(file, reader).runs
-        for first, until in ((50, 90), (50, 51), (61, 77), (89, 90)):
-            part = measure(file.name, reader, Piece(0, run, first, until))
-            assert data[part.position : part.stop] == frames(range(first, until))
-            extent = Extent(0, Path(file.name), part.position, part.stop, first, until)
+        assert measure(file.name, reader, run, [50, 61, 62, 89]) == [
+            len(frames(range(50, offset))) for offset in (50, 61, 62, 89)
+        ]
+        for first, until in ((50, 51), (61, 77), (89, 90)):
+            start, stop = (len(frames(range(50, offset))) for offset in (first, until))
+            extent = Extent(0, Path(file.name), start, stop, first, until)
             read = DanubeSource(readers, {0: file}).frames([extent])
             assert b"".join(bytes(each.raw) for each in read) == frames(range(first, until))
+            piece = Piece(0, Run(first, until, start, stop), first, until)
+            expected = "sha256:" + sha256(frames(range(first, until))).hexdigest()
+            assert digest(readers, {0: file}, [piece]) == expected
         wrong = Extent(0, Path(file.name), run.position, run.stop, 50, 91)
         with pytest.raises(CorruptFrame, match="the file has changed"):
             list(DanubeSource(readers, {0: file}).frames([wrong]))

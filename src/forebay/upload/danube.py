@@ -17,7 +17,7 @@ besides the runs of all files of a topic.
 from __future__ import annotations
 
 import socket
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -457,11 +457,9 @@ class Layout:
 
     def between(self, first: int, until: int) -> list[Piece]:
         """Returns the pieces with offsets in `first..until`, cut to it."""
-        return [
-            each.part(first, until)
-            for each in self.pieces
-            if each.first < until and first < each.until
-        ]
+        start = bisect_right(self.pieces, first, key=lambda piece: piece.until)
+        stop = bisect_left(self.pieces, until, key=lambda piece: piece.first)
+        return [each.part(first, until) for each in self.pieces[start:stop]]
 
 
 def lay_out(files: Sequence[Inspected], expected: Iterable[Range] = ()) -> Layout:
@@ -515,18 +513,18 @@ def plan_objects(extents: Iterable[Extent], settings: UploaderSettings) -> Itera
     """
     bytes_max, messages_max = settings.max_object_bytes, settings.max_object_messages
     taken: list[Extent] = []
+    size = 0
     for extent in extents:
-        if taken:
-            planned = PlannedObject((*taken, extent))
-            count = planned.next_offset - planned.start_offset
-            if (
-                taken[-1].next_offset != extent.first_offset
-                or planned.size > bytes_max
-                or (messages_max is not None and count > messages_max)
-            ):
-                yield PlannedObject(tuple(taken))
-                taken = []
+        count = extent.next_offset - taken[0].first_offset if taken else 0
+        if taken and (
+            taken[-1].next_offset != extent.first_offset
+            or size + extent.size > bytes_max
+            or (messages_max is not None and count > messages_max)
+        ):
+            yield PlannedObject(tuple(taken))
+            taken, size = [], 0
         taken.append(extent)
+        size += extent.size
     if taken:
         yield PlannedObject(tuple(taken))
 
@@ -559,32 +557,29 @@ def _scans(name: str, reader: BlockReader, run: Run) -> Iterator[tuple[Scan, int
         )
 
 
-def measure(name: str, reader: BlockReader, piece: Piece) -> Run:
-    """Finds the bytes of the piece in its run, by reading the run up to its end."""
-    start, stop = piece.run.position, piece.run.stop
-    for frames, base in _scans(name, reader, piece.run):
+def measure(name: str, reader: BlockReader, run: Run, offsets: Sequence[int]) -> list[int]:
+    """Returns where the frames of these offsets begin, which are in the run and ascend.
+
+    Reads the run up to the last of them, once.
+    """
+    found: list[int] = []
+    for frames, base in _scans(name, reader, run):
         first = frames.offsets[0]
-        if first <= piece.first < first + len(frames):
-            start = base + _start(frames, piece.first - first)
-        if first < piece.until <= first + len(frames):
-            stop = base + _stop(frames, piece.until - 1 - first)
+        while len(found) < len(offsets) and offsets[len(found)] < first + len(frames):
+            found.append(base + _start(frames, offsets[len(found)] - first))
+        if len(found) == len(offsets):
             break
-    return Run(piece.first, piece.until, start, stop)
+    return found
 
 
 def digest(readers: SourceReaders, files: Mapping[int, SourceFile], pieces: list[Piece]) -> str:
-    """Returns the content hash of the frames of the pieces, one after the other."""
+    """Returns the content hash of the frames of whole pieces, one after the other."""
     content = ContentHash()
     for piece in pieces:
+        assert piece.whole, "its bytes are known"
         file = files[piece.file]
         for frames, _ in _scans(file.name, readers.reader(file), piece.run):
-            first = frames.offsets[0]
-            start = max(piece.first - first, 0)
-            stop = min(piece.until - first, len(frames))
-            if start < stop:
-                content.add(frames.part(start, stop).raw)
-            if first + len(frames) >= piece.until:
-                break
+            content.add(frames.raw)
     return content.value
 
 

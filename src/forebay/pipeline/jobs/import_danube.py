@@ -63,6 +63,7 @@ from forebay.settings import CloudSettings, MetadataSettings, StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources
 from forebay.upload import engine
 from forebay.upload.danube import (
+    Copy,
     Damage,
     DanubeSource,
     Inspected,
@@ -341,19 +342,20 @@ def _values(kv: Kv, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """Finds the bytes of a piece that is a part of its run."""
+    """Finds where the frames of these offsets of a run begin."""
 
     file: SourceFile
-    piece: Piece
+    run: Run
+    offsets: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        return self.piece.run.stop - self.piece.run.position
+        return self.run.stop - self.run.position
 
 
 @dataclass(frozen=True, slots=True)
 class _Digest:
-    """Hashes the frames of pieces."""
+    """Hashes the frames of whole pieces."""
 
     files: dict[int, SourceFile]
     pieces: list[Piece]
@@ -386,9 +388,9 @@ def _inspect_task(source: StoreSettings | None, file: SourceFile) -> Inspected:
         return inspect(file, readers.reader(file))
 
 
-def _measure_task(source: StoreSettings | None, item: _Measure) -> Run:
+def _measure_task(source: StoreSettings | None, item: _Measure) -> list[int]:
     with _readers(source) as readers:
-        return measure(item.file.name, readers.reader(item.file), item.piece)
+        return measure(item.file.name, readers.reader(item.file), item.run, item.offsets)
 
 
 def _digest_task(source: StoreSettings | None, item: _Digest) -> str:
@@ -427,7 +429,9 @@ class _Tasks:
         work = partial(_inspect_task, self._source)
         return self._run(work, files, lambda file: file.size)
 
-    def measure(self, items: Iterable[_Measure]) -> Iterator[tuple[_Measure, Run | ForebayError]]:
+    def measure(
+        self, items: Iterable[_Measure]
+    ) -> Iterator[tuple[_Measure, list[int] | ForebayError]]:
         return self._run(partial(_measure_task, self._source), items, lambda item: item.size)
 
     def digest(self, items: Iterable[_Digest]) -> Iterator[tuple[_Digest, str | ForebayError]]:
@@ -542,47 +546,84 @@ def _count(plan: _Plan, inspected: list[Inspected]) -> None:
     row.damage = [damage for each in inspected for damage in each.damage]
 
 
+def _exact(
+    tasks: _Tasks, pieces: Sequence[tuple[_Plan, Piece]]
+) -> list[tuple[_Plan, Piece | ForebayError]]:
+    """Returns each piece with its own run, so that its bytes are known, or an error.
+
+    A run that many pieces are parts of is read once.
+    """
+    cuts: dict[tuple[SourceFile, Run], set[int]] = {}
+    for plan, piece in pieces:
+        inside = {piece.first, piece.until} - {piece.run.start, piece.run.next}
+        if inside:
+            cuts.setdefault((plan.files[piece.file], piece.run), set()).update(inside)
+    places: dict[tuple[SourceFile, Run, int], int] = {}
+    failed: dict[SourceFile, ForebayError] = {}
+    items = [_Measure(file, run, tuple(sorted(found))) for (file, run), found in cuts.items()]
+    for item, result in tasks.measure(items):
+        if isinstance(result, ForebayError):
+            failed[item.file] = result
+            continue
+        for offset, position in zip(item.offsets, result, strict=True):
+            places[item.file, item.run, offset] = position
+    return [(plan, _placed(plan, piece, places, failed)) for plan, piece in pieces]
+
+
+def _placed(
+    plan: _Plan,
+    piece: Piece,
+    places: dict[tuple[SourceFile, Run, int], int],
+    failed: dict[SourceFile, ForebayError],
+) -> Piece | ForebayError:
+    file, run = plan.files[piece.file], piece.run
+    if file in failed and not piece.whole:
+        return failed[file]
+    start = run.position if piece.first == run.start else places[file, run, piece.first]
+    stop = run.stop if piece.until == run.next else places[file, run, piece.until]
+    return piece._replace(run=Run(piece.first, piece.until, start, stop))
+
+
 def _compare_copies(tasks: _Tasks, plans: Sequence[_Plan]) -> None:
     """Finds the offsets that two files hold with different messages."""
     todo = [(plan, copy) for plan in plans if plan.row.error is None for copy in plan.layout.copies]
-    items = [plan.digest_of([piece]) for plan, copy in todo for piece in (copy.kept, copy.dropped)]
+    exact = _exact(tasks, [(plan, piece) for plan, copy in todo for piece in copy])
+    compared: list[tuple[_Plan, Copy]] = []
+    items: list[_Digest] = []
+    for (plan, copy), (_, kept), (_, dropped) in zip(todo, exact[::2], exact[1::2], strict=True):
+        if isinstance(kept, ForebayError):
+            plan.fail(kept)
+        elif isinstance(dropped, ForebayError):
+            plan.fail(dropped)
+        else:
+            compared.append((plan, copy))
+            items += [plan.digest_of([kept]), plan.digest_of([dropped])]
     results = [result for _, result in tasks.digest(items)]
-    for (plan, copy), kept, dropped in zip(todo, results[::2], results[1::2], strict=True):
-        for result in (kept, dropped):
+    for (plan, copy), one, other in zip(compared, results[::2], results[1::2], strict=True):
+        for result in (one, other):
             if isinstance(result, ForebayError):
                 plan.fail(result)
-        if kept != dropped and plan.row.error is None:
+        if one != other and plan.row.error is None:
             names = [plan.files[piece.file].name for piece in copy]
             plan.row.conflicts.append(Conflict(copy.kept.first, copy.kept.until, *names))
 
 
 def _measure_all(tasks: _Tasks, plans: Sequence[_Plan]) -> None:
     """Finds the bytes of all pieces."""
-    parts = [
-        (plan, piece)
-        for plan in plans
-        if plan.row.error is None
-        for piece in plan.layout.pieces
-        if not piece.whole
-    ]
-    items = (_Measure(plan.files[piece.file], piece) for plan, piece in parts)
-    measured: dict[tuple[TopicName, Piece], Run] = {}
-    for (plan, piece), (_, result) in zip(parts, tasks.measure(items), strict=True):
-        if isinstance(result, ForebayError):
-            plan.fail(result)
+    good = [plan for plan in plans if plan.row.error is None]
+    pieces = [(plan, piece) for plan in good for piece in plan.layout.pieces]
+    for plan, found in _exact(tasks, pieces):
+        if isinstance(found, ForebayError):
+            plan.fail(found)
         else:
-            measured[plan.topic, piece] = result
-    for plan in plans:
-        if plan.row.error is None:
-            for piece in plan.layout.pieces:
-                run = piece.run if piece.whole else measured[plan.topic, piece]
-                plan.extents.append(_extent(plan, piece.file, run))
-            plan.row.bytes = sum(each.size for each in plan.extents)
+            plan.extents.append(_extent(plan, found))
+    for plan in good:
+        plan.row.bytes = sum(each.size for each in plan.extents)
 
 
-def _extent(plan: _Plan, file: int, run: Run) -> Extent:
-    path = Path(plan.files[file].name)
-    return Extent(file, path, run.position, run.stop, run.start, run.next)
+def _extent(plan: _Plan, piece: Piece) -> Extent:
+    run, path = piece.run, Path(plan.files[piece.file].name)
+    return Extent(piece.file, path, run.position, run.stop, run.start, run.next)
 
 
 # ---- one topic --------------------------------------------------------------------------------
@@ -682,18 +723,24 @@ class _TopicImport:
         if record is None:
             return
         found = list(self._catalog.get_object_descriptors(self._topic))
-        items = []
-        for each in found:
-            pieces = self._plan.layout.between(each.start_offset, each.next_offset)
+        parts = [self._plan.layout.between(each.start_offset, each.next_offset) for each in found]
+        for each, pieces in zip(found, parts, strict=True):
             if sum(piece.until - piece.first for piece in pieces) != each.count:
                 raise self._other(each)
-            items.append(self._plan.digest_of(pieces))
+        exact = iter(self._exact([piece for pieces in parts for piece in pieces]))
+        items = [self._plan.digest_of([next(exact) for _ in pieces]) for pieces in parts]
         for each, (_, result) in zip(found, self._tasks.digest(items), strict=True):
             if isinstance(result, ForebayError):
                 raise result
             if result != each.content_hash:
                 raise self._other(each)
         self._row.present = sum(each.count for each in found)
+
+    def _exact(self, pieces: list[Piece]) -> Iterator[Piece]:
+        for _, piece in _exact(self._tasks, [(self._plan, piece) for piece in pieces]):
+            if isinstance(piece, ForebayError):
+                raise piece
+            yield piece
 
     def _other(self, descriptor: ObjectDescriptor) -> CommitRefused:
         return CommitRefused(
@@ -714,11 +761,8 @@ class _TopicImport:
             if extent.first_offset >= offset:
                 yield extent
                 continue
-            rest = piece.part(offset, piece.until)
-            [(_, run)] = self._tasks.measure([_Measure(self._plan.files[piece.file], rest)])
-            if isinstance(run, ForebayError):
-                raise run
-            yield _extent(self._plan, piece.file, run)
+            [rest] = self._exact([piece.part(offset, piece.until)])
+            yield _extent(self._plan, rest)
 
     # -- writing --------------------------------------------------------------------------------
 
