@@ -286,6 +286,20 @@ def test_an_import_that_is_repeated_adds_only_what_is_new(
     assert "has messages of its own" in str(row_of(imported(source, target)).error)
 
 
+def test_a_wal_file_that_overlaps_many_objects_is_searched_once(
+    source: Danube, target: StoreSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in range(0, 50, 5):
+        source.put(first, 5)
+    source.write(0, frames(range(2, 60)))
+    executor = InlineExecutor()
+    monkeypatch.setattr(job, "executor_for", lambda *_: executor)
+    assert row_of(imported(source, target)).copies == 48
+    searched = [item.file.kind for item in executor.items if isinstance(item, job._Measure)]
+    assert searched.count("wal") == 2  # once to compare its parts, once for what it gives
+    require_messages(target, 0, 60)
+
+
 def test_a_topic_with_other_messages_is_refused(source: Danube, target: StoreSettings) -> None:
     source.put(0, 10)
     other = Danube(source.path.parent / "other")

@@ -20,10 +20,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from forebay.catalog.adopt import importing, is_importing, is_restoring, unfinished
 from forebay.catalog.catalog import Change
@@ -176,7 +176,7 @@ class ImportRow:
 
 @dataclass(frozen=True, slots=True)
 class ImportSummary:
-    """A row without its lists, for a DataFrame."""
+    """A row of the DataFrame: lists are counted."""
 
     topic: str
     messages: int
@@ -213,25 +213,15 @@ class ImportReport:
         return sum(row.bytes for row in self.rows)
 
     def dataframe(self, spark: SparkSession) -> DataFrame:
+        names = [each.name for each in fields(ImportSummary)]
         rows = [
-            ImportSummary(
-                row.topic,
-                row.messages,
-                row.bytes,
-                row.start_offset,
-                row.next_offset,
-                row.present,
-                row.new_objects,
-                row.new_messages,
-                row.copies,
-                len(row.gaps),
-                len(row.damage),
-                len(row.conflicts),
-                row.error,
-            )
-            for row in self.rows
+            ImportSummary(*(_counted(getattr(row, name)) for name in names)) for row in self.rows
         ]
         return to_dataframe(spark, ImportSummary, rows)
+
+
+def _counted(value: Any) -> Any:
+    return len(value) if isinstance(value, list) else value
 
 
 def import_danube(
