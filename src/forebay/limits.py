@@ -108,6 +108,9 @@ LOG_DISTANCE: Final = 2**40
 """How far a log may run past the last object or begin marker in the store. A restore without log
 and catalog continues this far after them, so it assigns no offset a second time (rule R9)."""
 
+IMPORT_RUNS_MAX: Final = 100_000
+"""The most places in one file of Danube at which its frames are out of order."""
+
 READ_AHEAD_CHUNKS: Final = 6
 """The most chunks that one reader of objects fetches ahead of the current one."""
 

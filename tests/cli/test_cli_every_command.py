@@ -24,6 +24,7 @@ ELSEWHERE: Final = {
     "demo": "tests/service",
     "pipeline": "tests/pipeline",
     "bench": "tests/bench",
+    "import-danube": "tests/cli",
 }
 """Commands that run for long, or on Spark: what they do is tested there."""
 
@@ -104,6 +105,10 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
         ([], "name the topics to restore, or give --all"),
         (["orders", "--all"], "not both"),
         (["a/b"], "a topic is /namespace/topic"),
+    ],
+    "import-danube": [
+        ([], "name Danube's bucket with --from"),
+        (["a/b", "--wal", "{tmp}"], "a topic is /namespace/topic"),
     ],
     "export": [
         (["orders", "{tmp}/t", "--max-batch-bytes", "x"], "it must be a size"),

@@ -48,6 +48,7 @@ ADOPTED_MAX: Final = 24
 """Descriptors in one transaction, added or removed. Each takes three or four writes."""
 _BATCH_BYTES_MAX: Final = 1 * MIB
 _RESTORING: Final = "restore of "
+_IMPORTING: Final = "restore of import"
 _NEXT_KEY: Final = "\1"
 
 Fill: TypeAlias = Callable[[TopicRecord, int, int], TopicRecord]
@@ -70,6 +71,23 @@ def is_restoring(log_id: str | None) -> bool:
 def restored(log_id: str | None) -> str | None:
     """Returns the log id without the mark of a restore."""
     return log_id.removeprefix(_RESTORING) or None if log_id and is_restoring(log_id) else log_id
+
+
+def importing() -> str:
+    """Returns the log id of a topic that is being imported. It has the mark of a restore too."""
+    return _IMPORTING
+
+
+def is_importing(log_id: str | None) -> bool:
+    """Whether an import of the topic has begun and not finished."""
+    return log_id == _IMPORTING
+
+
+def unfinished(log_id: str | None) -> tuple[str, str]:
+    """Returns what `is_restoring` found to be unfinished, and the command that finishes it."""
+    if is_importing(log_id):
+        return "an import", "forebay import-danube"
+    return "a restore", "forebay restore"
 
 
 def rows(

@@ -24,6 +24,7 @@ from forebay import __version__
 from forebay.bench.commands import bench
 from forebay.cli.configuration import completion, config
 from forebay.cli.export import export, replay
+from forebay.cli.import_danube import import_danube
 from forebay.cli.inspect import inspect
 from forebay.cli.messages import consume, produce
 from forebay.cli.offload import compact, offload, pipeline
@@ -115,6 +116,7 @@ _COMMANDS = (
     sweep,
     verify,
     restore,
+    import_danube,
     export,
     replay,
     inspect,

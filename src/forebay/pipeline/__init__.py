@@ -3,7 +3,7 @@
     from forebay.pipeline import offload, spark_session
     offload("data/", spark=spark_session())
 
-    jobs/       offload, compact, verify, restore, export, replay
+    jobs/       offload, compact, verify, restore, import_danube, export, replay
     source/     spark.read and spark.readStream
     sink/       df.write and df.writeStream
     session     SparkSession with our options
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from forebay.pipeline.jobs.compact import compact as compact
     from forebay.pipeline.jobs.compact import undo_compaction as undo_compaction
     from forebay.pipeline.jobs.export.job import export as export
+    from forebay.pipeline.jobs.import_danube import DanubeOrigin as DanubeOrigin
+    from forebay.pipeline.jobs.import_danube import import_danube as import_danube
     from forebay.pipeline.jobs.offload import offload as offload
     from forebay.pipeline.jobs.replay import replay as replay
     from forebay.pipeline.jobs.restore import restore as restore
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from forebay.pipeline.source.stream_offsets import stream_lag as stream_lag
 
 _PLACES = {
+    "DanubeOrigin": "jobs.import_danube",
     "compact": "jobs.compact",
     "export": "jobs.export.job",
+    "import_danube": "jobs.import_danube",
     "offload": "jobs.offload",
     "register": "source.data_source",
     "replay": "jobs.replay",

@@ -114,7 +114,7 @@ def store_settings(options: Mapping[str, str]) -> StoreSettings:
             "configuration file), or catalog and store together"
         )
     metadata = _metadata(given["catalog"], _below("catalog.", given))
-    cloud = _cloud(given["store"], _below("store.", given))
+    cloud = cloud_settings(given["store"], _below("store.", given))
     return job_settings(StoreSettings(data=NO_DATA, cloud=cloud, metadata=metadata))
 
 
@@ -147,7 +147,7 @@ def _staging_store(given: Mapping[str, str]) -> CloudSettings:
         raise UsageError(f"the server has its own catalog: leave out {', '.join(refused)}")
     if "store" not in given:
         return CloudSettings()
-    cloud = _cloud(given["store"], _below("store.", given))
+    cloud = cloud_settings(given["store"], _below("store.", given))
     if cloud.backend == "fs":
         raise UsageError(
             "store is a directory: with 'server' it must be the URL of the server's object store; "
@@ -196,7 +196,8 @@ def _metadata(catalog: str, options: dict[str, str]) -> MetadataSettings:
     return MetadataSettings(backend="sqlite", path=path)
 
 
-def _cloud(store: str, options: dict[str, str]) -> CloudSettings:
+def cloud_settings(store: str, options: dict[str, str]) -> CloudSettings:
+    """The object store that a directory or a URL means; UsageError for an unknown scheme."""
     scheme, separator, rest = store.partition("://")
     if not separator or scheme == "file":
         if options:

@@ -17,7 +17,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from forebay.catalog.adopt import is_restoring
+from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.chain import stored
 from forebay.catalog.records import TopicRecord
 from forebay.client.address import find_server
@@ -179,7 +179,8 @@ class _TopicRepair:
     def _known(self) -> bool:
         """False if the topic must be restored first. Raises UnknownTopic if it does not exist."""
         if self._record is not None and is_restoring(self._record.log_id):
-            self._point_to_restore("a restore of the topic is not finished")
+            begun, command = unfinished(self._record.log_id)
+            self._point_to_restore(f"{begun} of the topic is not finished", command)
             return False
         if self._record is not None:
             return True
@@ -197,7 +198,7 @@ class _TopicRepair:
         with closing(connect(self._view.settings.cloud, Path(self._view.name))) as store:
             return next(iter(store.list(prefix)), None) is not None
 
-    def _point_to_restore(self, what: str) -> None:
+    def _point_to_restore(self, what: str, command: str = "forebay restore") -> None:
         path = catalog_file(self._view.settings)
         where = str(path) if path is not None else "the catalog"
         self._report.findings.append(
@@ -206,7 +207,7 @@ class _TopicRepair:
                 Kind.CATALOG,
                 where,
                 what,
-                f"none here: run `forebay restore {self._topic}`",
+                f"none here: run `{command} {self._topic}`",
                 fixable=False,
             )
         )

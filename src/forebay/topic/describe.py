@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from forebay.catalog.adopt import is_restoring
+from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.chain import Totals
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.config.topics import TopicSetting, in_effect
@@ -276,7 +276,8 @@ def _problems(view: TopicView) -> Iterator[str]:
     if record is None:
         return
     if is_restoring(record.log_id):
-        yield "a restore of the topic is not finished: run `forebay restore` again"
+        begun, command = unfinished(record.log_id)
+        yield f"{begun} of the topic is not finished: run `{command}` again"
     segments = view.segments()
     if segments and segments[0].first_offset > record.tail:
         yield (

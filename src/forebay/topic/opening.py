@@ -30,7 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from forebay.catalog.adopt import is_restoring
+from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.catalog import Catalog, Change
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import State, TopicRecord, skip_holes
@@ -118,7 +118,8 @@ def settle(
             assigned=local.next_offset,
         )
     if is_restoring(record.log_id):
-        raise MissingData("a restore of the topic is not finished: run `forebay restore` again")
+        begun, command = unfinished(record.log_id)
+        raise MissingData(f"{begun} of the topic is not finished: run `{command}` again")
     standing = stand(record, local)
     if standing is Standing.OLDER:
         raise MissingData(_older(record, local))

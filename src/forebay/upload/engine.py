@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
@@ -48,7 +48,7 @@ from forebay.objects.backend import ObjectMeta
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
 from forebay.upload import metrics
-from forebay.upload.plan import Closed, PlannedObject, SegmentSource
+from forebay.upload.plan import Closed, Extent, PlannedObject
 
 T = TypeVar("T")
 
@@ -102,6 +102,13 @@ class Uploaded:
     """The threshold at which it was complete."""
 
 
+class FrameSource(Protocol):
+    """Where the frames of an object come from: the segments of a log, or files of Danube."""
+
+    def frames(self, extents: Iterable[Extent]) -> Iterator[Scan]:
+        """Yields whole frames in order, checked. Each scan begins at the start of its buffer."""
+
+
 # -- the steps ----------------------------------------------------------------------------------
 
 
@@ -130,7 +137,7 @@ def intend(
 
 def upload(
     ports: UploadPorts,
-    source: SegmentSource,
+    source: FrameSource,
     task: UploadTask,
     progress: Callable[[int], None] | None = None,
 ) -> Uploaded:
@@ -155,7 +162,7 @@ def upload(
 
 def _transfer(
     ports: UploadPorts,
-    source: SegmentSource,
+    source: FrameSource,
     task: UploadTask,
     progress: Callable[[int], None] | None,
 ) -> Transferred:

@@ -23,6 +23,7 @@ from forebay.errors import (
     ObjectMissing,
 )
 from forebay.format.content import ContentHash, MessageSurvey
+from forebay.format.danube import is_named_by_time, segments_prefix
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
 from forebay.format.frame import FrameDecoder
 from forebay.format.index import ObjectIndex
@@ -160,7 +161,10 @@ def walk(store: Backend, topic: TopicName) -> Iterator[Stored | StoredMarker | O
 
 
 def topics_in_store(store: Backend) -> Iterator[TopicName]:
-    """Yields every topic that has objects or begin markers, with about two requests for each."""
+    """Yields every topic that has objects or begin markers, with about two requests for each.
+
+    A topic whose objects are named as later versions of Danube name them is yielded too.
+    """
     after: str | None = None
     while (meta := next(store.list(TOPICS_PREFIX, after=after), None)) is not None:
         parts = meta.key.removeprefix(TOPICS_PREFIX).split("/")
@@ -169,7 +173,10 @@ def topics_in_store(store: Backend) -> Iterator[TopicName]:
             continue
         own = TOPICS_PREFIX + "/".join(parts[:2]) + "/"
         found = topic_of_key(f"{own}objects/any")
-        if found is not None and next(store.list(objects_prefix(found[0])), None) is not None:
+        if found is not None and any(
+            next(store.list(prefix(found[0])), None) is not None
+            for prefix in (objects_prefix, segments_prefix)
+        ):
             yield found[0]
         after = after_prefix(own)
 
@@ -209,6 +216,8 @@ class Inventory:
     """One more than the highest offset in any name."""
     pending: int = 0
     unknown: int = 0
+    named_by_time: str | None = None
+    """The key of an object of Danube whose name does not say which offsets it holds."""
     markers: list[StoredMarker] = field(default_factory=list)
     """The topic's begin markers, the newest last."""
     discarded: list[Candidate] = field(default_factory=list)
@@ -271,6 +280,8 @@ def take_stock(store: Backend, topic: TopicName) -> Inventory:
     for found in walk(store, topic):
         if isinstance(found, ObjectMeta):
             stock.unknown += 1
+            if is_named_by_time(found.key.rpartition("/")[2], found.size):
+                stock.named_by_time = found.key
         elif isinstance(found, StoredMarker):
             stock.markers.append(found)
         elif found.object is not None:
@@ -278,6 +289,8 @@ def take_stock(store: Backend, topic: TopicName) -> Inventory:
             if name is None:
                 stock.pending += 1
             else:
+                if found.sidecar is None and is_named_by_time(found.object_id, found.object.size):
+                    stock.named_by_time = found.object.key
                 stock.add(_candidate(name, found, found.object))
     stock.markers = in_order(stock.markers)
     return stock

@@ -32,6 +32,7 @@ from typing import Final
 from forebay.catalog.adopt import (
     adopt,
     extended,
+    is_importing,
     is_restoring,
     remove_rows,
     restored,
@@ -62,6 +63,7 @@ from forebay.errors import (
     TopicFenced,
     UsageError,
 )
+from forebay.format.danube import segments_prefix
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
 from forebay.format.names import TopicName, objects_prefix
 from forebay.limits import LOG_DISTANCE, OFFSET_MAX
@@ -175,9 +177,9 @@ def restore_topic(
 
     Raises MissingData if there are no objects or no object holds some offsets, CorruptLog if an
     object is damaged and no other holds its offsets, CommitRefused if that is an object in the
-    catalog, UsageError for a next offset that cannot be right, and TopicOwned while a living
-    process owns the topic. Objects that were adopted before an error stay adopted, and a second run
-    continues after them.
+    catalog, UsageError for a next offset that cannot be right or for objects of a later Danube, and
+    TopicOwned while a living process owns the topic. Objects that were adopted before an error stay
+    adopted, and a second run continues after them.
     """
     stock = stock if stock is not None else take_stock(store, topic)
     run = _Restore(catalog, store, session, topic, stock, choices, local, describe)
@@ -360,6 +362,7 @@ class _Restore:
         self._used: set[str] = set()
         self._damaged: list[Candidate] = []
         self._progress: Callable[[int, int], None] = lambda _done, _all: None
+        self._refuse_danube()
         if not len(stock) and not stock.markers and catalog.record(topic) is None:
             raise MissingData(f"{store.name} has no objects of {topic}")
         report = self._report
@@ -368,6 +371,27 @@ class _Restore:
         self._marker = read_marker(store, stock.markers[-1]) if stock.markers else None
         self._found_local = local
         self._compare()
+
+    def _refuse_danube(self) -> None:
+        """Raises UsageError if the names of the objects do not say which offsets they hold.
+
+        A restore would take such objects for damaged, and their messages for lost.
+        """
+        found, record = self._stock.named_by_time, self._catalog.record(self._topic)
+        if found is None and record is None:
+            other = next(iter(self._store.list(segments_prefix(self._topic))), None)
+            found = None if other is None else other.key
+        if found is not None:
+            raise UsageError(
+                f"{self._topic}: {found} in {self._store.name} is an object of Danube v0.6.2 or "
+                "later, and its name does not say which offsets it holds; nothing was changed: use "
+                "`forebay import-danube`, which reads them into another store"
+            )
+        if record is not None and is_importing(record.log_id):
+            raise UsageError(
+                f"{self._topic}: an import of the topic is not finished: run "
+                "`forebay import-danube` again"
+            )
 
     def _compare(self) -> None:
         """Compares the catalog with the store, and chooses the chain."""

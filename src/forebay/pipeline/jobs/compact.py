@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.catalog.adopt import is_restoring
+from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import TopicRecord
 from forebay.catalog.swap import (
@@ -444,9 +444,10 @@ class _Compaction:
         if record is None:
             raise CommitRefused(f"{topic}: {self.resources.catalog.name} no longer has the topic")
         if is_restoring(record.log_id):
+            begun, command = unfinished(record.log_id)
             raise CommitRefused(
-                f"{topic}: a restore is running or was interrupted: run `forebay restore {topic}` "
-                "to its end first"
+                f"{topic}: {begun} is running or was interrupted: run `{command} {topic}` to its "
+                "end first"
             )
         descriptors = self.resources.catalog.get_object_descriptors(topic)
         leave = self._failed.get(topic, set())

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from forebay.catalog.adopt import is_restoring
+from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.catalog import Catalog, Intent, fenced
 from forebay.catalog.records import TopicRecord
 from forebay.clock import SYSTEM_CLOCK, Clock
@@ -285,8 +285,9 @@ class ViewPlanner:
                 f"{self.topic}: the catalog does not know the topic; open it once with its store"
             )
         if is_restoring(record.log_id):
+            begun, command = unfinished(record.log_id)
             raise CommitRefused(
-                f"{self.topic}: a restore is running or was interrupted: run `forebay restore "
+                f"{self.topic}: {begun} is running or was interrupted: run `{command} "
                 f"{self.topic}` to its end first"
             )
         return record

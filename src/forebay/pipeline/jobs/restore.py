@@ -196,7 +196,7 @@ def open_restore(
         raise UsageError("give either the next offset or the assumption that nothing is lost")
     names = [parse_topic(name) for name in topics or ()]
     _require_objects(settings)
-    with _opened(settings, dry_run=choices.dry_run) as resources:
+    with job_resources(settings, dry_run=choices.dry_run) as resources:
         if everything:
             names = list(topics_in_store(resources.store))
         yield RestoreRun(resources, names, choices, prefetch)
@@ -211,7 +211,7 @@ def _require_objects(settings: StoreSettings) -> None:
 
 
 @contextmanager
-def _opened(settings: StoreSettings, *, dry_run: bool) -> Iterator[StoreResources]:
+def job_resources(settings: StoreSettings, *, dry_run: bool) -> Iterator[StoreResources]:
     """The catalog and the objects. A dry run uses an empty catalog if there is none."""
     path = catalog_file(settings)
     absent = dry_run and path is not None and not path.exists()
