@@ -23,7 +23,7 @@ from typing import Final
 
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove
 from forebay.catalog.records import TopicRecord, decode_json, decode_record
-from forebay.catalog.times import Times, TimeRows, Write, begun, decode_times, pointer
+from forebay.catalog.times import TimeRows, Times, Write, begun, decode_times, pointer
 from forebay.errors import DescriptorError
 from forebay.format.descriptor import (
     ObjectDescriptor,

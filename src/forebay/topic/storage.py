@@ -23,6 +23,7 @@ from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
 from forebay.interrupts import holding, run_aside
 from forebay.limits import CLOSE_SECONDS_MAX
+from forebay.read.by_time import TimeSearch
 from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.opening import TopicClaim
 from forebay.topic.resources import StoreResources
@@ -111,6 +112,7 @@ class WalStorage(PersistentStorage):
         self.start_unsure = False
         """Whether the catalog may have a later start: remote retention runs, or has failed."""
         self._tiered_log = None
+        self._resources = resources
         if resources is not None and claim is not None:
             topic = parse_topic(wal.topic)
             kind = RollingUploader if resources.settings.uploader.rolling else Uploader
@@ -172,6 +174,51 @@ class WalStorage(PersistentStorage):
         self._require_start(start, self.start_offset)
         return self.wal.tail_reader(
             start.value, end=end, visibility=visibility, through=self._tiered_log
+        )
+
+    def reader_at_time(
+        self, time_ms: int, *, end: int | None = None, visibility: Visibility = "synced"
+    ) -> LogReader:
+        """Returns a reader at the first message that was published at `time_ms` or later.
+
+        If no message is, the reader is at the end of the log, or at `end` if that comes before.
+        """
+        newest = self.wal.current_offset()
+        stop = newest if end is None else min(end, newest)
+
+        def open_reader(start: int, known: ObjectDescriptor | None) -> LogReader:
+            through, resources = self._tiered_log, self._resources
+            if resources is not None and known is not None:
+                through = resources.tiered_log(parse_topic(self.name), self.wal, known)
+            return self.wal.tail_reader(start, end=end, visibility=visibility, through=through)
+
+        uploader, wal = self.uploader, self.wal
+        catalog = None if uploader is None else uploader.catalog
+        tail = 0 if uploader is None else uploader.uploaded
+        search = TimeSearch(parse_topic(self.name), catalog, tail, wal, wal.indexes)
+        return search.reader(time_ms, min(self.start_known, stop), stop, open_reader)
+
+    def stream_at_time(
+        self,
+        time_ms: int,
+        *,
+        end: int | None = None,
+        visibility: Visibility = "synced",
+        threads: Executor | None = None,
+    ) -> AsyncLogReader:
+        """`reader_at_time` for asyncio. The search runs on `threads`, before the first message."""
+
+        def locate() -> int:
+            with self.reader_at_time(time_ms, end=end, visibility=visibility) as reader:
+                return reader.position
+
+        return self.wal.async_reader(
+            "latest",
+            end=end,
+            visibility=visibility,
+            through=self._tiered_log,
+            threads=threads,
+            locate=locate,
         )
 
     def create_stream(
@@ -309,6 +356,8 @@ class WalStorage(PersistentStorage):
         trimmer, claim = self._trimmer, self._claim
         before, self.start_unsure = self.start_unsure, True
         gone = self._fencing(lambda: trimmer.trim_remote(claim.ownership.epoch))
+        if gone:  # the time rows may have to be made anew
+            self._chain = self._require_uploader().catalog.chain(self._require_uploader().topic)
         if gone or before:
             run_aside(self._require_uploader().record)
         self.start_unsure = False
