@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, TypeVar
 
 from forebay.catalog.chain import Chain
+from forebay.catalog.records import TopicRecord, offset_before
 from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
@@ -197,6 +198,16 @@ class WalStorage(PersistentStorage):
         tail = 0 if uploader is None else uploader.uploaded
         search = TimeSearch(parse_topic(self.name), catalog, tail, wal, wal.indexes)
         return search.reader(time_ms, min(self.start_known, stop), stop, open_reader)
+
+    def offset_of_last(self, count: int, end: int) -> int:
+        """Returns the offset of the first of the last `count` messages before `end`.
+
+        Returns the oldest offset if there are fewer. May ask the catalog, for offsets without
+        messages.
+        """
+        uploader = self.uploader
+        record = None if uploader is None else run_aside(uploader.record)
+        return max(offset_before(record or TopicRecord(), end, count), self.start_known)
 
     def stream_at_time(
         self,

@@ -175,13 +175,21 @@ class Topic:
             return self._storage.reader_at_time(time_ms, end=stop, visibility=visibility)
         return self._storage.create_reader(self._start(start), end=stop, visibility=visibility)
 
+    def offset_of_last(self, count: int) -> int:
+        """Returns the offset of the first of the last `count` messages, buffered ones included."""
+        return self._storage.offset_of_last(count, self._wal.current_offset())
+
     def offset_at(self, time: datetime) -> int:
         """Returns the first offset that was published at this time or later.
 
         Returns the offset of the next append if there is none. It includes messages that are not
         synced yet.
         """
-        with self._storage.reader_at_time(milliseconds(time), visibility="buffered") as reader:
+        return self.offset_at_ms(milliseconds(time), "buffered")
+
+    def offset_at_ms(self, time_ms: int, visibility: Visibility = "synced") -> int:
+        """`offset_at` for milliseconds since 1970."""
+        with self._storage.reader_at_time(time_ms, visibility=visibility) as reader:
             return reader.position
 
     def stream(

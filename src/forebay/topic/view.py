@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from forebay.catalog.adopt import restored
-from forebay.catalog.records import Owner, TopicRecord
+from forebay.catalog.records import Owner, TopicRecord, offset_before
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import (
@@ -240,6 +240,11 @@ class TopicView:
         """Returns the first offset that was published at `time_ms` or later; else the end."""
         with self.reader_at_time(time_ms) as reader:
             return reader.position
+
+    def offset_of_last(self, count: int) -> int:
+        """Returns the offset of the first of the last `count` messages of the view."""
+        record = self.record or TopicRecord()
+        return max(offset_before(record, self.end_offset, count), self.start_offset)
 
     def _log(self, known: ObjectDescriptor | None = None) -> ReadableLog:
         resources = self.store.resources()
