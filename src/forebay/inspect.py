@@ -177,6 +177,7 @@ def _index(path: Path, data: bytes, limit: int | None) -> Facts:
     return {
         "type": "SegmentIndex",
         "segment_bytes": size,
+        "highest_publish_time": index.highest_publish_time,
         "count": len(entries),
         "entries": entries[:limit],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -167,7 +168,7 @@ def test_every_change_of_the_chain_writes_its_rows(setup: Setup) -> None:
     require_rows(setup)
     adopt(setup.catalog, TOPIC, 1, [descriptor_of(at, at + 9) for at in range(50, 1000, 10)])
     require_rows(setup)
-    assert setup.catalog.totals(TOPIC) == Totals(99, 99 * 500)
+    assert replace(setup.catalog.totals(TOPIC), times=None) == Totals(99, 99 * 500)
 
 
 def test_an_undo_of_a_large_compaction_of_an_earlier_release_fits_into_a_transaction(

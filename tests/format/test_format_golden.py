@@ -296,7 +296,7 @@ def test_the_marker_document_shows_a_marker() -> None:
 
 def test_the_segment_index_document_shows_an_index() -> None:
     data = block("segment-index.md", 0)
-    index = SegmentIndex()
+    index = SegmentIndex(1_700_000_000_000)
     index.add(3, 0)
     index.add(450, 65_600)
     assert encode_index(index, 100_000) == data

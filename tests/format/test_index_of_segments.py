@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import pairwise
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -121,3 +123,23 @@ def test_an_index_with_more_entries_than_the_limit_is_none() -> None:
 @given(data=st.binary(max_size=100))
 def test_no_bytes_raise(data: bytes) -> None:
     assert decode_index(data, SEGMENT_BYTES) is None
+
+
+@pytest.mark.parametrize("time", [None, 0, 1_700_000_000_000, 2**63 - 1])
+def test_the_highest_publish_time_comes_back(time: int | None) -> None:
+    index = SegmentIndex(time)
+    index.add(3, 0)
+    decoded = decode_index(encode_index(index, SEGMENT_BYTES), SEGMENT_BYTES)
+    assert decoded is not None
+    assert decoded.highest_publish_time == time
+
+
+def test_an_index_of_an_earlier_release_is_read_without_a_time() -> None:
+    body = struct.pack("<4Q", 3, 450, 0, 65_600)
+    head = struct.pack("<QI", SEGMENT_BYTES, 2)
+    data = b"FBINDX01" + head + struct.pack("<I", crc32(body, crc32(head))) + body
+    index = decode_index(data, SEGMENT_BYTES)
+    assert index is not None
+    assert entries(index) == [(3, 0), (450, 65_600)]
+    assert index.highest_publish_time is None
+    assert decode_index(data.replace(b"FBINDX01", b"FBINDX02"), SEGMENT_BYTES) is None

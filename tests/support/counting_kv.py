@@ -58,6 +58,6 @@ def write_chain(
     """Writes the rows of the chain and the topic's record directly."""
     keys = Catalog(kv, prefix).keys
     chain = Chain(kv, keys, topic)
-    for first in range(0, len(made), 50):
-        assert kv.commit([], chain.changed(made[first : first + 50])) is not None
+    for first in range(0, len(made), 30):
+        assert kv.commit([], chain.changed(made[first : first + 30])) is not None
     assert kv.commit([], [Put(keys.record(topic), encode_record(record))]) is not None

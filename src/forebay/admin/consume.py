@@ -57,6 +57,8 @@ from forebay.admin.response import (
     disconnected,
     report_drop,
 )
+from forebay.clock import SYSTEM_CLOCK
+from forebay.config.quantities import MOMENT_FORMS, parse_moment
 from forebay.errors import (
     ForebayError,
     LostOffsets,
@@ -120,7 +122,31 @@ class ReadRequest(Struct, frozen=True):
         Offset | Literal["earliest", "latest"],
         Meta(description="The offset to start at, or an end of the topic."),
     ] = "earliest"
+    start_time: (
+        Annotated[
+            str,
+            Meta(
+                description="Starts at the first message that was published then or later: a date "
+                "and time with a zone, a duration before now such as `10m`, or milliseconds since "
+                "1970-01-01 UTC."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    last: (
+        Annotated[Offset, Meta(description="Starts this many messages before the end.")] | UnsetType
+    ) = UNSET
     end: Annotated[Offset, Meta(description="The offset to stop before.")] | UnsetType = UNSET
+    end_time: (
+        Annotated[
+            str,
+            Meta(
+                description="Stops before the first message that was published then or later. The "
+                "forms are those of `start_time`."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     limit: Annotated[Offset, Meta(description="The maximum number of messages.")] | UnsetType = (
         UNSET
     )
@@ -139,7 +165,19 @@ class ReadRequest(Struct, frozen=True):
         found = read_query(raw_query, cls)
         if found.end is not UNSET and isinstance(found.start, int) and found.end < found.start:
             raise UsageError(f"end ({found.end}) is before start ({found.start})")
+        starts = (found.start != "earliest", found.start_time is not UNSET, found.last is not UNSET)
+        if sum(starts) > 1:
+            raise UsageError("give only one of start, start_time and last")
         return found
+
+
+def _moment(name: str, text: str | UnsetType) -> int | None:
+    if text is UNSET:
+        return None
+    found = parse_moment(text, SYSTEM_CLOCK.now_ms())
+    if found is None:
+        raise UsageError(f"{name} is {text[:40]!r}; it must be {MOMENT_FORMS}")
+    return found
 
 
 class Message(Record, frozen=True):
@@ -198,6 +236,10 @@ class ConsumeHandler:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = ReadRequest.parse(scope["query_string"])
+        start_time, end_time = (
+            _moment(name, text)
+            for name, text in (("start_time", request.start_time), ("end_time", request.end_time))
+        )
         name = topic_of(scope["path_params"])
         if self._used >= self._streams_max and not self._drop_stalled():
             raise ServiceUnavailable(
@@ -207,6 +249,7 @@ class ConsumeHandler:
         STREAMS.add(1)
         try:
             source = await self._source(name, request)
+            begin = await self._begin(source, request, start_time)
             client = Client(
                 scope,
                 send,
@@ -214,7 +257,7 @@ class ConsumeHandler:
                 self._timeouts.stall_seconds,
                 self._timeouts.patience_seconds,
             )
-            stream = _Stream(source, request, client, self._turns())
+            stream = _Stream(source, request, client, self._turns(), begin, end_time)
             self._streams.add(stream)
             try:
                 await self._run(stream, receive)
@@ -242,6 +285,18 @@ class ConsumeHandler:
         if topic is not None and not topic.start_unsure:
             return OwnedTopic(topic, topic.start_known, self._threads)
         find = partial(find_source, self._context, name, self._threads, follow=request.follow)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, find)
+
+    async def _begin(
+        self, source: Source, request: ReadRequest, start_time: int | None
+    ) -> int | None:
+        """Returns the offset of a start that has to be looked up, on a thread; None for others."""
+        if start_time is not None:
+            find = partial(source.offset_at, start_time, request.visibility)
+        elif request.last is not UNSET:
+            find = partial(source.offset_of_last, request.last)
+        else:
+            return None
         return await asyncio.get_running_loop().run_in_executor(self._threads, find)
 
     async def _run(self, stream: _Stream, receive: Receive) -> None:
@@ -322,9 +377,23 @@ class _Turns:
 class _Stream:
     """The response to one request."""
 
-    def __init__(self, source: Source, request: ReadRequest, client: Client, turns: _Turns) -> None:
+    def __init__(
+        self,
+        source: Source,
+        request: ReadRequest,
+        client: Client,
+        turns: _Turns,
+        begin: int | None = None,
+        end_time: int | None = None,
+    ) -> None:
+        """`begin` is the offset to start at if the request says it in another way."""
         appended = source.end("buffered")
-        if request.start == "earliest":
+        self._end_time = end_time
+        self._over = False
+        """Whether a message at or after `end_time` was reached."""
+        if begin is not None:
+            self._position = begin
+        elif request.start == "earliest":
             self._position = source.start
         else:
             self._position = appended if request.start == "latest" else request.start
@@ -474,7 +543,7 @@ class _Stream:
             )
 
     def _is_done(self) -> bool:
-        if self._stopped or not self._left:
+        if self._stopped or self._over or not self._left:
             return True
         return self._end is not None and self._position >= self._end
 
@@ -493,18 +562,31 @@ class _Stream:
                     turns.give_back(reader, self._position)
                     continue
                 before = client.waited_seconds
-                messages = decode_messages(frames)
+                messages = self._before_end(decode_messages(frames))
                 del frames  # its buffer is free once the messages are decoded
                 taken = await self._send_lines(messages)
                 del messages
                 waited = client.waited_seconds - before
-                if self._stopped:
+                if self._stopped or (self._over and taken):
                     return
                 if not taken:
                     turns.give_back(reader, self._position)
                     await client.drained()
         finally:
             reader.close()
+
+    def _before_end(self, messages: Iterator[StreamMessage]) -> Iterator[StreamMessage]:
+        """Yields the messages before the first one that is at or after `end_time`."""
+        if self._end_time is None:
+            return messages
+        return self._until(messages, self._end_time)
+
+    def _until(self, messages: Iterator[StreamMessage], end_time: int) -> Iterator[StreamMessage]:
+        for message in messages:
+            if message.publish_time >= end_time:
+                self._over = True
+                return
+            yield message
 
     async def _read(self, reader: FrameReader, waited_seconds: float) -> Scan | None:
         """Returns the next frames when there are some and the budget has room; None at the end."""
@@ -637,6 +719,12 @@ class Source(Protocol):
     def end(self, visibility: Visibility) -> int:
         """The offset after the newest message with this visibility."""
 
+    def offset_at(self, time_ms: int, visibility: Visibility) -> int:
+        """The first offset at that time or later; the end if there is none. Blocks."""
+
+    def offset_of_last(self, count: int) -> int:
+        """The offset of the first of the last `count` messages. Blocks."""
+
     def read(self, start: int, end: int | None, visibility: Visibility) -> FrameReader:
         """Opens a reader. Raises OffsetOutOfRange if `start` is not in the topic."""
 
@@ -654,6 +742,12 @@ class OwnedTopic:
     def end(self, visibility: Visibility) -> int:
         marks = self._topic.watermarks()
         return marks.appended if visibility == "buffered" else marks.synced
+
+    def offset_at(self, time_ms: int, visibility: Visibility) -> int:
+        return self._topic.offset_at_ms(time_ms, visibility)
+
+    def offset_of_last(self, count: int) -> int:
+        return self._topic.offset_of_last(count)
 
     def read(self, start: int, end: int | None, visibility: Visibility) -> FrameReader:
         return self._topic.stream(start, end=end, visibility=visibility, threads=self._threads)
@@ -673,6 +767,12 @@ class ViewedTopic:
 
     def end(self, visibility: Visibility) -> int:  # noqa: ARG002  # a view sees what is synced
         return self._view.end_offset
+
+    def offset_at(self, time_ms: int, visibility: Visibility) -> int:  # noqa: ARG002
+        return self._view.offset_at_time(time_ms)
+
+    def offset_of_last(self, count: int) -> int:
+        return self._view.offset_of_last(count)
 
     def read(
         self,

@@ -35,7 +35,7 @@ from forebay.topic.view import StoreView
 TOPIC: Final = TopicName("default", "bench")
 MESSAGES: Final = DESCRIPTOR_INDEX_ENTRIES
 """Messages in each object, one for each entry of its index."""
-_WRITTEN_AT_ONCE: Final = 50
+_WRITTEN_AT_ONCE: Final = 30
 _PLANNED_OBJECTS: Final = 100
 """Objects of the range that Spark's source plans."""
 

@@ -182,7 +182,7 @@ def _removed(catalog: Catalog, topic: TopicName, record: TopicRecord, page: list
             writes.append(Remove(life.key))
             compares.append(Compare(life.key, life.revision))
     damaged = len(known) < len(page)
-    for each in catalog.chain(topic).changed([], known):
+    for each in catalog.chain(topic).changed([], known, in_order=False):
         if not (damaged and each.key == keys.totals(topic)):
             writes.append(each)
     # The record is written unchanged: a process that read it before must read again.
@@ -229,7 +229,7 @@ def _adopt(
     def change(record: TopicRecord) -> Change:
         """The first attempt assumes that no key has a row yet, which is nearly always true."""
         nonlocal lost_the_race
-        writes: list[Write] = catalog.chain(topic).changed(batch)
+        writes: list[Write] = catalog.chain(topic).changed(batch, in_order=False)
         compares: list[Compare] = []
         position = record.tail if start is None else start
         for descriptor in batch:

@@ -174,11 +174,13 @@ class Catalog:
         limit: int = CATALOG_PAGE,
         *,
         decoder: Callable[[bytes], ObjectDescriptor] = decode_descriptor,
+        begins: bool = False,
     ) -> list[ObjectDescriptor]:
         """Returns the descriptors that overlap `start..end`, oldest first, at most `limit`.
 
         `end` is not included. There may be fewer than `limit` although more follow. An empty
-        result means that there are none.
+        result means that there are none. `begins` says that an object probably begins at `start`:
+        then the end row is read only if none does.
 
         This takes a few requests, however many objects there are: the end row of the object that
         holds `start`, and the descriptors from that object on. The result is consistent: a
@@ -202,6 +204,8 @@ class Catalog:
                 found += more
             return found
 
+        if begins and (found := page(start, 1)) and found[0].start_offset == start:
+            return found
         seen: Entry | None = None
         for _ in range(_TRIES if start > 0 else 0):
             row = self._end_row(topic, start, tail)

@@ -3,14 +3,15 @@
 A descriptor's key has the offset at which its object begins, and a lookup wants the object that
 holds an offset. So each object has an *end row* too, whose key has its last offset. The first end
 row at or after an offset is that of the object that holds it: one request that reads one entry.
-The totals count objects and bytes, so that nobody has to read the chain to count it.
+The totals count objects and bytes, so that nobody has to read the chain to count it. *Time rows*
+lead from a publish time to an object (`forebay.catalog.times`).
 
 All of these are written in the transaction that changes the chain, which compares the topic's
 record. The layout: `docs/formats/catalog.md`.
 
-Beware: catalogs of earlier releases, and those of Danube, have neither end rows nor totals.
-`Chain.index` adds them, a batch at a time. Until then a lookup finds no end row, or one of a later
-object, and must search (`Catalog.get_object_descriptors_range`).
+Beware: catalogs of earlier releases, and those of Danube, have neither end rows nor totals nor time
+rows. `Chain.index` adds them, a batch at a time. Until then a lookup finds no end row, or one of a
+later object, and must search (`Catalog.get_object_descriptors_range`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove
 from forebay.catalog.records import TopicRecord, decode_json, decode_record
+from forebay.catalog.times import TimeRows, Times, Write, begun, decode_times, pointer
 from forebay.errors import DescriptorError
 from forebay.format.descriptor import (
     ObjectDescriptor,
@@ -37,7 +39,7 @@ INDEXED_BATCH: Final = 64
 
 assert INDEXED_BATCH + 2 <= CATALOG_OPERATIONS_MAX
 
-Write: TypeAlias = Put | Remove
+__all__ = ["WINDOW", "Chain", "Totals", "Write", "pointer", "read_windows", "stored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Totals:
     bytes: int = 0
     next: int | None = None
     """Only objects that begin before this offset are counted; None: all of them are."""
+    times: Times | None = None
+    """How far the time rows go; None if there are none yet."""
 
     def counts(self, descriptor: ObjectDescriptor) -> bool:
         return self.next is None or descriptor.start_offset < self.next
@@ -57,25 +61,28 @@ _NOTHING_COUNTED: Final = Totals(next=0)
 
 
 def encode_totals(totals: Totals) -> bytes:
-    return json.dumps(asdict(totals), separators=(",", ":"), sort_keys=True).encode()
+    body = asdict(totals)
+    if totals.times is None:
+        del body["times"]
+    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
 
 
 def decode_totals(data: bytes, what: str) -> Totals:
     """Decodes what `encode_totals` returned. `what` names it in the DescriptorError."""
     match decode_json(data, what):
-        case {"objects": int() as objects, "bytes": int() as size, "next": int() | None as after}:
-            return Totals(objects, size, after)
+        case {
+            "objects": int() as objects,
+            "bytes": int() as size,
+            "next": int() | None as after,
+            **rest,
+        }:
+            return Totals(objects, size, after, decode_times(rest.get("times")))
     raise DescriptorError(f"{what} does not hold the totals of a topic")
 
 
 def stored(descriptor: ObjectDescriptor) -> ObjectDescriptor:
     """Returns the descriptor as the catalog keeps it, with few entries of its index."""
     return sampled(descriptor, DESCRIPTOR_INDEX_ENTRIES)
-
-
-def pointer(start: int) -> bytes:
-    """The value of an end row and of the key `cur`: the offset at which the object begins."""
-    return b'{"start":"%020d"}' % start
 
 
 WINDOW: Final = 4096
@@ -121,6 +128,7 @@ class Chain:
         self._kv = kv
         self._keys = keys
         self._topic = topic
+        self._times = TimeRows(kv, keys, topic)
 
     def changed(
         self,
@@ -128,12 +136,15 @@ class Chain:
         removed: Sequence[ObjectDescriptor] = (),
         *,
         ends_max: int | None = None,
+        in_order: bool = True,
     ) -> list[Write]:
         """Returns the writes that add and remove objects.
 
         They must be part of a transaction that compares the record as it was before this call and
         changes it: nothing else protects the totals. With `ends_max`, only the end rows of the
-        last `ends_max` added objects are written.
+        last `ends_max` added objects are written. `in_order` says that objects were added at the
+        end, replaced by others with the same messages, or removed at the start. Otherwise the time
+        rows are made anew later.
         """
         keys, topic = self._keys, self._topic
         starts = {each.start_offset for each in added}
@@ -150,32 +161,55 @@ class Chain:
             rows.append(Put(key, encode_descriptor(stored(each))))
             if number >= first:
                 rows.append(Put(keys.end(topic, each.end_offset), pointer(each.start_offset)))
-        return rows + self._totals_changed(added, removed)
+        return rows + self._totals_changed(added, removed, in_order=in_order)
 
     def _totals_changed(
-        self, added: Sequence[ObjectDescriptor], removed: Sequence[ObjectDescriptor]
+        self,
+        added: Sequence[ObjectDescriptor],
+        removed: Sequence[ObjectDescriptor],
+        *,
+        in_order: bool,
     ) -> list[Write]:
         before, _ = self._totals()
         known = before
         if known is None:
             if self._kv.get(self._keys.current(self._topic)) is not None:
                 return []  # a catalog of an earlier release: `index` will count
-            known = Totals()
+            known = Totals(times=begun())
+        times = known.times if in_order else None
+        rows: list[Write] = []
+        if times is not None and added:
+            times, rows = self._times.added(times, added)
+        elif times is not None:
+            times, rows = self._times.retired(times, removed[-1])
         more = [each for each in added if known.counts(each)]
         fewer = [each for each in removed if known.counts(each)]
         after = replace(
             known,
             objects=known.objects + len(more) - len(fewer),
             bytes=known.bytes + sum(e.size for e in more) - sum(e.size for e in fewer),
+            times=times,
         )
-        return [] if after == before else [self._put(after)]
+        return rows if after == before else [*rows, self._put(after)]
 
     def totals(self) -> Totals:
         """Returns the totals; those of no object at all if nothing was counted yet."""
         return self._totals()[0] or _NOTHING_COUNTED
 
+    def first_at(self, time_ms: int) -> int | None:
+        """Returns an offset before which no object has a message of that time or later.
+
+        None if no object has such a message. Takes two requests, or three after long pauses.
+        """
+        totals = self.totals()
+        times = totals.times
+        if times is None:
+            return 0
+        found = self._times.find(times, time_ms, totals.objects)
+        return times.next if found is None else found
+
     def index(self, batches: int) -> bool:
-        """Adds end rows and totals to a chain of an earlier release; whether all is done.
+        """Adds the rows that are missing in a chain of an earlier release; whether all is done.
 
         Works on at most `batches` batches, and continues there at the next call. A batch during
         which another process changed the chain is done at the next call.
@@ -184,10 +218,10 @@ class Chain:
             totals, revision = self._totals()
             known = totals or _NOTHING_COUNTED
             if known.next is None:
-                return True
+                return self._index_times(known, revision)
             # Compared by the last batch: a commit after this would add an object uncounted.
             record = self._kv.get(self._keys.record(self._topic))
-            page = self._page(known, record)
+            page = self._page(known, record, known.next)
             compares = [Compare(self._keys.totals(self._topic), revision)]
             if not page:
                 if record is not None:
@@ -204,15 +238,37 @@ class Chain:
                 known.objects + len(found),
                 known.bytes + sum(each.size for each in found),
                 found[-1].start_offset + 1,
+                known.times,
             )
             if self._kv.commit(compares, [*rows, self._put(after)]) is None:
                 return False
         return False
 
-    def _page(self, known: Totals, record: Entry | None) -> list[Entry]:
-        """Returns the next descriptors that are not counted yet."""
-        start = known.next or 0
-        mean = start // known.objects if known.objects else WINDOW
+    def _index_times(self, totals: Totals, revision: int) -> bool:
+        """Adds the next batch of time rows; whether all is done, as far as it can be done.
+
+        It cannot go past an object whose descriptor does not name its highest publish time.
+        """
+        times = totals.times or begun(0)
+        if times.next is None:
+            return self._times.remove_former(times)
+        record = self._kv.get(self._keys.record(self._topic))
+        page = self._page(totals, record, times.next)
+        found = [decode_outline(entry.value) for entry in page]
+        after, rows, whole = self._times.counted(times, found)
+        compares = [Compare(self._keys.totals(self._topic), revision)]
+        compares += [Compare(entry.key, entry.revision) for entry in page]
+        if not page:
+            after = replace(times, next=None)
+            if record is not None:
+                compares.append(Compare(record.key, record.revision))
+        if after != times or totals.times is None:
+            self._kv.commit(compares, [*rows, self._put(replace(totals, times=after))])
+        return not whole
+
+    def _page(self, known: Totals, record: Entry | None, start: int) -> list[Entry]:
+        """Returns the next descriptors from `start` on."""
+        mean = max(start // known.objects, 1) if start and known.objects else WINDOW
         tail = decode_record(record.value, TopicRecord, record.key).tail if record else None
         windows = read_windows(
             self.descriptors, start, OFFSET_MAX, INDEXED_BATCH, width=64 * mean, tail=lambda: tail

@@ -252,6 +252,21 @@ def offset_after(record: TopicRecord, start: int, messages: int) -> int:
     return at + max(left, 0) if messages > 0 else start
 
 
+def offset_before(record: TopicRecord, end: int, messages: int) -> int:
+    """Returns the offset of the first of the last `messages` messages before `end`.
+
+    Offsets in holes are not counted. 0 if there are not as many messages.
+    """
+    at, left = end, messages
+    for hole in reversed(record.holes):
+        if left <= 0 or at - hole[1] >= left:
+            break
+        if hole[0] < at:
+            left -= max(at - hole[1], 0)
+            at = hole[0]
+    return max(at - left, 0) if messages > 0 else end
+
+
 def _range_with(ranges: tuple[Range, ...], offset: int) -> Range | None:
     at = bisect_right(ranges, (offset, OFFSET_MAX)) - 1
     return ranges[at] if at >= 0 and offset < ranges[at][1] else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -237,15 +236,12 @@ def _replay_lines(report: ReplayReport) -> list[str]:
 
 
 def _time(option: str, text: str | None) -> int | None:
-    """Milliseconds since 1970."""
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
-        return int(text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError as error:
+    """Milliseconds since 1970. No durations: a second run must have the same start."""
+    from forebay.config.quantities import parse_moment
+
+    found = None if text is None else parse_moment(text)
+    if text is not None and found is None:
         raise UsageError(
             f"{option} is {text!r}; it must be like 2026-01-31T12:00:00Z, or milliseconds"
-        ) from error
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+        )
+    return found

@@ -11,12 +11,14 @@ import base64
 import json
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from forebay.cli.message_format import Facts, MessageFormat, payload_of
 from forebay.cli.options import (
     chosen_server,
     connected,
@@ -28,7 +30,7 @@ from forebay.cli.options import (
     viewed_topic,
 )
 from forebay.errors import LostOffsets, ServiceRefused, UsageError
-from forebay.limits import KIB, MESSAGE_BYTES_MAX, MIB
+from forebay.limits import ATTRIBUTES_MAX, KIB, MESSAGE_BYTES_MAX, MIB
 from forebay.settings import ServerAddress, StoreSettings
 
 if TYPE_CHECKING:
@@ -36,14 +38,36 @@ if TYPE_CHECKING:
     from forebay.format.message import StreamMessage
     from forebay.topic.store import Topic
     from forebay.topic.view import TopicView
+    from forebay.wal.reader import LogReader
 
 
-Facts = dict[str, Any]
-"""A message as a JSON object."""
 _READ_BYTES: Final = MIB
 _LINE_BYTES_MAX: Final = MESSAGE_BYTES_MAX - KIB
 """The longest line: less than a message may have, as a message has a header too."""
 _POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class MessageParts:
+    """What `produce` gives every message besides its payload."""
+
+    key: str | None = None
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+def attributes_of(pairs: tuple[str, ...]) -> dict[str, str]:
+    """The attributes of `--attribute NAME=TEXT`; UsageError for anything else."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--attribute is {pair[:40]!r}; it must be NAME=TEXT")
+        if name in found:
+            raise UsageError(f"--attribute names {name[:40]!r} twice")
+        found[name] = text
+    if len(found) > ATTRIBUTES_MAX:
+        raise UsageError(f"{len(found)} attributes; a message has {ATTRIBUTES_MAX} at most")
+    return found
 
 
 @click.command()
@@ -56,11 +80,25 @@ _POLL_SECONDS: Final = 0.1
     help="buffered: sync once, at the end. synced: sync lines as they arrive. "
     "uploaded: like synced, and wait at the end until a committed object holds all lines.",
 )
+@click.option("--key", help="The routing key of every message.")
+@click.option(
+    "--attribute",
+    "pairs",
+    multiple=True,
+    metavar="NAME=TEXT",
+    help="An attribute of every message. May be given several times.",
+)
 @url_option
 @store_options
 @json_option
 def produce(
-    topic: str, durability: Durability, url: str | None, settings: StoreSettings, as_json: bool
+    topic: str,
+    durability: Durability,
+    key: str | None,
+    pairs: tuple[str, ...],
+    url: str | None,
+    settings: StoreSettings,
+    as_json: bool,
 ) -> None:
     """Appends every line of standard input to TOPIC.
 
@@ -73,22 +111,24 @@ def produce(
       echo hello | forebay produce greetings
       seq 1000 | forebay produce /default/numbers --data /tmp/demo --durability uploaded
       echo hello | forebay produce greetings --url http://127.0.0.1:8650
+      echo 42 | forebay produce orders --key customer-7 --attribute source=shop
     """
+    parts = MessageParts(key, attributes_of(pairs))
     server = chosen_server(settings, url)
     if server is not None:
-        _produce_through(server, topic, durability, as_json=as_json)
+        _produce_through(server, topic, durability, parts, as_json=as_json)
     else:
-        _produce_here(settings, topic, durability, as_json=as_json)
+        _produce_here(settings, topic, durability, parts, as_json=as_json)
 
 
 def _produce_through(
-    server: ServerAddress, topic: str, durability: Durability, *, as_json: bool
+    server: ServerAddress, topic: str, durability: Durability, parts: MessageParts, *, as_json: bool
 ) -> None:
     from forebay.cli.remote_messages import Sender
     from forebay.format.names import parse_topic
 
     with connected(server) as client:
-        sent = Sender(client, parse_topic(topic), durability).run()
+        sent = Sender(client, parse_topic(topic), durability, parts).run()
     if sent.doubt is not None:
         click.echo(f"forebay: {sent.doubt}", err=True)
         sys.exit(130)
@@ -99,7 +139,12 @@ def _produce_through(
 
 
 def _produce_here(
-    settings: StoreSettings, topic: str, durability: Durability, *, as_json: bool
+    settings: StoreSettings,
+    topic: str,
+    durability: Durability,
+    parts: MessageParts,
+    *,
+    as_json: bool,
 ) -> None:
     import forebay
 
@@ -108,7 +153,7 @@ def _produce_here(
         first = log.watermarks().appended
         interrupted = False
         try:
-            _append_lines(log, synced=durability != "buffered")
+            _append_lines(log, parts, synced=durability != "buffered")
         except KeyboardInterrupt:
             interrupted = True
         log.flush()
@@ -132,11 +177,16 @@ def _print_produced(
     click.echo(f"{messages} in {topic}, {stage}; next offset {end}")
 
 
-def _append_lines(log: Topic, *, synced: bool) -> None:
+def _append_lines(log: Topic, parts: MessageParts, *, synced: bool) -> None:
     done = 0
     for lines in arriving_lines():
         sound, problem = sound_lines(lines, done)
-        log.append_many(sound, durability="synced" if synced or problem else "buffered")
+        log.append_many(
+            sound,
+            len(sound) * [parts.attributes] if parts.attributes else None,
+            len(sound) * [parts.key] if parts.key is not None else None,
+            durability="synced" if synced or problem else "buffered",
+        )
         if problem is not None:
             raise problem
         done += len(lines)
@@ -146,27 +196,47 @@ def _append_lines(log: Topic, *, synced: bool) -> None:
 @click.argument("topic")
 @click.option(
     "--start",
-    default="earliest",
-    show_default=True,
     metavar="OFFSET|earliest|latest",
-    help="Start at this offset.",
+    help="Start at this offset.  [default: earliest]",
 )
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Start at the first message that was published then or later, or at the end.",
+)
+@click.option("--last", type=click.IntRange(0), help="Start this many messages before the end.")
 @click.option("--end", type=click.IntRange(0), metavar="OFFSET", help="Stop before this offset.")
+@click.option(
+    "--until",
+    metavar="TIME",
+    help="Stop before the first message that was published then or later.",
+)
 @click.option("--follow", "-f", is_flag=True, help="At the end of the log, wait for new messages.")
 @click.option("--limit", type=click.IntRange(0), help="Stop after this many messages.")
 @click.option(
     "--skip-lost", is_flag=True, help="Skip offsets that are recorded as lost or unknown."
+)
+@click.option(
+    "--format",
+    "template",
+    metavar="TEMPLATE",
+    help="Print this for each message: %o offset, %v payload, %k key, %h attributes, %T time in "
+    "ms, %t topic, %p partition, %S and %K bytes of payload and key, %% and \\n.",
 )
 @url_option
 @store_options
 @json_option
 def consume(
     topic: str,
-    start: str,
+    start: str | None,
+    since: str | None,
+    last: int | None,
     end: int | None,
+    until: str | None,
     follow: bool,
     limit: int | None,
     skip_lost: bool,
+    template: str | None,
     url: str | None,
     settings: StoreSettings,
     as_json: bool,
@@ -177,34 +247,85 @@ def consume(
     when the server restarts. If there is none, reads objects and local files directly, without a
     lock. With --json, a payload that is not UTF-8 is printed as payload_base64.
 
+    A TIME is ISO 8601, in UTC unless it has a time zone, or a duration before now, or milliseconds
+    since 1970. Publish times need not ascend: --since begins at the lowest offset of that time or
+    later, and --until ends before the first message it reads of that time or later.
+
     \b
     Examples:
       forebay consume greetings
       forebay consume numbers --start 990 --limit 5 --json
       forebay consume numbers --start latest --follow
       forebay consume numbers --config forebay.yml --end 100000 --skip-lost
+      forebay consume numbers --since 10m --follow
+      forebay consume numbers --since 2026-01-01T00:00Z --until 2026-01-02T00:00Z
+      forebay consume orders --last 5 --format '%o %k %v\\n'
     """
-    from forebay.cli.remote_messages import Wanted
-
-    if start not in {"earliest", "latest"} and (not start.isdecimal() or len(start) > 19):
-        raise UsageError(f"--start is {start[:40]!r}; it must be an offset, earliest or latest")
-    if end is not None and start.isdecimal() and end < int(start):
-        raise UsageError(f"--end {end} is before the start, offset {start}")
-    wanted = Wanted(start, end, follow, limit, skip_lost)
+    line = _line_of(topic, template, as_json=as_json)
+    wanted = _wanted(start, since, last, end, until, (follow, limit, skip_lost))
     server = chosen_server(settings, url)
     if server is not None:
-        _print_all(_through(server, topic, wanted, settings, url), wanted, as_json=as_json)
+        _print_all(_through(server, topic, wanted, settings, url), wanted, line)
         return
     with open_view(settings) as store:
         view = viewed_topic(store, topic)
-        _print_all(_here(view, wanted), wanted, as_json=as_json)
+        _print_all(_here(view, wanted), wanted, line)
 
 
-def _print_all(messages: Generator[Facts, None, None], wanted: Wanted, *, as_json: bool) -> None:
+def _wanted(
+    start: str | None,
+    since: str | None,
+    last: int | None,
+    end: int | None,
+    until: str | None,
+    rest: tuple[bool, int | None, bool],
+) -> Wanted:
+    """Checks what the options say together. `rest` are those that always fit."""
+    from forebay.cli.remote_messages import Wanted
+
+    if sum(each is not None for each in (start, since, last)) > 1:
+        raise UsageError("give only one of --start, --since and --last")
+    begin = "earliest" if start is None else start
+    if begin not in {"earliest", "latest"} and (not begin.isdecimal() or len(begin) > 19):
+        raise UsageError(f"--start is {begin[:40]!r}; it must be an offset, earliest or latest")
+    if end is not None and begin.isdecimal() and end < int(begin):
+        raise UsageError(f"--end {end} is before the start, offset {begin}")
+    start_time, end_time = _moment("--since", since), _moment("--until", until)
+    if start_time is not None and end_time is not None and end_time < start_time:
+        raise UsageError(f"--until {until} is before --since {since}")
+    return Wanted(begin, end, *rest, start_time, end_time, last)
+
+
+def _moment(option: str, text: str | None) -> int | None:
+    from forebay.config.quantities import MOMENT_FORMS, parse_moment
+
+    found = None if text is None else parse_moment(text, int(time.time() * 1000))
+    if text is not None and found is None:
+        raise UsageError(f"{option} is {text[:40]!r}; it must be {MOMENT_FORMS}")
+    return found
+
+
+def _line_of(topic: str, template: str | None, *, as_json: bool) -> Callable[[Facts], bytes]:
+    """Returns what makes the output of a message."""
+    from forebay.format.names import parse_topic
+
+    if template is None:
+        if as_json:
+            return lambda facts: json.dumps(facts).encode() + b"\n"
+        return lambda facts: payload_of(facts) + b"\n"
+    if as_json:
+        raise UsageError("give --json or --format, not both")
+    form, name = MessageFormat(template), parse_topic(topic)
+    return lambda facts: form.line(facts, name)
+
+
+def _print_all(
+    messages: Generator[Facts, None, None], wanted: Wanted, line: Callable[[Facts], bytes]
+) -> None:
     out = sys.stdout.buffer
     try:
         for facts in islice(messages, wanted.limit):
-            out.write((json.dumps(facts).encode() if as_json else _payload_of(facts)) + b"\n")
+            out.write(line(facts))
             if wanted.follow:
                 out.flush()
     except KeyboardInterrupt:
@@ -248,15 +369,25 @@ def _through(
 def _here(view: TopicView, wanted: Wanted) -> Generator[Facts, None, None]:
     from forebay.cli.remote_messages import print_skipped, with_advice
 
-    offset = _start_offset(view.start_offset, view.end_offset, wanted.start)
     end = wanted.end
+    found: LogReader | None = None
+    if wanted.start_time is not None:
+        found = view.reader_at_time(wanted.start_time, end)
+        offset = found.position
+    elif wanted.last is not None:
+        offset = view.offset_of_last(wanted.last)
+    else:
+        offset = _start_offset(view.start_offset, view.end_offset, wanted.start)
     if end is not None and end < offset:
         raise UsageError(f"--end {end} is before the start, offset {offset}")
     while True:
         try:
             if offset < view.end_offset:
-                with view.reader(offset, end) as reader:
+                with found or view.reader(offset, end) as reader:
+                    found = None
                     for message in reader:
+                        if wanted.is_over(message.publish_time):
+                            return
                         offset = message.offset + 1
                         yield _message_facts(message)
                     offset = reader.position  # after a jump over an accepted range, it is later
@@ -333,9 +464,3 @@ def _message_facts(message: StreamMessage) -> Facts:
         "attributes": message.attributes,
         "routing_key": message.routing_key,
     }
-
-
-def _payload_of(facts: Facts) -> bytes:
-    if "payload" in facts:
-        return str(facts["payload"]).encode()
-    return base64.b64decode(facts["payload_base64"])

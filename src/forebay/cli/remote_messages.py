@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from forebay.cli.messages import arriving_lines, payload_facts, sound_lines
+from forebay.cli.messages import MessageParts, arriving_lines, payload_facts, sound_lines
 from forebay.cli.options import connected, refused_token
 from forebay.errors import (
     ForebayError,
@@ -68,8 +68,15 @@ class Sent:
 class Sender:
     """One run of `produce` through a server."""
 
-    def __init__(self, client: ServerClient, topic: TopicName, durability: Durability) -> None:
+    def __init__(
+        self,
+        client: ServerClient,
+        topic: TopicName,
+        durability: Durability,
+        parts: MessageParts | None = None,
+    ) -> None:
         self._client = client
+        self._parts = parts or MessageParts()
         self._topic = topic
         self._messages = _path(topic, "messages")
         self._durability = durability
@@ -246,7 +253,7 @@ class Sender:
         """Returns the offsets. Retries only if the server says that it is busy and took nothing."""
         from forebay.client.http import is_busy, not_sent
 
-        body, kind = _body(lines)
+        body, kind = _body(lines, self._parts)
         for _ in range(_BUSY_TRIES):
             try:
                 return self._post_once(body, kind, durability, len(lines))
@@ -264,7 +271,7 @@ class Sender:
         reply = self._client.request(
             "POST",
             self._messages,
-            query={"durability": durability},
+            query={"durability": durability, **(_query(self._parts) if kind == _RAW else {})},
             body=body,
             headers={"Content-Type": kind},
         )
@@ -301,15 +308,31 @@ def _batches(lines: list[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
-def _body(lines: list[bytes]) -> tuple[bytes, str]:
+_RAW: Final = "application/octet-stream"
+
+
+def _body(lines: list[bytes], parts: MessageParts) -> tuple[bytes, str]:
     """The body of a request and its content type.
 
     A single line is sent as raw bytes: as JSON, a large one could exceed the server's limit.
     """
     if len(lines) == 1:
-        return lines[0], "application/octet-stream"
-    encoded = (json.dumps(payload_facts(line), ensure_ascii=False) for line in lines)
+        return lines[0], _RAW
+    more: dict[str, Any] = {} if parts.key is None else {"routing_key": parts.key}
+    if parts.attributes:
+        more["attributes"] = parts.attributes
+    encoded = (json.dumps({**payload_facts(line), **more}, ensure_ascii=False) for line in lines)
     return "".join(f"{each}\n" for each in encoded).encode(), "application/x-ndjson"
+
+
+def _query(parts: MessageParts) -> dict[str, str | list[str]]:
+    """The key and the attributes of a body of raw bytes."""
+    found: dict[str, str | list[str]] = {}
+    if parts.key is not None:
+        found["routing_key"] = parts.key
+    if parts.attributes:
+        found["attribute"] = [f"{name}={text}" for name, text in parts.attributes.items()]
+    return found
 
 
 # ---- consume ----
@@ -333,9 +356,24 @@ class Wanted:
     follow: bool
     limit: int | None
     skip_lost: bool
+    start_time: int | None = None
+    """Instead of `start`, a time in milliseconds since 1970."""
+    end_time: int | None = None
+    last: int | None = None
+    """Instead of `start`, a number of messages before the end."""
+
+    def is_over(self, publish_time: int) -> bool:
+        """Whether a message of this time ends the output."""
+        return self.end_time is not None and publish_time >= self.end_time
 
     def query(self) -> dict[str, str | int]:
         found: dict[str, str | int] = {"start": self.start}
+        if self.start_time is not None:
+            found = {"start_time": self.start_time}
+        elif self.last is not None:
+            found = {"last": self.last}
+        if self.end_time is not None:
+            found["end_time"] = self.end_time
         if self.end is not None:
             found["end"] = self.end
         if self.limit is not None:
@@ -416,12 +454,12 @@ def _once(
 
 def _after(wanted: Wanted, offset: int, taken: int) -> Wanted:
     limit = None if wanted.limit is None else wanted.limit - taken
-    return replace(wanted, start=str(offset), limit=limit)
+    return replace(wanted, start=str(offset), limit=limit, start_time=None, last=None)
 
 
 def _is_all(wanted: Wanted) -> bool:
     """Whether everything wanted has arrived, after a response that ended without an error."""
-    if not wanted.follow or wanted.limit == 0:
+    if not wanted.follow or wanted.limit == 0 or wanted.end_time is not None:
         return True
     if wanted.end is None or not wanted.start.isdecimal():
         return False

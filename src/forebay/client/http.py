@@ -120,7 +120,7 @@ class ServerClient:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str | int] | None = None,
+        query: Mapping[str, str | int | list[str]] | None = None,
         body: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
@@ -129,7 +129,7 @@ class ServerClient:
         Otherwise raises the error that the server sent. Raises ServiceUnavailable if no response
         came.
         """
-        target = self._path + path + (f"?{urlencode(query)}" if query else "")
+        target = self._path + path + (f"?{urlencode(query, doseq=True)}" if query else "")
         sent = dict(headers or {})
         if self.address.token is not None:
             sent["Authorization"] = f"Bearer {self.address.token}"
@@ -296,7 +296,7 @@ class ServerClient:
         method: str,
         path: str,
         *,
-        query: Mapping[str, str | int] | None = None,
+        query: Mapping[str, str | int | list[str]] | None = None,
         value: object = None,
     ) -> Any:
         """Sends a JSON value, or nothing, and returns the JSON value of the response."""
@@ -311,7 +311,9 @@ class ServerClient:
             self.close()
             raise self._unavailable(error) from error
 
-    def lines(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[bytes]:
+    def lines(
+        self, path: str, query: Mapping[str, str | int | list[str]] | None = None
+    ) -> Iterator[bytes]:
         """Yields the lines of a response as they arrive, without line ends; skips blank lines.
 
         The last line needs no line end. If the response breaks off, ServiceUnavailable is raised

@@ -1,4 +1,5 @@
-"""Sizes and durations as people write them: `8MiB`, `64 MB`, `512k`; `250ms`, `5m`, `1h30m`.
+"""Sizes, durations and times as people write them: `8MiB`, `512k`; `250ms`, `5m`, `1h30m`;
+`2026-01-01T00:00Z`.
 
 All size units are powers of 1024: `MB` and `MiB` mean the same, and so does `_mb` in the name of a
 setting. Arithmetic is exact; nothing is rounded.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from itertools import pairwise
 from typing import Final, Literal
@@ -15,6 +17,12 @@ from typing import Final, Literal
 NUMBER: Final = re.compile(r"[-+]?\d+(_\d+)*(\.\d+)?([eE][-+]?\d{1,2})?", re.ASCII)
 _TEXT_MAX: Final = 64
 _LETTERS: Final = "kmgtp"
+_DIGITS_MAX: Final = 18
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MOMENT_FORMS: Final = (
+    "a date and time such as 2026-01-31T12:00:00Z, a duration before now such as 10m, or "
+    "milliseconds since 1970"
+)
 _SIZE: Final = re.compile(rf"(\d+(?:\.\d+)?)\s*([{_LETTERS}]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
 _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 _SECONDS: Final = {
@@ -93,6 +101,27 @@ def parse_duration(text: str) -> Fraction | None:
         position = match.end()
     ordered = all(before < after for before, after in pairwise(used))
     return total if ordered and len(used) > 1 and position == len(text) else None
+
+
+def parse_moment(text: str, now_ms: int | None = None) -> int | None:
+    """Returns a time as milliseconds since 1970; None if the text is not one.
+
+    A date and time is in UTC unless it has a time zone. A plain number is in milliseconds since
+    1970. With `now_ms`, a duration means that long before now.
+    """
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
+        return int(text)
+    ago = None if now_ms is None else parse_duration(text)
+    if ago is not None and now_ms is not None:
+        return max(now_ms - int(ago * 1000), 0)
+    try:
+        moment = datetime.fromisoformat(text) if len(text) <= _TEXT_MAX else None
+    except ValueError:
+        return None
+    if moment is None:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return max(-((_EPOCH - moment) // timedelta(milliseconds=1)), 0)
 
 
 def parse_quantity(text: str, unit: Unit) -> Fraction | None:

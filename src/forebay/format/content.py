@@ -1,4 +1,4 @@
-"""What is known about the content of an object: `ContentHash` and `MessageSurvey`.
+"""What is known about the content of an object: `ContentHash`, `MessageSurvey` and `first_at`.
 
 The hash tells the content of an object apart from any other content. It is the SHA-256 of all
 frames of the object, each with its 16-byte header, before compression. How the bytes were cut into
@@ -11,6 +11,7 @@ theirs. A compaction hashes each source, and the result once more.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from hashlib import sha256
 
 from forebay.format import codec
@@ -63,3 +64,28 @@ class MessageSurvey:
         """In milliseconds; None if a message cannot be decoded, or its time fits no descriptor."""
         highest = self._highest
         return highest if highest is not None and highest <= OFFSET_MAX else None
+
+
+def first_at(frames: Scan, time_ms: int) -> int | None:
+    """Returns the index of the first message that was published at `time_ms` or later, or None.
+
+    Messages that cannot be decoded do not count.
+    """
+    first = 0
+    while first < len(frames):
+        highest, bad = _highest(frames, first, len(frames))
+        end = len(frames) if bad < 0 else first + bad
+        if highest >= time_ms and end > first:
+            # The highest time of the messages up to `last` never falls as `last` grows.
+            after = range(first + 1, end + 1)
+            at = bisect_left(after, time_ms, key=lambda stop: _highest(frames, first, stop)[0])
+            return first + at
+        first = end + 1
+    return None
+
+
+def _highest(frames: Scan, first: int, stop: int) -> tuple[int, int]:
+    """The highest publish time of some messages, and the index of the first damaged one or -1."""
+    positions, lengths = frames.positions[first:stop], frames.lengths[first:stop]
+    highest, bad, _ = codec.survey(frames.buffer, positions, lengths, b"")
+    return highest, bad

@@ -2,9 +2,10 @@
 
 Both are lists of (offset, position). `SegmentIndex` has at most one entry for every
 `SEGMENT_INDEX_BYTES`. It is in memory while its segment grows, and is written beside the segment
-when that is sealed (`docs/formats/segment-index.md`). `ObjectIndex` has an entry after a number of
-messages or bytes, whichever comes first (1,000 and 1 MiB by default), and is stored in the object's
-descriptor. If it gets too many entries, every second one is removed and both intervals double.
+when that is sealed, with the highest publish time of its messages
+(`docs/formats/segment-index.md`). `ObjectIndex` has an entry after a number of messages or bytes,
+whichever comes first (1,000 and 1 MiB by default), and is stored in the object's descriptor. If it
+gets too many entries, every second one is removed and both intervals double.
 
 Beware: an index is a hint. Always validate the frames from the entry on. If the index of a segment
 is missing, damaged or for another size, build it again.
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 from typing import Final
 from zlib import crc32
 
+from forebay.format.content import MessageSurvey
 from forebay.format.descriptor import Index
 from forebay.format.frame import HEADER_BYTES, Scan
 from forebay.limits import (
@@ -31,17 +33,32 @@ from forebay.limits import (
 )
 
 _HEADER: Final = struct.Struct("<8sQII")
-_MAGIC: Final = b"FBINDX01"
+_MAGIC: Final = b"FBINDX02"
+_MAGIC_WITHOUT_TIME: Final = b"FBINDX01"
+_TIME: Final = struct.Struct("<Q")
+_TIME_UNKNOWN: Final = 2**64 - 1
 
 
 class SegmentIndex:
     """The index of one segment. One thread may add while others read."""
 
-    __slots__ = ("offsets", "positions")
+    __slots__ = ("highest_publish_time", "offsets", "positions")
 
-    def __init__(self) -> None:
+    def __init__(self, highest_publish_time: int | None = None) -> None:
+        """Pass 0 if `survey` will see every message of the segment."""
         self.offsets = array("Q")
         self.positions = array("Q")
+        self.highest_publish_time = highest_publish_time
+        """Of all messages, in milliseconds; None if it is not known."""
+
+    def survey(self, frames: Scan) -> None:
+        """Counts the publish times of the next messages of the segment."""
+        known = self.highest_publish_time
+        if known is not None:
+            survey = MessageSurvey()
+            survey.add(frames)
+            highest = survey.highest_publish_time
+            self.highest_publish_time = None if highest is None else max(known, highest)
 
     def add(self, offset: int, position: int) -> None:
         """Adds the frame at `position` if it is far enough from the last entry. Call in order."""
@@ -67,14 +84,16 @@ class SegmentIndex:
 
 
 def encode_index(index: SegmentIndex, segment_bytes: int) -> bytes:
-    body = _little(index.offsets) + _little(index.positions)
+    highest = index.highest_publish_time
+    time = _TIME.pack(_TIME_UNKNOWN if highest is None else highest)
+    body = time + _little(index.offsets) + _little(index.positions)
     check = crc32(body, crc32(struct.pack("<QI", segment_bytes, len(index))))
     return _HEADER.pack(_MAGIC, segment_bytes, len(index), check) + body
 
 
 def index_segment_bytes(data: bytes) -> int | None:
     """The size of the segment that the index is for; None if `data` is not an index."""
-    if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
+    if len(data) < _HEADER.size or data[: len(_MAGIC)] not in {_MAGIC, _MAGIC_WITHOUT_TIME}:
         return None
     return int(_HEADER.unpack_from(data)[1])
 
@@ -84,14 +103,18 @@ def decode_index(data: bytes, segment_bytes: int) -> SegmentIndex | None:
     if len(data) < _HEADER.size:
         return None
     magic, size, count, check = _HEADER.unpack_from(data)
+    if magic not in {_MAGIC, _MAGIC_WITHOUT_TIME} or size != segment_bytes:
+        return None
     body = data[_HEADER.size :]
-    if magic != _MAGIC or size != segment_bytes or not 0 < count <= SEGMENT_INDEX_ENTRIES_MAX:
+    begin = _TIME.size if magic == _MAGIC else 0
+    if not 0 < count <= SEGMENT_INDEX_ENTRIES_MAX or len(body) != begin + 16 * count:
         return None
-    if len(body) != 16 * count or crc32(body, crc32(struct.pack("<QI", size, count))) != check:
+    if crc32(body, crc32(struct.pack("<QI", size, count))) != check:
         return None
-    index = SegmentIndex()
-    index.offsets.frombytes(body[: 8 * count])
-    index.positions.frombytes(body[8 * count :])
+    highest = _TIME.unpack_from(body)[0] if begin else _TIME_UNKNOWN
+    index = SegmentIndex(None if highest == _TIME_UNKNOWN else highest)
+    index.offsets.frombytes(body[begin : begin + 8 * count])
+    index.positions.frombytes(body[begin + 8 * count :])
     if sys.byteorder == "big":
         index.offsets.byteswap()
         index.positions.byteswap()

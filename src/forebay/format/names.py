@@ -387,6 +387,18 @@ class CatalogKeys:
         """The last offset in the key of an end row."""
         return int(key.removeprefix(self.ends(topic)))
 
+    def times(self, topic: TopicName, series: str = "") -> str:
+        """The prefix of the keys of a topic's time rows, of all series or of one."""
+        return f"{self.topic(topic)}times/" + (f"{series}/" if series else "")
+
+    def time(self, topic: TopicName, series: str, time_ms: int) -> str:
+        """The key of the row of the first object with a message of this time or later."""
+        return f"{self.times(topic, series)}{time_ms:020d}"
+
+    def time_of(self, topic: TopicName, series: str, key: str) -> int:
+        """The time in the key of a time row."""
+        return int(key.removeprefix(self.times(topic, series)))
+
     def totals(self, topic: TopicName) -> str:
         return self.topic(topic) + "totals"
 

@@ -55,7 +55,7 @@ class TieredLog:
         self,
         topic: TopicName,
         log: LocalTier,
-        source: CatalogSource,
+        source: CatalogSource | KnownFirst,
         store: ReadableStore,
         pool: FetchPool,
         settings: CloudReaderSettings,
@@ -121,7 +121,9 @@ class TieredLog:
 class _ObjectTier:
     """Reads objects for one reader, up to where the local log started when a stream began."""
 
-    def __init__(self, log: LocalTier, source: CatalogSource, stream: ObjectStream) -> None:
+    def __init__(
+        self, log: LocalTier, source: CatalogSource | KnownFirst, stream: ObjectStream
+    ) -> None:
         self._log = log
         self._source = source
         self._stream = stream
@@ -169,6 +171,30 @@ class _ObjectTier:
 
     def close(self) -> None:
         self._stream.close()
+
+
+class KnownFirst:
+    """A `DescriptorSource` that knows one object already, and asks another source for the rest.
+
+    It answers with that object once: if the object is gone, the next request goes to the source.
+    """
+
+    def __init__(self, known: ObjectDescriptor, source: CatalogSource) -> None:
+        self._known: ObjectDescriptor | None = known
+        self._source = source
+        self.topic = source.topic
+
+    def descriptors(self, start: int, end: int | None, limit: int) -> list[ObjectDescriptor]:
+        known, self._known = self._known, None
+        if known is not None and known.start_offset <= start <= known.end_offset:
+            return [known]
+        return self._source.descriptors(start, end, limit)
+
+    def missing(self, offset: int) -> ForebayError | None:
+        return self._source.missing(offset)
+
+    def jump(self, offset: int) -> int:
+        return self._source.jump(offset)
 
 
 class CatalogSource:

@@ -38,7 +38,7 @@ from forebay.objects.buffers import return_large_blocks
 from forebay.objects.store import CloudStore, connect
 from forebay.read.fetch_pool import FetchPool
 from forebay.read.sidecar_index import SidecarIndexes
-from forebay.read.tiered_log import CatalogSource, LocalTier, TieredLog
+from forebay.read.tiered_log import CatalogSource, KnownFirst, LocalTier, TieredLog
 from forebay.read.verify import FaultKind, examine_object, looks_same, verify_object
 from forebay.settings import ServerAddress, StoreSettings
 from forebay.upload.engine import UploadPorts
@@ -263,12 +263,18 @@ class StoreResources:
             return None
         return LocalLog(log_id, view.start_offset, view.end_offset, nonces)
 
-    def tiered_log(self, topic: TopicName, log: LocalTier) -> TieredLog:
-        """Returns one log over the objects and the local `log`."""
+    def tiered_log(
+        self, topic: TopicName, log: LocalTier, known: ObjectDescriptor | None = None
+    ) -> TieredLog:
+        """Returns one log over the objects and the local `log`.
+
+        `known` is the object that will be read first, if the caller has its descriptor.
+        """
+        source = CatalogSource(self.catalog, topic)
         return TieredLog(
             topic,
             log,
-            CatalogSource(self.catalog, topic),
+            source if known is None else KnownFirst(known, source),
             self.store,
             self.fetch_pool,
             self.settings.cloud_reader,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, TypeVar
 
 from forebay.catalog.chain import Chain
+from forebay.catalog.records import TopicRecord, offset_before
 from forebay.config.topics import TopicSetting
 from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.descriptor import ObjectDescriptor
@@ -26,6 +27,7 @@ from forebay.format.names import parse_topic
 from forebay.interrupts import holding, run_aside
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.logs import event
+from forebay.read.by_time import TimeSearch
 from forebay.settings import StoreSettings
 from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.configure import configure_topic, effective_settings, topic_settings
@@ -120,6 +122,7 @@ class WalStorage(PersistentStorage):
         self.start_unsure = False
         """Whether the catalog may have a later start: remote retention runs, or has failed."""
         self._tiered_log = None
+        self._resources = resources
         if resources is not None and claim is not None:
             topic = parse_topic(wal.topic)
             epoch = claim.ownership.epoch
@@ -238,6 +241,61 @@ class WalStorage(PersistentStorage):
         self._require_start(start, self.start_offset)
         return self.wal.tail_reader(
             start.value, end=end, visibility=visibility, through=self._tiered_log
+        )
+
+    def reader_at_time(
+        self, time_ms: int, *, end: int | None = None, visibility: Visibility = "synced"
+    ) -> LogReader:
+        """Returns a reader at the first message that was published at `time_ms` or later.
+
+        If no message is, the reader is at the end of the log, or at `end` if that comes before.
+        """
+        newest = self.wal.current_offset()
+        stop = newest if end is None else min(end, newest)
+
+        def open_reader(start: int, known: ObjectDescriptor | None) -> LogReader:
+            through, resources = self._tiered_log, self._resources
+            if resources is not None and known is not None:
+                through = resources.tiered_log(parse_topic(self.name), self.wal, known)
+            return self.wal.tail_reader(start, end=end, visibility=visibility, through=through)
+
+        uploader, wal = self.uploader, self.wal
+        catalog = None if uploader is None else uploader.catalog
+        tail = 0 if uploader is None else uploader.uploaded
+        search = TimeSearch(parse_topic(self.name), catalog, tail, wal, wal.indexes)
+        return search.reader(time_ms, min(self.start_known, stop), stop, open_reader)
+
+    def offset_of_last(self, count: int, end: int) -> int:
+        """Returns the offset of the first of the last `count` messages before `end`.
+
+        Returns the oldest offset if there are fewer. May ask the catalog, for offsets without
+        messages.
+        """
+        uploader = self.uploader
+        record = None if uploader is None else run_aside(uploader.record)
+        return max(offset_before(record or TopicRecord(), end, count), self.start_known)
+
+    def stream_at_time(
+        self,
+        time_ms: int,
+        *,
+        end: int | None = None,
+        visibility: Visibility = "synced",
+        threads: Executor | None = None,
+    ) -> AsyncLogReader:
+        """`reader_at_time` for asyncio. The search runs on `threads`, before the first message."""
+
+        def locate() -> int:
+            with self.reader_at_time(time_ms, end=end, visibility=visibility) as reader:
+                return reader.position
+
+        return self.wal.async_reader(
+            "latest",
+            end=end,
+            visibility=visibility,
+            through=self._tiered_log,
+            threads=threads,
+            locate=locate,
         )
 
     def create_stream(
@@ -386,6 +444,8 @@ class WalStorage(PersistentStorage):
 
         before, self.start_unsure = self.start_unsure, True
         gone = self._fencing(trim)
+        if gone:  # the time rows may have to be made anew
+            self._chain = self._require_uploader().catalog.chain(self._require_uploader().topic)
         if gone or before:
             run_aside(self._require_uploader().record)
         self.start_unsure = False

@@ -16,6 +16,7 @@ import asyncio
 import atexit
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeAlias
@@ -30,6 +31,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
 from forebay.interrupts import run_aside
 from forebay.objects.store import CloudStore
+from forebay.read.by_time import milliseconds
 from forebay.settings import StoreSettings
 from forebay.topic.accept import AcceptedLoss
 from forebay.topic.factory import WalStorageFactory
@@ -40,7 +42,7 @@ from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Visibility, Watermarks
 
-Start: TypeAlias = int | Literal["earliest", "latest"]
+Start: TypeAlias = int | datetime | Literal["earliest", "latest"]
 AnyDurability: TypeAlias = Durability | Literal["uploaded"]
 
 
@@ -159,15 +161,37 @@ class Topic:
         follow: bool = False,
         visibility: Visibility = "synced",
     ) -> LogReader:
-        """Returns a reader that begins at `start`: an offset, "earliest" or "latest".
+        """Returns a reader that begins at `start`: an offset, a time, "earliest" or "latest".
 
-        The reader stops before the offset `end`. Without an `end`, it stops after the newest
-        message at the time of this call, or with `follow` waits for more. With
-        `visibility="buffered"` it returns messages before they are synced; a crash can lose
-        messages that were read this way. Raises OffsetOutOfRange if `start` is not in the topic.
+        With a time, it begins at the first message that was published then or later, or at the end
+        if there is none; a time without a time zone raises UsageError. The reader stops before the
+        offset `end`. Without an `end`, it stops after the newest message at the time of this call,
+        or with `follow` waits for more. With `visibility="buffered"` it returns messages before
+        they are synced; a crash can lose messages that were read this way. Raises OffsetOutOfRange
+        if `start` is not in the topic.
         """
         stop = self._end(end, follow=follow)
+        if isinstance(start, datetime):
+            time_ms = milliseconds(start)
+            return self._storage.reader_at_time(time_ms, end=stop, visibility=visibility)
         return self._storage.create_reader(self._start(start), end=stop, visibility=visibility)
+
+    def offset_of_last(self, count: int) -> int:
+        """Returns the offset of the first of the last `count` messages, buffered ones included."""
+        return self._storage.offset_of_last(count, self._wal.current_offset())
+
+    def offset_at(self, time: datetime) -> int:
+        """Returns the first offset that was published at this time or later.
+
+        Returns the offset of the next append if there is none. It includes messages that are not
+        synced yet.
+        """
+        return self.offset_at_ms(milliseconds(time), "buffered")
+
+    def offset_at_ms(self, time_ms: int, visibility: Visibility = "synced") -> int:
+        """`offset_at` for milliseconds since 1970."""
+        with self._storage.reader_at_time(time_ms, visibility=visibility) as reader:
+            return reader.position
 
     def stream(
         self,
@@ -180,9 +204,14 @@ class Topic:
     ) -> AsyncLogReader:
         """`read` for asyncio. It follows by default.
 
-        `threads` reads files and objects. It defaults to the event loop's default executor.
+        `threads` reads files and objects. It defaults to the event loop's default executor. A time
+        is looked up there, before the first message.
         """
         stop = self._end(end, follow=follow)
+        if isinstance(start, datetime):
+            return self._storage.stream_at_time(
+                milliseconds(start), end=stop, visibility=visibility, threads=threads
+            )
         return self._storage.create_stream(
             self._start(start), end=stop, visibility=visibility, threads=threads
         )
@@ -197,7 +226,9 @@ class Topic:
             return StartPosition.latest()
         if type(start) is int and start >= 0:
             return StartPosition.offset(start)
-        raise UsageError(f"start is {start!r}; it must be an offset, 'earliest' or 'latest'")
+        raise UsageError(
+            f"start is {start!r}; it must be an offset, a datetime, 'earliest' or 'latest'"
+        )
 
     def flush(self) -> None:
         """Waits until everything appended so far is synced."""

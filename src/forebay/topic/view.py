@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from forebay.catalog.adopt import restored
-from forebay.catalog.records import Owner, TopicRecord
+from forebay.catalog.records import Owner, TopicRecord, offset_before
 from forebay.catalog.topic_settings import read_topic_settings
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
@@ -30,6 +30,7 @@ from forebay.errors import (
 from forebay.files.disk import Disk
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName, is_topic, parse_topic
+from forebay.read.by_time import TimeSearch
 from forebay.settings import StoreSettings
 from forebay.topic.configure import accepted
 from forebay.topic.resources import StoreResources, catalog_file
@@ -219,11 +220,40 @@ class TopicView:
             self._log(), self.store.disk, self.indexes, start, end=stop, visibility="synced"
         )
 
-    def _log(self) -> ReadableLog:
+    def reader_at_time(self, time_ms: int, end: int | None = None) -> LogReader:
+        """Returns a reader at the first message that was published at `time_ms` or later.
+
+        If no message of the view is, the reader is at the end of the view, or at `end` if that
+        comes before. Otherwise like `reader`.
+        """
+        stop = self.end_offset if end is None else min(end, self.end_offset)
+
+        def open_reader(start: int, known: ObjectDescriptor | None) -> LogReader:
+            log, disk = self._log(known), self.store.disk
+            return LogReader(log, disk, self.indexes, start, end=stop, visibility="synced")
+
+        resources, record = self.store.resources(), self.record
+        catalog = None if resources is None or record is None else resources.catalog
+        tail = 0 if record is None else record.tail
+        local = _NoLog(self._end) if self._local is None else _LocalLog(self._local)
+        search = TimeSearch(self.topic, catalog, tail, local, self.indexes)
+        return search.reader(time_ms, self.start_offset, stop, open_reader)
+
+    def offset_at_time(self, time_ms: int) -> int:
+        """Returns the first offset that was published at `time_ms` or later; else the end."""
+        with self.reader_at_time(time_ms) as reader:
+            return reader.position
+
+    def offset_of_last(self, count: int) -> int:
+        """Returns the offset of the first of the last `count` messages of the view."""
+        record = self.record or TopicRecord()
+        return max(offset_before(record, self.end_offset, count), self.start_offset)
+
+    def _log(self, known: ObjectDescriptor | None = None) -> ReadableLog:
         resources = self.store.resources()
         local = None if self._local is None else _LocalLog(self._local)
         if resources is not None and self.record is not None:
-            return resources.tiered_log(self.topic, local or _NoLog(self._end))
+            return resources.tiered_log(self.topic, local or _NoLog(self._end), known)
         assert local is not None, "refresh raised UnknownTopic otherwise"
         return local
 
@@ -300,6 +330,9 @@ class _LocalLog(_Unwaited):
     def start_offset(self) -> int:
         return self._view.start_offset
 
+    def segments(self) -> list[Segment]:
+        return self._view.segments()
+
     def plan(self, reader: LogReader) -> Plan:
         try:
             return self._view.plan(reader)
@@ -319,6 +352,9 @@ class _NoLog(_Unwaited):
 
     def __init__(self, end: int) -> None:
         self.start_offset = end
+
+    def segments(self) -> list[Segment]:
+        return []
 
     def plan(self, reader: LogReader) -> Plan:
         raise OffsetOutOfRange(

@@ -27,6 +27,7 @@ from forebay.files.disk import (
     replace_file,
 )
 from forebay.format.checkpoint import SegmentEntry, WalCheckpoint
+from forebay.format.frame import scan
 from forebay.format.index import SegmentIndex, encode_index
 from forebay.format.layout import Buffer
 from forebay.format.names import FAILED_FILE, SegmentNames
@@ -102,6 +103,7 @@ class Journal:
             assert active is not None
             assert active.index is not None
             active.index.add(batch.first_offset, self._written)
+            active.index.survey(scan(batch.data, expected=batch.first_offset, consecutive=True))
             pending.append(batch.data)
             self._written += len(batch.data)
             size += len(batch.data)
@@ -248,7 +250,7 @@ class Journal:
         self._written = 0
         self._active_since = self._clock.monotonic()
         now = self._clock.now_ms()
-        active = Segment(seq, path, first_offset, first_offset, 0, now, now, SegmentIndex())
+        active = Segment(seq, path, first_offset, first_offset, 0, now, now, SegmentIndex(0))
         self.segments = SegmentSet(self.segments.sealed, active)
         self._checkpoint()
 

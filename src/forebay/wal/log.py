@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
@@ -100,7 +100,7 @@ class Wal:
         self._now_ns = clock.now_ns
         self._head = encode_head(0, 0, self.topic, "")
         self._middle = encode_middle("", None)
-        self._indexes = SegmentIndexes(self._disk, SegmentNames(settings.file_name))
+        self.indexes = SegmentIndexes(self._disk, SegmentNames(settings.file_name))
         self._readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
 
     # -- appending ------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ class Wal:
         if through is None and start < self.start_offset:
             raise self._out_of_range(start, f"the oldest offset here is {self.start_offset}")
         log = through or self
-        reader = LogReader(log, self._disk, self._indexes, start, end=end, visibility=visibility)
+        reader = LogReader(log, self._disk, self.indexes, start, end=end, visibility=visibility)
         self._add_reader(reader)
         metrics.readers.add()
         return reader
@@ -473,10 +473,14 @@ class Wal:
         visibility: Visibility = "synced",
         through: ReadableLog | None = None,
         threads: Executor | None = None,
+        locate: Callable[[], int] | None = None,
     ) -> AsyncLogReader:
-        """`tail_reader` for asyncio; files are read on `threads`, by default the event loop's."""
+        """`tail_reader` for asyncio; files are read on `threads`, by default the event loop's.
+
+        `locate` finds the offset to start at instead. It is called there, before the first read.
+        """
         reader = self.tail_reader(from_offset, end=end, visibility=visibility, through=through)
-        return AsyncLogReader(through or self, reader, threads)
+        return AsyncLogReader(through or self, reader, threads, locate)
 
     @mended
     def read_cached_since(self, after_offset: int) -> tuple[list[tuple[int, StreamMessage]], int]:

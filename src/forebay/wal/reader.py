@@ -12,7 +12,7 @@ thread, ends it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import replace
@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from forebay.errors import CorruptFrame, ForebayError, UsageError
 from forebay.files.disk import Disk
+from forebay.format.content import first_at
 from forebay.format.frame import Scan, scan
 from forebay.format.layout import Buffer
 from forebay.format.message import StreamMessage, decode_messages
@@ -125,6 +126,26 @@ class LogReader:
             self.rewind()
             raise
         raise StopIteration
+
+    def find_time(self, time_ms: int, until: int) -> bool:
+        """Moves to the first message before `until` that was published at `time_ms` or later.
+
+        Returns False if there is none; the reader is then at `until` or after it. What was read
+        with the message is kept for iterating.
+        """
+        self.rewind()
+        try:
+            while self._fetched < until and (frames := self._next_frames()) is not None:
+                at = first_at(frames, time_ms)
+                if at is not None and frames.offsets[at] < until:
+                    self.position = frames.offsets[at]
+                    self._messages = decode_messages(frames.part(at, len(frames)))
+                    return True
+                self.position = self._fetched
+        except BaseException:
+            self.rewind()
+            raise
+        return False
 
     def rewind(self) -> None:
         """Drops messages that were fetched but not returned yet.
@@ -346,8 +367,14 @@ class AsyncLogReader:
     """
 
     def __init__(
-        self, log: ReadableLog, reader: LogReader, threads: Executor | None = None
+        self,
+        log: ReadableLog,
+        reader: LogReader,
+        threads: Executor | None = None,
+        locate: Callable[[], int] | None = None,
     ) -> None:
+        """`locate` returns the offset to start at; it is called on a thread, before any read."""
+        self._locate = locate
         self._log = log
         self._threads = threads
         self._reader = reader
@@ -435,6 +462,10 @@ class AsyncLogReader:
 
     async def _next_frames(self) -> Scan | None:
         reader = self._reader
+        if self._locate is not None:
+            loop = asyncio.get_running_loop()
+            reader.release(await loop.run_in_executor(self._threads, self._locate))
+            self._locate = None
         while not reader.finished:
             plan = self._log.plan(reader)
             if plan is None:

@@ -85,7 +85,7 @@ def survey_newest(
 
     Everything before byte position `synced` and before offset `known` is known to have been synced.
     """
-    index = SegmentIndex()
+    index = SegmentIndex(0)
     valid = count = 0
     last: Scan | None = None
     with closing(disk.open_read(path)) as file:

@@ -155,12 +155,14 @@ def scan_segment(
 ) -> Iterator[tuple[int, Scan]]:
     """Yields (position, scan) from the start of a segment, and adds the frames to `index`.
 
-    Stops after the first scan that is not COMPLETE. A scan is valid until the next one.
+    Their publish times are added too. Stops after the first scan that is not COMPLETE. A scan is
+    valid until the next one.
     """
     position = 0
     while position < limit:
         found = chunks.read(file, position, limit, expected)
         index_frames(index, found, position)
+        index.survey(found)
         yield position, found
         if found.end is not End.COMPLETE:
             return
@@ -184,7 +186,7 @@ def load_index(disk: Disk, path: Path, index_path: Path, first_offset: int) -> S
 
 def build_index(disk: Disk, path: Path, first_offset: int) -> SegmentIndex:
     """Builds an index by scanning a whole sealed segment; raises CorruptFrame for any damage."""
-    index = SegmentIndex()
+    index = SegmentIndex(0)
     with closing(disk.open_read(path)) as file:
         for position, found in scan_segment(file, ChunkReader(), file.size(), first_offset, index):
             require_complete(found, path, position)
@@ -227,6 +229,13 @@ class SegmentIndexes:
         """The last indexed (offset, position) at or before both arguments."""
         index = segment.index or self._sealed(segment)
         return index.floor(offset, position)
+
+    def highest_publish_time(self, segment: Segment) -> int | None:
+        """The highest publish time of the segment's messages; None if its index does not say."""
+        try:
+            return (segment.index or self._sealed(segment)).highest_publish_time
+        except FileNotFoundError:  # retention has removed it: its messages are in objects
+            return None
 
     def _sealed(self, segment: Segment) -> SegmentIndex:
         index = holding(self._lock, lambda: self._recall(segment.seq))
