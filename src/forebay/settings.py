@@ -130,7 +130,7 @@ class UploaderSettings:
     root_prefix: str = "/forebay"
     """The prefix of the catalog's keys."""
     max_object_bytes: int = 1 * GIB
-    """The largest size of an object."""
+    """The largest size of an object, before compression."""
     max_object_messages: int | None = None
     """The most messages in an object; None sets no limit."""
     rolling: bool = False
@@ -139,6 +139,10 @@ class UploaderSettings:
     """The longest time until the upload of a synced message begins, besides the interval."""
     max_idle_seconds: float | None = None
     """A rolling object is completed when nothing was appended for this long; None sets no limit."""
+    compression: Literal["none", "zstd"] = "none"
+    """How new objects are compressed; Danube reads only those of `none`."""
+    compression_level: int = 3
+    """The level of `zstd`: 1 is the fastest, 19 the smallest."""
     stream_chunk_size: int = 8 * MIB
     """The size of one part of an upload."""
     concurrent_parts: int = 4
@@ -159,6 +163,8 @@ class UploaderSettings:
         require_type(self, "sidecars", bool)
         require_type(self, "root_prefix", str)
         require_choice(self, "runner", ("inline", "spark"))
+        require_choice(self, "compression", ("none", "zstd"))
+        require(self, "compression_level", least=1, most=19, whole=True)
         most = INTERVAL_SECONDS_MAX
         require(self, "interval_seconds", least=0.01, most=most)
         require(self, "max_open_seconds", least=0, most=most)

@@ -51,6 +51,7 @@ class PlannedObject:
     """An object to be written. Its extents follow each other without a gap."""
 
     extents: tuple[Extent, ...]
+    compressed: bool = False
 
     @property
     def start_offset(self) -> int:
@@ -62,6 +63,7 @@ class PlannedObject:
 
     @property
     def size(self) -> int:
+        """Bytes of the frames, before compression."""
         return sum(extent.size for extent in self.extents)
 
     @property
@@ -72,7 +74,7 @@ class PlannedObject:
 
     @property
     def name(self) -> ObjectName:
-        return ObjectName(self.start_offset, self.next_offset - 1)
+        return ObjectName(self.start_offset, self.next_offset - 1, compressed=self.compressed)
 
     def holds(self, error: ForebayError) -> bool:
         """Whether the error is a damaged frame in the segments that the object is built from.
@@ -93,7 +95,7 @@ class PlannedObject:
                     kept.append(replace(extent, end=damage.position, next_offset=damage.offset))
                 break
             kept.append(extent)
-        return PlannedObject(tuple(kept)) if kept else None
+        return replace(self, extents=tuple(kept)) if kept else None
 
 
 class Cut(Protocol):
@@ -153,7 +155,7 @@ def plan_object(
             break
     if not extents or not (full or overdue):
         return None
-    return PlannedObject(tuple(extents))
+    return PlannedObject(tuple(extents), settings.compression != "none")
 
 
 def _extent(segment: Segment, start: LogPosition, stop: LogPosition) -> Extent:

@@ -25,13 +25,15 @@ from forebay.format.checkpoint import UploaderCheckpoint
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import ObjectName, TopicName, object_key, pending_object
 from forebay.logs import event
-from forebay.objects.backend import ObjectMeta, ObjectWriter
+from forebay.objects.backend import ObjectWriter
 from forebay.upload import metrics
 from forebay.upload.engine import (
     ObjectBuilder,
+    StoredObject,
     Uploaded,
     UploadPorts,
     describe,
+    level_of,
     read_back_and_put_sidecar,
     require_same,
     require_size,
@@ -167,7 +169,11 @@ class RollingUploader(Uploader):
     def _begin(self, planned: PlannedObject) -> OpenObject:
         ports = self.ports
         first = planned.extents[0]
-        name = pending_object(planned.start_offset, f"{self.epoch:x}{secrets.token_hex(4)}")
+        name = pending_object(
+            planned.start_offset,
+            f"{self.epoch:x}{secrets.token_hex(4)}",
+            compressed=planned.compressed,
+        )
         intent = self.catalog.intend(self.topic, self.epoch, name)
         writer = ports.store.open_streaming_writer(
             object_key(self.topic, name),
@@ -176,9 +182,8 @@ class RollingUploader(Uploader):
         )
         now, at = ports.clock.now_ms(), ports.clock.monotonic()
         start = LogPosition(first.seq, first.start, first.first_offset)
-        opened = OpenObject(
-            writer, ObjectBuilder(writer), intent, planned.start_offset, start, now, now, at, at
-        )
+        builder = ObjectBuilder(writer, level_of(name, ports.settings))
+        opened = OpenObject(writer, builder, intent, planned.start_offset, start, now, now, at, at)
         self._open = opened
         return opened
 
@@ -194,7 +199,8 @@ class RollingUploader(Uploader):
         ports, opened = self.ports, self._open
         assert opened is not None
         started = ports.clock.monotonic()
-        require_size(ports.store, opened.writer.close(), opened.builder.size)
+        opened.builder.flush()
+        require_size(ports.store, opened.writer.close(), opened.builder.stored)
         try:
             uploaded, intent = self._copy(opened, started)
             record = self.commit(intent, uploaded, opened.position, done)
@@ -211,15 +217,17 @@ class RollingUploader(Uploader):
         """Copies the pending object to its final name, reads it back, and writes its sidecar."""
         ports = self.ports
         pending = object_key(self.topic, opened.intent.object_id)
-        name = ObjectName(opened.start_offset, opened.position.offset - 1)
+        compressed = opened.builder.level is not None
+        last = opened.position.offset - 1
+        name = ObjectName(opened.start_offset, last, compressed=compressed)
         intent = self.catalog.intend(self.topic, self.epoch, name)
         try:
-            meta = self._create(pending, intent.object_id, opened.builder)
+            stored = self._create(pending, intent.object_id, opened.builder)
             descriptor = describe(
                 intent.object_id,
                 opened.start_offset,
                 opened.position.offset,
-                opened.builder.transferred(meta),
+                opened.builder.transferred(stored),
                 ports.clock.now_ms(),
             )
             read_back_and_put_sidecar(ports, self.topic, descriptor)
@@ -228,8 +236,8 @@ class RollingUploader(Uploader):
             raise
         return Uploaded(descriptor, ports.clock.monotonic() - started), intent
 
-    def _create(self, pending: str, object_id: str, builder: ObjectBuilder) -> ObjectMeta:
-        """Copies the pending object to the name, or finds the same bytes there."""
+    def _create(self, pending: str, object_id: str, builder: ObjectBuilder) -> StoredObject:
+        """Copies the pending object to the name, or finds the same frames there."""
         store, settings = self.ports.store, self.ports.settings
         try:
             meta = store.copy_or_rewrite(
@@ -242,8 +250,8 @@ class RollingUploader(Uploader):
         except ObjectExists:
             size, content_hash = builder.size, builder.content.value
             return require_same(store, self.topic, object_id, size, content_hash)
-        require_size(store, meta, builder.size)
-        return meta
+        require_size(store, meta, builder.stored)
+        return StoredObject(meta)
 
     def _remove_pending(self, opened: OpenObject) -> None:
         self.ports.store.delete_object(object_key(self.topic, opened.intent.object_id))
@@ -257,6 +265,8 @@ class RollingUploader(Uploader):
 
     def _remember_progress(self) -> None:
         opened = self._open
+        if opened is not None:
+            opened.builder.drain()
         memory = self.checkpoints.get_uploader()
         if opened is None or (memory and memory.active_bytes_written == opened.builder.size):
             return

@@ -37,6 +37,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import (
     ObjectName,
     TopicName,
+    is_compressed,
     object_key,
     objects_prefix,
     parse_object,
@@ -103,7 +104,10 @@ class Chain(Protocol):
         """Whether a descriptor names this object."""
 
     def joins(self, name: ObjectName) -> bool:
-        """Whether the range is that of several adjacent objects, as a compaction's would be."""
+        """Whether the range is that of objects in the chain, as a compaction's would be.
+
+        That is several adjacent ones, or one that is compressed and was not before, or the reverse.
+        """
 
     def holds(self, ranges: list[Range]) -> bool:
         """Whether committed objects that exist hold all offsets of the ranges."""
@@ -474,7 +478,7 @@ class _TopicSweep:
             bool(first and last)
             and first[0].start_offset == name.start
             and last[0].end_offset == name.end
-            and first != last
+            and (first != last or is_compressed(first[0].object_id) != name.compressed)
         )
 
     def holds(self, ranges: list[Range]) -> bool:
