@@ -125,7 +125,8 @@ def scanned(sizes: list[int], first: int = FIRST) -> bytes:
 
 def blocks_from(data: bytes, cuts: list[int]) -> list[RawBlock]:
     """Passes the frames in pieces that end at the frames with these numbers."""
-    cutter, found = BlockCutter(), []
+    cutter = BlockCutter()
+    found: list[RawBlock] = []
     whole = scan(data)
     for start, end in pairwise(sorted({0, *cuts, len(whole)})):
         found += cutter.add(whole.part(start, end))
@@ -320,7 +321,9 @@ def test_any_bytes_give_frames_or_damage(data: bytes, at: int) -> None:
 
 
 @given(st.binary(min_size=24, max_size=24), st.binary(max_size=100))
-def test_any_header_with_a_right_checksum_gives_damage_or_frames(fields: bytes, data: bytes) -> None:
+def test_any_header_with_a_right_checksum_gives_damage_or_frames(
+    fields: bytes, data: bytes
+) -> None:
     head = struct.pack("<II", 0x184D2A5B, 24) + fields[:20]
     blocks = BlockAssembler(FIRST, 0, 2**40)
     for frames in blocks.feed(head + struct.pack("<I", crc32(head)) + data):
@@ -329,7 +332,6 @@ def test_any_header_with_a_right_checksum_gives_damage_or_frames(fields: bytes, 
 
 
 # ---- finding blocks after damage ----
-
 
 
 def test_the_next_block_is_found_by_the_length_of_a_damaged_one() -> None:

@@ -62,6 +62,14 @@ class BlockHeader(NamedTuple):
         return BLOCK_HEADER_BYTES + self.stored_bytes
 
 
+class StoredBlock(NamedTuple):
+    """A block of an object that is not decompressed yet."""
+
+    position: int
+    header: BlockHeader
+    data: memoryview
+
+
 class BlockError(Exception):
     """Bytes that are not a block; the message says why."""
 
@@ -254,6 +262,22 @@ class BlockAssembler:
         return 0 if header is None else header.raw_bytes + header.stored_bytes
 
     def feed(self, chunk: Buffer) -> Iterator[Scan]:
+        for block in self.blocks(chunk):
+            try:
+                found = self.accept(block, decompress(block.header, block.data))
+            except BlockError as error:
+                self.refuse(block, error)
+                return
+            if found is not None:
+                yield found
+                del found
+
+    def blocks(self, chunk: Buffer) -> Iterator[StoredBlock]:
+        """Yields the blocks that the chunk completes, whose headers are valid.
+
+        Pass each to `accept` with its frames, or to `refuse`, in order. A caller may decompress
+        several at the same time.
+        """
         view, at = memoryview(chunk), 0
         while self.corruption is None and at < len(view):
             header = self._header
@@ -272,18 +296,33 @@ class BlockAssembler:
                 if self.bytes_max is not None and self.needed > self.bytes_max:
                     raise FrameTooLarge(self.needed)
                 continue
-            found = None
+            block = StoredBlock(self.position, header, piece)
+            self.position += header.size
+            self.offset = header.next_offset
+            self._header = None
             if header.next_offset > self._wanted:
-                found = self._decompress(header, piece)
-            if self.corruption is None:
-                self.block_position = self.position
-                self.position += header.size
-                self.offset = header.next_offset
-                self._header = None
-            del piece
-            if found is not None:
-                yield found
-                del found
+                yield block
+            del block, piece
+
+    def accept(self, block: StoredBlock, frames: bytes) -> Scan | None:
+        """Returns the frames of the block, or those before the first damaged one."""
+        header = block.header
+        self.block_position = block.position
+        found = scan(frames, expected=header.first_offset, consecutive=True)
+        if len(found) != header.messages or found.safe_length != len(frames):
+            reason = found.end.describe() if found.end.corrupt else "the frames do not fill it"
+            self._fail_at(block, f"damaged block: {reason}", len(found))
+        return found if len(found) else None
+
+    def refuse(self, block: StoredBlock, error: BlockError) -> None:
+        """Records that the block cannot be decompressed."""
+        self._fail_at(block, str(error), 0)
+
+    def _fail_at(self, block: StoredBlock, reason: str, messages: int) -> None:
+        """Records damage in a block. The blocks after it do not count any more."""
+        self.position = block.position
+        self.offset = block.header.first_offset + messages
+        self.fail(reason)
 
     def require_end(self, next_offset: int | None) -> None:
         """Sets `corruption` unless the bytes end with the block before `next_offset`."""
@@ -313,20 +352,6 @@ class BlockAssembler:
             self.fail("the object ends inside a block")
         else:
             self._header = header
-
-    def _decompress(self, header: BlockHeader, stored: memoryview) -> Scan | None:
-        """Returns the frames of the block, or those before the first damaged one."""
-        try:
-            frames = decompress(header, stored)
-        except BlockError as error:
-            self.fail(str(error))
-            return None
-        found = scan(frames, expected=header.first_offset, consecutive=True)
-        if len(found) != header.messages or found.safe_length != len(frames):
-            self.offset += len(found)
-            reason = found.end.describe() if found.end.corrupt else "the frames do not fill it"
-            self.fail(f"damaged block: {reason}")
-        return found if len(found) else None
 
     def _keep(self, piece: memoryview, wanted: int) -> int:
         """Keeps the start of a block or header that continues in the next chunk."""

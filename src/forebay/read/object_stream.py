@@ -11,9 +11,9 @@ It is read whole once, and its hash decides. This is not done for a descriptor w
 index is a hint: where it leads to no frame, the object is read from its start.
 
 Memory: the chunk being read, the chunks fetched ahead, and one frame that spans two chunks. In a
-compressed object it is one block, and the decompressed block in addition: blocks are decompressed
-one at a time, when they are wanted. A scan that the caller still holds during the next call adds
-its chunk or block.
+compressed object it is one block, and in addition the decompressed block and those that are
+decompressed ahead of it (`forebay.read.decoding`). A scan that the caller still holds during the
+next call adds its chunk or block.
 
 Beware: None is not the end of the topic. It means that no object holds the next offset (`offset`)
 yet. The log's segments may hold it.
@@ -51,6 +51,7 @@ from forebay.interrupts import give_up, held, holding
 from forebay.limits import DESCRIPTOR_INDEX_ENTRIES
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
+from forebay.read.decoding import decoded
 from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
 from forebay.read.metrics import (
     BYTES_FETCHED,
@@ -408,7 +409,8 @@ class ObjectStream:
         self._sequential = True
         if chunk.first:
             OBJECTS_READ.add()
-        self._decoding = chunk, iter(self._decoder(chunk).feed(data))
+        ahead = self._pool is not None and self._bytes_max is None
+        self._decoding = chunk, decoded(self._decoder(chunk), data, ahead=ahead)
         return True
 
     def _fetch_ahead(self) -> int | None:

@@ -44,6 +44,7 @@ from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
+from forebay.read.decoding import decoded
 from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
 from forebay.read.metrics import (
     BYTES_FETCHED,
@@ -250,7 +251,7 @@ class _ReadBack:
         try:
             for chunk in chunks:
                 at = frames.position
-                for found in frames.feed(chunk):
+                for found in decoded(frames, chunk, ahead=True):
                     raw = found.raw
                     self._content.add(raw)
                     if isinstance(frames, BlockAssembler):

@@ -1,8 +1,8 @@
 """`BlockWriter`: compresses the frames of an object while it is written.
 
-Frames are cut into blocks (`forebay.format.blocks`). Threads that all uploads of a process share
-compress them side by side, while the caller reads, checks and hashes the next frames. The blocks
-are written in order, by the caller's thread.
+Frames are cut into blocks (`forebay.format.blocks`). Other threads (`forebay.processors`) compress
+them side by side, while the caller reads, checks and hashes the next frames. The blocks are written
+in order, by the caller's thread.
 
 Memory: the block being collected, and at most IN_FLIGHT_BYTES in blocks that are being compressed,
 or one larger block. Nothing is in flight after `drain`, so a rolling writer keeps at most one block
@@ -14,10 +14,8 @@ complete after `flush`, not before.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, Protocol
 
 from forebay.format.blocks import BlockCutter, RawBlock, compress_block
@@ -25,29 +23,15 @@ from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
 from forebay.format.layout import Buffer
 from forebay.limits import BLOCK_BYTES
+from forebay.processors import Ahead
 
 IN_FLIGHT_BYTES: Final = 4 * BLOCK_BYTES
-_THREADS_MAX: Final = 4
 
 
 class FrameWriter(Protocol):
     """Where the bytes of an object go."""
 
     def write(self, data: Buffer) -> None: ...
-
-
-_lock: Final = threading.Lock()
-_pools: Final[dict[int, ThreadPoolExecutor]] = {}
-"""The threads of this process. Those of a parent process do not exist after a fork."""
-
-
-def _pool() -> ThreadPoolExecutor:
-    process = os.getpid()
-    with _lock:
-        if process not in _pools:
-            threads = min(os.cpu_count() or 1, _THREADS_MAX)
-            _pools[process] = ThreadPoolExecutor(threads, thread_name_prefix="compress")
-        return _pools[process]
 
 
 class BlockWriter:
@@ -58,7 +42,7 @@ class BlockWriter:
         self._index = index
         self._level = level
         self._cutter = BlockCutter()
-        self._compressing: deque[tuple[RawBlock, Future[bytes]]] = deque()
+        self._compressing: deque[tuple[RawBlock, Ahead[bytes]]] = deque()
         self._in_flight = 0
         self.stored = 0
         """Bytes written so far."""
@@ -85,22 +69,17 @@ class BlockWriter:
     def _start(self, block: RawBlock) -> None:
         size = len(block.frames)
         while self._compressing and (
-            self._in_flight + size > IN_FLIGHT_BYTES or self._compressing[0][1].done()
+            self._in_flight + size > IN_FLIGHT_BYTES or self._compressing[0][1].done
         ):
             self._finish_first()
-        try:
-            future = _pool().submit(compress_block, block, self._level)
-        except RuntimeError:  # the interpreter is about to exit, and starts no more work
-            self.drain()
-            self._write(block, compress_block(block, self._level))
-            return
         self._in_flight += size
-        self._compressing.append((block, future))
+        ahead = Ahead(partial(compress_block, block, self._level))
+        self._compressing.append((block, ahead))
 
     def _finish_first(self) -> None:
-        block, future = self._compressing.popleft()
+        block, ahead = self._compressing.popleft()
         self._in_flight -= len(block.frames)
-        self._write(block, future.result())
+        self._write(block, ahead.result())
 
     def _write(self, block: RawBlock, data: Buffer) -> None:
         self._index.add_block(block.first_offset, block.messages, len(block.frames), self.stored)
