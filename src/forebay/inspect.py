@@ -23,8 +23,14 @@ from forebay.catalog.kv import Kv
 from forebay.catalog.sqlite import SqliteKv
 from forebay.client.address import is_id, read_server_info
 from forebay.errors import CheckpointError, DescriptorError, MessageError, UsageError
-from forebay.files.disk import Disk, read_file
+from forebay.files.disk import Disk, ReadFile, read_file, read_range
 from forebay.files.local import LocalDisk
+from forebay.format.blocks import (
+    BLOCK_HEADER_BYTES,
+    BlockAssembler,
+    BlockError,
+    decode_header,
+)
 from forebay.format.checkpoint import (
     decode_any_checkpoint,
     decode_danube_uploader_checkpoint,
@@ -32,7 +38,7 @@ from forebay.format.checkpoint import (
     decode_published,
     is_checkpoint,
 )
-from forebay.format.descriptor import decode_descriptor
+from forebay.format.descriptor import ZSTD, decode_descriptor
 from forebay.format.frame import End, Scan
 from forebay.format.index import SegmentIndex, decode_index, index_segment_bytes
 from forebay.format.message import decode_message
@@ -46,6 +52,7 @@ from forebay.format.names import (
     TOPICS_PREFIX,
     UPLOADER_CHECKPOINT_FILE,
     after_prefix,
+    is_compressed,
 )
 from forebay.limits import CHECKPOINT_BYTES_MAX, DESCRIPTOR_BYTES_MAX, KIB, MIB
 from forebay.wal.identity import read_log_id
@@ -94,6 +101,8 @@ def inspect(path: Path, *, limit: int | None = None, disk: Disk | None = None) -
         yield _descriptor(path, _small(disk, path, DESCRIPTOR_BYTES_MAX), limit)
     elif (head := _head(disk, path)).startswith(_SQLITE):
         yield from _catalog(path, head, limit)
+    elif is_compressed(path.name):
+        yield from _blocks(disk, path, limit)
     elif _FRAMES.fullmatch(path.name) or _begins_with_a_frame(disk, path):
         yield from _frames(disk, path, limit)
     else:
@@ -267,12 +276,66 @@ def _frames(disk: Disk, path: Path, limit: int | None) -> Iterator[Facts]:
     }
 
 
-def _frame(found: Scan, row: int, base: int) -> Facts:
+def _blocks(disk: Disk, path: Path, limit: int | None) -> Iterator[Facts]:
+    """Yields a record for each frame of a compressed object, and for its block before them."""
+    file = disk.open_read(path)
+    try:
+        size = file.size()
+        blocks = BlockAssembler(_first_offset(file), 0, size)
+        shown = frames = count = raw = 0
+        for start in range(0, size, MIB):
+            for found in blocks.feed(read_range(file, start, min(start + MIB, size))):
+                count, frames, raw = count + 1, frames + len(found), raw + len(found.raw)
+                if limit is None or shown < limit:
+                    yield _block(found, blocks)
+                for row in range(len(found)):
+                    if limit is not None and shown >= limit:
+                        break
+                    yield _frame(found, row, 0, "position_in_block")
+                    shown += 1
+        blocks.require_end(None)
+    finally:
+        file.close()
+    damage = blocks.corruption
+    yield {
+        "type": "Blocks",
+        "codec": ZSTD,
+        "blocks": count,
+        "frames": frames,
+        "bytes": size,
+        "raw_bytes": raw,
+        "valid_bytes": blocks.position,
+        "end": "complete" if damage is None else damage.reason,
+        "damaged": damage is not None,
+        "next_offset": blocks.offset,
+    }
+
+
+def _first_offset(file: ReadFile) -> int:
+    """The first offset of a compressed object, by its header; 0 if that is damaged."""
+    try:
+        return decode_header(read_range(file, 0, BLOCK_HEADER_BYTES)).first_offset
+    except BlockError:
+        return 0
+
+
+def _block(found: Scan, blocks: BlockAssembler) -> Facts:
+    return {
+        "type": "Block",
+        "first_offset": found.offsets[0],
+        "position": blocks.block_position,
+        "frames": len(found),
+        "bytes": blocks.position - blocks.block_position,
+        "raw_bytes": len(found.raw),
+    }
+
+
+def _frame(found: Scan, row: int, base: int, place: str = "position") -> Facts:
     offset, at, length = found.offsets[row], found.positions[row], found.lengths[row]
     facts: Facts = {
         "type": "Frame",
         "offset": offset,
-        "position": base + at - 16,
+        place: base + at - 16,
         "message_bytes": length,
     }
     try:

@@ -72,6 +72,9 @@ OBJECT_INDEX_BYTES: Final = 1 * MIB
 OBJECT_INDEX_ENTRIES_MAX: Final = 4096
 """With more entries, every second one is removed and the interval doubles."""
 
+BLOCK_BYTES: Final = 1 * MIB
+"""The most bytes of the frames in one block of a compressed object, unless it is a single frame."""
+
 DESCRIPTOR_INDEX_ENTRIES: Final = 64
 """The most index entries of a descriptor in the catalog; the sidecar has the whole index."""
 

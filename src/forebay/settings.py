@@ -136,8 +136,8 @@ class UploaderSettings:
     root_prefix: str = "/forebay"
     """The prefix of the catalog's keys."""
     max_object_bytes: int | None = 1 * GIB
-    """The largest size of an object. None sets no limit but that of the stores: 9,900 parts of
-    `stream_chunk_size`, and 5 TiB; it applies to larger values too."""
+    """The largest size of an object, before compression. None sets no limit but that of the stores:
+    9,900 parts of `stream_chunk_size`, and 5 TiB; it applies to larger values too."""
     max_object_messages: int | None = None
     """The most messages in an object; None sets no limit."""
     rolling: bool = False
@@ -157,6 +157,10 @@ class UploaderSettings:
     index_every_bytes: int = OBJECT_INDEX_BYTES
     """An object's index gets an entry after this many bytes. Beyond 4,096 entries the interval
     doubles."""
+    compression: Literal["none", "zstd"] = "none"
+    """How new objects are compressed; Danube reads only those of `none`."""
+    compression_level: int = 3
+    """The level of `zstd`: 1 is the fastest, 19 the smallest."""
     stream_chunk_size: int = 8 * MIB
     """The size of one part of an upload."""
     concurrent_parts: int = 4
@@ -175,6 +179,8 @@ class UploaderSettings:
         require_type(self, "sidecars", bool)
         require_type(self, "root_prefix", str)
         require_choice(self, "runner", ("inline", "spark"))
+        require_choice(self, "compression", ("none", "zstd"))
+        require(self, "compression_level", least=1, most=19, whole=True)
         most = INTERVAL_SECONDS_MAX
         require(self, "interval_seconds", least=0.01, most=most)
         require(self, "max_open_seconds", "max_idle_seconds", least=0, most=most, optional=True)

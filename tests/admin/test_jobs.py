@@ -28,7 +28,7 @@ class Shelf:
         self._jobs: list[JobRecord] = []
 
     def submit(
-        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
+        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool | str]
     ) -> JobRecord:
         if len(self._jobs) >= PLACES:
             raise JobsFull("all places are taken")

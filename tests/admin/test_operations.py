@@ -140,7 +140,7 @@ class OneJob:
         self._job = JobRecord("1", "offload", (), {}, "request", "done", created=1.0)
 
     def submit(
-        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
+        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool | str]
     ) -> JobRecord:
         self._job = JobRecord("1", kind, tuple(topics), options, "request", "queued", created=1.0)
         return self._job

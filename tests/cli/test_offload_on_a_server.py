@@ -18,12 +18,12 @@ class FakeJobs:
     """Takes a job through its states, one for each look."""
 
     def __init__(self, end: str) -> None:
-        self.asked: list[tuple[str, tuple[str, ...], dict[str, int | bool]]] = []
+        self.asked: list[tuple[str, tuple[str, ...], dict[str, int | bool | str]]] = []
         self._end = end
         self._job: JobRecord | None = None
 
     def submit(
-        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
+        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool | str]
     ) -> JobRecord:
         self.asked.append((kind, tuple(topics), dict(options)))
         self._job = JobRecord("1a", kind, tuple(topics), options, "request", QUEUED, 1.0)

@@ -75,7 +75,10 @@ def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
 
 
 def test_what_is_right_is_read_once_and_counted(setup: Setup) -> None:
-    assert setup.examine() == Examined(MESSAGES * FRAME, MESSAGES, same_etag=True, fault=None)
+    seen = setup.examine()
+    assert (seen.bytes, seen.messages, seen.same_etag) == (MESSAGES * FRAME, MESSAGES, True)
+    assert (seen.fault, seen.found, seen.raw_bytes) == (None, None, MESSAGES * FRAME)
+    assert seen.content_hash is not None
     assert setup.backend.requests == -(-MESSAGES * FRAME // CHUNK)
 
 

@@ -18,7 +18,7 @@ class OneJob:
         self._jobs: list[JobRecord] = []
 
     def submit(
-        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
+        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool | str]
     ) -> JobRecord:
         job = JobRecord(
             f"job-{len(self._jobs)}", kind, tuple(topics), options, "request", "queued", time.time()

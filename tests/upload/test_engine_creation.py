@@ -60,7 +60,7 @@ def create(store: CloudStore, data: bytes, object_id: str = "data-0-9.dnb1") -> 
     with NewObject(store, TOPIC, object_id, SETTINGS) as made:
         for start in range(0, len(data), 1 << 20):
             made.write(data[start : start + (1 << 20)])
-        meta = made.finish(content.value)
+        meta = made.finish(len(data), content.value).meta
     assert meta.size == len(data)
     return meta.etag
 

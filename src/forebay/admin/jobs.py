@@ -55,7 +55,7 @@ class JobFields(Struct, frozen=True):
     id: str
     kind: str
     topics: Annotated[tuple[str, ...], Meta(description="Empty for all topics.")]
-    options: Mapping[str, int | bool]
+    options: Mapping[str, int | bool | str]
     trigger: Annotated[
         str,
         one_of("request", "interval"),
@@ -157,10 +157,17 @@ class Offload(NewJob, frozen=True, tag="offload"):
 
 
 class Compact(NewJob, frozen=True, tag="compact"):
-    """Joins small objects."""
+    """Joins small objects, and compresses objects."""
 
     target_bytes: _Bytes = UNSET
     budget_bytes: _Bytes = UNSET
+    compression: (
+        Annotated[
+            Literal["none", "zstd"],
+            Meta(description="Rewrites every object that is not compressed so."),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class Verify(NewJob, frozen=True, tag="verify"):
@@ -187,7 +194,7 @@ class Jobs(Protocol):
     """A queue of jobs. Its calls are quick, and made from the event loop's thread."""
 
     def submit(
-        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
+        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool | str]
     ) -> JobRecord:
         """Queues a job; JobsFull if too many wait."""
 
@@ -213,7 +220,7 @@ class _Kind(Struct):
 _KIND: Final = Decoder(_Kind)
 
 
-def parse_request(body: bytes) -> tuple[str, tuple[str, ...], dict[str, int | bool]]:
+def parse_request(body: bytes) -> tuple[str, tuple[str, ...], dict[str, int | bool | str]]:
     """Kind, topics and options of a request for a job; UsageError for anything else."""
     kind = decode_body(body, _KIND).kind
     options = structs.asdict(decode_body(body, _NEW_JOBS[kind]))

@@ -126,10 +126,12 @@ def swap_back(
 def _require_same_range(
     intent: Intent, descriptor: ObjectDescriptor, replaced: Sequence[ObjectDescriptor]
 ) -> None:
-    if not 2 <= len(replaced) <= OBJECTS_PER_SWAP_MAX:
+    if not 1 <= len(replaced) <= OBJECTS_PER_SWAP_MAX:
         raise UsageError(
-            f"a swap of {len(replaced)} objects; it must be 2 to {OBJECTS_PER_SWAP_MAX}"
+            f"a swap of {len(replaced)} objects; it must be 1 to {OBJECTS_PER_SWAP_MAX}"
         )
+    if any(each.object_id == descriptor.object_id for each in replaced):
+        raise UsageError(f"{descriptor.object_id} cannot replace itself")
     ends = (replaced[0].start_offset, replaced[-1].end_offset)
     whole = all(one.next_offset == then.start_offset for one, then in pairwise(replaced))
     if not whole or ends != (descriptor.start_offset, descriptor.end_offset):

@@ -121,7 +121,7 @@ def run_on_server(
     url: str,
     kind: str,
     topics: Sequence[str],
-    options: Mapping[str, int | bool],
+    options: Mapping[str, int | bool | str],
     *,
     refused: Mapping[str, object],
     as_json: bool,

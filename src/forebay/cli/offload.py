@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -164,6 +164,12 @@ _LINES_MAX: Final = 100
     "--budget", metavar="SIZE", help="Rewrite at most this much in this run, such as 10GiB."
 )
 @click.option(
+    "--compression",
+    type=click.Choice(["none", "zstd"]),
+    help="Rewrite every object that is not compressed so, small or not.  [default: new objects as "
+    "storage.uploader.compression, others stay as they are]",
+)
+@click.option(
     "--undo",
     is_flag=True,
     help="Put the small objects back; possible until a sweep has deleted one of them.",
@@ -182,6 +188,7 @@ def compact(
     topics: tuple[str, ...],
     target: str | None,
     budget: str | None,
+    compression: Literal["none", "zstd"] | None,
     undo: bool,
     object_id: str | None,
     url: str | None,
@@ -190,7 +197,7 @@ def compact(
     settings: StoreSettings,
     as_json: bool,
 ) -> None:
-    """Merges small objects into large ones.
+    """Merges small objects into large ones, and compresses objects.
 
     Compacts the named topics, or all topics. They may be in use at the same time. Each new object
     is read back and compared before it replaces the small ones. The small objects are kept for
@@ -201,6 +208,7 @@ def compact(
     Examples:
       forebay compact --dry-run
       forebay compact orders --target 256MiB --budget 10GiB
+      forebay compact orders --compression zstd
       forebay compact orders --undo
     """
     if url is not None:
@@ -210,7 +218,7 @@ def compact(
             "--undo": undo,
             "--object": object_id,
         }
-        options = {
+        options: dict[str, Any] = {
             name: size_of(option, text)
             for name, option, text in (
                 ("target_bytes", "--target", target),
@@ -218,16 +226,18 @@ def compact(
             )
             if text is not None
         }
+        if compression is not None:
+            options["compression"] = compression
         run_on_server(settings, url, "compact", topics, options, refused=refused, as_json=as_json)
         return
     if undo:
-        if target is not None or budget is not None:
-            raise UsageError("--target and --budget cannot be used with --undo")
+        if (target, budget, compression) != (None, None, None):
+            raise UsageError("--target, --budget and --compression cannot be used with --undo")
         report = _undone(topics, object_id, settings, dry_run=dry_run)
     elif object_id is not None:
         raise UsageError("--object needs --undo")
     else:
-        report = _compacted(topics, target, budget, settings, master, dry_run=dry_run)
+        report = _compacted(topics, target, budget, compression, settings, master, dry_run=dry_run)
     lines = _compact_lines(report, undo)
     print_report(report.facts(), lines, as_json=as_json, ok=report.ok)
 
@@ -246,6 +256,7 @@ def _compacted(
     topics: Sequence[str],
     target: str | None,
     budget: str | None,
+    compression: Literal["none", "zstd"] | None,
     settings: StoreSettings,
     master: str | None,
     *,
@@ -259,6 +270,7 @@ def _compacted(
             topics or None,
             target_bytes=None if target is None else size_of("--target", target),
             max_bytes=None if budget is None else size_of("--budget", budget),
+            compression=compression,
             dry_run=dry_run,
             progress=progress,
         )
@@ -277,6 +289,8 @@ def _compact_lines(report: CompactReport, undo: bool) -> Iterator[str]:
         f"{report.replaced} objects {would}compacted into {report.objects} ({report.bytes} bytes "
         f"rewritten), {report.errors} errors"
     )
+    if report.stored_before != report.stored_after and not report.dry_run:
+        yield f"stored: {report.stored_before} bytes before, {report.stored_after} after"
     if report.left_groups:
         yield (
             f"over the budget: {report.left_groups} more objects to make "

@@ -307,7 +307,7 @@ def _offset_lines(facts: Facts) -> Iterator[str]:
     for place in facts["places"]:
         yield (
             f"  {place['tier']} {place['name']}, position {place['position']}, "
-            f"{place['frame_bytes']} bytes with the header"
+            f"{place['frame_bytes']} bytes with the header{_in_block(place)}"
         )
     if facts["synced"]:
         for stage in ("uploaded", "verified"):
@@ -317,6 +317,12 @@ def _offset_lines(facts: Facts) -> Iterator[str]:
         yield f"  its segment may be deleted: {why}"
     for problem in facts["problems"]:
         yield f"  problem: {problem}"
+
+
+def _in_block(place: Facts) -> str:
+    if place.get("codec") is None:
+        return ""
+    return f", at {place['position_in_block']} in the {place['codec']} block that begins there"
 
 
 # ---- what `describe` prints: tables on a terminal, plain lines elsewhere ----
@@ -333,13 +339,19 @@ def _plain_lines(facts: Facts) -> Iterator[str]:
     yield _headed(facts, "objects")
     for each in facts["objects"]:
         yield (
-            f"  {_offsets(each)}, {each['bytes']} bytes, {_read_back(each)}, {_made(each)}: "
+            f"  {_offsets(each)}, {_stored(each)}, {_read_back(each)}, {_made(each)}: "
             f"{each['object_id']}"
         )
     yield from _older(facts)
     yield from _settings(facts)
     for problem in facts["problems"]:
         yield f"problem: {problem}"
+
+
+def _stored(each: Facts) -> str:
+    if each.get("codec") is None:
+        return f"{each['bytes']} bytes"
+    return f"{each['bytes']} bytes ({each['codec']}, {each['raw_bytes']} before)"
 
 
 def _head(facts: Facts) -> Iterator[str]:
@@ -446,9 +458,9 @@ def _print_tables(facts: Facts) -> None:
     )
     table(
         "objects",
-        ("offsets", "bytes", "stage", "made", "object"),
+        ("offsets", "stored", "stage", "made", "object"),
         [
-            (_offsets(each), str(each["bytes"]), _read_back(each), _made(each), each["object_id"])
+            (_offsets(each), _stored(each), _read_back(each), _made(each), each["object_id"])
             for each in facts["objects"]
         ],
     )

@@ -204,7 +204,10 @@ def verify(
             "--report": report,
             "--runner": runner == "threads",
         }
-        options: dict[str, int | bool] = {"incremental": incremental, "orphans": not no_orphans}
+        options: dict[str, int | bool | str] = {
+            "incremental": incremental,
+            "orphans": not no_orphans,
+        }
         if budget is not None:
             options["budget_bytes"] = size_of("--budget", budget, "50GiB")
         run_on_server(settings, url, "verify", topics, options, refused=refused, as_json=as_json)

@@ -38,6 +38,9 @@ _OPTIONAL: Final = (
     "raw_size",
 )
 
+ZSTD: Final = "zstd"
+"""The codec of objects that consist of blocks: see `forebay.format.blocks`."""
+
 _LABEL: Final = r"[a-z][0-9a-z-]{0,31}"
 """What `codec` and `format` look like. A reader refuses values that it does not know."""
 _HASH: Final = r"sha256:[0-9a-f]{64}"
@@ -95,7 +98,14 @@ class ObjectDescriptor:
     @property
     def unknown_form(self) -> str | None:
         """The codec or format, if it is one that cannot be read here."""
-        return self.codec or (self.format if self.format != "dnb1" else None)
+        if self.codec not in (None, ZSTD):
+            return self.codec
+        return self.format if self.format != "dnb1" else None
+
+    @property
+    def logical_size(self) -> int:
+        """Bytes of the frames in the object, before compression."""
+        return self.size if self.raw_size is None else self.raw_size
 
     @property
     def next_offset(self) -> int:

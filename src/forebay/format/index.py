@@ -5,7 +5,8 @@ Both are lists of (offset, position). `SegmentIndex` has at most one entry for e
 when that is sealed, with the highest publish time of its messages
 (`docs/formats/segment-index.md`). `ObjectIndex` has an entry after a number of messages or bytes,
 whichever comes first (1,000 and 1 MiB by default), and is stored in the object's descriptor. If it
-gets too many entries, every second one is removed and both intervals double.
+gets too many entries, every second one is removed and both intervals double. The entries of a
+compressed object are blocks.
 
 Beware: an index is a hint. Always validate the frames from the entry on. If the index of a segment
 is missing, damaged or for another size, build it again.
@@ -134,7 +135,15 @@ class ObjectIndex:
     `entries` are those so far, if an earlier cycle began the object.
     """
 
-    __slots__ = ("_bytes", "_messages", "_next_offset", "_next_position", "entries")
+    __slots__ = (
+        "_bytes",
+        "_indexed_raw",
+        "_messages",
+        "_next_offset",
+        "_next_position",
+        "_raw",
+        "entries",
+    )
 
     def __init__(
         self,
@@ -146,6 +155,7 @@ class ObjectIndex:
         self.entries: list[tuple[int, int]] = list(entries)
         self._messages = every_messages
         self._bytes = every_bytes
+        self._raw = self._indexed_raw = 0
         self._expect()
 
     def add(self, frames: Scan, position: int) -> None:
@@ -169,6 +179,18 @@ class ObjectIndex:
                 return
             self._append(first + at, position + frames.positions[at] - HEADER_BYTES - start)
             at += 1
+
+    def add_block(self, offset: int, messages: int, raw_bytes: int, position: int) -> None:
+        """Adds an entry for the block at `position` of a compressed object. Call in order.
+
+        There is none if the interval of the entry before reaches to the end of this block. The
+        interval counts bytes before compression.
+        """
+        within_messages = self.entries and offset + messages <= self._next_offset
+        if not (within_messages and self._raw + raw_bytes - self._indexed_raw <= self._bytes):
+            self._append(offset, position)
+            self._indexed_raw = self._raw
+        self._raw += raw_bytes
 
     def frozen(self) -> Index:
         return tuple(self.entries)

@@ -185,11 +185,14 @@ def aside_directory(log_id: str) -> str:
 # ---- objects and the catalog -----------------------------------------------------------------
 
 _OFFSET: Final = r"(?:0|[1-9][0-9]{0,18})"
+_ENDING: Final = ".dnb1"
+_COMPRESSED_ENDING: Final = ".dnb1.zst"
 _OBJECT: Final = re.compile(
     rf"data-(?P<start>{_OFFSET})-(?P<end>{_OFFSET})(?:-(?P<attempt>[1-9][0-9]{{0,8}}))?\.dnb1"
+    r"(?P<compressed>\.zst)?"
 )
 _PENDING: Final = re.compile(
-    rf"data-(?P<start>{_OFFSET})-pending(?:-(?P<token>[0-9a-f]{{1,32}}))?\.dnb1"
+    rf"data-(?P<start>{_OFFSET})-pending(?:-(?P<token>[0-9a-f]{{1,32}}))?\.dnb1(?:\.zst)?"
 )
 _MARKER: Final = re.compile(rf"begin-(?P<offset>{_OFFSET})(?:-(?P<attempt>[1-9][0-9]{{0,8}}))?")
 MARKER_START: Final = "begin-"
@@ -202,16 +205,18 @@ class ObjectName(NamedTuple):
     """The name of an object: its offsets `start..end`, `end` included.
 
     `attempt` distinguishes names with the same range. 0 is the plain name; a higher number is used
-    while the object with the plain name is being deleted.
+    while the object with the plain name is being deleted. The name of a compressed object
+    determines its frames, but not its bytes: these depend on the library and the level.
     """
 
     start: int
     end: int
     attempt: int = 0
+    compressed: bool = False
 
     def __str__(self) -> str:
         suffix = f"-{self.attempt}" if self.attempt else ""
-        return f"data-{self.start}-{self.end}{suffix}.dnb1"
+        return f"data-{self.start}-{self.end}{suffix}{_ending(self.compressed)}"
 
 
 def parse_object(name: str) -> ObjectName | None:
@@ -219,13 +224,24 @@ def parse_object(name: str) -> ObjectName | None:
     match = _OBJECT.fullmatch(name)
     if match is None:
         return None
-    found = ObjectName(int(match["start"]), int(match["end"]), int(match["attempt"] or 0))
+    compressed = match["compressed"] is not None
+    attempt = int(match["attempt"] or 0)
+    found = ObjectName(int(match["start"]), int(match["end"]), attempt, compressed)
     return found if found.start <= found.end else None
 
 
-def pending_object(start: int, token: str) -> str:
+def _ending(compressed: bool) -> str:
+    return _COMPRESSED_ENDING if compressed else _ENDING
+
+
+def is_compressed(object_id: str) -> bool:
+    """Whether it is the name of a compressed object, finished or pending."""
+    return object_id.endswith(_COMPRESSED_ENDING)
+
+
+def pending_object(start: int, token: str, *, compressed: bool = False) -> str:
     """The name of an object while it is written and its end offset is unknown."""
-    return f"data-{start}-pending-{token}.dnb1"
+    return f"data-{start}-pending-{token}{_ending(compressed)}"
 
 
 def parse_pending(name: str) -> int | None:

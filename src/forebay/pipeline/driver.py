@@ -268,6 +268,7 @@ class Driver:
                 topics,
                 target_bytes=options.get("target_bytes"),
                 max_bytes=options.get("budget_bytes"),
+                compression=options.get("compression"),
                 spark=self._session,
                 progress=self._progress,
             )

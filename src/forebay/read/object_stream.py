@@ -10,8 +10,10 @@ An object with another etag than its descriptor says may be a copy, or an object
 It is read whole once, and its hash decides. This is not done for a descriptor without a hash. An
 index is a hint: where it leads to no frame, the object is read from its start.
 
-Memory: the chunk being read, the chunks fetched ahead, and one frame that spans two chunks. A scan
-that the caller still holds during the next call adds its chunk.
+Memory: the chunk being read, the chunks fetched ahead, and one frame that spans two chunks. In a
+compressed object it is one block, and in addition the decompressed block and those that are
+decompressed ahead of it (`forebay.read.decoding`). A scan that the caller still holds during the
+next call adds its chunk or block.
 
 Beware: None is not the end of the topic. It means that no object holds the next offset (`offset`)
 yet. The log's segments may hold it.
@@ -22,7 +24,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -39,8 +41,9 @@ from forebay.errors import (
     ServiceRefused,
     ServiceUnavailable,
 )
-from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES, Corruption, FrameAssembler, FrameTooLarge, Scan
+from forebay.format.blocks import BlockAssembler, ObjectDecoder, next_block, object_decoder
+from forebay.format.descriptor import ZSTD, ObjectDescriptor
+from forebay.format.frame import HEADER_BYTES, Corruption, FrameTooLarge, Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.format.resync import next_frame
@@ -48,6 +51,7 @@ from forebay.interrupts import give_up, held, holding
 from forebay.limits import DESCRIPTOR_INDEX_ENTRIES
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
+from forebay.read.decoding import decoded
 from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
 from forebay.read.metrics import (
     BYTES_FETCHED,
@@ -149,7 +153,9 @@ class ObjectStream:
         # Frames that are ready to return, and the object that is being read.
         self._ready: deque[Scan] = deque()
         self._object: ObjectDescriptor | None = None
-        self._frames: FrameAssembler | None = None
+        self._frames: ObjectDecoder | None = None
+        self._decoding: tuple[Chunk, Iterator[Scan]] | None = None
+        """A chunk that may hold more frames than are ready."""
         self._missing: set[str] = set()
         """Objects that were found missing since the last frames were returned."""
         self._other: _OtherEtag | None = None
@@ -274,6 +280,7 @@ class ObjectStream:
         self._ready.clear()
         self._object = None
         self._frames = None
+        self._decoding = None
 
     # ---- frames ----
 
@@ -286,6 +293,8 @@ class ObjectStream:
             try:
                 if self._other is not None:
                     self._compare_content(self._other)
+                elif self._decoding is not None:
+                    self._decode(*self._decoding)
                 elif self._frames is not None and self._frames.corruption is not None:
                     if not self._distrust_sidecar():
                         self._step_over(self._frames.corruption)
@@ -298,7 +307,7 @@ class ObjectStream:
                 self._other = other
             except _ObjectShort as short:
                 size = short.chunk.range.descriptor.size
-                self._assembler(short.chunk).fail(
+                self._decoder(short.chunk).fail(
                     f"the object is shorter than the {size} bytes of its descriptor"
                 )
         return True
@@ -324,33 +333,42 @@ class ObjectStream:
         BYTES_USED.add(used)
         return frames
 
-    def _feed(self, chunk: Chunk, data: Buffer) -> None:
-        """Makes the frames that the chunk completes ready, if they are in the range."""
-        if chunk.first:
-            OBJECTS_READ.add()
-        frames = self._assembler(chunk)
+    def _decode(self, chunk: Chunk, scans: Iterator[Scan]) -> None:
+        """Makes frames that the chunk completes ready, if they are in the range.
+
+        All of them, or those of one block.
+        """
+        frames = self._frames
+        assert frames is not None, "a chunk is decoded while its object is read"
+        if isinstance(frames, BlockAssembler):
+            frames.bytes_max = self._bytes_max
         stop = chunk.range.descriptor.next_offset
         if self._end is not None:
             stop = min(stop, self._end)
-        for found in frames.feed(data):
+        for found in scans:
             first = found.offsets[0]
             at, until = max(self.offset - first, 0), min(stop - first, len(found))
             if at < until:
                 self._ready.append(found.part(at, until))
                 self._missing.clear()
+                if isinstance(frames, BlockAssembler):
+                    return
+        self._decoding = None
         if chunk.last and frames.corruption is None:
             frames.require_end(chunk.range.next_offset)
             self._misled = frames.corruption is not None
             if frames.corruption is None:
                 self._object = self._frames = None
 
-    def _assembler(self, chunk: Chunk) -> FrameAssembler:
-        """Returns the assembler of the chunk's object. Chunks must come in order."""
+    def _decoder(self, chunk: Chunk) -> ObjectDecoder:
+        """Returns the decoder of the chunk's object. Chunks must come in order."""
         if chunk.first:
             wanted = self._range = chunk.range
             self._misled = False
             self._object = wanted.descriptor
-            self._frames = FrameAssembler(wanted.offset, wanted.start, wanted.descriptor.size)
+            self._frames = object_decoder(
+                wanted.descriptor, wanted.offset, wanted.start, self.offset
+            )
         assert self._frames is not None, "chunks come in order, the first of an object first"
         return self._frames
 
@@ -389,7 +407,10 @@ class ObjectStream:
             raise
         self._fetches.popleft()
         self._sequential = True
-        self._feed(chunk, data)
+        if chunk.first:
+            OBJECTS_READ.add()
+        ahead = self._pool is not None and self._bytes_max is None
+        self._decoding = chunk, decoded(self._decoder(chunk), data, ahead=ahead)
         return True
 
     def _fetch_ahead(self) -> int | None:
@@ -670,8 +691,9 @@ class ObjectStream:
         def read(start: int, end: int) -> Buffer:
             return self._fetch(Chunk(ObjectRange(descriptor, 0, start, end), start, end))
 
+        search = next_block if descriptor.codec == ZSTD else next_frame
         try:
-            return next_frame(
+            return search(
                 descriptor, corruption.offset, corruption.position, read, self._chunk_bytes
             )
         except _ObjectShort:  # the rest of the object is skipped

@@ -22,7 +22,7 @@ from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, like
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key, sidecar
 from forebay.interrupts import holding
-from forebay.limits import DESCRIPTOR_BYTES_MAX, OBJECT_INDEX_BYTES
+from forebay.limits import BLOCK_BYTES, DESCRIPTOR_BYTES_MAX, OBJECT_INDEX_BYTES
 from forebay.objects.backend import ObjectMeta
 from forebay.read.metrics import counted_request
 
@@ -30,6 +30,13 @@ _CACHED_MAX: Final = 8
 """Indexes that are kept: at most half a megabyte each."""
 _GAP_BYTES_MIN: Final = 2 * OBJECT_INDEX_BYTES
 """The whole index has entries closer than this, unless a message is larger."""
+
+
+def _gap_max(descriptor: ObjectDescriptor, fetch_bytes: int) -> int:
+    if descriptor.codec is None:
+        return max(fetch_bytes, _GAP_BYTES_MIN)
+    blocks = -(-descriptor.logical_size // BLOCK_BYTES)
+    return 2 * descriptor.size // max(blocks, 1)
 
 
 class SidecarStore(Protocol):
@@ -55,11 +62,12 @@ class SidecarIndexes:
     ) -> ObjectDescriptor:
         """Returns the descriptor with its whole index, if that saves bytes to find `offset`.
 
-        It does if the known entries around the offset are more than `fetch_bytes` apart. Never
-        raises: without a good sidecar the descriptor is returned as it is.
+        It does if the known entries around the offset are more than `fetch_bytes` apart, or two
+        blocks in a compressed object. Never raises: without a good sidecar the descriptor is
+        returned as it is.
         """
         gap = descriptor.position_after(offset) - descriptor.seek(offset)[1]
-        if not descriptor.offset_index or gap <= max(fetch_bytes, _GAP_BYTES_MIN):
+        if not descriptor.offset_index or gap <= _gap_max(descriptor, fetch_bytes):
             return descriptor
         key = (topic, descriptor)
         known = holding(self._lock, lambda: self._recall(key))

@@ -36,13 +36,15 @@ from forebay.errors import (
     ServiceRefused,
     ServiceUnavailable,
 )
+from forebay.format.blocks import BlockAssembler, object_decoder
 from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.frame import HEADER_BYTES, FrameAssembler, Scan
+from forebay.format.frame import Scan
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_key
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
+from forebay.read.decoding import decoded
 from forebay.read.fetch_pool import FetchCancelled, FetchFuture, FetchPool
 from forebay.read.metrics import (
     BYTES_FETCHED,
@@ -99,6 +101,11 @@ class Examined:
     """The descriptor with what the object showed, if that differs and the object is right."""
     foreign_offset: int | None = None
     """The first message that names another topic."""
+    raw_bytes: int = 0
+    """Bytes of the frames; `bytes` counts those of the object."""
+    content_hash: str | None = None
+    """The hash of the frames; None unless all of them were read."""
+    highest_publish_time: int | None = None
 
 
 def looks_same(store: ReadableStore, topic: TopicName, descriptor: ObjectDescriptor) -> bool:
@@ -123,7 +130,7 @@ def other_content(store: str, key: str, said: str, found: str) -> ForeignObject:
 
 
 def require_known_form(topic: TopicName, descriptor: ObjectDescriptor) -> None:
-    """Raises DescriptorError if the object is compressed or contains no frames."""
+    """Raises DescriptorError if the object has an unknown codec or contains no frames."""
     if descriptor.unknown_form is not None:
         raise DescriptorError(
             f"{object_key(topic, descriptor.object_id)} has the form {descriptor.unknown_form!r}, "
@@ -211,11 +218,17 @@ class _ReadBack:
         self._wrong_entry: Fault | None = None
         self._content = ContentHash()
         self._survey = MessageSurvey(str(topic))
-        self._frames = FrameAssembler(descriptor.start_offset, 0, descriptor.size)
+        self._frames = object_decoder(descriptor, descriptor.start_offset, 0)
         self._messages = 0
+        self._raw_bytes = 0
 
     def run(self, chunks: Iterator[Buffer]) -> Examined:
-        fault = self._read(chunks) or self._compare_content() or self._wrong_entry
+        fault = (
+            self._read(chunks)
+            or self._compare_raw_size()
+            or self._compare_content()
+            or self._wrong_entry
+        )
         self._tell_foreign_name()
         right = fault is None or fault.kind is FaultKind.INDEX
         found = self._found() if right else None
@@ -227,6 +240,9 @@ class _ReadBack:
             fault,
             found if found != self._descriptor else None,
             self._survey.foreign_offset,
+            self._raw_bytes,
+            self._content.value if right else None,
+            self._survey.highest_publish_time,
         )
 
     def _read(self, chunks: Iterator[Buffer]) -> Fault | None:
@@ -234,13 +250,19 @@ class _ReadBack:
         OBJECTS_READ.add()
         try:
             for chunk in chunks:
-                self._content.add(chunk)
                 at = frames.position
-                for found in frames.feed(chunk):
-                    self._compare_index(found, at)
+                for found in decoded(frames, chunk, ahead=True):
+                    raw = found.raw
+                    self._content.add(raw)
+                    if isinstance(frames, BlockAssembler):
+                        self._compare_blocks(found, frames.block_position)
+                    else:
+                        self._compare_index(found, at)
                     self._survey.add(found)
-                    at += found.safe_length - found.positions[0] + HEADER_BYTES
+                    at += len(raw)
+                    self._raw_bytes += len(raw)
                     self._messages += len(found)
+                    del found, raw  # frees a block before the next one is decompressed
                 if frames.corruption is not None:
                     break
         except ObjectMissing as error:
@@ -260,6 +282,16 @@ class _ReadBack:
         position, offset = self._frames.position, self._frames.offset
         error = CorruptFrame(reason, file=self._key, position=position, offset=offset)
         return Fault(FaultKind.CORRUPT, error, position, offset)
+
+    def _compare_raw_size(self) -> Fault | None:
+        said, found = self._descriptor.logical_size, self._raw_bytes
+        if said == found:
+            return None
+        error = CorruptLog(
+            f"{self._store.name}: {self._key} has frames of {found} bytes, but its descriptor says "
+            f"{said}"
+        )
+        return Fault(FaultKind.CONTENT, error, 0, self._descriptor.start_offset)
 
     def _compare_content(self) -> Fault | None:
         said, found = self._descriptor.content_hash, self._content.value
@@ -281,6 +313,21 @@ class _ReadBack:
                     f"{at}, but its descriptor's index says {said}"
                 )
                 self._wrong_entry = Fault(FaultKind.INDEX, error, at, offset)
+
+    def _compare_blocks(self, frames: Scan, position: int) -> None:
+        """Checks the index entries of a block at `position`: only its first frame may have one."""
+        entries, first = self._entries, frames.offsets[0]
+        while entries and entries[0][0] <= frames.offsets[-1]:
+            offset, said = entries.popleft()
+            if offset == first:
+                self._index.append((offset, position))
+            if (offset, said) != (first, position) and self._wrong_entry is None:
+                error = CorruptLog(
+                    f"{self._store.name}: {self._key}: the index of its descriptor says that a "
+                    f"block begins with offset {offset} at position {said}, but the block at "
+                    f"{position} begins with offset {first}"
+                )
+                self._wrong_entry = Fault(FaultKind.INDEX, error, position, offset)
 
     def _tell_foreign_name(self) -> None:
         offset = self._survey.foreign_offset

@@ -23,7 +23,7 @@ from forebay.catalog.catalog import Change
 from forebay.catalog.ownership import acquire
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.clock import SYSTEM_CLOCK
-from forebay.errors import CorruptLog, ForebayError, MissingData, ObjectMissing
+from forebay.errors import CommitRefused, CorruptLog, ForebayError, MissingData, ObjectMissing
 from forebay.files.disk import AppendFile, Disk, ReadFile, append_all, replace_file
 from forebay.format.checkpoint import Published, SegmentEntry, WalCheckpoint, encode_checkpoint
 from forebay.format.descriptor import ObjectDescriptor
@@ -43,6 +43,7 @@ from forebay.format.names import (
     staged_segment,
 )
 from forebay.limits import MIB, READ_CHUNK_BYTES
+from forebay.objects.backend import ObjectMeta
 from forebay.objects.store import CloudStore
 from forebay.repair.frames import FrameSlice, Hole, cover, frames_of
 from forebay.repair.plan import LocalPlan, ObjectRewrite, Rewrite
@@ -50,11 +51,12 @@ from forebay.repair.survey import Survey
 from forebay.settings import UploaderSettings
 from forebay.topic.opening import lock_name
 from forebay.topic.resources import StoreResources
+from forebay.upload.compression import FrameWriter
 from forebay.upload.engine import (
-    FrameWriter,
     NewObject,
     ObjectBuilder,
     describe,
+    level_of,
     new_index,
     put_sidecar,
     require_size,
@@ -343,11 +345,15 @@ class _Nowhere:
 
 
 def _build(
-    writer: FrameWriter, pieces: Sequence[FrameSlice], settings: UploaderSettings
+    writer: FrameWriter,
+    pieces: Sequence[FrameSlice],
+    settings: UploaderSettings,
+    level: int | None = None,
 ) -> ObjectBuilder:
-    builder = ObjectBuilder(writer, new_index(settings))
+    builder = ObjectBuilder(writer, level, new_index(settings))
     for frames in frames_of(pieces):
         builder.add(scan(frames))
+    builder.flush()
     return builder
 
 
@@ -376,19 +382,43 @@ def rewrite_object(
         concurrent_parts=settings.concurrent_parts,
         metadata=object_metadata(topic, descriptor.object_id),
     ) as writer:
-        builder = _build(writer, wanted.pieces, settings)
+        level = level_of(descriptor.object_id, settings)
+        builder = _build(writer, wanted.pieces, settings, level)
         _require_content(key, descriptor, builder)
-        require_size(store, writer.close(), builder.size)
+        meta = writer.close()
+        require_size(store, meta, builder.stored)
+    if builder.level is not None:
+        descriptor = _recompressed(resources, topic, descriptor, builder, meta)
     resources.read_back(topic, descriptor)
+
+
+def _recompressed(
+    resources: StoreResources,
+    topic: TopicName,
+    said: ObjectDescriptor,
+    builder: ObjectBuilder,
+    meta: ObjectMeta,
+) -> ObjectDescriptor:
+    """Puts a descriptor of the new bytes into the catalog: another library compresses otherwise.
+
+    Raises CommitRefused if somebody else has changed the chain.
+    """
+    index = builder.index.frozen()
+    found = replace(said, size=meta.size, etag=meta.etag, offset_index=index)
+    if not resources.catalog.replace_descriptor(topic, said, found):
+        raise CommitRefused(f"{topic}: the chain no longer has {said.object_id}; repair again")
+    if resources.settings.uploader.sidecars:
+        put_sidecar(resources.store, topic, found)
+    return found
 
 
 def _require_content(key: str, descriptor: ObjectDescriptor, builder: ObjectBuilder) -> None:
     said = descriptor.content_hash or builder.content.value
-    if (builder.size, builder.content.value) != (descriptor.size, said):
+    if (builder.size, builder.content.value) != (descriptor.logical_size, said):
         raise CorruptLog(
             f"{key} is not written again: the frames of its messages have {builder.size} bytes "
-            f"(content {builder.content.value}), but its descriptor says {descriptor.size} "
-            f"({descriptor.content_hash})"
+            f"(content {builder.content.value}), but its descriptor says "
+            f"{descriptor.logical_size} ({descriptor.content_hash})"
         )
 
 
@@ -444,10 +474,11 @@ def _known(topic: TopicName) -> Callable[[TopicRecord | None], TopicRecord]:
 
 def _upload(resources: StoreResources, topic: TopicName, epoch: int, piece: FrameSlice) -> None:
     catalog, settings = resources.catalog, resources.settings.uploader
-    intent = catalog.intend(topic, epoch, ObjectName(piece.first, piece.end - 1))
+    compressed = settings.compression != "none"
+    name = ObjectName(piece.first, piece.end - 1, compressed=compressed)
+    intent = catalog.intend(topic, epoch, name)
     with NewObject(resources.store, topic, intent.object_id, settings) as made:
-        builder = _build(made, [piece], settings)
-        done = builder.transferred(made.finish(builder.content.value))
+        done = _build(made, [piece], settings, made.level).finish(made)
     now_ms = resources.clock.now_ms()
     descriptor = describe(intent.object_id, piece.first, piece.end, done, now_ms)
     resources.read_back(topic, descriptor)

@@ -14,20 +14,33 @@ Beware: a run is a position in a file, not a copy. After the file was rewritten,
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from forebay.errors import CorruptLog, MessageError
 from forebay.files.disk import Disk, read_range
+from forebay.format.blocks import (
+    BLOCK_HEADER_BYTES,
+    BlockError,
+    BlockHeader,
+    blocks_of,
+    decompress,
+)
+from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES
 from forebay.format.message import decode_message
 from forebay.format.resync import FrameSearch
+from forebay.limits import MIB
 from forebay.objects.store import CloudStore
 from forebay.wal.segment import ChunkReader
+
+_SEARCH_BYTES: Final = 1 * MIB
+"""Bytes to read at a time when a block is searched for."""
 
 
 class FrameBytes(Protocol):
@@ -89,6 +102,66 @@ class ObjectBytes:
         return self._size
 
     def close(self) -> None: ...
+
+
+class BlockBytes:
+    """The frames of a compressed object, as if they were a file.
+
+    A block that is damaged leaves zeros, which are no frames. Blocks whose headers are damaged are
+    left out. One decompressed block is in memory.
+    """
+
+    def __init__(self, store: CloudStore, key: str, descriptor: ObjectDescriptor) -> None:
+        self._stored = ObjectBytes(store, key)
+        self._blocks: list[tuple[int, int, BlockHeader]] = []
+        """Position among the frames, position in the object, and header."""
+        self._last: tuple[int, bytes] | None = None
+        self._size = 0
+        read = partial(read_range, self._stored)
+        whole = replace(descriptor, size=self._stored.size())
+        for at, header in blocks_of(whole, read, _SEARCH_BYTES):
+            self._blocks.append((self._size, at, header))
+            self._size += header.raw_bytes
+
+    @property
+    def name(self) -> str:
+        return self._stored.name
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        filled = 0
+        number = bisect_right(self._blocks, position, key=lambda block: block[0]) - 1
+        while filled < len(buffer) and 0 <= number < len(self._blocks):
+            frames = self._frames(number)
+            begin = position + filled - self._blocks[number][0]
+            piece = memoryview(frames)[begin : begin + len(buffer) - filled]
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            number += 1
+        return filled
+
+    def size(self) -> int:
+        return self._size
+
+    def close(self) -> None: ...
+
+    def _frames(self, number: int) -> bytes:
+        if self._last is None or self._last[0] != number:
+            _, at, header = self._blocks[number]
+            start = at + BLOCK_HEADER_BYTES
+            try:
+                stored = read_range(self._stored, start, start + header.stored_bytes)
+                frames = decompress(header, stored)
+            except BlockError:
+                frames = bytes(header.raw_bytes)
+            self._last = number, frames
+        return self._last[1]
+
+
+def frames_in_object(store: CloudStore, key: str, descriptor: ObjectDescriptor) -> FrameBytes:
+    """The frames of an object, compressed or not. Raises ObjectMissing if it does not exist."""
+    if descriptor.codec is None:
+        return ObjectBytes(store, key)
+    return BlockBytes(store, key, descriptor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ from forebay.repair.apply import (
     rewrite_object,
     with_loss,
 )
-from forebay.repair.frames import FrameRun, ObjectBytes, find_runs
+from forebay.repair.frames import FrameRun, find_runs, frames_in_object
 from forebay.repair.plan import (
     Finding,
     Kind,
@@ -413,7 +413,7 @@ class _ObjectRepair:
 
     def _runs_of(self, descriptor: ObjectDescriptor) -> list[FrameRun]:
         try:
-            source = ObjectBytes(self._store, self._key(descriptor))
+            source = frames_in_object(self._store, self._key(descriptor), descriptor)
         except ObjectMissing:
             return []
         start, end = descriptor.start_offset, descriptor.next_offset

@@ -125,7 +125,7 @@ class JobQueue:
     # -- the port -------------------------------------------------------------------------------
 
     def submit(
-        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool]
+        self, kind: str, topics: Sequence[str], options: Mapping[str, int | bool | str]
     ) -> JobRecord:
         if len(self._waiting) >= WAITING_MAX:
             raise JobsFull(f"{WAITING_MAX} jobs are waiting already: try again when some are done")
@@ -365,7 +365,11 @@ class JobQueue:
 
 
 def _new(
-    kind: str, topics: tuple[str, ...], options: dict[str, int | bool], trigger: str, state: str
+    kind: str,
+    topics: tuple[str, ...],
+    options: dict[str, int | bool | str],
+    trigger: str,
+    state: str,
 ) -> JobRecord:
     now = time.time()
     started = now if state == RUNNING else None

@@ -18,11 +18,13 @@ from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.chain import Totals
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.config.topics import TopicSetting, in_effect
-from forebay.errors import CorruptLog, DescriptorError, ServiceError
+from forebay.errors import CorruptFrame, CorruptLog, DescriptorError, ServiceError
+from forebay.format.blocks import BlockAssembler, object_decoder
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
-from forebay.format.frame import HEADER_BYTES, FrameDecoder
+from forebay.format.frame import HEADER_BYTES
 from forebay.format.names import object_key
 from forebay.limits import MIB, OFFSET_MAX
+from forebay.read.verify import require_known_form
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings
 from forebay.topic.configure import accepted
 from forebay.topic.view import TopicView
@@ -61,6 +63,10 @@ class ObjectFacts:
     created_at: int
     """Seconds since 1970-01-01 UTC."""
     verified: bool
+    codec: str | None = None
+    """How it is compressed; None if it is not."""
+    raw_bytes: int | None = None
+    """Bytes of its frames, before compression."""
 
 
 @dataclass(slots=True)
@@ -106,7 +112,12 @@ class FrameLocation:
     tier: Literal["segment", "object"]
     name: str
     position: int
+    """Of the frame, or of its block if the object is compressed."""
     frame_bytes: int
+    codec: str | None = None
+    """How the object is compressed; None if it is not."""
+    position_in_block: int | None = None
+    """Of the frame in its block, after decompression."""
 
 
 @dataclass(slots=True)
@@ -258,6 +269,8 @@ def _object_facts(each: ObjectDescriptor, record: TopicRecord) -> ObjectFacts:
         each.size,
         each.created_at,
         each.next_offset <= record.verified,
+        each.codec,
+        each.logical_size,
     )
 
 
@@ -399,30 +412,39 @@ def _add_object(view: TopicView, facts: OffsetFacts) -> None:
         return
     key = object_key(view.topic, found[0].object_id)
     try:
-        position, size = _in_object(view, found[0], key, facts.offset)
-    except (CorruptLog, ServiceError) as error:
+        facts.places.append(_in_object(view, found[0], key, facts.offset))
+    except (CorruptLog, DescriptorError, ServiceError) as error:
         facts.problems.append(str(error))
-    else:
-        facts.places.append(FrameLocation("object", key, position, size))
 
 
 def _in_object(
     view: TopicView, descriptor: ObjectDescriptor, key: str, offset: int
-) -> tuple[int, int]:
-    """Returns the position and length of the frame of `offset`.
+) -> FrameLocation:
+    """Returns where the frame of `offset` is.
 
     Reads the object from the last indexed frame before it.
     """
     resources = view.store.resources()
     assert resources is not None
+    require_known_form(view.topic, descriptor)
     expected, begin = descriptor.seek(offset)
-    decoder = FrameDecoder(expected=expected, consecutive=True)
+    decoder = object_decoder(descriptor, expected, begin, offset)
     for start in range(begin, descriptor.size, MIB):
         end = min(start + MIB, descriptor.size)
-        base = begin + decoder.position
-        found = decoder.feed(resources.store.get_range(key, start, end))
-        if len(found) and offset <= found.offsets[-1]:
-            row = offset - found.offsets[0]
-            return base + found.positions[row] - HEADER_BYTES, found.lengths[row] + HEADER_BYTES
-        found.raise_if_corrupt(key, base)
+        at = decoder.position
+        for found in decoder.feed(resources.store.get_range(key, start, end)):
+            if offset <= found.offsets[-1]:
+                row = offset - found.offsets[0]
+                inside = found.positions[row] - found.positions[0]
+                size = found.lengths[row] + HEADER_BYTES
+                if isinstance(decoder, BlockAssembler):
+                    block = decoder.block_position
+                    return FrameLocation("object", key, block, size, descriptor.codec, inside)
+                return FrameLocation("object", key, at + inside, size)
+            at += len(found.raw)
+        damage = decoder.corruption
+        if damage is not None:
+            raise CorruptFrame(
+                damage.reason, file=key, position=damage.position, offset=damage.offset
+            )
     raise CorruptLog(f"{resources.store.name}: {key} ends before offset {offset}")

@@ -511,7 +511,7 @@ def plan_objects(extents: Iterable[Extent], settings: UploaderSettings) -> Itera
 
     An extent is not cut: an object of Danube that is larger than the limit stays one object.
     """
-    bytes_max, messages_max = settings.max_object_bytes, settings.max_object_messages
+    bytes_max, messages_max = settings.object_bytes_max, settings.max_object_messages
     taken: list[Extent] = []
     size = 0
     for extent in extents:

@@ -36,18 +36,27 @@ from forebay.errors import (
     ServiceError,
     ServiceUnavailable,
 )
+from forebay.format.blocks import BlockAssembler
 from forebay.format.content import ContentHash, MessageSurvey
-from forebay.format.descriptor import Index, ObjectDescriptor, encode_descriptor
+from forebay.format.descriptor import ZSTD, Index, ObjectDescriptor, encode_descriptor
 from forebay.format.frame import Scan
 from forebay.format.index import ObjectIndex
 from forebay.format.layout import Buffer
-from forebay.format.names import TopicName, object_key, object_metadata, sidecar
+from forebay.format.names import (
+    TopicName,
+    is_compressed,
+    object_key,
+    object_metadata,
+    parse_object,
+    sidecar,
+)
 from forebay.limits import MIB
 from forebay.logs import event
 from forebay.objects.backend import ObjectMeta
 from forebay.objects.store import CloudStore
 from forebay.settings import UploaderSettings
 from forebay.upload import metrics
+from forebay.upload.compression import BlockWriter, FrameWriter
 from forebay.upload.plan import Closed, Extent, PlannedObject
 
 T = TypeVar("T")
@@ -143,9 +152,9 @@ def upload(
 ) -> Uploaded:
     """Transfers the object, reads it back and writes its sidecar.
 
-    It can be repeated, and two processes may do it at the same time: a name determines the bytes of
-    its object, and who comes second finds the same bytes under it (`NewObject`). Raises
-    ForeignObject if they are not the same. `progress` gets the number of bytes written so far, and
+    It can be repeated, and two processes may do it at the same time: a name determines the frames
+    of its object, and who comes second finds the same ones under it (`NewObject`). Raises
+    ForeignObject if they are not the same. `progress` gets the number of bytes read so far, and
     may raise to stop the upload.
     """
     started = ports.clock.monotonic()
@@ -168,7 +177,7 @@ def _transfer(
 ) -> Transferred:
     """Writes the planned object. After an error there is no object."""
     with NewObject(ports.store, task.topic, task.intent.object_id, ports.settings) as made:
-        builder = ObjectBuilder(made, new_index(ports.settings))
+        builder = ObjectBuilder(made, made.level, new_index(ports.settings))
         for frames in source.frames(task.planned.extents):
             builder.add(frames)
             if progress is not None:
@@ -178,7 +187,7 @@ def _transfer(
                 f"{task.topic}: {builder.size} bytes were read for {task.intent.object_id}, but "
                 f"{task.size} were planned"
             )
-        return builder.transferred(made.finish(builder.content.value))
+        return builder.finish(made)
 
 
 def read_back_and_put_sidecar(
@@ -266,6 +275,7 @@ def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploade
     record = catalog.put_object_descriptor(topic, intent, descriptor, verified=True)
     metrics.objects_created.add()
     metrics.bytes_uploaded.add(descriptor.size)
+    metrics.logical_bytes_uploaded.add(descriptor.logical_size)
     metrics.bytes_per_object.observe(descriptor.size)
     metrics.msgs_per_object.observe(descriptor.count)
     event(
@@ -275,6 +285,7 @@ def commit(catalog: Catalog, topic: TopicName, intent: Intent, uploaded: Uploade
         topic=topic,
         object=descriptor.object_id,
         bytes=descriptor.size,
+        raw_bytes=descriptor.logical_size,
         messages=descriptor.count,
         chunks=uploaded.chunks,
         seconds=uploaded.seconds,
@@ -295,12 +306,8 @@ class Transferred:
     content_hash: str
     highest_publish_time: int | None
     chunks: int
-
-
-class FrameWriter(Protocol):
-    """Where the bytes of an object go."""
-
-    def write(self, data: Buffer) -> None: ...
+    raw_size: int | None = None
+    """Bytes before compression; None if the object is not compressed."""
 
 
 def new_index(settings: UploaderSettings) -> ObjectIndex:
@@ -315,18 +322,33 @@ class ObjectBuilder:
     """Writes frames to a writer, indexes and hashes them, and counts bytes and messages."""
 
     writer: FrameWriter
+    level: int | None = None
+    """The level of compression; None writes the frames as they are."""
     index: ObjectIndex = field(default_factory=ObjectIndex)
     content: ContentHash = field(default_factory=ContentHash)
     survey: MessageSurvey = field(default_factory=MessageSurvey)
     size: int = 0
+    """Bytes of the frames, before compression."""
     messages: int = 0
     chunks: int = 0
+    blocks: BlockWriter | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.level is not None:
+            self.blocks = BlockWriter(self.writer, self.index, self.level)
+
+    @property
+    def stored(self) -> int:
+        """Bytes that were passed to the writer. A compressed object is complete after `flush`."""
+        return self.size if self.blocks is None else self.blocks.stored
 
     def add(self, frames: Scan) -> None:
-        start = frames.safe_length if not len(frames) else 0
-        view = memoryview(frames.buffer)[start : frames.safe_length]
-        self.index.add(frames, self.size)
-        self.writer.write(view)
+        view = frames.raw if len(frames) else memoryview(b"")
+        if self.blocks is None:
+            self.index.add(frames, self.size)
+            self.writer.write(view)
+        else:
+            self.blocks.add(frames)
         self.content.add(view)
         self.survey.add(frames)
         metrics.stream_chunk_bytes.observe(len(view))
@@ -334,14 +356,30 @@ class ObjectBuilder:
         self.messages += len(frames)
         self.chunks += 1
 
-    def transferred(self, meta: ObjectMeta) -> Transferred:
-        """Describes what was added, once it is the object of `meta`."""
+    def flush(self) -> None:
+        """Passes everything that was added to the writer. Call it before the writer is closed."""
+        if self.blocks is not None:
+            self.blocks.flush()
+
+    def drain(self) -> None:
+        """Passes all complete blocks to the writer. For a pause: less stays in memory."""
+        if self.blocks is not None:
+            self.blocks.drain()
+
+    def finish(self, made: NewObject) -> Transferred:
+        """Publishes what was added to the new object: see `NewObject.finish`."""
+        self.flush()
+        return self.transferred(made.finish(self.size, self.content.value))
+
+    def transferred(self, stored: StoredObject) -> Transferred:
+        """Describes what was added, once it is in the store."""
         return Transferred(
-            meta,
-            self.index.frozen(),
+            stored.meta,
+            self.index.frozen() if stored.index is None else stored.index,
             self.content.value,
             self.survey.highest_publish_time,
             self.chunks,
+            None if self.blocks is None else self.size,
         )
 
 
@@ -358,6 +396,8 @@ def describe(
         offset_index=done.index,
         content_hash=done.content_hash,
         highest_publish_time=done.highest_publish_time,
+        raw_size=done.raw_size,
+        codec=None if done.raw_size is None else ZSTD,
     )
 
 
@@ -371,8 +411,18 @@ def put_sidecar(store: CloudStore, topic: TopicName, descriptor: ObjectDescripto
 #
 # An object is created, never replaced. If its name is taken, the object there was written by
 # an earlier attempt of the same upload (a client that sent a request again, a task that runs twice,
-# a process that died before its commit), or by somebody else. The bytes tell which. Sidecars are
+# a process that died before its commit), or by somebody else. The frames tell which. Compressed
+# objects with the same frames may have different bytes, so their frames are compared. Sidecars are
 # exempt: they carry the time of their attempt.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object under its name in the store."""
+
+    meta: ObjectMeta
+    index: Index | None = None
+    """Its index, if it is a compressed one that was written before: its blocks may differ."""
 
 
 class NewObject:
@@ -389,6 +439,8 @@ class NewObject:
         self._topic = topic
         self._object_id = object_id
         self._size = 0
+        self.level = level_of(object_id, settings)
+        """The level of compression; None for an object that is not compressed."""
         self._writer = store.open_streaming_writer(
             object_key(topic, object_id),
             chunk_bytes=settings.stream_chunk_size,
@@ -406,8 +458,8 @@ class NewObject:
             except ObjectExists:
                 self._writer.abort()
 
-    def finish(self, content_hash: str) -> ObjectMeta:
-        """Publishes the object, or finds the same one. `content_hash` is that of all its frames.
+    def finish(self, raw_size: int, content_hash: str) -> StoredObject:
+        """Publishes the object, or finds the same one: with so many bytes of frames and this hash.
 
         Raises ForeignObject if the name belongs to other bytes, and CorruptLog if the store has
         published another number of bytes than were written.
@@ -419,8 +471,8 @@ class NewObject:
                 self._writer.abort()
             else:
                 require_size(self._store, meta, self._size)
-                return meta
-        return require_same(self._store, self._topic, self._object_id, self._size, content_hash)
+                return StoredObject(meta)
+        return require_same(self._store, self._topic, self._object_id, raw_size, content_hash)
 
     def __enter__(self) -> NewObject:
         return self
@@ -430,43 +482,77 @@ class NewObject:
             self._writer.abort()
 
 
+def level_of(object_id: str, settings: UploaderSettings) -> int | None:
+    """The level of compression for an object of this name; None if it is not to be compressed."""
+    return settings.compression_level if is_compressed(object_id) else None
+
+
 def require_size(store: CloudStore, meta: ObjectMeta, size: int) -> None:
     if meta.size != size:
         raise CorruptLog(f"{store.name}: {meta.key} has {meta.size} bytes, but {size} were written")
 
 
 def require_same(
-    store: CloudStore, topic: TopicName, object_id: str, size: int, content_hash: str
-) -> ObjectMeta:
-    """Returns the stored object, whose size and content are those given.
+    store: CloudStore, topic: TopicName, object_id: str, raw_size: int, content_hash: str
+) -> StoredObject:
+    """Returns the stored object, whose frames have the given size and hash.
 
-    Raises ForeignObject if they are not. An object of the same size is read to its end.
+    Raises ForeignObject if they do not. An object that may have them is read to its end.
     """
     key = object_key(topic, object_id)
+    index: Index | None = None
     try:
         meta = store.head(key)
-        found = _hash(store, meta) if meta.size == size else "not read"
+        if is_compressed(object_id):
+            size, found, index = _uncompressed(store, meta, object_id)
+        else:
+            size = meta.size
+            found = _hash(store, meta) if size == raw_size else "not read"
     except ObjectMissing:
         raise ServiceUnavailable(
             f"{store.name}: {key} existed when it was to be created, and is gone now; try again"
         ) from None
-    if (meta.size, found) != (size, content_hash):
+    if (size, found) != (raw_size, content_hash):
         raise ForeignObject(
-            f"{store.name}: {key} exists with {meta.size} bytes (content {found}), but the "
-            f"messages to upload under this name have {size} bytes (content {content_hash}). The "
+            f"{store.name}: {key} exists with {size} bytes (content {found}), but the messages "
+            f"to upload under this name have {raw_size} bytes (content {content_hash}). The "
             "object was not changed. The log and the catalog are probably older copies than the "
             "objects: stop the topic's owner and put the newest ones back, or run `forebay restore "
             f"{topic}`"
         )
     event(_log, logging.INFO, "object was written before", topic=topic, object=object_id)
-    return meta
+    return StoredObject(meta, index)
 
 
 def _hash(store: CloudStore, meta: ObjectMeta) -> str:
     content = ContentHash()
-    for chunk in store.open_ranged_reader(meta.key, end=meta.size, chunk_bytes=_COMPARE_BYTES):
+    for chunk in _chunks(store, meta):
         content.add(chunk)
     return content.value
+
+
+def _uncompressed(store: CloudStore, meta: ObjectMeta, object_id: str) -> tuple[int, str, Index]:
+    """Returns size and hash of the frames of a compressed object, and its index.
+
+    In place of the hash of a damaged object it returns what is wrong.
+    """
+    name = parse_object(object_id)
+    assert name is not None, "only finished objects are compared"
+    blocks = BlockAssembler(name.start, 0, meta.size)
+    size, content, index = 0, ContentHash(), ObjectIndex()
+    for chunk in _chunks(store, meta):
+        for frames in blocks.feed(chunk):
+            raw = frames.raw
+            index.add_block(frames.offsets[0], len(frames), len(raw), blocks.block_position)
+            content.add(raw)
+            size += len(raw)
+    blocks.require_end(name.end + 1)
+    damage = blocks.corruption
+    return size, content.value if damage is None else damage.reason, index.frozen()
+
+
+def _chunks(store: CloudStore, meta: ObjectMeta) -> Iterator[Buffer]:
+    return store.open_ranged_reader(meta.key, end=meta.size, chunk_bytes=_COMPARE_BYTES)
 
 
 def set_aside(

@@ -17,16 +17,19 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from forebay.errors import (
+    CorruptFrame,
     CorruptLog,
     DescriptorError,
     ForeignObject,
     ObjectMissing,
 )
+from forebay.format.blocks import BlockAssembler
 from forebay.format.content import ContentHash, MessageSurvey
 from forebay.format.danube import is_named_by_time, segments_prefix
-from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
-from forebay.format.frame import FrameDecoder
+from forebay.format.descriptor import ZSTD, ObjectDescriptor, decode_descriptor
+from forebay.format.frame import FrameDecoder, Scan
 from forebay.format.index import ObjectIndex
+from forebay.format.layout import Buffer
 from forebay.format.names import (
     SIDECAR_ENDING,
     TOPICS_PREFIX,
@@ -208,7 +211,8 @@ class Candidate:
 class Inventory:
     """The finished objects of a topic, grouped by the range in their names.
 
-    Within a range, objects with a sidecar come first, then those of the latest attempt.
+    Within a range, objects with a sidecar come first, then those of the latest attempt, then
+    compressed ones.
     """
 
     ranges: dict[Range, list[Candidate]] = field(default_factory=dict)
@@ -240,7 +244,9 @@ class Inventory:
         name = candidate.name
         same = self.ranges.setdefault((name.start, name.end), [])
         same.append(candidate)
-        same.sort(key=lambda each: (each.sidecar is None, -each.name.attempt))
+        same.sort(
+            key=lambda each: (each.sidecar is None, -each.name.attempt, not each.name.compressed)
+        )
         self.end = max(self.end, name.end + 1)
         self._all.append(candidate)
 
@@ -351,38 +357,27 @@ def _beside(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDes
     said = (found.object_id, found.start_offset, found.end_offset, found.size, found.completed)
     if said != (str(name), name.start, name.end, candidate.size, True):
         return None
-    return found
+    return found if found.codec == (ZSTD if name.compressed else None) else None
 
 
 def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> ObjectDescriptor:
-    """Makes a descriptor by reading every frame. Holds at most a chunk and a frame in memory.
+    """Makes a descriptor by reading every frame.
 
-    Raises CorruptLog if the frames are damaged or not those in the name, and ForeignObject if the
-    hash is not the one in the sidecar.
+    Holds at most a chunk and a frame in memory, or a chunk and a block. Raises CorruptLog if the
+    frames are damaged or not those in the name, and ForeignObject if the hash is not the one in the
+    sidecar.
     """
     name, key = candidate.name, candidate.key
-    decoder = FrameDecoder(expected=name.start, consecutive=True)
+    read = _read_blocks if name.compressed else _read_frames
     index, content, survey = ObjectIndex(), ContentHash(), MessageSurvey()
-    following = name.start
-    for start in range(0, candidate.size, CHUNK_BYTES):
-        end = min(start + CHUNK_BYTES, candidate.size)
-        try:
-            data = store.get_range(key, start, end)
-        except ObjectMissing as error:
-            raise CorruptLog(f"{store.name}: {key} was deleted while it was read") from error
-        reading.bytes += end - start
-        position = decoder.position
-        content.add(data)
-        frames = decoder.feed(data)
-        index.add(frames, position)
+    following, raw_size = name.start, 0
+    for frames in read(store, candidate, reading, index):
+        raw = frames.raw
+        content.add(raw)
         survey.add(frames)
         following += len(frames)
-        frames.raise_if_corrupt(key, position)
-    if decoder.pending:
-        raise CorruptLog(
-            f"{store.name}: {key} ends inside the frame of offset {following}, at position "
-            f"{decoder.position}"
-        )
+        raw_size += len(raw)
+        del frames, raw
     if following != name.end + 1:
         raise CorruptLog(
             f"{store.name}: {key} ends with offset {following - 1}, but its name says {name.end}"
@@ -405,4 +400,57 @@ def read_whole(store: Backend, candidate: Candidate, reading: Reading) -> Object
         offset_index=index.frozen(),
         content_hash=content.value,
         highest_publish_time=survey.highest_publish_time,
+        raw_size=raw_size if name.compressed else None,
+        codec=ZSTD if name.compressed else None,
     )
+
+
+def _read_frames(
+    store: Backend, candidate: Candidate, reading: Reading, index: ObjectIndex
+) -> Iterator[Scan]:
+    name, key = candidate.name, candidate.key
+    decoder = FrameDecoder(expected=name.start, consecutive=True)
+    following = name.start
+    for data in _chunks(store, candidate, reading):
+        position = decoder.position
+        frames = decoder.feed(data)
+        index.add(frames, position)
+        following += len(frames)
+        if len(frames):
+            yield frames
+        frames.raise_if_corrupt(key, position)
+    if decoder.pending:
+        raise CorruptLog(
+            f"{store.name}: {key} ends inside the frame of offset {following}, at position "
+            f"{decoder.position}"
+        )
+
+
+def _read_blocks(
+    store: Backend, candidate: Candidate, reading: Reading, index: ObjectIndex
+) -> Iterator[Scan]:
+    blocks = BlockAssembler(candidate.name.start, 0, candidate.size)
+    for data in _chunks(store, candidate, reading):
+        for frames in blocks.feed(data):
+            size = len(frames.raw)
+            index.add_block(frames.offsets[0], len(frames), size, blocks.block_position)
+            yield frames
+            del frames
+    blocks.require_end(None)
+    damage = blocks.corruption
+    if damage is not None:
+        raise CorruptFrame(
+            damage.reason, file=candidate.key, position=damage.position, offset=damage.offset
+        )
+
+
+def _chunks(store: Backend, candidate: Candidate, reading: Reading) -> Iterator[Buffer]:
+    key = candidate.key
+    for start in range(0, candidate.size, CHUNK_BYTES):
+        end = min(start + CHUNK_BYTES, candidate.size)
+        try:
+            data = store.get_range(key, start, end)
+        except ObjectMissing as error:
+            raise CorruptLog(f"{store.name}: {key} was deleted while it was read") from error
+        reading.bytes += end - start
+        yield data

@@ -16,6 +16,10 @@ objects_created: Final = Counter(
 bytes_uploaded: Final = Counter(
     "forebay_uploader_bytes_uploaded_total", "Bytes of committed objects."
 )
+logical_bytes_uploaded: Final = Counter(
+    "forebay_uploader_logical_bytes_uploaded_total",
+    "Bytes of the frames in committed objects, before compression.",
+)
 bytes_per_object: Final = Histogram(
     "forebay_uploader_bytes_per_object", "Size of committed objects.", BYTES
 )

@@ -69,6 +69,7 @@ class PlannedObject:
 
     extents: tuple[Extent, ...]
     closed_by: Closed = Closed.AGE
+    compressed: bool = False
 
     @property
     def full(self) -> bool:
@@ -85,6 +86,7 @@ class PlannedObject:
 
     @property
     def size(self) -> int:
+        """Bytes of the frames, before compression."""
         return sum(extent.size for extent in self.extents)
 
     @property
@@ -95,7 +97,7 @@ class PlannedObject:
 
     @property
     def name(self) -> ObjectName:
-        return ObjectName(self.start_offset, self.next_offset - 1)
+        return ObjectName(self.start_offset, self.next_offset - 1, compressed=self.compressed)
 
     def holds(self, error: ForebayError) -> bool:
         """Whether the error is a damaged frame in the segments that the object is built from.
@@ -116,7 +118,7 @@ class PlannedObject:
                     kept.append(replace(extent, end=damage.position, next_offset=damage.offset))
                 break
             kept.append(extent)
-        return PlannedObject(tuple(kept), Closed.DAMAGE) if kept else None
+        return replace(self, extents=tuple(kept), closed_by=Closed.DAMAGE) if kept else None
 
 
 class Cut(Protocol):
@@ -181,7 +183,7 @@ def plan_object(
             break
     if not extents or not (full or overdue):
         return None
-    return PlannedObject(tuple(extents), full or Closed.AGE)
+    return PlannedObject(tuple(extents), full or Closed.AGE, settings.compression != "none")
 
 
 def batch_bytes(settings: UploaderSettings) -> int:

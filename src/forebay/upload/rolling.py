@@ -33,13 +33,15 @@ from forebay.format.names import (
     pending_object,
 )
 from forebay.logs import event
-from forebay.objects.backend import ObjectMeta, ObjectWriter
+from forebay.objects.backend import ObjectWriter
 from forebay.upload import metrics
 from forebay.upload.engine import (
     ObjectBuilder,
+    StoredObject,
     Uploaded,
     UploadPorts,
     describe,
+    level_of,
     new_index,
     read_back_and_put_sidecar,
     require_same,
@@ -189,7 +191,11 @@ class RollingUploader(Uploader):
     def _begin(self, planned: PlannedObject) -> OpenObject:
         ports = self.ports
         first = planned.extents[0]
-        name = pending_object(planned.start_offset, f"{self.epoch:x}{secrets.token_hex(4)}")
+        name = pending_object(
+            planned.start_offset,
+            f"{self.epoch:x}{secrets.token_hex(4)}",
+            compressed=planned.compressed,
+        )
         intent = self.catalog.intend(self.topic, self.epoch, name)
         writer = ports.store.open_streaming_writer(
             object_key(self.topic, name),
@@ -208,17 +214,8 @@ class RollingUploader(Uploader):
         )
         now, at = ports.clock.now_ms(), ports.clock.monotonic()
         start = LogPosition(first.seq, first.start, first.first_offset)
-        opened = OpenObject(
-            writer,
-            ObjectBuilder(writer, new_index(ports.settings)),
-            intent,
-            planned.start_offset,
-            start,
-            now,
-            now,
-            at,
-            at,
-        )
+        builder = ObjectBuilder(writer, level_of(name, ports.settings), new_index(ports.settings))
+        opened = OpenObject(writer, builder, intent, planned.start_offset, start, now, now, at, at)
         self._open = opened
         return opened
 
@@ -237,7 +234,8 @@ class RollingUploader(Uploader):
         ports, opened = self.ports, self._open
         assert opened is not None
         started = ports.clock.monotonic()
-        require_size(ports.store, opened.writer.close(), opened.builder.size)
+        opened.builder.flush()
+        require_size(ports.store, opened.writer.close(), opened.builder.stored)
         try:
             uploaded, intent = self._copy(opened, started, closed_by)
             record = self.commit(intent, uploaded, opened.position, done)
@@ -256,15 +254,17 @@ class RollingUploader(Uploader):
         """Copies the pending object to its final name, reads it back, and writes its sidecar."""
         ports = self.ports
         pending = object_key(self.topic, opened.intent.object_id)
-        name = ObjectName(opened.start_offset, opened.position.offset - 1)
+        compressed = opened.builder.level is not None
+        last = opened.position.offset - 1
+        name = ObjectName(opened.start_offset, last, compressed=compressed)
         intent = self.catalog.intend(self.topic, self.epoch, name)
         try:
-            meta = self._create(pending, intent.object_id, opened.builder)
+            stored = self._create(pending, intent.object_id, opened.builder)
             descriptor = describe(
                 intent.object_id,
                 opened.start_offset,
                 opened.position.offset,
-                opened.builder.transferred(meta),
+                opened.builder.transferred(stored),
                 ports.clock.now_ms(),
             )
             read_back_and_put_sidecar(ports, self.topic, descriptor)
@@ -274,8 +274,8 @@ class RollingUploader(Uploader):
         seconds = ports.clock.monotonic() - started
         return Uploaded(descriptor, seconds, opened.builder.chunks, closed_by), intent
 
-    def _create(self, pending: str, object_id: str, builder: ObjectBuilder) -> ObjectMeta:
-        """Copies the pending object to the name, or finds the same bytes there."""
+    def _create(self, pending: str, object_id: str, builder: ObjectBuilder) -> StoredObject:
+        """Copies the pending object to the name, or finds the same frames there."""
         store, settings = self.ports.store, self.ports.settings
         try:
             meta = store.copy_or_rewrite(
@@ -288,8 +288,8 @@ class RollingUploader(Uploader):
         except ObjectExists:
             size, content_hash = builder.size, builder.content.value
             return require_same(store, self.topic, object_id, size, content_hash)
-        require_size(store, meta, builder.size)
-        return meta
+        require_size(store, meta, builder.stored)
+        return StoredObject(meta)
 
     def _remove_pending(self, opened: OpenObject) -> None:
         self.ports.store.delete_object(object_key(self.topic, opened.intent.object_id))
@@ -303,6 +303,8 @@ class RollingUploader(Uploader):
 
     def _remember_progress(self) -> None:
         opened = self._open
+        if opened is not None:
+            opened.builder.drain()
         memory = self.checkpoints.get_uploader()
         if opened is None or (memory and memory.active_bytes_written == opened.builder.size):
             return

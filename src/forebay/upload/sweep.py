@@ -44,6 +44,7 @@ from forebay.format.names import (
     STAGING_PREFIX,
     ObjectName,
     TopicName,
+    is_compressed,
     object_key,
     objects_prefix,
     parse_object,
@@ -110,7 +111,10 @@ class Chain(Protocol):
         """Whether a descriptor names this object."""
 
     def joins(self, name: ObjectName) -> bool:
-        """Whether the range is that of several adjacent objects, as a compaction's would be."""
+        """Whether the range is that of objects in the chain, as a compaction's would be.
+
+        That is several adjacent ones, or one that is compressed and was not before, or the reverse.
+        """
 
     def holds(self, ranges: list[Range]) -> bool:
         """Whether committed objects that exist hold all offsets of the ranges."""
@@ -504,7 +508,7 @@ class _TopicSweep:
             bool(first and last)
             and first[0].start_offset == name.start
             and last[0].end_offset == name.end
-            and first != last
+            and (first != last or is_compressed(first[0].object_id) != name.compressed)
         )
 
     def holds(self, ranges: list[Range]) -> bool:

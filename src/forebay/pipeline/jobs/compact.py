@@ -1,4 +1,6 @@
-"""`compact`: merges small objects of a topic into large ones. `undo_compaction` reverts it.
+"""`compact`: merges small objects of a topic into large ones, and can compress old history.
+
+`undo_compaction` reverts it.
 
 The driver plans and commits, and tasks read and write:
 
@@ -19,12 +21,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter as Tally
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.catalog import Catalog, Intent
@@ -46,8 +48,8 @@ from forebay.errors import (
     TopicFenced,
     UsageError,
 )
-from forebay.format.content import ContentHash, MessageSurvey
-from forebay.format.descriptor import Index, ObjectDescriptor
+from forebay.format.content import ContentHash
+from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
 from forebay.format.names import ObjectName, TopicName, object_key, parse_object, parse_topic
 from forebay.limits import OFFSET_MAX
@@ -58,10 +60,18 @@ from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
 from forebay.pipeline.location import job_settings
 from forebay.read.object_stream import ObjectStream
-from forebay.read.verify import looks_same, other_content
+from forebay.read.verify import examine_object, looks_same, other_content
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources, open_existing
-from forebay.upload.engine import NewObject, Renewal, new_index, put_sidecar, set_aside
+from forebay.upload.engine import (
+    NewObject,
+    ObjectBuilder,
+    Renewal,
+    describe,
+    new_index,
+    put_sidecar,
+    set_aside,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,6 +100,7 @@ def compact(
     *,
     target_bytes: int | None = None,
     max_bytes: int | None = None,
+    compression: Literal["none", "zstd"] | None = None,
     spark: SparkSession | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -97,7 +108,9 @@ def compact(
 ) -> CompactReport:
     """Compacts the topics, by default all, until no two small objects are neighbours.
 
-    `target_bytes` is the largest size of a new object, by default `uploader.max_object_bytes`.
+    `target_bytes` is the largest size of a new object before compression, by default
+    `uploader.max_object_bytes`. New objects are compressed as `uploader.compression` says. With
+    `compression` they are compressed so, and every object that is not is rewritten, small or not.
     `max_bytes` limits how much this run rewrites. A dry run plans one round only. `executor` runs
     the tasks in place of Spark. Spark is not started if there is nothing to do.
 
@@ -107,11 +120,13 @@ def compact(
     uploader = settings.uploader
     target = uploader.object_bytes_max if target_bytes is None else target_bytes
     bounds = Bounds(target, uploader.max_object_messages)
+    if compression not in (None, "none", "zstd"):
+        raise UsageError(f"the compression is {compression!r}; it must be 'none' or 'zstd'")
     if max_bytes is not None and max_bytes < 1:
         raise UsageError(f"the budget is {max_bytes} bytes; it must be at least 1")
     with closing(open_existing(settings)) as resources:
         names = _known_topics(resources.catalog, topics)
-        run = _Compaction(resources, names, bounds, max_bytes)
+        run = _Compaction(resources, names, bounds, max_bytes, compression)
         if dry_run:
             return run.dry_run_report()
         waves = Waves(
@@ -180,11 +195,16 @@ class CompactRow:
     """The offset of the last message."""
     messages: int
     bytes: int
+    """Of the frames, before compression."""
     sha256_before: str | None
     """The hash of all frames as read from the small objects; None if nothing was read."""
     sha256_after: str | None
     """The hash of all frames as read back from the large object."""
     error: str | None
+    stored_before: int = 0
+    """Bytes of the small objects in the store."""
+    stored_after: int | None = None
+    """Bytes of the large object in the store; None if it was not written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +242,14 @@ class CompactReport:
     def bytes(self) -> int:
         return sum(row.bytes for row in self.rows if row.error is None)
 
+    @property
+    def stored_before(self) -> int:
+        return sum(row.stored_before for row in self.rows if row.error is None)
+
+    @property
+    def stored_after(self) -> int:
+        return sum(row.stored_after or 0 for row in self.rows if row.error is None)
+
     def dataframe(self, spark: SparkSession) -> DataFrame:
         return to_dataframe(spark, CompactRow, self.rows)
 
@@ -235,6 +263,8 @@ class CompactReport:
             "objects": self.objects,
             "replaced": self.replaced,
             "bytes": self.bytes,
+            "stored_before": self.stored_before,
+            "stored_after": self.stored_after,
             "left_groups": self.left_groups,
             "left_bytes": self.left_bytes,
             "rows": [asdict(row) for row in self.rows],
@@ -268,13 +298,21 @@ class Group:
     epoch: int
     """The epoch of the topic when the group was planned."""
     objects: tuple[ObjectDescriptor, ...]
+    compressed: bool = False
+    """Whether the new object is compressed."""
 
     @property
     def name(self) -> ObjectName:
-        return ObjectName(self.objects[0].start_offset, self.objects[-1].end_offset)
+        first, last = self.objects[0], self.objects[-1]
+        return ObjectName(first.start_offset, last.end_offset, compressed=self.compressed)
 
     @property
     def size(self) -> int:
+        """Bytes of the frames, before compression."""
+        return sum(each.logical_size for each in self.objects)
+
+    @property
+    def stored(self) -> int:
         return sum(each.size for each in self.objects)
 
     @property
@@ -298,14 +336,14 @@ class _Neighbours:
         return (
             each.start_offset == self.objects[-1].next_offset
             and len(self.objects) < bounds.objects_max
-            and self._size + each.size <= bounds.target_bytes
+            and self._size + each.logical_size <= bounds.target_bytes
             and (bounds.messages_max is None or messages <= bounds.messages_max)
             and self._kept + _kept_bytes(each) <= bounds.kept_bytes_max
         )
 
     def add(self, each: ObjectDescriptor) -> None:
         self.objects.append(each)
-        self._size += each.size
+        self._size += each.logical_size
         self._messages += each.count
         self._kept += _kept_bytes(each)
 
@@ -316,6 +354,9 @@ def plan_groups(
     descriptors: Iterable[ObjectDescriptor],
     bounds: Bounds,
     leave: Collection[str] = (),
+    *,
+    compressed: bool = False,
+    recode: bool = False,
 ) -> Iterator[Group]:
     """Yields the groups of one round, the oldest first, without the objects named in `leave`.
 
@@ -323,32 +364,45 @@ def plan_groups(
     many objects as one transaction can swap, so thousands of objects take several rounds, each of
     which merges the objects of the one before. Objects that were not read back yet, that have half
     the target or more, or whose names do not give their range are left alone. No group includes a
-    hole.
+    hole. New objects are compressed if `compressed` is set. With `recode`, an object that is not
+    as the new ones are is a group by itself, if it joins no other.
     """
     run = _Neighbours(bounds)
+
+    def found() -> Iterator[Group]:
+        objects = tuple(run.objects)
+        if len(objects) > 1 or (objects and recode and _is_compressed(objects[0]) != compressed):
+            yield Group(topic, record.epoch, objects, compressed)
+
     for each in descriptors:
-        fits = each.object_id not in leave and _is_small(each, record, bounds)
-        if fits and run.takes(each):
+        fits = each.object_id not in leave and _is_movable(each, record)
+        small = 2 * each.logical_size < bounds.target_bytes
+        if fits and small and run.takes(each):
             run.add(each)
             continue
-        if len(run.objects) > 1:
-            yield Group(topic, record.epoch, tuple(run.objects))
+        yield from found()
         run = _Neighbours(bounds)
         if fits:
             run.add(each)
-    if len(run.objects) > 1:
-        yield Group(topic, record.epoch, tuple(run.objects))
+        if not small:
+            yield from found()
+            run = _Neighbours(bounds)
+    yield from found()
 
 
-def _is_small(each: ObjectDescriptor, record: TopicRecord, bounds: Bounds) -> bool:
+def _is_movable(each: ObjectDescriptor, record: TopicRecord) -> bool:
     name = parse_object(each.object_id)
     return (
         each.completed
+        and each.unknown_form is None
         and each.next_offset <= record.verified
-        and 2 * each.size < bounds.target_bytes
         and name is not None
         and (name.start, name.end) == (each.start_offset, each.end_offset)
     )
+
+
+def _is_compressed(each: ObjectDescriptor) -> bool:
+    return each.codec is not None
 
 
 def _kept_bytes(each: ObjectDescriptor) -> int:
@@ -367,6 +421,8 @@ class _Compaction:
     topics: list[TopicName]
     bounds: Bounds
     budget: int | None
+    compression: Literal["none", "zstd"] | None = None
+    """What every object is to be; None: as the settings say, and only for new objects."""
     rows: list[CompactRow] = field(default_factory=list)
     rounds: int = 0
     left_groups: int = 0
@@ -451,7 +507,16 @@ class _Compaction:
             )
         descriptors = self.resources.catalog.get_object_descriptors(topic)
         leave = self._failed.get(topic, set())
-        return plan_groups(topic, record, descriptors, self.bounds, leave)
+        wanted = self.compression or self.resources.settings.uploader.compression
+        return plan_groups(
+            topic,
+            record,
+            descriptors,
+            self.bounds,
+            leave,
+            compressed=wanted != "none",
+            recode=self.compression is not None,
+        )
 
     # -- one wave -------------------------------------------------------------------------------
 
@@ -503,6 +568,7 @@ class _Compaction:
             object=object_id,
             replaced=len(group.objects),
             bytes=made.descriptor.size,
+            raw_bytes=made.descriptor.logical_size,
             sha256=made.after.sha256,
         )
 
@@ -567,6 +633,8 @@ def _row(
         made.before.sha256 if made is not None else None,
         made.after.sha256 if made is not None else None,
         error,
+        group.stored,
+        made.descriptor.size if made is not None else None,
     )
 
 
@@ -624,10 +692,12 @@ def _undo(
         compacted.start_offset,
         compacted.end_offset,
         compacted.count,
-        compacted.size,
+        compacted.logical_size,
         None,
         None,
         error,
+        compacted.size,
+        sum(each.size for each in kept),
     )
 
 
@@ -674,8 +744,8 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
     Raw frames are streamed, not decoded. Checks every checksum, that offsets are consecutive, and
     that each object begins, ends and is as long as its descriptor says, and has its hash. The
     new object is read back in the same way, and must have the same count, first and last offset,
-    size, index and hash. Nothing is committed here. A repeated task finds the same bytes under its
-    name.
+    size and hash of its frames, and the index that was made for it. Nothing is committed here. A
+    repeated task finds the same frames under its name.
 
     The new object gets the creation time of the newest one in it, so that remote retention by age
     does not keep it longer.
@@ -686,23 +756,17 @@ def rewrite(settings: StoreSettings, job: Rewrite) -> Rewritten:
     with NewObject(
         resources.store, job.group.topic, job.intent.object_id, settings.uploader
     ) as made:
-        before, index = _read(resources, job.group.topic, job.group.objects, made.write)
-        meta = made.finish(before.content_hash)
-    descriptor = ObjectDescriptor(
-        job.intent.object_id,
-        before.start_offset,
-        before.next_offset - 1,
-        before.size,
-        meta.etag,
-        max(each.created_at for each in job.group.objects),
-        offset_index=index,
-        content_hash=before.content_hash,
-        highest_publish_time=before.highest_publish_time,
-    )
-    after, index_again = _read(resources, job.group.topic, (descriptor,), None)
-    if (after, index_again) != (before, index):
+        builder = ObjectBuilder(made, made.level, new_index(resources.settings.uploader))
+        before = _read(resources, job.group.topic, job.group.objects, builder)
+        done = builder.finish(made)
+    created_at = max(each.created_at for each in job.group.objects)
+    name = job.intent.object_id
+    start, following = before.start_offset, before.next_offset
+    descriptor = describe(name, start, following, done, created_at * 1000)
+    after = _read_back(resources, job.group.topic, descriptor)
+    if after != before:
         raise CorruptLog(
-            f"{resources.store.name}: {meta.key} was read back as {after}, but {before} was "
+            f"{resources.store.name}: {done.meta.key} was read back as {after}, but {before} was "
             "written; nothing was committed"
         )
     if settings.uploader.sidecars:
@@ -733,43 +797,50 @@ def _read(
     resources: StoreResources,
     topic: TopicName,
     objects: tuple[ObjectDescriptor, ...],
-    write: Callable[[memoryview], None] | None,
-) -> tuple[Proof, Index]:
-    """Reads all frames of the objects, and passes them to `write`. Memory is bounded.
+    builder: ObjectBuilder,
+) -> Proof:
+    """Reads all frames of the objects, and adds them to the builder. Memory is bounded.
 
     Raises ForeignObject if the content of an object does not have the hash of its descriptor.
     """
     reading = replace(resources.settings.cloud_reader, lenient=False)
     start, end = objects[0].start_offset, objects[-1].next_offset
-    content, survey = ContentHash(), MessageSurvey()
-    index = new_index(resources.settings.uploader)
     sources = _SourceHashes(resources.store.name, topic, objects)
-    size = messages = 0
     source = _Chain(topic, objects)
     with ObjectStream(
         topic, resources.store, source, resources.pool, reading, start, end
     ) as stream:
         while (frames := stream.next()) is not None:
-            raw = frames.raw
-            index.add(frames, size)
-            content.add(raw)
-            sources.add(frames, raw)
-            survey.add(frames)
-            if write is not None:
-                write(raw)
-            size += len(raw)
-            messages += len(frames)
-            del frames, raw  # frees their chunk before the next one is fetched
+            sources.add(frames)
+            builder.add(frames)
+            del frames  # frees their chunk before the next one is fetched
         following = stream.offset
-    said = (end, end - start, sum(each.size for each in objects))
+    messages, size = builder.messages, builder.size
+    said = (end, end - start, sum(each.logical_size for each in objects))
     if (following, messages, size) != said:
         raise CorruptLog(
             f"{topic}: the objects from {objects[0].object_id} to {objects[-1].object_id} hold "
             f"{messages} messages in {size} bytes up to offset {following}, but their descriptors "
             f"say {said[1]} in {said[2]} up to {end}"
         )
-    times = survey.highest_publish_time
-    return Proof(start, following, messages, size, content.value, times), index.frozen()
+    times = builder.survey.highest_publish_time
+    return Proof(start, following, messages, size, builder.content.value, times)
+
+
+def _read_back(resources: StoreResources, topic: TopicName, descriptor: ObjectDescriptor) -> Proof:
+    """Reads the new object whole. Raises CorruptLog if it is not what its descriptor says."""
+    reader = resources.settings.cloud_reader
+    seen = examine_object(resources.store, resources.pool, reader, topic, descriptor)
+    if seen.fault is not None:
+        raise seen.fault.error
+    return Proof(
+        descriptor.start_offset,
+        descriptor.next_offset,
+        seen.messages,
+        seen.raw_bytes,
+        str(seen.content_hash),
+        seen.highest_publish_time,
+    )
 
 
 class _SourceHashes:
@@ -781,9 +852,9 @@ class _SourceHashes:
         self._left = list(reversed(objects))
         self._content = ContentHash()
 
-    def add(self, frames: Scan, raw: memoryview) -> None:
+    def add(self, frames: Scan) -> None:
         source = self._left[-1]
-        self._content.add(raw)
+        self._content.add(frames.raw)
         if frames.offsets[-1] < source.end_offset:
             return
         self._left.pop()

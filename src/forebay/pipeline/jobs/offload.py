@@ -144,7 +144,7 @@ class ReadBackTask:
 
     @property
     def size(self) -> int:
-        return self.descriptor.size
+        return self.descriptor.logical_size
 
 
 Task: TypeAlias = UploadTask | ReadBackTask

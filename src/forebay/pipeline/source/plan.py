@@ -66,7 +66,7 @@ class Piece(NamedTuple):
     end: int
     """No frame of the piece ends after this position."""
     size: int
-    """About how many bytes are read for it."""
+    """About how many bytes of frames are read for it."""
     descriptor: ObjectDescriptor | None = None
     """The object that holds it, with only the index entries that the piece needs."""
     path: Path | None = None
@@ -103,16 +103,20 @@ class Split:
 def object_pieces(
     topic: TopicName, descriptor: ObjectDescriptor, start: int, end: int, split_bytes: int
 ) -> list[Piece]:
-    """The part of `start..end` that the object holds, cut at index entries."""
-    size = descriptor.size
+    """The part of `start..end` that the object holds, cut at index entries.
+
+    `split_bytes` and the sizes of pieces count bytes before compression: these take the time.
+    """
+    size = descriptor.logical_size
     if start <= descriptor.start_offset and descriptor.end_offset < end and size <= split_bytes:
         slim = replace(descriptor, offset_index=None) if descriptor.offset_index else descriptor
         first, stop = descriptor.start_offset, descriptor.end_offset + 1
-        return [Piece(topic, first, stop, first, 0, size, size, slim)]
+        return [Piece(topic, first, stop, first, 0, descriptor.size, size, slim)]
     first, stop = max(start, descriptor.start_offset), min(end, descriptor.next_offset)
     wanted = object_range(descriptor, first, stop)
     inside = [entry for entry in descriptor.offset_index or () if first < entry[0] < stop]
-    cuts = cut_places(inside, wanted.start, wanted.end, split_bytes)
+    stored_bytes = max(split_bytes * descriptor.size // max(size, 1), 1)
+    cuts = cut_places(inside, wanted.start, wanted.end, stored_bytes)
     bounds = [first, *(offset for offset, _ in cuts), stop]
     return [
         _object_piece(topic, descriptor, bounds[number], bounds[number + 1])
@@ -123,7 +127,8 @@ def object_pieces(
 def _object_piece(topic: TopicName, descriptor: ObjectDescriptor, first: int, stop: int) -> Piece:
     wanted = object_range(descriptor, first, stop)
     slim = replace(descriptor, offset_index=_ends(descriptor, first, stop))
-    size = wanted.end - wanted.start
+    stored = wanted.end - wanted.start
+    size = stored * descriptor.logical_size // max(descriptor.size, 1)
     return Piece(topic, first, stop, wanted.offset, wanted.start, wanted.end, size, slim)
 
 
@@ -364,7 +369,7 @@ def outlines(
     def decode(data: bytes) -> ObjectDescriptor:
         found = decode_outline(data)
         if start <= found.start_offset and found.next_offset <= end:
-            parts = -(-found.size // split_bytes)
+            parts = -(-found.logical_size // split_bytes)
             return found if parts <= 1 else decode_outline(data, _ENTRIES_A_CUT * parts)
         return thinned(decode_descriptor(data), start, end, split_bytes)
 

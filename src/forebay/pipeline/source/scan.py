@@ -122,10 +122,10 @@ def scan_split(resources: StoreResources, split: Split) -> Iterator[tuple[TopicN
 def scan_pieces(
     resources: StoreResources, pieces: Sequence[Piece], chunks: ChunkReader | None = None
 ) -> Iterator[Scan]:
-    """Yields the frames of consecutive pieces of one topic: all in objects, or one in a segment."""
+    """Yields the frames of consecutive pieces of one topic, as `_neighbours` groups them."""
     first = pieces[0]
     if first.descriptor is not None:
-        if resources.objects_are_files:
+        if resources.objects_are_files and first.descriptor.codec is None:
             yield from _local_frames(resources, pieces, chunks or ChunkReader(CHUNK_BYTES))
         else:
             yield from _object_frames(resources, pieces)
@@ -192,18 +192,26 @@ def _frames_of_second_plan(resources: StoreResources, pieces: Sequence[Piece]) -
 
 
 def _neighbours(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Groups consecutive pieces in objects; each piece in a segment is a separate group."""
+    """Groups consecutive pieces in objects, compressed ones apart from others.
+
+    Each piece in a segment is a separate group.
+    """
     listed = list(pieces)
     neighbours = listed[:1]
     for before, piece in pairwise(listed):
         follows = before.topic == piece.topic and before.next == piece.first
-        if follows and before.descriptor is not None and piece.descriptor is not None:
+        both = before.descriptor is not None and piece.descriptor is not None
+        if follows and both and _codec(before) == _codec(piece):
             neighbours.append(piece)
         else:
             yield neighbours
             neighbours = [piece]
     if neighbours:
         yield neighbours
+
+
+def _codec(piece: Piece) -> str | None:
+    return None if piece.descriptor is None else piece.descriptor.codec
 
 
 class PlannedSource:

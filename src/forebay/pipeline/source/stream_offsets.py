@@ -450,8 +450,11 @@ class TopicSizes:
 
 
 def _of_object(descriptor: ObjectDescriptor) -> PositionMap:
-    places = {(descriptor.start_offset, 0), *(descriptor.offset_index or ())}
-    return _position_map(places, descriptor.next_offset, descriptor.size)
+    """The positions are those before compression, as far as they are known."""
+    stored, size = max(descriptor.size, 1), descriptor.logical_size
+    places = {(descriptor.start_offset, 0)}
+    places |= {(at, place * size // stored) for at, place in descriptor.offset_index or ()}
+    return _position_map(places, descriptor.next_offset, size)
 
 
 def _position_map(places: set[tuple[int, int]], end: int, size: int) -> PositionMap:

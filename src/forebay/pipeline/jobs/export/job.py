@@ -450,7 +450,7 @@ class ExportRun:
             tail = self._view.record.tail
             found = outlines(resources.catalog, self._view.topic, at, tail, 1 << 62)
             for each in found:
-                yield SizedRange(each.start_offset, each.next_offset, each.size)
+                yield SizedRange(each.start_offset, each.next_offset, each.logical_size)
                 at = each.next_offset
         for segment in self._view.segments():
             if segment.end_offset > at and segment.count:
