@@ -60,6 +60,7 @@ from forebay.pipeline.location import job_settings
 from forebay.read.object_stream import ObjectStream
 from forebay.read.verify import looks_same, other_content
 from forebay.settings import StoreSettings
+from forebay.topic.configure import effective_settings
 from forebay.topic.resources import StoreResources, executor_resources, open_existing
 from forebay.upload.engine import NewObject, Renewal, put_sidecar, set_aside
 
@@ -97,21 +98,20 @@ def compact(
 ) -> CompactReport:
     """Compacts the topics, by default all, until no two small objects are neighbours.
 
-    `target_bytes` is the largest size of a new object, by default `uploader.max_object_bytes`.
+    `target_bytes` is the largest size of a new object, by default `max_object_bytes` of the topic.
     `max_bytes` limits how much this run rewrites. A dry run plans one round only. `executor` runs
     the tasks in place of Spark. Spark is not started if there is nothing to do.
 
     UsageError for a topic that the catalog does not know. Other errors are in the report.
     """
     settings = job_settings(source)
-    uploader = settings.uploader
-    target = uploader.max_object_bytes if target_bytes is None else target_bytes
-    bounds = Bounds(target, uploader.max_object_messages)
+    if target_bytes is not None:
+        Bounds(target_bytes)  # UsageError now, and not for each topic
     if max_bytes is not None and max_bytes < 1:
         raise UsageError(f"the budget is {max_bytes} bytes; it must be at least 1")
     with closing(open_existing(settings)) as resources:
         names = _known_topics(resources.catalog, topics)
-        run = _Compaction(resources, names, bounds, max_bytes)
+        run = _Compaction(resources, names, target_bytes, max_bytes)
         if dry_run:
             return run.dry_run_report()
         waves = Waves(
@@ -365,7 +365,8 @@ class _Compaction:
 
     resources: StoreResources
     topics: list[TopicName]
-    bounds: Bounds
+    target_bytes: int | None
+    """None: what the settings of each topic say."""
     budget: int | None
     rows: list[CompactRow] = field(default_factory=list)
     rounds: int = 0
@@ -449,7 +450,14 @@ class _Compaction:
             )
         descriptors = self.resources.catalog.get_object_descriptors(topic)
         leave = self._failed.get(topic, set())
-        return plan_groups(topic, record, descriptors, self.bounds, leave)
+        return plan_groups(topic, record, descriptors, self._bounds(topic), leave)
+
+    def _bounds(self, topic: TopicName) -> Bounds:
+        resources, target = self.resources, self.target_bytes
+        uploader = effective_settings(resources.catalog, topic, resources.settings).uploader
+        return Bounds(
+            uploader.max_object_bytes if target is None else target, uploader.max_object_messages
+        )
 
     # -- one wave -------------------------------------------------------------------------------
 
