@@ -26,6 +26,7 @@ from forebay.topic.view import StoreView
 from support.server_processes import PATIENCE, ServerProcess, lives, session_of
 
 ORDERS: Final = "/default/orders"
+ROLLING: Final = "/default/events"
 LOADED: Final = ("/default/a", "/default/b")
 PAYLOAD: Final = "." * 2000
 
@@ -106,6 +107,17 @@ def jobs_are_run(server: ServerProcess) -> None:
     assert [job["id"] for job in server.jobs(trigger="request")] == [
         job["id"] for job in (verify, offload)
     ]
+
+
+def topics_that_roll_are_uploaded_by_the_server(server: ServerProcess) -> None:
+    """Of the thresholds, only `max_idle_seconds` is near; Spark does not know it."""
+    server.produce(ROLLING, ["first"])
+    change = {"values": {"rolling": True, "max_idle_seconds": 0.1}}
+    server.client.json("PATCH", f"/v1/topics{ROLLING}/settings", value=change)
+    server.produce(ROLLING, [f"event {number}" for number in range(99)])
+    server.wait_until(lambda: uploaded(server, ROLLING) == 100, "the idle object")
+    rows = {row["name"]: row for row in server.client.json("GET", "/v1/overview")["topics"]}
+    assert (rows[ROLLING]["uploaded_by"], rows[ORDERS]["uploaded_by"]) == ("owner", "spark")
 
 
 def jobs_are_refused(server: ServerProcess) -> None:
@@ -202,6 +214,7 @@ def test_up_from_its_start_to_ctrl_c(tmp_path: Path) -> None:
         assert note is not None
         assert (note.pid, note.url) == (server.pid, server.where["url"])
         jobs_are_run(server)
+        topics_that_roll_are_uploaded_by_the_server(server)
         everything_is_private(data)
         jobs_are_refused(server)
         a_killed_driver_doubles_nothing(server, config, kills=1)

@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--due", is_flag=True, help="Upload only what the configured thresholds make due.")
+@click.option(
+    "--due",
+    is_flag=True,
+    help="Upload only what the thresholds make due, and leave topics that roll to their owners.",
+)
 @job_url_option
 @runner_option
 @job_options
@@ -93,8 +97,9 @@ def offload(
 def pipeline(master: str | None, settings: StoreSettings, as_json: bool) -> None:
     """Uploads objects that are due, in cycles, until it is stopped.
 
-    Starts a cycle every `storage.uploader.interval_seconds`. The thresholds in the configuration
-    decide what is due. SIGINT or SIGTERM stops it after the current cycle.
+    Starts a cycle every `storage.uploader.interval_seconds`. The thresholds of each topic decide
+    what is due. Topics that roll are left to their owners. SIGINT or SIGTERM stops it after the
+    current cycle.
 
     \b
     Examples:
@@ -145,6 +150,8 @@ def _lines(report: OffloadReport) -> list[str]:
         f"{report.topics} topics: {did} {report.objects} objects with {report.messages} messages, "
         f"{report.bytes} bytes"
     )
+    if report.left_to_owners:
+        lines.append(f"{report.left_to_owners} topics that roll are left to their owners")
     return lines
 
 
@@ -158,7 +165,7 @@ _LINES_MAX: Final = 100
     "--target",
     metavar="SIZE",
     help="The largest size of a new object, such as 256MiB. Objects of half of it or more are left "
-    "alone.  [default: storage.uploader.max_object_bytes]",
+    "alone.  [default: max_object_bytes of the topic]",
 )
 @click.option(
     "--budget", metavar="SIZE", help="Rewrite at most this much in this run, such as 10GiB."

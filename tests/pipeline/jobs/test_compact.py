@@ -23,6 +23,7 @@ from forebay.pipeline.execute import Done
 from forebay.pipeline.jobs.compact import Group, Rewrite, Rewritten, compact, rewrite
 from forebay.settings import StoreSettings
 from forebay.testing.objects import FaultBackend
+from forebay.topic.configure import configure_topic
 from forebay.topic.resources import executor_resources
 from support.compactions import CREATED, TOPIC, RunsHere, Setup, here
 from support.stored_objects import message
@@ -157,6 +158,18 @@ def test_the_default_target_is_that_of_the_uploader(tmp_path: Path) -> None:
     setup.lay(range(0, 61, 5))
     compact(setup.settings, executor=RunsHere(here))
     assert {each.count for each in setup.chain()} == {15}
+    setup.close()
+
+
+def test_a_topic_with_limits_of_its_own_is_compacted_by_them(tmp_path: Path) -> None:
+    setup = Setup(tmp_path)
+    other = TopicName("default", "other")
+    for topic in (TOPIC, other):
+        setup.lay(range(0, 41, 4), topic)
+    configure_topic(setup.catalog, TOPIC, setup.settings, {"max_object_messages": 20})
+    compact(setup.settings, executor=RunsHere(here))
+    assert [each.count for each in setup.catalog.get_object_descriptors(TOPIC)] == [20, 20]
+    assert [each.count for each in setup.catalog.get_object_descriptors(other)] == [40]
     setup.close()
 
 

@@ -284,6 +284,7 @@ def test_a_topic_that_rolls_is_left_to_its_owner_unless_it_is_forced(tmp_path: P
                 each.append_many(payloads(10), durability="synced")
             report = run.once(force=False)
             assert [(row.topic, row.messages) for row in report.rows] == [("/default/other", 10)]
+            assert report.left_to_owners == 1
             assert run.once([NAME], force=False).rows == ()
             assert run.once([NAME], force=True).messages == 10
             topic.append_many(payloads(10, 10), durability="synced")

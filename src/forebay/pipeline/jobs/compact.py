@@ -62,6 +62,7 @@ from forebay.pipeline.location import job_settings
 from forebay.read.object_stream import ObjectStream
 from forebay.read.verify import examine_object, looks_same, other_content
 from forebay.settings import StoreSettings
+from forebay.topic.configure import effective_settings
 from forebay.topic.resources import StoreResources, executor_resources, open_existing
 from forebay.upload.engine import (
     NewObject,
@@ -109,24 +110,24 @@ def compact(
     """Compacts the topics, by default all, until no two small objects are neighbours.
 
     `target_bytes` is the largest size of a new object before compression, by default
-    `uploader.max_object_bytes`. New objects are compressed as `uploader.compression` says. With
-    `compression` they are compressed so, and every object that is not is rewritten, small or not.
+    `max_object_bytes` of the topic. New objects are compressed as `compression` of the topic says.
+    With `compression` they are compressed so, and every object that is not is rewritten, small or
+    not.
     `max_bytes` limits how much this run rewrites. A dry run plans one round only. `executor` runs
     the tasks in place of Spark. Spark is not started if there is nothing to do.
 
     UsageError for a topic that the catalog does not know. Other errors are in the report.
     """
     settings = job_settings(source)
-    uploader = settings.uploader
-    target = uploader.object_bytes_max if target_bytes is None else target_bytes
-    bounds = Bounds(target, uploader.max_object_messages)
     if compression not in (None, "none", "zstd"):
         raise UsageError(f"the compression is {compression!r}; it must be 'none' or 'zstd'")
+    if target_bytes is not None:
+        Bounds(target_bytes)  # UsageError now, and not for each topic
     if max_bytes is not None and max_bytes < 1:
         raise UsageError(f"the budget is {max_bytes} bytes; it must be at least 1")
     with closing(open_existing(settings)) as resources:
         names = _known_topics(resources.catalog, topics)
-        run = _Compaction(resources, names, bounds, max_bytes, compression)
+        run = _Compaction(resources, names, target_bytes, max_bytes, compression)
         if dry_run:
             return run.dry_run_report()
         waves = Waves(
@@ -419,7 +420,8 @@ class _Compaction:
 
     resources: StoreResources
     topics: list[TopicName]
-    bounds: Bounds
+    target_bytes: int | None
+    """None: what the settings of each topic say."""
     budget: int | None
     compression: Literal["none", "zstd"] | None = None
     """What every object is to be; None: as the settings say, and only for new objects."""
@@ -507,14 +509,18 @@ class _Compaction:
             )
         descriptors = self.resources.catalog.get_object_descriptors(topic)
         leave = self._failed.get(topic, set())
-        wanted = self.compression or self.resources.settings.uploader.compression
+        resources, target = self.resources, self.target_bytes
+        uploader = effective_settings(resources.catalog, topic, resources.settings).uploader
         return plan_groups(
             topic,
             record,
             descriptors,
-            self.bounds,
+            Bounds(
+                uploader.object_bytes_max if target is None else target,
+                uploader.max_object_messages,
+            ),
             leave,
-            compressed=wanted != "none",
+            compressed=(self.compression or uploader.compression) != "none",
             recode=self.compression is not None,
         )
 

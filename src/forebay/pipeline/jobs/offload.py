@@ -110,6 +110,8 @@ class OffloadReport:
     waves: int
     """The number of waves that were run."""
     rows: tuple[OffloadRow, ...]
+    left_to_owners: int = 0
+    """Topics that roll, which were left to their owners."""
 
     @property
     def ok(self) -> bool:
@@ -211,6 +213,8 @@ class ViewPlanner:
         self._source = self._of_one_log()
         self._log_id: str | None = None
         self._tail: LogPosition | None = None
+        self.left_to_owner = False
+        """Whether the last plan was none because the topic rolls."""
 
     def _of_one_log(self) -> SegmentSource:
         names = SegmentNames(self.view.store.settings.wal.file_name)
@@ -236,7 +240,10 @@ class ViewPlanner:
         self.view.refresh()
         record = self._record()
         settings = self.view.settings().uploader
-        if not force and settings.enabled and settings.rolling and self.view.owner() is not None:
+        self.left_to_owner = (
+            not force and settings.enabled and settings.rolling and self.view.owner() is not None
+        )
+        if self.left_to_owner:
             return None
         if record.log_id != self._log_id:  # positions and indexes are those of another log
             self._source = self._of_one_log()
@@ -426,6 +433,7 @@ class _Run:
         self._force = force
         self._dry_run = dry_run
         self._rows: list[OffloadRow] = []
+        self._left = 0
         self._waves_run = 0
         self._wave_bytes: int | None = None
         self._moved = False
@@ -450,7 +458,8 @@ class _Run:
             else:
                 self._waves_run += 1
                 self._run_wave(wave)
-        return OffloadReport(self._dry_run, self._topics, self._waves_run, tuple(self._rows))
+        rows = tuple(self._rows)
+        return OffloadReport(self._dry_run, self._topics, self._waves_run, rows, self._left)
 
     # -- planning -------------------------------------------------------------------------------
 
@@ -478,6 +487,7 @@ class _Run:
             if plan is None or plan.complete or self._dry_run:
                 self._finish(topic)
             if plan is None:
+                self._left += self._offload.planner(topic).left_to_owner
                 if topic in self._damage:  # nothing is left before the damaged frame
                     self._fail(topic, self._damage.pop(topic))
                 continue
