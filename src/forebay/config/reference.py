@@ -119,7 +119,8 @@ Credentials are looked for in this order:
 `profile` is a section of `~/.aws/credentials` and `~/.aws/config`, or of the files that
 `AWS_SHARED_CREDENTIALS_FILE` and `AWS_CONFIG_FILE` name. Its keys are read again every 15 minutes;
 its region counts if no other is set. A profile that asks a service or runs a program (single
-sign-on, a role of another profile, `credential_process`) needs boto3, which is not a dependency: `pip install boto3`.
+sign-on, a role of another profile, `credential_process`) needs boto3, which is not installed with
+Forebay: `pip install boto3`.
 
 `role_arn` is assumed with the token in `AWS_WEB_IDENTITY_TOKEN_FILE` if that is set, otherwise with
 the other credentials through boto3. `project` is accepted and not needed: names of buckets are
