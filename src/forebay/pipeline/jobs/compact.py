@@ -101,11 +101,17 @@ def compact(
     `max_bytes` limits how much this run rewrites. A dry run plans one round only. `executor` runs
     the tasks in place of Spark. Spark is not started if there is nothing to do.
 
-    UsageError for a topic that the catalog does not know. Other errors are in the report.
+    UsageError for a topic that the catalog does not know, and for a target that no store takes.
+    Other errors are in the report.
     """
     settings = job_settings(source)
     uploader = settings.uploader
     target = uploader.object_bytes_max if target_bytes is None else target_bytes
+    if target > uploader.stored_bytes_max:
+        raise UsageError(
+            f"the target is {target} bytes; with parts of {uploader.stream_chunk_size} bytes "
+            f"(stream_chunk_size) an object has at most {uploader.stored_bytes_max}"
+        )
     bounds = Bounds(target, uploader.max_object_messages)
     if max_bytes is not None and max_bytes < 1:
         raise UsageError(f"the budget is {max_bytes} bytes; it must be at least 1")
