@@ -199,8 +199,13 @@ class UploaderSettings:
     @property
     def object_bytes_max(self) -> int:
         """The largest size of an object: `max_object_bytes`, within the limits of the stores."""
-        most = min(OBJECT_PARTS_MAX * self.stream_chunk_size, OBJECT_BYTES_MAX)
+        most = self.stored_bytes_max
         return most if self.max_object_bytes is None else min(self.max_object_bytes, most)
+
+    @property
+    def stored_bytes_max(self) -> int:
+        """The largest size that all stores take, in parts of `stream_chunk_size`."""
+        return min(OBJECT_PARTS_MAX * self.stream_chunk_size, OBJECT_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 
 from forebay.admin.context import ServerContext
 from forebay.catalog.catalog import Catalog, Intent
+from forebay.client.objects import ServerBackend
 from forebay.errors import (
     CommitRefused,
     ForebayError,
@@ -87,6 +88,33 @@ def test_an_intended_object_is_put_and_read_again(server: Served) -> None:
         get(server, key, f"bytes={len(data)}-")
     put(server, key + ".json", b"{}")  # its sidecar
     assert leftovers(server) == []
+
+
+def test_an_object_gets_its_metadata_from_its_name(server: Served) -> None:
+    topic = TopicName("default", "described")
+    key = object_key(topic, intended(server, topic).object_id)
+    own = {
+        "topic": "/default/described",
+        "format": "dnb1",
+        "start_offset": "0",
+        "end_offset": "9",
+        "messages": "10",
+    }
+    backend = ServerBackend(server.client.address)
+    with backend.open_streaming_writer(
+        key, chunk_bytes=MIB, concurrent_parts=1, metadata=own
+    ) as writer:
+        writer.write(b"frames")
+    with server.store.view() as view:
+        resources = view.resources()
+    assert resources is not None
+    assert dict(resources.store.head(key).metadata) == own
+    for other in ({**own, "messages": "11"}, {"mine": "x"}):
+        with pytest.raises(UsageError, match="cannot have other metadata"):
+            backend.open_streaming_writer(key, chunk_bytes=1, concurrent_parts=1, metadata=other)
+    put(server, f"{key}.json", b"{}")
+    assert dict(resources.store.head(f"{key}.json").metadata) == {}
+    backend.close()
 
 
 def test_an_object_that_nobody_intends_is_refused(server: Served) -> None:

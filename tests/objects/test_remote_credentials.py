@@ -242,7 +242,7 @@ def test_what_needs_boto3_says_how_to_install_it(
 ) -> None:
     write_profiles(tmp_path, "", config)
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(InvalidSetting, match=r"pip install 'forebay\[aws\]'"):
+    with pytest.raises(InvalidSetting, match="pip install boto3"):
         RemoteBackend(settings_of("s3", cloud.url, **options))
 
 

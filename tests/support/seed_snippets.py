@@ -1,7 +1,7 @@
 """The YAML snippets and the settings of the four documents about Danube, as they are in them.
 
 Without the spaces at the ends of lines. The documents are not part of this repository; `FOLDER` has
-them where the project is developed, and `tests/config/test_seeds.py` compares.
+them where the project is developed, and `tests/config/test_load_seeds.py` compares.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ from forebay.format.names import (
     staged_file,
     topic_of_key,
 )
-from forebay.limits import DESCRIPTOR_BYTES_MAX, GIB, MIB
+from forebay.limits import DESCRIPTOR_BYTES_MAX, MIB, OBJECT_BYTES_MAX
 from forebay.metrics import Counter
 from forebay.objects.backend import ObjectMeta, check_key
 from forebay.objects.store import CloudStore
@@ -93,8 +93,6 @@ TRANSFERS: Final = Counter(
     ("kind", "direction"),
 )
 CHUNK_BYTES: Final = 1 * MIB
-OBJECT_BYTES_MAX: Final = 64 * GIB
-"""The maximum size of one request body."""
 MODIFIED: Final = "Forebay-Modified-Ms"
 _THREADS: Final = 8
 _SLOTS: Final = 256

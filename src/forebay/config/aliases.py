@@ -70,7 +70,8 @@ RANGED_READS: Final = "storage.cloud_reader.enable_ranged_reads"
 
 REFUSED: Final = {
     "cluster_name": "a store has no name; `root_prefix` keeps several of them apart in one etcd",
-    "broker_host, broker_port, broker": "`broker.listen`, without effect until there is a broker",
+    "broker_host, broker_port, broker.host, broker.ports": "`broker.listen`, which has no effect "
+    "until there is a broker",
     "admin_port, prom_port": "`admin.listen`: one HTTP server has the API, the metrics and a page",
     "meta_store_host, meta_store_port, meta_store": "`metadata.endpoints`",
     "bootstrap_namespaces, auto_create_topics": "namespaces and topics are created on first use",

@@ -104,6 +104,29 @@ next to the file. `data: null` keeps everything in memory.
 A topic's files are in `<storage.wal.dir>/<namespace>/<topic>/`.
 """
 
+_CREDENTIALS = """\
+## Credentials of the store
+
+Credentials are looked for in this order:
+
+1. In `storage.cloud.options`: keys, tokens, `credentials_path` or `credentials_json`, or for s3 the
+   name of a `profile`.
+2. In the environment, under the names of the cloud's own tools: `AWS_ACCESS_KEY_ID`,
+   `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY` and so on.
+3. In the identity of the machine: the role of an instance, a container or a pod (AWS), the service
+   account of a machine or a pod (Google), a managed or a workload identity (Azure).
+
+`profile` is a section of `~/.aws/credentials` and `~/.aws/config`, or of the files that
+`AWS_SHARED_CREDENTIALS_FILE` and `AWS_CONFIG_FILE` name. Its keys are read again every 15 minutes;
+its region counts if no other is set. A profile that asks a service or runs a program (single
+sign-on, a role of another profile, `credential_process`) needs boto3, which is not installed with
+Forebay: `pip install boto3`.
+
+`role_arn` is assumed with the token in `AWS_WEB_IDENTITY_TOKEN_FILE` if that is set, otherwise with
+the other credentials through boto3. `project` is accepted and not needed: names of buckets are
+unique. `anonymous` sends no credentials.
+"""
+
 _REFUSED = """\
 ## What is refused
 
@@ -123,6 +146,7 @@ def render() -> str:
         *_tables(),
         "## A file with every key\n\nThe values are the defaults.\n",
         f"```yaml\n{sample()}```\n",
+        _CREDENTIALS,
         _aliases(),
         _REFUSED.format(bytes=format_size(FILE_BYTES_MAX), nodes=NODES_MAX, depth=DEPTH_MAX),
     ]
@@ -261,6 +285,7 @@ def _aliases() -> str:
         "Options of the store may be beside `backend` and `root` instead of in `options`: "
         + ", ".join(f"`{name}`" for name in CLOUD_OPTIONS)
         + ".",
+        "A root may be `gcs://bucket/prefix`, and for azure `container/prefix`.",
         f"`{RANGED_READS}` may be `true`: objects are always read by ranges.",
         f"`{IN_MEMORY}` may be `false`: a catalog in memory would be lost.",
         "",

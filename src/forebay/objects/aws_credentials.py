@@ -172,7 +172,7 @@ def _from_boto3(options: Mapping[str, str], role: str | None) -> Callable[[], S3
         why = "profile" if role is None else "role_arn"
         raise InvalidSetting(
             f"options: {why} needs the package boto3 here, to ask AWS for credentials: install it "
-            "with pip install 'forebay[aws]', or use keys or a web identity token file"
+            "with `pip install boto3`, or use keys or a web identity token file"
         ) from None
     session = boto3.Session(
         profile_name=options.get("profile"),

@@ -1,8 +1,8 @@
 """`LocalBackend`: objects as files below a directory, durable when a call returns.
 
-    <root>/<key>            the bytes of the object
-    <root>/.tmp/<random>    an object that is being written
-    <root>/.meta/<key>      the user metadata of the object, if it has any, as JSON
+    <root>/<key>             the bytes of the object
+    <root>/.tmp/<random>     an object that is being written
+    <root>/.meta/<key>.meta  the user metadata of the object, if it has any, as JSON
 
 An object is written to a temporary file, synced and renamed to its key; then the directory is
 synced. A crash before the rename leaves only the temporary file. A later start removes that once it
@@ -297,7 +297,8 @@ class LocalBackend:
         return self._root / key
 
     def _metadata_path(self, key: str) -> Path:
-        return self._root / _METADATA / key
+        # With another ending than the object's: a search for objects must not find it.
+        return self._root / _METADATA / f"{key}{_METADATA}"
 
     def _require_absent(self, key: str) -> None:
         with suppress(ObjectMissing):

@@ -365,3 +365,24 @@ def test_no_secret_of_the_store_is_told(tmp_path: Path) -> None:
         text = Overviews(ServerContext(store)).document(10, "", 0.0)
     assert b"s3://logs/forebay" in text
     assert b"SECRET" not in text
+
+
+@pytest.mark.parametrize("limit", [0.01, None])
+def test_without_a_limit_an_upload_is_never_late(tmp_path: Path, limit: float | None) -> None:
+    uploader = UploaderSettings(
+        runner="spark", interval_seconds=0.01, max_open_seconds=limit, max_object_bytes=None
+    )
+    with served(replace(settings_in(tmp_path), uploader=uploader)) as server:
+        server.store.topic(NAME).append(b"x", durability="synced")
+        wait_until(lambda: (_lag(server) or 0) > 1)
+        found = server.client.json("GET", "/v1/overview")
+    assert found["server"]["max_open_seconds"] == limit
+    assert found["server"]["max_object_bytes"] == uploader.object_bytes_max
+    late = [each for each in found["alerts"] if each["kind"] == "late"]
+    assert bool(late) == (limit is not None)
+
+
+def _lag(server: Served) -> float | None:
+    """The seconds that the topic's oldest message waits for its upload, as the page shows them."""
+    topics = server.client.json("GET", "/v1/overview")["topics"]
+    return max((each["lag"]["seconds"] for each in topics), default=None)

@@ -180,6 +180,8 @@ def test_what_cannot_be_right_is_refused(setup: Setup, tmp_path: Path) -> None:
     for wrong in ({"target": 0}, {"max_bytes": 0}):
         with pytest.raises(UsageError, match="is 0 bytes"):
             setup.compacted(**wrong)
+    with pytest.raises(UsageError, match="an object has at most"):
+        setup.compacted(target=10**15)
     with pytest.raises(UsageError, match="there is no catalog"):
         compact(tmp_path / "elsewhere", executor=RunsHere(here))
     assert not (tmp_path / "elsewhere").exists()

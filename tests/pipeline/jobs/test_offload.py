@@ -675,6 +675,7 @@ def test_an_object_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> 
     assert not report.ok
     assert chain(settings) == []
     assert metrics.verified.value("failed") == before + 1
-    assert [path.suffix for path in (tmp_path / "objects").rglob("data-*")] == [".dnb1"]
+    stored = (tmp_path / "objects" / "storage").rglob("data-*")
+    assert [path.suffix for path in stored] == [".dnb1"]
     assert once(settings, executor).ok
     assert contents(settings) == payloads(100)

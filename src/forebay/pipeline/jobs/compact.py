@@ -116,11 +116,18 @@ def compact(
     `max_bytes` limits how much this run rewrites. A dry run plans one round only. `executor` runs
     the tasks in place of Spark. Spark is not started if there is nothing to do.
 
-    UsageError for a topic that the catalog does not know. Other errors are in the report.
+    UsageError for a topic that the catalog does not know, and for a target that no store takes.
+    Other errors are in the report.
     """
     settings = job_settings(source)
+    uploader = settings.uploader
     if compression not in (None, "none", "zstd"):
         raise UsageError(f"the compression is {compression!r}; it must be 'none' or 'zstd'")
+    if target_bytes is not None and target_bytes > uploader.stored_bytes_max:
+        raise UsageError(
+            f"the target is {target_bytes} bytes; with parts of {uploader.stream_chunk_size} bytes "
+            f"(stream_chunk_size) an object has at most {uploader.stored_bytes_max}"
+        )
     if target_bytes is not None:
         Bounds(target_bytes)  # UsageError now, and not for each topic
     if max_bytes is not None and max_bytes < 1:
