@@ -84,6 +84,7 @@ from forebay.upload.danube import (
 )
 from forebay.upload.engine import Uploaded, UploadTask
 from forebay.upload.plan import Extent, PlannedObject
+from forebay.upload.restore import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,8 +93,6 @@ _log: Final = logging.getLogger("forebay.upload")
 _LABEL: Final = "forebay import-danube"
 _LOOK_SECONDS: Final = 0.1
 _NEXT_KEY: Final = "\1"
-_SHOWN: Final = 5
-"""Ranges and places that an error names; the report has all."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -674,7 +673,7 @@ class _TopicImport:
             )
         if row.gaps and not choices.allow_gaps:
             reasons.append(
-                f"no file holds the offsets {_shown(row.gaps)}; find their files, or record them "
+                f"no file holds the offsets {shown(row.gaps)}; find their files, or record them "
                 "as lost with --allow-gaps"
             )
         if reasons:
@@ -869,9 +868,3 @@ def _clipped(ranges: Iterable[Range], start: int, end: int) -> Iterator[Range]:
 
 def _more(found: Sequence[object]) -> str:
     return f" (and {len(found) - 1} more ranges)" if len(found) > 1 else ""
-
-
-def _shown(ranges: Sequence[Range]) -> str:
-    text = ", ".join(f"{start} to {end - 1}" for start, end in ranges[:_SHOWN])
-    more = len(ranges) - _SHOWN
-    return f"{text} and {more} more ranges" if more > 0 else text
