@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -35,7 +36,8 @@ from forebay.upload.danube import (
     plan_objects,
 )
 from forebay.upload.plan import Extent
-from support.danube_files import GOLDEN_A, GOLDEN_C, Danube, frame, frames
+from support.danube_files import GOLDEN_A, GOLDEN_C, Danube, frame, frames, message
+from support.danube_messages import encoded, fixed
 
 ORDERS = TopicName("default", "orders")
 
@@ -118,6 +120,22 @@ def test_damage_is_named_and_the_frames_after_it_are_found(at: int, newest: bool
     assert damage.stop == scan(data).positions[8] - HEADER_BYTES
     assert [(run.start, run.next) for run in found.runs] == [(0, 7), (8, 20)]
     assert lay_out([found]).gaps == [(7, 8)]
+
+
+def test_frames_after_damage_are_found_whatever_their_offsets() -> None:
+    for order in ([3, 0, 1, 2], [0, 3, 1, 2], [2, 1, 0, 3]):
+        for bad, lost in enumerate(order):
+            found = found_in(damaged(frames(order), bad, HEADER_BYTES + 40))
+            assert len(found.damage) == 1
+            held = {offset for run in found.runs for offset in range(run.start, run.next)}
+            assert held == {0, 1, 2, 3} - {lost}
+
+
+def test_a_frame_inside_a_damaged_payload_is_not_taken_for_a_message() -> None:
+    nested = encoded(replace(message(1), payload=frames([7])), fixed, 0)
+    data = frames([0]) + frame(1, nested) + frames([2])
+    found = found_in(damaged(data, 1, HEADER_BYTES + 1))
+    assert [(run.start, run.next) for run in found.runs] == [(0, 1), (2, 3)]
 
 
 def test_zeros_and_foreign_bytes_are_damage() -> None:

@@ -35,7 +35,13 @@ from forebay.files.disk import Disk, ReadFile, read_range
 from forebay.format import codec
 from forebay.format.content import ContentHash
 from forebay.format.danube import OTHER_WAL_FILES, parse_bucket_key
-from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES, FrameDecoder, Scan
+from forebay.format.frame import (
+    FRAME_BYTES_MIN,
+    HEADER_BYTES,
+    FrameDecoder,
+    Scan,
+    frame_bytes,
+)
 from forebay.format.layout import Buffer, locate
 from forebay.format.names import TOPICS_PREFIX, SegmentNames, TopicName, is_topic, parse_topic
 from forebay.format.resync import FrameSearch, ReadAt
@@ -380,18 +386,28 @@ class _Inspection:
 
     def _skip(self, position: int, reason: str, *, torn: bool = False) -> int:
         """Returns the position of the next frame after the damage, or the end of the file."""
-        size, expected = self._file.size, self._expected
-        last = expected + size // FRAME_BYTES_MIN if self._runs else OFFSET_MAX - 1
-        search = FrameSearch(self._read, size, messages_only=True)
-        found = search.after(expected, position, min(last, OFFSET_MAX - 1)) or next(
-            search.between(position + 1, size, 0, min(last, OFFSET_MAX - 1), limit=1), None
-        )
+        size = self._file.size
+        found = self._next_frame(position)
         if found is None and torn and self._file.newest:
             self._torn = size - position
             return size
-        stop = size if found is None else found[1]
+        stop = size if found is None else found
         self._damaged(position, stop, reason)
         return stop
+
+    def _next_frame(self, position: int) -> int | None:
+        """Finds the next valid frame after a damaged one, whatever its offset is.
+
+        The one that follows by the damaged one's length is tried first: payloads may hold frames.
+        """
+        size = self._file.size
+        search = FrameSearch(self._read, size, messages_only=True)
+        claimed = frame_bytes(self._read(position, position + HEADER_BYTES), 0)
+        if claimed is not None and search.is_frame(None, position + claimed):
+            return position + claimed
+        last = self._expected + size // FRAME_BYTES_MIN if self._runs else OFFSET_MAX - 1
+        found = search.between(position + 1, size, 0, min(last, OFFSET_MAX - 1), limit=1)
+        return next((at for _, at in found), None)
 
 
 def _stretches(offsets: memoryview) -> Iterator[tuple[int, int]]:
