@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.errors import CorruptFrame, CorruptLog, UsageError
+from forebay.errors import CorruptFrame, CorruptLog, ServiceRefused, UsageError
 from forebay.files.local import LocalDisk
 from forebay.format.frame import HEADER_BYTES, scan
 from forebay.format.names import TopicName
@@ -44,7 +44,7 @@ ORDERS = TopicName("default", "orders")
 
 def found_in(data: bytes, *, newest: bool = False, topic: TopicName = ORDERS) -> Inspected:
     file = SourceFile(topic, "wal", "wal.log", len(data), newest=newest)
-    return inspect(file, BlockReader(lambda start, end: data[start:end], len(data)))
+    return inspect(file, BlockReader(file.name, lambda start, end: data[start:end], len(data)))
 
 
 # ---- one file ----
@@ -143,6 +143,19 @@ def test_zeros_and_foreign_bytes_are_damage() -> None:
         found = found_in(frames(range(3)) + filler + frames(range(4, 9)))
         assert len(found.damage) == 1
         assert [(run.start, run.next) for run in found.runs] == [(0, 3), (4, 9)]
+
+
+def test_a_file_that_becomes_shorter_or_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "wal.log"
+    path.write_bytes(frames(range(3)))
+    size = path.stat().st_size
+    with SourceReaders(lambda: LocalBackend(tmp_path), LocalDisk()) as readers:
+        longer = SourceFile(ORDERS, "wal", str(path), size + 1)
+        with pytest.raises(CorruptLog, match="has become shorter"):
+            inspect(longer, readers.reader(longer))
+        absent = SourceFile(ORDERS, "wal", str(tmp_path / "none"), size)
+        with pytest.raises(ServiceRefused, match="cannot be read on"):
+            readers.reader(absent)
 
 
 def test_a_file_in_hopeless_disorder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,6 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from forebay.errors import (
     CorruptFrame,
     CorruptLog,
-    ForebayError,
     ServiceRefused,
     UsageError,
 )
@@ -172,7 +171,8 @@ def _directories(disk: Disk, path: Path) -> Iterator[str]:
 class BlockReader:
     """Reads a file or an object in blocks, and keeps the last few. Not thread-safe."""
 
-    def __init__(self, read: ReadAt, size: int) -> None:
+    def __init__(self, name: str, read: ReadAt, size: int) -> None:
+        self._name = name
         self._read = read
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
         self.size = size
@@ -183,7 +183,10 @@ class BlockReader:
         block = self._blocks.pop(number, None)
         if block is None:
             start = number * BLOCK_BYTES
-            block = memoryview(self._read(start, min(start + BLOCK_BYTES, self.size))).cast("B")
+            stop = min(start + BLOCK_BYTES, self.size)
+            block = memoryview(self._read(start, stop)).cast("B")
+            if len(block) < stop - start:
+                raise CorruptLog(f"{self._name} has become shorter while it was read")
             while len(self._blocks) >= _BLOCKS_KEPT:
                 self._blocks.popitem(last=False)
         self._blocks[number] = block
@@ -195,8 +198,6 @@ class BlockReader:
         parts = bytearray()
         while start < end:
             part = self.from_(start)[: end - start]
-            if not part:
-                break
             parts += part
             start += len(part)
         return parts
@@ -227,16 +228,19 @@ class SourceReaders:
             def fetch(start: int, end: int) -> Buffer:
                 return store.get_range(file.name, start, end, etag=file.etag)
 
-            return BlockReader(fetch, file.size), None
+            return BlockReader(file.name, fetch, file.size), None
         try:
             opened = self._disk.open_read(Path(file.name))
         except OSError as error:
-            raise ServiceRefused(
-                f"{file.name} cannot be read on {socket.gethostname()}: {error.strerror}; the WAL "
-                "directory must be there on every machine that runs the import, or use "
-                "--runner threads"
-            ) from error
-        return BlockReader(lambda start, end: read_range(opened, start, end), file.size), opened
+            raise _unreadable(file, error) from error
+
+        def read(start: int, end: int) -> Buffer:
+            try:
+                return read_range(opened, start, end)
+            except OSError as error:
+                raise _unreadable(file, error) from error
+
+        return BlockReader(file.name, read, file.size), opened
 
     def close(self) -> None:
         while self._open:
@@ -251,6 +255,13 @@ class SourceReaders:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
+
+
+def _unreadable(file: SourceFile, error: OSError) -> ServiceRefused:
+    return ServiceRefused(
+        f"{file.name} cannot be read on {socket.gethostname()}: {error.strerror}; the WAL directory "
+        "must be there on every machine that runs the import, or use --runner threads"
+    )
 
 
 # -- what a file holds --------------------------------------------------------------------------
@@ -613,10 +624,5 @@ class DanubeSource:
         for extent in extents:
             file = self._files[extent.seq]
             run = Run(extent.first_offset, extent.next_offset, extent.start, extent.end)
-            try:
-                for frames, _ in _scans(file.name, self._readers.reader(file), run):
-                    yield frames
-            except OSError as error:
-                if isinstance(error, ForebayError):
-                    raise
-                raise ServiceRefused(f"{file.name} cannot be read: {error.strerror}") from error
+            for frames, _ in _scans(file.name, self._readers.reader(file), run):
+                yield frames

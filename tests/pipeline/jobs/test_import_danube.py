@@ -27,6 +27,7 @@ from forebay.pipeline.jobs.verify import verify
 from forebay.settings import CloudSettings, MetadataSettings, StoreSettings
 from forebay.topic.resources import close_executor_resources
 from forebay.topic.store import Store
+from forebay.upload.danube import SourceFile
 from support.cli_runs import small_segments
 from support.danube_files import (
     GOLDEN_A,
@@ -385,7 +386,7 @@ def test_a_source_that_does_not_respond_fails_its_topic_alone(
     monkeypatch.setattr(job, "executor_for", lambda *_: executor)
 
     def fail(item: object) -> None:
-        if isinstance(item, job.SourceFile) and item.topic.topic == "away":
+        if isinstance(item, SourceFile) and item.topic.topic == "away":
             raise ServiceUnavailable("the bucket is away")
 
     executor.before = fail

@@ -310,10 +310,14 @@ def _described(settings: MetadataSettings) -> dict[TopicName, _Described]:
             try:
                 descriptor = decode_danube_descriptor(value)
             except ForebayError as error:
-                raise CorruptLog(f"{kv.name}: the descriptor {key} is damaged: {error}") from error
+                raise CorruptLog(
+                    f"{kv.name}: the descriptor {key} is damaged: {error}; without --etcd the "
+                    "objects alone decide"
+                ) from error
             if descriptor.start_offset != start:
                 raise CorruptLog(
-                    f"{kv.name}: the descriptor {key} begins at {descriptor.start_offset}"
+                    f"{kv.name}: the descriptor {key} begins at {descriptor.start_offset}; without "
+                    "--etcd the objects alone decide"
                 )
             found.setdefault(topic, {})[folder, descriptor.object_id] = descriptor
     return found
