@@ -56,6 +56,7 @@ def test_a_time_in_a_name_is_told_from_a_last_offset_by_the_size() -> None:
     assert is_named_by_time(f"data-{WRITTEN_AT + 5}-{WRITTEN_AT}.dnb1", 10**6)
     assert not is_named_by_time("data-0-9.dnb1", 0)  # a damaged object of ours
     assert not is_named_by_time(f"data-{WRITTEN_AT - 9}-{WRITTEN_AT}.dnb1", 10**6)
+    assert not is_named_by_time(f"data-{WRITTEN_AT - 10**6}-{WRITTEN_AT}.dnb1", 0)  # cut off
     assert not is_named_by_time("data-0-pending.dnb1", 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.errors import CorruptFrame, CorruptLog, UsageError
+from forebay.errors import CorruptFrame, CorruptLog, ServiceRefused, UsageError
 from forebay.files.local import LocalDisk
 from forebay.format.frame import HEADER_BYTES, scan
 from forebay.format.names import TopicName
@@ -35,14 +36,15 @@ from forebay.upload.danube import (
     plan_objects,
 )
 from forebay.upload.plan import Extent
-from support.danube_files import GOLDEN_A, GOLDEN_C, Danube, frame, frames
+from support.danube_files import GOLDEN_A, GOLDEN_C, Danube, frame, frames, message
+from support.danube_messages import encoded, fixed
 
 ORDERS = TopicName("default", "orders")
 
 
 def found_in(data: bytes, *, newest: bool = False, topic: TopicName = ORDERS) -> Inspected:
     file = SourceFile(topic, "wal", "wal.log", len(data), newest=newest)
-    return inspect(file, BlockReader(lambda start, end: data[start:end], len(data)))
+    return inspect(file, BlockReader(file.name, lambda start, end: data[start:end], len(data)))
 
 
 # ---- one file ----
@@ -120,11 +122,40 @@ def test_damage_is_named_and_the_frames_after_it_are_found(at: int, newest: bool
     assert lay_out([found]).gaps == [(7, 8)]
 
 
+def test_frames_after_damage_are_found_whatever_their_offsets() -> None:
+    for order in ([3, 0, 1, 2], [0, 3, 1, 2], [2, 1, 0, 3]):
+        for bad, lost in enumerate(order):
+            found = found_in(damaged(frames(order), bad, HEADER_BYTES + 40))
+            assert len(found.damage) == 1
+            held = {offset for run in found.runs for offset in range(run.start, run.next)}
+            assert held == {0, 1, 2, 3} - {lost}
+
+
+def test_a_frame_inside_a_damaged_payload_is_not_taken_for_a_message() -> None:
+    nested = encoded(replace(message(1), payload=frames([7])), fixed, 0)
+    data = frames([0]) + frame(1, nested) + frames([2])
+    found = found_in(damaged(data, 1, HEADER_BYTES + 1))
+    assert [(run.start, run.next) for run in found.runs] == [(0, 1), (2, 3)]
+
+
 def test_zeros_and_foreign_bytes_are_damage() -> None:
     for filler in (bytes(300), b"\xff" * 300, frame(3, b"not a message at all")):
         found = found_in(frames(range(3)) + filler + frames(range(4, 9)))
         assert len(found.damage) == 1
         assert [(run.start, run.next) for run in found.runs] == [(0, 3), (4, 9)]
+
+
+def test_a_file_that_becomes_shorter_or_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "wal.log"
+    path.write_bytes(frames(range(3)))
+    size = path.stat().st_size
+    with SourceReaders(lambda: LocalBackend(tmp_path), LocalDisk()) as readers:
+        longer = SourceFile(ORDERS, "wal", str(path), size + 1)
+        with pytest.raises(CorruptLog, match="has become shorter"):
+            inspect(longer, readers.reader(longer))
+        absent = SourceFile(ORDERS, "wal", str(tmp_path / "none"), size)
+        with pytest.raises(ServiceRefused, match="cannot be read on"):
+            readers.reader(absent)
 
 
 def test_a_file_in_hopeless_disorder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,8 @@ _OBJECT: Final = re.compile(rf"data-(?P<start>{_NUMBER})-(?P<number>{_NUMBER})\.
 _PENDING: Final = re.compile(rf"data-{_NUMBER}-pending\.dnb1")
 _SECONDS: Final = range(1_400_000_000, 2_600_000_000)
 """Times from 2014 to 2052 in seconds since 1970."""
+_MESSAGES_MAX: Final = 10**8
+"""An object with more messages would have over 2.6 GB, and most likely over 10 GB."""
 
 
 class DanubeObject(NamedTuple):
@@ -93,13 +95,15 @@ def segments_prefix(topic: TopicName) -> str:
 def is_named_by_time(name: str, size: int) -> bool:
     """Whether an object's name has the time of its creation in place of its last offset.
 
-    That is certain if the object has too few bytes for the messages that its name would give it.
+    It has if the object would otherwise hold more messages than any object does, in too few bytes.
+    A damaged object of Forebay is shorter than its name says too, but never by that much.
     """
     match = _OBJECT.fullmatch(name)
     if match is None or int(match["number"]) not in _SECONDS:
         return False
     start, number = int(match["start"]), int(match["number"])
-    return start > number or (number - start + 1) * FRAME_BYTES_MIN > size
+    count = number - start + 1
+    return count < 1 or (count > _MESSAGES_MAX and count * FRAME_BYTES_MIN > size)
 
 
 def descriptors_prefix(root: str, topic: TopicName | None = None) -> str:

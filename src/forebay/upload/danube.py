@@ -27,7 +27,6 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from forebay.errors import (
     CorruptFrame,
     CorruptLog,
-    ForebayError,
     ServiceRefused,
     UsageError,
 )
@@ -35,7 +34,13 @@ from forebay.files.disk import Disk, ReadFile, read_range
 from forebay.format import codec
 from forebay.format.content import ContentHash
 from forebay.format.danube import OTHER_WAL_FILES, parse_bucket_key
-from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES, FrameDecoder, Scan
+from forebay.format.frame import (
+    FRAME_BYTES_MIN,
+    HEADER_BYTES,
+    FrameDecoder,
+    Scan,
+    frame_bytes,
+)
 from forebay.format.layout import Buffer, locate
 from forebay.format.names import TOPICS_PREFIX, SegmentNames, TopicName, is_topic, parse_topic
 from forebay.format.resync import FrameSearch, ReadAt
@@ -166,7 +171,8 @@ def _directories(disk: Disk, path: Path) -> Iterator[str]:
 class BlockReader:
     """Reads a file or an object in blocks, and keeps the last few. Not thread-safe."""
 
-    def __init__(self, read: ReadAt, size: int) -> None:
+    def __init__(self, name: str, read: ReadAt, size: int) -> None:
+        self._name = name
         self._read = read
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
         self.size = size
@@ -177,7 +183,10 @@ class BlockReader:
         block = self._blocks.pop(number, None)
         if block is None:
             start = number * BLOCK_BYTES
-            block = memoryview(self._read(start, min(start + BLOCK_BYTES, self.size))).cast("B")
+            stop = min(start + BLOCK_BYTES, self.size)
+            block = memoryview(self._read(start, stop)).cast("B")
+            if len(block) < stop - start:
+                raise CorruptLog(f"{self._name} has become shorter while it was read")
             while len(self._blocks) >= _BLOCKS_KEPT:
                 self._blocks.popitem(last=False)
         self._blocks[number] = block
@@ -189,8 +198,6 @@ class BlockReader:
         parts = bytearray()
         while start < end:
             part = self.from_(start)[: end - start]
-            if not part:
-                break
             parts += part
             start += len(part)
         return parts
@@ -221,16 +228,19 @@ class SourceReaders:
             def fetch(start: int, end: int) -> Buffer:
                 return store.get_range(file.name, start, end, etag=file.etag)
 
-            return BlockReader(fetch, file.size), None
+            return BlockReader(file.name, fetch, file.size), None
         try:
             opened = self._disk.open_read(Path(file.name))
         except OSError as error:
-            raise ServiceRefused(
-                f"{file.name} cannot be read on {socket.gethostname()}: {error.strerror}; the WAL "
-                "directory must be there on every machine that runs the import, or use "
-                "--runner threads"
-            ) from error
-        return BlockReader(lambda start, end: read_range(opened, start, end), file.size), opened
+            raise _unreadable(file, error) from error
+
+        def read(start: int, end: int) -> Buffer:
+            try:
+                return read_range(opened, start, end)
+            except OSError as error:
+                raise _unreadable(file, error) from error
+
+        return BlockReader(file.name, read, file.size), opened
 
     def close(self) -> None:
         while self._open:
@@ -245,6 +255,13 @@ class SourceReaders:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
+
+
+def _unreadable(file: SourceFile, error: OSError) -> ServiceRefused:
+    return ServiceRefused(
+        f"{file.name} cannot be read on {socket.gethostname()}: {error.strerror}; the WAL directory "
+        "must be there on every machine that runs the import, or use --runner threads"
+    )
 
 
 # -- what a file holds --------------------------------------------------------------------------
@@ -380,18 +397,28 @@ class _Inspection:
 
     def _skip(self, position: int, reason: str, *, torn: bool = False) -> int:
         """Returns the position of the next frame after the damage, or the end of the file."""
-        size, expected = self._file.size, self._expected
-        last = expected + size // FRAME_BYTES_MIN if self._runs else OFFSET_MAX - 1
-        search = FrameSearch(self._read, size, messages_only=True)
-        found = search.after(expected, position, min(last, OFFSET_MAX - 1)) or next(
-            search.between(position + 1, size, 0, min(last, OFFSET_MAX - 1), limit=1), None
-        )
+        size = self._file.size
+        found = self._next_frame(position)
         if found is None and torn and self._file.newest:
             self._torn = size - position
             return size
-        stop = size if found is None else found[1]
+        stop = size if found is None else found
         self._damaged(position, stop, reason)
         return stop
+
+    def _next_frame(self, position: int) -> int | None:
+        """Finds the next valid frame after a damaged one, whatever its offset is.
+
+        The one that follows by the damaged one's length is tried first: payloads may hold frames.
+        """
+        size = self._file.size
+        search = FrameSearch(self._read, size, messages_only=True)
+        claimed = frame_bytes(self._read(position, position + HEADER_BYTES), 0)
+        if claimed is not None and search.is_frame(None, position + claimed):
+            return position + claimed
+        last = self._expected + size // FRAME_BYTES_MIN if self._runs else OFFSET_MAX - 1
+        found = search.between(position + 1, size, 0, min(last, OFFSET_MAX - 1), limit=1)
+        return next((at for _, at in found), None)
 
 
 def _stretches(offsets: memoryview) -> Iterator[tuple[int, int]]:
@@ -597,10 +624,5 @@ class DanubeSource:
         for extent in extents:
             file = self._files[extent.seq]
             run = Run(extent.first_offset, extent.next_offset, extent.start, extent.end)
-            try:
-                for frames, _ in _scans(file.name, self._readers.reader(file), run):
-                    yield frames
-            except OSError as error:
-                if isinstance(error, ForebayError):
-                    raise
-                raise ServiceRefused(f"{file.name} cannot be read: {error.strerror}") from error
+            for frames, _ in _scans(file.name, self._readers.reader(file), run):
+                yield frames

@@ -163,11 +163,12 @@ def walk(store: Backend, topic: TopicName) -> Iterator[Stored | StoredMarker | O
         yield Stored(waiting.key.removeprefix(prefix), waiting, None)
 
 
-def topics_in_store(store: Backend) -> Iterator[TopicName]:
+def topics_in_store(store: Backend, *, with_danube: bool = False) -> Iterator[TopicName]:
     """Yields every topic that has objects or begin markers, with about two requests for each.
 
-    A topic whose objects are named as later versions of Danube name them is yielded too.
+    With `with_danube`, also topics whose objects are where later versions of Danube have them.
     """
+    prefixes = (objects_prefix, segments_prefix) if with_danube else (objects_prefix,)
     after: str | None = None
     while (meta := next(store.list(TOPICS_PREFIX, after=after), None)) is not None:
         parts = meta.key.removeprefix(TOPICS_PREFIX).split("/")
@@ -177,8 +178,7 @@ def topics_in_store(store: Backend) -> Iterator[TopicName]:
         own = TOPICS_PREFIX + "/".join(parts[:2]) + "/"
         found = topic_of_key(f"{own}objects/any")
         if found is not None and any(
-            next(store.list(prefix(found[0])), None) is not None
-            for prefix in (objects_prefix, segments_prefix)
+            next(store.list(prefix(found[0])), None) is not None for prefix in prefixes
         ):
             yield found[0]
         after = after_prefix(own)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -545,7 +545,7 @@ class _Restore:
             where = " and no local log" if local is not None else ""
             raise MissingData(
                 f"{self._topic}: no object in {self._store.name}{where} holds the offsets "
-                f"{_shown(gaps)}; find their objects, or record them as lost with "
+                f"{shown(gaps)}; find their objects, or record them as lost with "
                 "`forebay restore --allow-gaps`"
             )
         return gaps
@@ -737,7 +737,7 @@ class _Restore:
                 gaps = self._gaps(other)
                 if any(gap not in report.gaps for gap in gaps) and not self._choices.allow_gaps:
                     raise CorruptLog(
-                        f"{self._topic}: no undamaged object holds the offsets {_shown(gaps)}; "
+                        f"{self._topic}: no undamaged object holds the offsets {shown(gaps)}; "
                         "record them as lost with `forebay restore --allow-gaps`"
                     ) from damage
                 past = [gap for gap in report.gaps if gap[1] <= position]
@@ -894,7 +894,7 @@ class _Restore:
         return self._catalog.update(self._topic, ownership.epoch, change)
 
 
-def _shown(ranges: list[Range]) -> str:
+def shown(ranges: Sequence[Range]) -> str:
     """Returns the ranges as text, ends included."""
     text = ", ".join(f"{start} to {end - 1}" for start, end in ranges[:_RANGES_SHOWN])
     more = len(ranges) - _RANGES_SHOWN

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,7 @@ from forebay.pipeline.jobs.verify import verify
 from forebay.settings import CloudSettings, MetadataSettings, StoreSettings
 from forebay.topic.resources import close_executor_resources
 from forebay.topic.store import Store
+from forebay.upload.danube import SourceFile
 from support.cli_runs import small_segments
 from support.danube_files import (
     GOLDEN_A,
@@ -373,6 +375,61 @@ import_danube(target, DanubeOrigin(CloudSettings(root={str(source.bucket)!r})), 
     assert (row.present, row.new_messages, row.error) == (20, 20, None)
     assert raw_of(target) == frames(range(40))
     require_messages(target, 0, 40)
+
+
+def test_a_source_that_does_not_respond_fails_its_topic_alone(
+    source: Danube, target: StoreSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("away", "here"):
+        source.put(0, 5, f"/default/{name}")
+    executor = InlineExecutor()
+    monkeypatch.setattr(job, "executor_for", lambda *_: executor)
+
+    def fail(item: object) -> None:
+        if isinstance(item, SourceFile) and item.topic.topic == "away":
+            raise ServiceUnavailable("the bucket is away")
+
+    executor.before = fail
+    report = imported(source, target)
+    assert [row.error for row in report.rows] == ["the bucket is away", None]
+    require_messages(target, 0, 5, "/default/here")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 32, 63, 77, 89])
+def test_any_files_give_every_message_that_is_whole_somewhere(
+    source: Danube, target: StoreSettings, seed: int
+) -> None:
+    """Objects and WAL files that overlap, out of order, with damage: against a plain model."""
+    chance = Random(seed)
+    target = replace(target, uploader=replace(target.uploader, max_object_bytes=3000))
+    whole: set[tuple[int, int]] = set()
+    for number in range(chance.randint(2, 6)):
+        first, count = chance.randrange(60), chance.randint(1, 30)
+        offsets = list(range(first, first + count))
+        for at in range(chance.randint(0, 3) if count > 1 else 0):
+            offsets[at % (count - 1) : at % (count - 1) + 2] = offsets[at % (count - 1) :][1::-1]
+        parts = [frames([offset], later=bool(number % 2)) for offset in offsets]
+        if chance.random() < 0.5:
+            bad = chance.randrange(count)
+            flipped = chance.randrange(len(parts[bad]))
+            parts[bad] = bytes(
+                byte ^ (1 if at == flipped else 0) for at, byte in enumerate(parts[bad])
+            )
+            del offsets[bad]
+        whole |= {(offset, number % 2) for offset in offsets}
+        data = b"".join(parts)
+        if chance.random() < 0.5:
+            source.object(ORDERS, f"data-{first}-{1_700_000_000 + number}.dnb1", data)
+        else:
+            source.write(number, data)
+    assert imported(source, target, skip_damage=True, allow_gaps=True, allow_conflicts=True).ok
+    held = sorted({offset for offset, _ in whole})
+    with Store(target) as store:
+        topic = store.topic(ORDERS)
+        topic.accept_loss()
+        assert list(topic.read(start=held[0])) == [message(offset) for offset in held]
+        assert topic.append(b"next", durability="synced") == held[-1] + 1
+    assert verify(target, runner="threads").ok
 
 
 # ---- elsewhere ----

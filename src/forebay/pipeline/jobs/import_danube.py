@@ -84,6 +84,7 @@ from forebay.upload.danube import (
 )
 from forebay.upload.engine import Uploaded, UploadTask
 from forebay.upload.plan import Extent, PlannedObject
+from forebay.upload.restore import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,8 +93,6 @@ _log: Final = logging.getLogger("forebay.upload")
 _LABEL: Final = "forebay import-danube"
 _LOOK_SECONDS: Final = 0.1
 _NEXT_KEY: Final = "\1"
-_SHOWN: Final = 5
-"""Ranges and places that an error names; the report has all."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -311,10 +310,14 @@ def _described(settings: MetadataSettings) -> dict[TopicName, _Described]:
             try:
                 descriptor = decode_danube_descriptor(value)
             except ForebayError as error:
-                raise CorruptLog(f"{kv.name}: the descriptor {key} is damaged: {error}") from error
+                raise CorruptLog(
+                    f"{kv.name}: the descriptor {key} is damaged: {error}; without --etcd the "
+                    "objects alone decide"
+                ) from error
             if descriptor.start_offset != start:
                 raise CorruptLog(
-                    f"{kv.name}: the descriptor {key} begins at {descriptor.start_offset}"
+                    f"{kv.name}: the descriptor {key} begins at {descriptor.start_offset}; without "
+                    "--etcd the objects alone decide"
                 )
             found.setdefault(topic, {})[folder, descriptor.object_id] = descriptor
     return found
@@ -674,7 +677,7 @@ class _TopicImport:
             )
         if row.gaps and not choices.allow_gaps:
             reasons.append(
-                f"no file holds the offsets {_shown(row.gaps)}; find their files, or record them "
+                f"no file holds the offsets {shown(row.gaps)}; find their files, or record them "
                 "as lost with --allow-gaps"
             )
         if reasons:
@@ -869,9 +872,3 @@ def _clipped(ranges: Iterable[Range], start: int, end: int) -> Iterator[Range]:
 
 def _more(found: Sequence[object]) -> str:
     return f" (and {len(found) - 1} more ranges)" if len(found) > 1 else ""
-
-
-def _shown(ranges: Sequence[Range]) -> str:
-    text = ", ".join(f"{start} to {end - 1}" for start, end in ranges[:_SHOWN])
-    more = len(ranges) - _SHOWN
-    return f"{text} and {more} more ranges" if more > 0 else text

@@ -198,7 +198,7 @@ def open_restore(
     _require_objects(settings)
     with job_resources(settings, dry_run=choices.dry_run) as resources:
         if everything:
-            names = list(topics_in_store(resources.store))
+            names = list(topics_in_store(resources.store, with_danube=True))
         yield RestoreRun(resources, names, choices, prefetch)
 
 
