@@ -143,8 +143,7 @@ def test_every_escape_prints_its_part() -> None:
     line = form.line(facts, parse_topic("/default/orders-part-3"))
     assert line == (
         b"7|\xff\x00|\xff\x00|2||-1|/default/orders-part-3|3|1700|a=1,b=2|%|"
-         b"\n\r\t\0\\A"
-        + "é".encode()
+        b"\n\r\t\0\\A" + "é".encode()
     )
     with pytest.raises(UsageError, match="known: %o %v"):
         MessageFormat("%z")
