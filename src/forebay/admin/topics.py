@@ -30,6 +30,7 @@ from forebay.format.names import TopicName
 from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.describe import (
     OBJECTS_LISTED,
+    CursorFacts,
     FrameLocation,
     ObjectFacts,
     OffsetFacts,
@@ -154,6 +155,9 @@ class Topic(Record, frozen=True):
     objects_before: Annotated[
         Count | None,
         Meta(description="`before` of the next page of older objects; null on the last."),
+    ]
+    cursors: Annotated[
+        list[CursorFacts], Meta(description="What consumers acknowledged, as the catalog has it.")
     ]
     problems: Annotated[list[str], Meta(description="Contradictions that were found.")]
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final, Literal
 
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.chain import Totals
+from forebay.catalog.cursors import read_cursors
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.errors import CorruptLog, ServiceError
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
@@ -29,6 +30,8 @@ from forebay.wal.segment import ChunkReader, Segment, require_complete
 
 OBJECTS_LISTED: Final = 100
 """Segments and objects on one page, unless the caller says otherwise."""
+
+CURSORS_LISTED: Final = 1000
 
 Range = tuple[int, int]
 """A range of offsets, end not included."""
@@ -57,6 +60,16 @@ class ObjectFacts:
     created_at: int
     """Seconds since 1970-01-01 UTC."""
     verified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CursorFacts:
+    name: str
+    position: int
+    """Every message before this offset is acknowledged."""
+    ranges: int
+    """Ranges of acknowledged offsets after it."""
+    updated_ms: int
 
 
 @dataclass(slots=True)
@@ -89,6 +102,8 @@ class TopicFacts:
     """False: there are at least so many objects. Their owner has not counted them yet."""
     objects_before: int | None = None
     """Where the listed objects begin, if there are older ones: `before` of the next page."""
+    cursors: list[CursorFacts] = field(default_factory=list)
+    """What consumers have acknowledged, as far as the catalog has it; at most CURSORS_LISTED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +188,18 @@ def describe(
         objects_bytes=max(totals.bytes, sum(each.size for each in listed)),
         objects_counted=totals.next is None,
         objects_before=listed[0].start_offset if older else None,
+        cursors=_cursors(view),
     )
+
+
+def _cursors(view: TopicView) -> list[CursorFacts]:
+    resources = view.store.resources()
+    if resources is None:
+        return []
+    found = islice(read_cursors(resources.catalog, view.topic), CURSORS_LISTED)
+    return [
+        CursorFacts(name, each.position, len(each.ranges), each.updated_ms) for name, each in found
+    ]
 
 
 def _segment_facts(segment: Segment, record: TopicRecord, why: str | None) -> SegmentFacts:
