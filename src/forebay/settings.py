@@ -29,6 +29,7 @@ from forebay.limits import (
     OFFSET_MAX,
     OFFSETS_RESERVED,
     PART_BYTES_MIN,
+    PROGRESS_FLUSH_SECONDS,
     READ_AHEAD_CHUNKS,
     UPLOAD_THREADS,
     WRITER_THREADS,
@@ -334,6 +335,10 @@ class MetadataSettings:
     """How long before its lease ends an owner stops acknowledging appends."""
     offsets_reserved: int = OFFSETS_RESERVED
     """Offsets that the owner of a topic reserves at a time."""
+    progress_flush_interval_seconds: float = PROGRESS_FLUSH_SECONDS
+    """How long what consumers acknowledged may be in memory only before the catalog gets it."""
+    progress_min_offset_delta: int = 1
+    """Acknowledged offsets below which the catalog gets them only when the topic is closed."""
 
     def __post_init__(self) -> None:
         require_choice(self, "backend", ("sqlite", "etcd"))
@@ -351,6 +356,9 @@ class MetadataSettings:
                 f"lease_seconds, {self.lease_seconds}"
             )
         require(self, "offsets_reserved", least=1, most=10**12, whole=True)
+        most = INTERVAL_SECONDS_MAX
+        require(self, "progress_flush_interval_seconds", least=0.01, most=most)
+        require(self, "progress_min_offset_delta", least=1, whole=True)
 
     def _require_endpoints(self) -> None:
         value = self.endpoints

@@ -45,6 +45,7 @@ from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.configure import configure_topic
 from forebay.topic.describe import (
     OBJECTS_LISTED,
+    CursorFacts,
     FrameLocation,
     ObjectFacts,
     OffsetFacts,
@@ -179,6 +180,9 @@ class Topic(Record, frozen=True):
     ]
     settings: Annotated[
         list[TopicSetting], Meta(description="What a topic can set itself, and its source.")
+    ]
+    cursors: Annotated[
+        list[CursorFacts], Meta(description="What consumers acknowledged, as the catalog has it.")
     ]
     problems: Annotated[list[str], Meta(description="Contradictions that were found.")]
 

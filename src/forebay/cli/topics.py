@@ -377,6 +377,13 @@ def _head(facts: Facts) -> Iterator[str]:
             yield f"  {kind:<10} {start} to {end - 1}{remark}"
     if _holes(facts, "lost") or _holes(facts, "unknown"):
         yield f"  readers stop there; `forebay accept-loss {facts['topic']}` lets them jump over it"
+    yield from _cursors(facts)
+
+
+def _cursors(facts: Facts) -> Iterator[str]:
+    for each in facts.get("cursors", ()):  # a server of an earlier release has none
+        more = f", and {each['ranges']} ranges after it" if each["ranges"] else ""
+        yield f"  cursor     {each['name']}: acknowledged before {each['position']}{more}"
 
 
 def _holes(facts: Facts, kind: str) -> Sequence[Sequence[int]]:

@@ -15,7 +15,12 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from forebay.errors import InvalidSetting, InvalidTopicName, UsageError
-from forebay.limits import FILE_NAME_BYTES_MAX, JOB_STATE_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
+from forebay.limits import (
+    CURSOR_NAME_BYTES_MAX,
+    FILE_NAME_BYTES_MAX,
+    JOB_STATE_NAME_BYTES_MAX,
+    TOPIC_NAME_BYTES_MAX,
+)
 
 DEFAULT_NAMESPACE: Final = "default"
 SEGMENT_FILE: Final = "wal.log"
@@ -455,6 +460,28 @@ class CatalogKeys:
     def replaced_descriptor(self, topic: TopicName, start_offset: int, object_id: str) -> str:
         """The key of the descriptor of an object that a compaction replaced."""
         return self.replaced(topic, start_offset) + object_id
+
+    def cursor_rows(self, topic: TopicName) -> str:
+        """The prefix of the keys of a topic's cursors."""
+        return self.topic(topic) + "cursors/"
+
+    def cursor_row(self, topic: TopicName, name: str) -> str:
+        """The key of the cursor `name`, which may be any text: special characters are encoded."""
+        if not 0 < len(name.encode("utf-8", "surrogatepass")) <= CURSOR_NAME_BYTES_MAX:
+            raise UsageError(
+                f"the name of a cursor is {name[:80]!r}; it must have 1 to "
+                f"{CURSOR_NAME_BYTES_MAX} bytes"
+            )
+        try:
+            return self.cursor_rows(topic) + quote(name, safe="")
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the name of a cursor is {name!r}; it must be Unicode text"
+            ) from error
+
+    def cursor_row_name(self, topic: TopicName, key: str) -> str:
+        """The name of the cursor at `key`."""
+        return unquote(key.removeprefix(self.cursor_rows(topic)))
 
     def cursors(self, topic: TopicName) -> str:
         return f"{self._root}/topics/{topic.namespace}/{topic.topic}/subscriptions/"

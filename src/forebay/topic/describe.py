@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final, Literal
 
 from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.chain import Totals
+from forebay.catalog.cursors import read_cursors
 from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.config.topics import TopicSetting, in_effect
 from forebay.errors import CorruptFrame, CorruptLog, DescriptorError, ServiceError
@@ -33,6 +34,8 @@ from forebay.wal.segment import ChunkReader, Segment, require_complete
 
 OBJECTS_LISTED: Final = 100
 """Segments and objects on one page, unless the caller says otherwise."""
+
+CURSORS_LISTED: Final = 1000
 
 Range = tuple[int, int]
 """A range of offsets, end not included."""
@@ -69,6 +72,16 @@ class ObjectFacts:
     """Bytes of its frames, before compression."""
 
 
+@dataclass(frozen=True, slots=True)
+class CursorFacts:
+    name: str
+    position: int
+    """Every message before this offset is acknowledged."""
+    ranges: int
+    """Ranges of acknowledged offsets after it."""
+    updated_ms: int
+
+
 @dataclass(slots=True)
 class TopicFacts:
     topic: str
@@ -103,6 +116,8 @@ class TopicFacts:
     """What uploads the topic in the background; None if nothing does."""
     settings: list[TopicSetting] = field(default_factory=list)
     """What the topic can have of its own, with where each value comes from."""
+    cursors: list[CursorFacts] = field(default_factory=list)
+    """What consumers have acknowledged, as far as the catalog has it; at most CURSORS_LISTED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +210,7 @@ def describe(
         objects_before=listed[0].start_offset if older else None,
         uploaded_by=uploaded_by(settings.uploader),
         settings=listed_settings,
+        cursors=_cursors(view),
     )
 
 
@@ -217,6 +233,16 @@ def _settings(view: TopicView) -> tuple[StoreSettings, list[TopicSetting], list[
         return accepted(view.topic, store, own), in_effect(store, own), []
     except DescriptorError as error:
         return store, in_effect(store, own), [str(error)]
+
+
+def _cursors(view: TopicView) -> list[CursorFacts]:
+    resources = view.store.resources()
+    if resources is None:
+        return []
+    found = islice(read_cursors(resources.catalog, view.topic), CURSORS_LISTED)
+    return [
+        CursorFacts(name, each.position, len(each.ranges), each.updated_ms) for name, each in found
+    ]
 
 
 def _segment_facts(segment: Segment, record: TopicRecord, why: str | None) -> SegmentFacts:

@@ -113,6 +113,15 @@ class Background:
         delay = seconds if first is None else first
         self._pool.call_at(self._clock.monotonic() + delay, run)
 
+    def once(self, seconds: float, owner: Maintained, task: Callable[[Maintained], None]) -> None:
+        """Runs `task(owner)` after `seconds`, and after every failure again."""
+
+        def run(alive: Maintained) -> None:
+            task(alive)
+            raise LogClosed("done")
+
+        self.every(seconds, owner, run)
+
 
 def _report(topic: str, error: Exception) -> None:
     """Logs the error. An unexpected class of error is a bug and is logged with its traceback."""
@@ -255,12 +264,21 @@ class WalStorageFactory:
             return
         if self._sweeper is not None:
             self._sweeper.start()
+        reference, flush = weakref.ref(storage), self._background.once
+        seconds = self.settings.metadata.progress_flush_interval_seconds
+
+        def schedule() -> None:
+            alive = reference()
+            if alive is not None:
+                flush(seconds, alive, _flush_cursors)
+
+        storage.cursors.schedule = schedule
         uploader = self.settings.uploader
         if uploader.enabled:
             self._background.every(uploader.interval_seconds, storage, _upload, first=0)
         if uploader.enabled and uploader.runner == "spark":
-            seconds = min(uploader.interval_seconds, FOLLOW_SECONDS)
-            self._background.every(seconds, storage, _follow)
+            follow_seconds = min(uploader.interval_seconds, FOLLOW_SECONDS)
+            self._background.every(follow_seconds, storage, _follow)
         minutes = self.settings.deleter.check_interval_minutes
         self._background.every(minutes * 60, storage, _trim)
 
@@ -397,6 +415,12 @@ def _follow(storage: Maintained) -> None:
     """Another process may upload: reads the watermarks and the settings from the catalog."""
     assert isinstance(storage, WalStorage)
     storage.follow_uploads()
+
+
+def _flush_cursors(storage: Maintained) -> None:
+    assert isinstance(storage, WalStorage)
+    if not storage.wal.ended:
+        storage.flush_cursors()
 
 
 def _trim(storage: Maintained) -> None:

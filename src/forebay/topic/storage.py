@@ -10,7 +10,6 @@ more appends. Get a new one with `WalStorageFactory.for_topic`.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -19,18 +18,20 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from forebay.catalog.chain import Chain
 from forebay.catalog.records import TopicRecord, offset_before
+from forebay.clock import SYSTEM_CLOCK
 from forebay.config.topics import TopicSetting
 from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
 from forebay.format.names import parse_topic
-from forebay.interrupts import holding, run_aside
+from forebay.interrupts import run_aside
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.logs import event
 from forebay.read.by_time import TimeSearch
 from forebay.settings import StoreSettings
 from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.configure import configure_topic, effective_settings, topic_settings
+from forebay.topic.cursors import CHECKPOINT_CURSOR, TopicCursors
 from forebay.topic.opening import TopicClaim
 from forebay.topic.resources import StoreResources
 from forebay.topic.trimming import Trimmer
@@ -44,7 +45,6 @@ from forebay.wal.watermarks import Visibility, Watermarks
 
 _Result = TypeVar("_Result")
 _log: Final = logging.getLogger("forebay.topic")
-
 _INDEXED_BATCHES: Final = 256
 """Batches of `Chain.index` in one run: a few seconds, so that other topics get their turn."""
 
@@ -113,8 +113,6 @@ class WalStorage(PersistentStorage):
         self._resources = resources
         self.settings: StoreSettings | None = None if resources is None else resources.settings
         """The settings in effect: those of the store, with the topic's own in place of some."""
-        self._acknowledged = 0
-        self._lock = threading.RLock()
         self.uploader: Uploader | None = None
         self._trimmer: Trimmer | None = None
         self._chain: Chain | None = None
@@ -135,6 +133,15 @@ class WalStorage(PersistentStorage):
             self._tiered_log = resources.tiered_log(topic, wal)
             self._trimmer = Trimmer(topic, wal, deleter, resources)
             self._chain = resources.catalog.chain(topic)
+        self.cursors = self._made_cursors(resources)
+
+    def _made_cursors(self, resources: StoreResources | None) -> TopicCursors:
+        topic, claim = parse_topic(self.wal.topic), self._claim
+        if resources is None or claim is None:
+            return TopicCursors(topic, None, 0, 1, SYSTEM_CLOCK.now_ms)
+        delta = resources.settings.metadata.progress_min_offset_delta
+        epoch, now_ms = claim.ownership.epoch, resources.clock.now_ms
+        return TopicCursors(topic, resources.catalog, epoch, delta, now_ms)
 
     @property
     def name(self) -> str:
@@ -324,17 +331,25 @@ class WalStorage(PersistentStorage):
             )
 
     def ack_checkpoint(self, up_to_offset: int) -> None:
-        """Waits until the offset is synced, then records that consumers are done up to it."""
-        self.wal.wait(up_to_offset)
-        holding(self._lock, lambda: self._acknowledge(up_to_offset + 1))
+        """Waits until the offset is synced, then records that consumers are done up to it.
 
-    def _acknowledge(self, end: int) -> None:
-        self._acknowledged = max(self._acknowledged, end)
+        It survives a restart: the catalog gets it soon, and when the topic is closed (see
+        `forebay.topic.cursors`).
+        """
+        self.wal.wait(up_to_offset)
+        self.cursors.acknowledge(CHECKPOINT_CURSOR, 0, up_to_offset + 1)
 
     @property
     def acknowledged(self) -> int:
-        """One more than the highest offset that was passed to `ack_checkpoint`."""
-        return self._acknowledged
+        """One more than the highest offset that was passed to `ack_checkpoint`, ever.
+
+        May ask the catalog, once.
+        """
+        return run_aside(lambda: self.cursors.cursor(CHECKPOINT_CURSOR)).position
+
+    def flush_cursors(self) -> None:
+        """Writes what consumers acknowledged to the catalog, if it is enough."""
+        self._fencing(self.cursors.flush)
 
     # -- objects --------------------------------------------------------------------------------
 
@@ -465,8 +480,24 @@ class WalStorage(PersistentStorage):
         if self.uploader is not None:
             self.uploader.close(seconds)
         try:
+            self._flush_last()
             self.wal.shutdown()
         finally:
             # After an interrupted shutdown there are frames left to write, which needs the claim.
             if self._claim is not None and self.wal.released and not self.wal.stopped:
                 self._claim.release(self.wal.current_offset())
+
+    def _flush_last(self) -> None:
+        """Writes what consumers acknowledged, before the topic is given up."""
+        if self.wal.ended:
+            return
+        try:
+            self.cursors.flush(everything=True)
+        except ForebayError as error:  # consumers get these messages again
+            event(
+                _log,
+                logging.WARNING,
+                "acknowledged offsets were not written",
+                topic=self.name,
+                error=error,
+            )

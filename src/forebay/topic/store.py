@@ -27,6 +27,7 @@ from forebay.config import settings_from
 from forebay.config.topics import TopicSetting
 from forebay.errors import UsageError
 from forebay.files.disk import Disk
+from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
 from forebay.interrupts import run_aside
@@ -237,6 +238,10 @@ class Topic:
     def watermarks(self) -> Watermarks:
         """Returns the offset up to which messages are appended, synced, uploaded and verified."""
         return self._storage.watermarks()
+
+    def cursors(self) -> dict[str, Cursor]:
+        """Returns what consumers have acknowledged, by the name of the cursor."""
+        return run_aside(self._storage.cursors.all)
 
     def upload(self) -> list[ObjectDescriptor]:
         """Uploads everything appended so far, and returns the new objects."""

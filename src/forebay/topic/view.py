@@ -220,16 +220,19 @@ class TopicView:
             self._log(), self.store.disk, self.indexes, start, end=stop, visibility="synced"
         )
 
-    def reader_at_time(self, time_ms: int, end: int | None = None) -> LogReader:
+    def reader_at_time(
+        self, time_ms: int, end: int | None = None, objects: StoreResources | None = None
+    ) -> LogReader:
         """Returns a reader at the first message that was published at `time_ms` or later.
 
         If no message of the view is, the reader is at the end of the view, or at `end` if that
-        comes before. Otherwise like `reader`.
+        comes before. `objects` reads the objects, if it is not the view itself. Otherwise like
+        `reader`.
         """
         stop = self.end_offset if end is None else min(end, self.end_offset)
 
         def open_reader(start: int, known: ObjectDescriptor | None) -> LogReader:
-            log, disk = self._log(known), self.store.disk
+            log, disk = self._log(known, objects), self.store.disk
             return LogReader(log, disk, self.indexes, start, end=stop, visibility="synced")
 
         resources, record = self.store.resources(), self.record
@@ -239,9 +242,9 @@ class TopicView:
         search = TimeSearch(self.topic, catalog, tail, local, self.indexes)
         return search.reader(time_ms, self.start_offset, stop, open_reader)
 
-    def offset_at_time(self, time_ms: int) -> int:
+    def offset_at_time(self, time_ms: int, objects: StoreResources | None = None) -> int:
         """Returns the first offset that was published at `time_ms` or later; else the end."""
-        with self.reader_at_time(time_ms) as reader:
+        with self.reader_at_time(time_ms, objects=objects) as reader:
             return reader.position
 
     def offset_of_last(self, count: int) -> int:
@@ -249,8 +252,10 @@ class TopicView:
         record = self.record or TopicRecord()
         return max(offset_before(record, self.end_offset, count), self.start_offset)
 
-    def _log(self, known: ObjectDescriptor | None = None) -> ReadableLog:
-        resources = self.store.resources()
+    def _log(
+        self, known: ObjectDescriptor | None = None, objects: StoreResources | None = None
+    ) -> ReadableLog:
+        resources = objects or self.store.resources()
         local = None if self._local is None else _LocalLog(self._local)
         if resources is not None and self.record is not None:
             return resources.tiered_log(self.topic, local or _NoLog(self._end), known)

@@ -29,7 +29,7 @@ from forebay.pipeline.source.plan import (
     splits,
     thinned,
 )
-from forebay.pipeline.source.scan import first_frames, offset_at_time, scan_pieces
+from forebay.pipeline.source.scan import scan_pieces
 from forebay.read.plan import object_range
 from forebay.settings import WalSettings
 from forebay.testing.clock import ManualClock
@@ -292,22 +292,7 @@ def test_a_time_finds_the_first_offset_that_is_not_earlier(tmp_path: Path) -> No
         view, bench = views.topic("orders"), executor_resources(settings)
         assert {one.descriptor is None for one in plan_topic(view, 0, 1500)} == {True, False}
         for number in (*range(0, 300, 17), 99, 100, 101, 200, 299):
-            assert offset_at_time(bench, view, begun + 10 * number) == 5 * number
-            assert offset_at_time(bench, view, begun + 10 * number - 9) == 5 * number
-        assert offset_at_time(bench, view, 0) == 0
-        assert offset_at_time(bench, view, begun + 10_000) == 1500
-
-
-def test_one_message_is_looked_at_by_a_small_read(tmp_path: Path, view_of: StoreView) -> None:
-    with Store(settings_of(tmp_path)) as store:
-        topic = store.topic("orders")
-        append(topic, 3000, 1000)
-        topic.rotate()
-        topic.upload()
-        append(topic, 3000, 1000)
-    with view_of as views:
-        bench = executor_resources(views.settings)
-        for one in plan_topic(views.topic("orders"), 0, 6000):
-            found = first_frames(bench, one)
-            assert found.offsets[0] == one.first
-            assert len(memoryview(found.buffer)) <= 65536
+            assert view.offset_at_time(begun + 10 * number, bench) == 5 * number
+            assert view.offset_at_time(begun + 10 * number - 9, bench) == 5 * number
+        assert view.offset_at_time(0, bench) == 0
+        assert view.offset_at_time(begun + 10_000, bench) == 1500

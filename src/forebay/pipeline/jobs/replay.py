@@ -55,7 +55,7 @@ from forebay.pipeline.source.plan import (
     plan_topic,
     resolve_range,
 )
-from forebay.pipeline.source.scan import offset_at_time, open_view, read_split
+from forebay.pipeline.source.scan import open_view, read_split
 from forebay.read.holes import lost_error
 from forebay.settings import StoreSettings
 from forebay.topic.resources import StoreResources, executor_resources
@@ -229,9 +229,9 @@ def _range(
 ) -> OffsetRange:
     first, last = EARLIEST if start is None else start, LATEST if end is None else end
     if start_time is not None:
-        first = offset_at_time(resources, view, start_time)
+        first = view.offset_at_time(start_time, resources)
     if end_time is not None:
-        last = offset_at_time(resources, view, end_time)
+        last = view.offset_at_time(end_time, resources)
     found = resolve_range(view, first, last, fail_on_data_loss=not skip_lost)
     if last not in (LATEST, found.end) and not skip_lost:
         raise UsageError(f"{view.topic}: the end, {last}, is before the start, {first}")

@@ -28,9 +28,8 @@ from forebay.errors import CorruptFrame, ForebayError, MissingData, ObjectChange
 from forebay.files.disk import ReadFile
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
-from forebay.format.message import message_columns
 from forebay.format.names import TopicName, object_key
-from forebay.limits import KIB, MIB
+from forebay.limits import MIB
 from forebay.logs import event
 from forebay.pipeline.location import NO_DATA
 from forebay.pipeline.source.options import ScanOptions
@@ -59,52 +58,11 @@ _log: Final = logging.getLogger("forebay.pipeline")
 
 CHUNK_BYTES: Final = 1 * MIB
 """Bytes to read of a file at a time: they stay in the processor's cache until the batch is made."""
-PROBE_BYTES: Final = 64 * KIB
-"""Bytes to read at a time when only one message is needed."""
 BATCH_BYTES: Final = 1 * MIB
 """About the bytes of one Arrow batch. Larger batches are not faster in Spark: their memory is given
 back to the system each time, and new pages from it cost more than the copying."""
-_FINE_BYTES: Final = 64 * KIB
-"""Smaller than the distance of index entries, so that pieces are as small as the index allows."""
 _TRIES: Final = 3
 """Attempts at a plan. More are not needed: retention deletes a segment hours after its upload."""
-
-
-# ---- offsets by time
-
-
-def offset_at_time(resources: StoreResources, view: TopicView, time_ms: int) -> int:
-    """The first offset of the view with a publish time of `time_ms` or later, else its end.
-
-    Assumes that times ascend with offsets, which is true as far as the producers' clocks agree.
-    Binary searches by the time of the first message find the object or segment, and then the
-    interval of its index; only that interval is read in full. Lost offsets are skipped.
-    """
-    pieces = plan_topic(view, view.start_offset, view.end_offset, fail_on_data_loss=False)
-    at = bisect_left(pieces, time_ms, key=lambda piece: _first_time(resources, piece))
-    after = pieces[at].first if at < len(pieces) else view.end_offset
-    if at == 0:
-        return after
-    before = pieces[at - 1]
-    fine = plan_topic(view, before.first, before.next, split_bytes=_FINE_BYTES)
-    at = bisect_left(fine, time_ms, key=lambda piece: _first_time(resources, piece))
-    inside = None if at == 0 else _offset_inside(resources, fine[at - 1], time_ms)
-    if inside is not None:
-        return inside
-    return fine[at].first if at < len(fine) else after
-
-
-def _first_time(resources: StoreResources, piece: Piece) -> int:
-    return int(message_columns(first_frames(resources, piece)).publish_times[0])
-
-
-def _offset_inside(resources: StoreResources, piece: Piece, time_ms: int) -> int | None:
-    for frames in scan_pieces(resources, [piece]):
-        times = message_columns(frames).publish_times
-        for row, time in enumerate(times):
-            if time >= time_ms:
-                return int(frames.offsets[row])
-    return None
 
 
 # ---- frames of a split
@@ -166,14 +124,6 @@ def _plan_again(resources: StoreResources, piece: Piece, start: int) -> list[Pie
     if any(each.path == piece.path for each in planned):
         raise MissingData(gone)
     return planned
-
-
-def first_frames(resources: StoreResources, piece: Piece) -> Scan:
-    """The first frame of the piece, and maybe some after it, by a small read."""
-    one = piece._replace(next=piece.first + 1)
-    if one.descriptor is None:
-        return next(scan_pieces(resources, [one], ChunkReader(PROBE_BYTES)))
-    return next(_object_frames(resources, [one], probe=True))
 
 
 def _frames_of_second_plan(resources: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
@@ -251,14 +201,10 @@ class PlannedSource:
         return self._catalog.missing(offset)
 
 
-def _object_frames(
-    resources: StoreResources, pieces: Sequence[Piece], *, probe: bool = False
-) -> Iterator[Scan]:
+def _object_frames(resources: StoreResources, pieces: Sequence[Piece]) -> Iterator[Scan]:
     topic, first, stop = pieces[0].topic, pieces[0].first, pieces[-1].next
     source = PlannedSource(resources, topic, joined(pieces))
     settings = replace(resources.settings.cloud_reader, lenient=False)
-    if probe:
-        settings = replace(settings, fetch_chunk_size=PROBE_BYTES, read_ahead_chunks=0)
     with ObjectStream(
         topic,
         resources.store,
@@ -455,9 +401,9 @@ def range_of(resources: StoreResources, view: TopicView, options: ScanOptions) -
     assert start is not None, "named partitions were checked"
     assert end is not None
     if options.starting_time is not None:
-        start = offset_at_time(resources, view, options.starting_time)
+        start = view.offset_at_time(options.starting_time, resources)
     if options.ending_time is not None:
-        end = offset_at_time(resources, view, options.ending_time)
+        end = view.offset_at_time(options.ending_time, resources)
     fail = options.fail_on_data_loss
     found = resolve_range(view, start, end, fail_on_data_loss=fail)
     first = after_skipped(view.record or TopicRecord(), found.start, fail_on_data_loss=fail)
