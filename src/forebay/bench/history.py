@@ -36,40 +36,10 @@ Content: TypeAlias = Literal["random", "JSON"]
 """What payloads are made of: bytes that do not compress, or events as JSON."""
 _REPEATED_BYTES: Final = 2 * MIB
 """JSON payloads repeat after so many bytes: blocks, which have half of it, hold no repetition."""
-_WORDS: Final = [
-    "the",
-    "order",
-    "was",
-    "shipped",
-    "late",
-    "and",
-    "arrived",
-    "damaged",
-    "please",
-    "call",
-    "me",
-    "back",
-    "about",
-    "a",
-    "refund",
-    "thanks",
-    "for",
-    "your",
-    "quick",
-    "reply",
-    "it",
-    "works",
-    "now",
-    "delivery",
-    "address",
-    "changed",
-    "to",
-    "office",
-    "customer",
-    "asked",
-    "again",
-    "today",
-]
+_TEXT: Final = (
+    "the order was shipped late and arrived damaged please call me back about a refund thanks for "
+    "your quick reply it works now delivery address changed to office customer asked again today"
+)
 _REMOVE_ALL: Final = DeleterSettings(retention_time_minutes=0, deletion_lag_minutes=0)
 
 
@@ -115,9 +85,10 @@ def _event(source: random.Random, number: int, message_bytes: int) -> bytes:
         "agent": source.choice(("Mozilla/5.0 (X11; Linux x86_64)", "Mozilla/5.0 (iPhone)")),
     }
     words = [""]
+    known = _TEXT.split()
     missing = message_bytes - len(json.dumps({**event, "note": ""}))
     while missing > 0:
-        words.append(source.choice(_WORDS))
+        words.append(source.choice(known))
         missing -= len(words[-1]) + 1
     return json.dumps({**event, "note": " ".join(words)}).encode()[:message_bytes]
 
