@@ -36,10 +36,7 @@ Content: TypeAlias = Literal["random", "JSON"]
 """What payloads are made of: bytes that do not compress, or events as JSON."""
 _REPEATED_BYTES: Final = 2 * MIB
 """JSON payloads repeat after so many bytes: blocks, which have half of it, hold no repetition."""
-_TEXT: Final = (
-    "the order was shipped late and arrived damaged please call me back about a refund thanks for "
-    "your quick reply it works now delivery address changed to office customer asked again today"
-)
+_GOODS: Final = ("apple juice", "brown bread", "cotton shirt", "desk lamp", "fountain pen")
 _REMOVE_ALL: Final = DeleterSettings(retention_time_minutes=0, deletion_lag_minutes=0)
 
 
@@ -73,7 +70,8 @@ def payloads(message_bytes: int, content: Content = "random") -> list[bytes]:
 
 
 def _event(source: random.Random, number: int, message_bytes: int) -> bytes:
-    """An event of a shop as JSON, with a text that makes it about `message_bytes` long."""
+    """An event of a shop as JSON, with as many items as fit, cut to `message_bytes`."""
+    items: list[dict[str, object]] = []
     event: dict[str, object] = {
         "id": 1_000_000 + number,
         "time": f"2026-11-18T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}Z",
@@ -81,16 +79,13 @@ def _event(source: random.Random, number: int, message_bytes: int) -> bytes:
         "user": {"id": source.randrange(100_000), "country": source.choice(("DE", "FR", "IN"))},
         "event": source.choice(("view", "click", "add to cart", "checkout")),
         "path": f"/shop/category-{source.randrange(40)}/item-{source.randrange(10_000)}",
-        "price": source.randrange(100, 100_000) / 100,
         "agent": source.choice(("Mozilla/5.0 (X11; Linux x86_64)", "Mozilla/5.0 (iPhone)")),
+        "items": items,
     }
-    words = [""]
-    known = _TEXT.split()
-    missing = message_bytes - len(json.dumps({**event, "note": ""}))
-    while missing > 0:
-        words.append(source.choice(known))
-        missing -= len(words[-1]) + 1
-    return json.dumps({**event, "note": " ".join(words)}).encode()[:message_bytes]
+    while len(json.dumps(event)) < message_bytes:
+        sku, price = source.randrange(1_000_000), source.randrange(100, 100_000) / 100
+        items.append({"sku": sku, "name": source.choice(_GOODS), "price": price})
+    return json.dumps(event).encode()[:message_bytes]
 
 
 def fill(topic: Topic, mib: int, message_bytes: int, content: Content = "random") -> None:

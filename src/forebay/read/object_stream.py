@@ -127,8 +127,7 @@ class ObjectStream:
         self._topic = topic
         self._store = store
         self._source = source
-        self._pool = pool
-        self._settings = settings
+        self._pool, self._settings = pool, settings
         self._lenient = settings.lenient
         self._chunk_bytes = chunk_bytes or settings.fetch_chunk_size
         self._ahead_max = 0 if pool is None else settings.read_ahead_chunks
