@@ -18,7 +18,7 @@ from typing import Final, Generic, TypeVar
 
 _Result = TypeVar("_Result")
 
-_THREADS_MAX: Final = 4
+THREADS_MAX: Final = 4
 _lock: Final = threading.Lock()
 _pools: Final[dict[int, ThreadPoolExecutor]] = {}
 """The threads of this process. Those of a parent process do not exist after a fork."""
@@ -56,6 +56,6 @@ def _pool() -> ThreadPoolExecutor:
     process = os.getpid()
     with _lock:
         if process not in _pools:
-            threads = min(os.cpu_count() or 1, _THREADS_MAX)
+            threads = min(os.cpu_count() or 1, THREADS_MAX)
             _pools[process] = ThreadPoolExecutor(threads, thread_name_prefix="compress")
         return _pools[process]

@@ -39,7 +39,6 @@ from forebay.format.frame import (
 )
 from forebay.limits import BLOCK_BYTES, MIB, OFFSET_MAX
 from support.frame_logs import Frames, frames_of
-from support.hexdumps import block as hexdump
 
 FIRST = 7
 
@@ -89,16 +88,6 @@ def cut(data: bytes, *at: int) -> list[bytes]:
 
 
 # ---- the layout ----
-
-
-def test_the_documented_block_holds_its_frames() -> None:
-    data = hexdump("blocks.md", 0)
-    header = decode_header(data)
-    assert header == BlockHeader(42, 2, 54, 47)
-    assert encode_header(header) == data[:BLOCK_HEADER_BYTES]
-    assert len(data) == header.size
-    frames = decompress(header, data[BLOCK_HEADER_BYTES:])
-    assert frames == encode_frame(42, b"hello hello") + encode_frame(43, b"hello again")
 
 
 def test_a_compressed_object_is_a_plain_zstd_file() -> None:

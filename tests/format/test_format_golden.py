@@ -21,6 +21,13 @@ from forebay.catalog.records import (
     encode_record,
 )
 from forebay.catalog.swap import Kept, decode_kept, encode_kept
+from forebay.format.blocks import (
+    BLOCK_HEADER_BYTES,
+    BlockHeader,
+    decode_header,
+    decompress,
+    encode_header,
+)
 from forebay.format.checkpoint import (
     DanubeRotatedFile,
     DanubeUploaderCheckpoint,
@@ -452,3 +459,16 @@ def test_danubes_checkpoint_of_the_uploader_is_read_in_both_flavours() -> None:
     assert block("checkpoint.md", 4) == DANUBE_UPLOADER_FIXED
     assert decode_danube_uploader_checkpoint(DANUBE_UPLOADER_FIXED) == DANUBE_UPLOADER
     assert decode_danube_uploader_checkpoint(DANUBE_UPLOADER_VARINT) == DANUBE_UPLOADER
+
+
+# ---- compressed objects ----
+
+
+def test_a_block_of_a_compressed_object() -> None:
+    data = block("blocks.md", 0)
+    header = decode_header(data)
+    assert header == BlockHeader(42, 2, 54, 47)
+    assert encode_header(header) == data[:BLOCK_HEADER_BYTES]
+    assert len(data) == header.size
+    frames = decompress(header, data[BLOCK_HEADER_BYTES:])
+    assert frames == encode_frame(42, b"hello hello") + encode_frame(43, b"hello again")

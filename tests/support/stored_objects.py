@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from forebay.errors import ForebayError, LostOffsets, OffsetOutOfRange
-from forebay.format.descriptor import ObjectDescriptor
+from forebay.format.blocks import RawBlock, compress_block
+from forebay.format.content import ContentHash
+from forebay.format.descriptor import ZSTD, ObjectDescriptor
 from forebay.format.frame import Scan, encode_frame
 from forebay.format.layout import Buffer
 from forebay.format.message import MessageId, StreamMessage, encode_message
@@ -63,6 +65,37 @@ class StoredTopic:
             None,
             0,
             offset_index=tuple(index) if every else None,
+        )
+        self.store.put_object(self.key(descriptor), bytes(data))
+        self.named.append(descriptor)
+        self.named.sort(key=lambda one: one.start_offset)
+        return descriptor
+
+    def add_blocks(
+        self, start: int, blocks: Sequence[Sequence[bytes]], *, indexed: bool = True
+    ) -> ObjectDescriptor:
+        """A compressed object of these blocks, each with an index entry or none at all."""
+        data, index, raw, content, at = bytearray(), [], 0, ContentHash(), start
+        for payloads in blocks:
+            frames = b"".join(encode_frame(at + n, one) for n, one in enumerate(payloads))
+            self.frames.update({at + n: one for n, one in enumerate(payloads)})
+            index.append((at, len(data)))
+            data += compress_block(RawBlock(at, len(payloads), frames), 3)
+            content.add(frames)
+            raw += len(frames)
+            at += len(payloads)
+        name = str(ObjectName(start, at - 1, compressed=True))
+        descriptor = ObjectDescriptor(
+            name,
+            start,
+            at - 1,
+            len(data),
+            None,
+            0,
+            offset_index=tuple(index) if indexed else None,
+            content_hash=content.value,
+            raw_size=raw,
+            codec=ZSTD,
         )
         self.store.put_object(self.key(descriptor), bytes(data))
         self.named.append(descriptor)

@@ -11,6 +11,7 @@ costs no processor time, as a distant store does not.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from forebay.bench.measure import open_topic
 from forebay.format.names import object_key, parse_topic
@@ -31,6 +32,11 @@ from forebay.topic.store import Store, Topic
 
 BATCH: Final = 1000
 """Messages in each `append_many`."""
+Content: TypeAlias = Literal["random", "JSON"]
+"""What payloads are made of: bytes that do not compress, or events as JSON."""
+_REPEATED_BYTES: Final = 2 * MIB
+"""JSON payloads repeat after so many bytes: blocks, which have half of it, hold no repetition."""
+_GOODS: Final = ("apple juice", "brown bread", "cotton shirt", "desk lamp", "fountain pen")
 _REMOVE_ALL: Final = DeleterSettings(retention_time_minutes=0, deletion_lag_minutes=0)
 
 
@@ -46,21 +52,45 @@ class History:
     """A delay before each request to the object store."""
     cached: bool = False
     """Whether objects on local disk may come from the kernel's cache."""
+    raw_size: int = 0
+    """Bytes of the frames in the objects, before compression."""
 
     @property
     def size(self) -> int:
         return sum(size for _, size in self.objects)
 
 
-def payloads(message_bytes: int) -> list[bytes]:
-    """The payloads of one `append_many`."""
+def payloads(message_bytes: int, content: Content = "random") -> list[bytes]:
+    """The payloads of one `append_many`, the same in every run."""
     source = random.Random(message_bytes)
+    if content == "JSON":
+        count = max(BATCH, -(-_REPEATED_BYTES // message_bytes))
+        return [_event(source, number, message_bytes) for number in range(count)]
     return [source.randbytes(message_bytes) for _ in range(BATCH)]
 
 
-def fill(topic: Topic, mib: int, message_bytes: int) -> None:
+def _event(source: random.Random, number: int, message_bytes: int) -> bytes:
+    """An event of a shop as JSON, with as many items as fit, cut to `message_bytes`."""
+    items: list[dict[str, object]] = []
+    event: dict[str, object] = {
+        "id": 1_000_000 + number,
+        "time": f"2026-11-18T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}Z",
+        "session": f"{source.getrandbits(128):032x}",
+        "user": {"id": source.randrange(100_000), "country": source.choice(("DE", "FR", "IN"))},
+        "event": source.choice(("view", "click", "add to cart", "checkout")),
+        "path": f"/shop/category-{source.randrange(40)}/item-{source.randrange(10_000)}",
+        "agent": source.choice(("Mozilla/5.0 (X11; Linux x86_64)", "Mozilla/5.0 (iPhone)")),
+        "items": items,
+    }
+    while len(json.dumps(event)) < message_bytes:
+        sku, price = source.randrange(1_000_000), source.randrange(100, 100_000) / 100
+        items.append({"sku": sku, "name": source.choice(_GOODS), "price": price})
+    return json.dumps(event).encode()[:message_bytes]
+
+
+def fill(topic: Topic, mib: int, message_bytes: int, content: Content = "random") -> None:
     """Appends and syncs messages that take so many MiB in the log of an empty topic."""
-    batch = payloads(message_bytes)
+    batch = payloads(message_bytes, content)
     topic.append_many(batch)
     topic.flush()
     each = sum(segment.size for segment in topic.segments())
@@ -79,18 +109,22 @@ def write_plain(target: Path, scratch: Path, mib: int, message_bytes: int) -> in
     return target.stat().st_size
 
 
-def write_history(settings: StoreSettings, mib: int, message_bytes: int) -> History:
+def write_history(
+    settings: StoreSettings, mib: int, message_bytes: int, content: Content = "random"
+) -> History:
     """Appends, uploads, and removes what was uploaded from the log."""
     settings = replace(settings, deleter=_REMOVE_ALL)
     with open_topic(settings) as topic:
-        fill(topic, mib, message_bytes)
+        fill(topic, mib, message_bytes, content)
         name = parse_topic(topic.name)
-        objects = tuple((object_key(name, each.object_id), each.size) for each in topic.upload())
+        made = topic.upload()
+        objects = tuple((object_key(name, each.object_id), each.size) for each in made)
         topic.rotate()
         last = topic.append(b"stays in the log", durability="synced")
         topic.trim_local()
         assert [segment.first_offset for segment in topic.segments()] == [last]
-    return History(settings, objects, last + 1)
+    raw_size = sum(each.logical_size for each in made)
+    return History(settings, objects, last + 1, raw_size=raw_size)
 
 
 @contextmanager
@@ -142,7 +176,7 @@ def drop_cached(history: History) -> None:
     """Removes objects on local disk from the kernel's cache, so that a read comes from the disk."""
     cloud = history.settings.cloud
     if cloud.backend == "fs" and not history.cached:
-        for path in Path(cloud.root or "").rglob("*.dnb1"):
+        for path in Path(cloud.root or "").rglob("*.dnb1*"):
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)

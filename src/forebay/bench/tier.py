@@ -9,6 +9,9 @@ An upload is one `topic.upload()`: transfer, sidecar, reading back, commit. A se
 comes from the kernel's cache, for Forebay and for the limit; what is read from local disk does not,
 unless a row says so. The limits are in `bare_store`.
 
+Rows with zstd compare compressed objects with the same ones uncompressed, of JSON and of random
+bytes. Their MiB are those before compression, and the row "stored" has the bytes in the store.
+
 Rows with "+ 30 ms" wait before each request, for Forebay and for the limit. Where the server runs
 on this machine, it, the reader and the producer share the processors: with two cores that limits
 what read-ahead can gain, and how fast a producer is while a reader runs.
@@ -30,6 +33,7 @@ from typing import Any, Final, Literal
 
 from forebay.bench.bare_store import Move, bare_read, bare_upload
 from forebay.bench.history import (
+    Content,
     History,
     discard,
     drop_cached,
@@ -65,6 +69,9 @@ READ_GOAL: Final = 0.8
 READ_AHEAD_GOAL: Final = 4.0
 SAME_PROCESS_GOAL: Final = 0.6
 OTHER_PROCESS_GOAL: Final = 0.9
+ZSTD_UPLOAD_GOAL: Final = 0.3
+ZSTD_READ_GOAL: Final = 0.5
+ZSTD_FAR_GOAL: Final = 1.0
 APPENDED_TIMES: Final = 4
 """A producer that runs during a read appends this many objects: short runs vary too much."""
 _NAMES: Final = {"s3": "S3", "gcs": "GCS", "azure": "Azure", "fs": "configured directory"}
@@ -97,6 +104,9 @@ def run(
             history = write_history(settings, mib, message_bytes)
             rows += _upload_rows(place, plain, mib, message_bytes)
             rows += _read_rows(place, history, message_bytes)
+            for content in _CONTENTS:
+                data = home / f"{content}-{number}"
+                rows += _zstd_rows(place, stack, data, content, mib, message_bytes)
             appends += _append_rows(place, history, mib, message_bytes)
         results = run_rounds(rows + appends, rounds, directory, say)
     say("")
@@ -179,19 +189,29 @@ def _upload_rows(place: Place, plain: Path, mib: int, size: int) -> list[Measure
     ]  # fmt: skip
 
 
-def _uploads(place: Place, mib: int, message_bytes: int, *, read_back: bool = True) -> Timed:
-    uploader = replace(place.settings.uploader, verify_after_upload=read_back)
+def _uploads(
+    place: Place,
+    mib: int,
+    message_bytes: int,
+    *,
+    read_back: bool = True,
+    content: Content = "random",
+    compression: Literal["none", "zstd"] = "none",
+) -> Timed:
+    uploader = replace(
+        place.settings.uploader, verify_after_upload=read_back, compression=compression
+    )
 
     def ours(path: Path) -> float:
         with place.new_store(path / "data") as settings:
             if place.local:
                 warm_disk(path, mib)
             with open_topic(replace(settings, uploader=uploader)) as topic:
-                fill_topic(topic, mib, message_bytes)
+                fill_topic(topic, mib, message_bytes, content)
                 size = sum(segment.size for segment in topic.segments())
 
                 def upload() -> None:
-                    assert sum(descriptor.size for descriptor in topic.upload()) == size
+                    assert sum(made.logical_size for made in topic.upload()) == size
 
                 return rate_of(size / MIB, upload)
 
@@ -267,7 +287,7 @@ def _reads(
             def all_messages() -> None:
                 assert read(topic) == history.messages
 
-            return rate_of(history.size / MIB, all_messages)
+            return rate_of(history.raw_size / MIB, all_messages)
 
     return ours
 
@@ -279,6 +299,47 @@ def _bare_read(history: History) -> Timed:
         return rate_of(history.size / MIB, partial(_moved, move, history.size))
 
     return limit
+
+
+# ---- compressed objects, beside the same ones uncompressed ----
+
+_CONTENTS: Final[tuple[Content, ...]] = ("JSON", "random")
+
+
+def _zstd_rows(
+    place: Place, stack: ExitStack, data: Path, content: Content, mib: int, size: int
+) -> list[Measurement]:
+    written: dict[str, History] = {}
+    both: tuple[Literal["zstd", "none"], ...] = ("zstd", "none")
+    for compression in both:
+        settings = stack.enter_context(place.new_store(data / compression))
+        uploader = replace(settings.uploader, compression=compression)
+        given = replace(settings, uploader=uploader)
+        written[compression] = write_history(given, mib, size, content)
+    zstd, none = written["zstd"], written["none"]
+    delay = LATENCY_MS / 1000
+    far, far_none = (replace(each, delay_seconds=delay) for each in (zstd, none))
+    uploads = partial(_uploads, place, mib, size, content=content)
+    goals = (ZSTD_UPLOAD_GOAL, ZSTD_READ_GOAL) if place.local else (None, None)
+    where, beside = f"{content}, zstd, {place.name}", "uncompressed"
+    return [
+        Measurement(
+            f"stored, {where}", size, "MiB", lambda _: zstd.size / MIB, "before compression",
+            lambda _: zstd.raw_size / MIB,
+        ),
+        Measurement(
+            f"upload, {where}", size, "MiB/s", uploads(compression="zstd"), beside,
+            uploads(compression="none"), goals[0],
+        ),
+        Measurement(
+            f"read to frames, {where}", size, "MiB/s", _reads(zstd), beside, _reads(none),
+            goals[1],
+        ),
+        Measurement(
+            f"read to frames, {where} + {LATENCY_MS} ms", size, "MiB/s", _reads(far), beside,
+            _reads(far_none), None if place.local or content != "JSON" else ZSTD_FAR_GOAL,
+        ),
+    ]  # fmt: skip
 
 
 # ---- what a producer keeps of its speed while a history is read ----

@@ -105,6 +105,10 @@ def stored_bytes_max(raw_bytes: int) -> int:
 
 # ---- writing ----
 
+_IDLE_MAX: Final = 4
+_idle_compressors: Final[dict[int, list[zstandard.ZstdCompressor]]] = {}
+"""Compressors by level that no thread uses now."""
+
 
 class RawBlock(NamedTuple):
     """Whole frames that make up one block."""
@@ -116,8 +120,14 @@ class RawBlock(NamedTuple):
 
 def compress_block(block: RawBlock, level: int) -> bytes:
     """Returns the block with its header. Releases the GIL while it compresses. Thread-safe."""
-    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    idle = _idle_compressors.setdefault(level, [])
+    try:
+        compressor = idle.pop()
+    except IndexError:  # each has tables of a megabyte, and only one thread at a time may use it
+        compressor = zstandard.ZstdCompressor(level=level)
     stored = compressor.compress(block.frames)
+    if len(idle) < _IDLE_MAX:
+        idle.append(compressor)
     header = BlockHeader(block.first_offset, block.messages, len(block.frames), len(stored))
     return encode_header(header) + stored
 

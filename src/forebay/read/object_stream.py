@@ -127,8 +127,7 @@ class ObjectStream:
         self._topic = topic
         self._store = store
         self._source = source
-        self._pool = pool
-        self._settings = settings
+        self._pool, self._settings = pool, settings
         self._lenient = settings.lenient
         self._chunk_bytes = chunk_bytes or settings.fetch_chunk_size
         self._ahead_max = 0 if pool is None else settings.read_ahead_chunks
@@ -150,12 +149,11 @@ class ObjectStream:
         self._page: FetchFuture[list[ObjectDescriptor]] | None = None
         self._window = min(1, self._window_max)
         self._sequential = False
-        # Frames that are ready to return, and the object that is being read.
+        # Frames that are ready, the object that is being read, and a chunk that may hold more.
         self._ready: deque[Scan] = deque()
         self._object: ObjectDescriptor | None = None
         self._frames: ObjectDecoder | None = None
         self._decoding: tuple[Chunk, Iterator[Scan]] | None = None
-        """A chunk that may hold more frames than are ready."""
         self._missing: set[str] = set()
         """Objects that were found missing since the last frames were returned."""
         self._other: _OtherEtag | None = None

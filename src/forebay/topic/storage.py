@@ -120,7 +120,6 @@ class WalStorage(PersistentStorage):
         self.start_unsure = False
         """Whether the catalog may have a later start: remote retention runs, or has failed."""
         self._tiered_log = None
-        self._resources = resources
         if resources is not None and claim is not None:
             topic = parse_topic(wal.topic)
             epoch = claim.ownership.epoch

@@ -43,7 +43,8 @@ class BlockWriter:
         self._level = level
         self._cutter = BlockCutter()
         self._compressing: deque[tuple[RawBlock, Ahead[bytes]]] = deque()
-        self._in_flight = 0
+        self.in_flight = 0
+        """Bytes of frames in blocks that are being compressed."""
         self.stored = 0
         """Bytes written so far."""
 
@@ -69,16 +70,16 @@ class BlockWriter:
     def _start(self, block: RawBlock) -> None:
         size = len(block.frames)
         while self._compressing and (
-            self._in_flight + size > IN_FLIGHT_BYTES or self._compressing[0][1].done
+            self.in_flight + size > IN_FLIGHT_BYTES or self._compressing[0][1].done
         ):
             self._finish_first()
-        self._in_flight += size
+        self.in_flight += size
         ahead = Ahead(partial(compress_block, block, self._level))
         self._compressing.append((block, ahead))
 
     def _finish_first(self) -> None:
         block, ahead = self._compressing.popleft()
-        self._in_flight -= len(block.frames)
+        self.in_flight -= len(block.frames)
         self._write(block, ahead.result())
 
     def _write(self, block: RawBlock, data: Buffer) -> None:

@@ -61,6 +61,15 @@ def test_objects_are_verified_below_the_watermark() -> None:
     assert [each.tier for each in found] == ["verified", "object"]
 
 
+def test_compressed_objects_say_how_and_how_large_they_were_before() -> None:
+    packed = replace(stored(30, 60), codec="zstd", raw_size=2000)
+    plain, compressed = object_spans([stored(0, 30), packed], 60)
+    assert (plain.codec, plain.raw_bytes) == (None, None)
+    assert (compressed.codec, compressed.bytes, compressed.raw_bytes) == ("zstd", 500, 2000)
+    [joined] = bounded([plain, compressed], 0, 60, 1)
+    assert (joined.codec, joined.bytes, joined.raw_bytes) == ("mixed", 1000, 2500)
+
+
 def test_older_objects_are_one_span_that_leaves_out_what_is_lost() -> None:
     newest = [stored(100 + at, 101 + at) for at in range(OBJECTS_READ)]
     end = newest[-1].next_offset

@@ -61,6 +61,12 @@ class Span(Record, frozen=True, omit_defaults=True):
         Meta(description="Why retention keeps a segment; null if it may be deleted."),
     ] = None
     merged: Annotated[Count, Meta(description="How many spans were joined into this one.")] = 1
+    codec: Annotated[
+        str | None, Meta(description="How the object is compressed; null if it is not.")
+    ] = None
+    raw_bytes: Annotated[
+        Count | None, Meta(description="Bytes before compression; null if it is not compressed.")
+    ] = None
 
 
 class Sizes(Record, frozen=True):
@@ -319,6 +325,8 @@ def object_spans(objects: Iterable[ObjectDescriptor], verified: int) -> list[Spa
             each.object_id,
             each.size,
             each.created_at,
+            codec=each.codec,
+            raw_bytes=each.raw_size,
         )
         for each in objects
     ]
@@ -403,6 +411,7 @@ def bounded(spans: Sequence[Span], start: int, end: int, most: int) -> list[Span
 
 
 def _joined(one: Span, other: Span) -> Span:
+    codec = one.codec if one.codec == other.codec else "mixed"
     return replace(
         one,
         end=other.end,
@@ -411,4 +420,10 @@ def _joined(one: Span, other: Span) -> Span:
         created=other.created,
         kept_because=one.kept_because if one.kept_because == other.kept_because else "mixed",
         merged=one.merged + other.merged,
+        codec=codec,
+        raw_bytes=None if codec is None else _raw_bytes(one) + _raw_bytes(other),
     )
+
+
+def _raw_bytes(span: Span) -> int:
+    return (span.bytes or 0) if span.raw_bytes is None else span.raw_bytes

@@ -57,6 +57,7 @@ export function facts(span) {
   const messages = span.end - span.start;
   const found = [["offsets", count(span.start) + " – " + count(span.end - 1) + ", " + plural(messages, span.tier === "gap" ? "offset" : "message")]];
   if (span.bytes !== undefined) found.push(["size", bytes(span.bytes)]);
+  if (span.codec !== undefined) found.push(["compressed", span.codec + ", " + bytes(span.raw_bytes || 0) + " before"]);
   const state = (STATES[span.tier] || {})[span.state] || span.state;
   found.push(["state", state]);
   if (span.state === "lost") found.push(["how many", "fewer, perhaps none: offsets are reserved in large blocks, and the rest of a block is recorded, too"]);
