@@ -19,11 +19,12 @@ from forebay.errors import CorruptFrame, CorruptLog, ServiceUnavailable, TopicFe
 from forebay.format.message import StreamMessage
 from forebay.format.names import object_key, parse_topic
 from forebay.objects.memory import MemoryBackend
-from forebay.settings import CloudReaderSettings, RemoteRetentionSettings
+from forebay.settings import CloudReaderSettings, RemoteRetentionSettings, SweeperSettings
 from forebay.testing import FaultBackend, FaultKv, ObjectFault
 from forebay.topic.factory import Background
 from forebay.topic.store import Store, Topic
 from forebay.upload.sweep import sweep
+from forebay.upload.sweeper import Sweeper
 from forebay.wal.pool import WriterPool
 from support.disks import wait_until
 from support.prometheus_text import Family, parse
@@ -182,6 +183,14 @@ def sweeps(scene: Scene) -> None:
     assert report.errors
 
 
+def sweeps_in_the_background(scene: Scene) -> None:
+    uploads(scene)
+    setup, pool = scene.setup, WriterPool(1)
+    sweeper = Sweeper(setup.catalog, setup.objects, SweeperSettings(), pool, setup.clock)
+    assert sweeper.run_if_due() is not None
+    pool.close()
+
+
 def loses_its_lease(scene: Scene) -> None:
     appends(scene)
     scene.kv.revoke(lease_of(scene.store))
@@ -256,6 +265,7 @@ DOES: Final[dict[Callable[[Scene], None], tuple[str, ...]]] = {
     finds_the_object_of_another_topic: ("reader_foreign_names",),
     gives_up_objects: ("remote_objects_deleted",),
     sweeps: ("sweep_removed", "sweep_errors"),
+    sweeps_in_the_background: ("sweeps", "sweep_duration_seconds"),
     loses_its_lease: ("lease_lost",),
     cannot_reach_its_catalog: ("catalog_errors",),
     fails_in_the_background: ("background_failures",),
