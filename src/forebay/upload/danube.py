@@ -259,8 +259,8 @@ class SourceReaders:
 
 def _unreadable(file: SourceFile, error: OSError) -> ServiceRefused:
     return ServiceRefused(
-        f"{file.name} cannot be read on {socket.gethostname()}: {error.strerror}; the WAL "
-        "directory must be there on every machine that runs the import, or use --runner threads"
+        f"{file.name} cannot be read on {socket.gethostname()}: {error.strerror}; the WAL must be "
+        "there on every machine that runs the import, or use --runner threads"
     )
 
 
