@@ -15,7 +15,7 @@ import pytest
 from forebay.catalog.job_state import read_job_state
 from forebay.errors import LostOffsets, MissingData
 from forebay.format.names import parse_topic
-from forebay.settings import SweeperSettings, UploaderSettings
+from forebay.settings import UploaderSettings
 from forebay.topic.describe import describe
 from forebay.topic.resources import StoreResources, open_resources
 from forebay.topic.store import Store, Topic
@@ -167,10 +167,11 @@ def test_a_store_of_an_older_release_is_described_without_opening_it(older: Olde
 def test_the_objects_of_an_older_release_are_verified(older: OlderStore) -> None:
     verify = pytest.importorskip("forebay.pipeline.jobs.verify").verify
     older.restore(older_store.INTERRUPTED)
-    # What its interrupted upload left is as old as the store, and is no finding for ten years.
-    sweeper = SweeperSettings(grace_minutes=5_000_000)
-    report = verify(settings_of(older.data, sweeper=sweeper), runner="threads")
-    assert report.ok, report.findings
+    report = verify(settings_of(older.data), runner="threads")
+    assert report.errors == 0, report.findings
+    # The rest of an interrupted upload is a note while it may go on, and a warning a day later.
+    warned = {row.kind for row in report.findings if row.severity == "warning"}
+    assert warned <= {"pending"}, report.findings
     assert report.objects > 20
 
 
