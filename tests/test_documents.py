@@ -189,8 +189,6 @@ def test_the_promises_of_the_guides_are_listed_with_their_tests() -> None:
 # ---- Danube's documents, line by line ----
 
 SEEDS: Final = ROOT / "docs" / "seeds.md"
-TO_COME: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 8})
-"""Parts of the work whose rows do not name code and test yet."""
 SEED_HEADER: Final = "| line | what | code | test | what differs, and why |"
 
 
@@ -208,13 +206,8 @@ def seed_rows(text: str) -> dict[str, list[list[str]]]:
     return found
 
 
-def part_of(cell: str) -> int | None:
-    match = re.fullmatch(r"to come: part (\d+)", cell)
-    return None if match is None else int(match[1])
-
-
 def wrong_seed_rows(rows: list[list[str]]) -> list[str]:
-    """What is wrong with rows: cells, names of code or tests that are not there, open parts."""
+    """What is wrong with rows: their cells, and names of code or tests that are not there."""
     wrong = []
     for row in rows:
         where = " | ".join(row[:2])
@@ -222,19 +215,14 @@ def wrong_seed_rows(rows: list[list[str]]) -> list[str]:
             wrong.append(f"{where}: five cells, and the first is a line")
             continue
         code, test = row[2], row[3]
-        for cell in (code, test):
-            if (part := part_of(cell)) is not None and part not in TO_COME:
-                wrong.append(f"{where}: part {part} is done, and the row does not say where")
-        if part_of(code) is None:
-            files = SPAN.findall(code)
-            absent = [each for each in files if not (ROOT / "src" / "forebay" / each).is_file()]
-            if not files or absent:
-                wrong.append(f"{where}: no code at {absent or code}")
-        if part_of(test) is None:
-            named = [each for each in SPAN.findall(test) if each.startswith("tests/")]
-            absent = missing_tests(test)
-            if not named or absent:
-                wrong.append(f"{where}: no test at {absent or test}")
+        files = SPAN.findall(code)
+        absent = [each for each in files if not (ROOT / "src" / "forebay" / each).is_file()]
+        if not files or absent:
+            wrong.append(f"{where}: no code at {absent or code}")
+        named = [each for each in SPAN.findall(test) if each.startswith("tests/")]
+        absent = missing_tests(test)
+        if not named or absent:
+            wrong.append(f"{where}: no test at {absent or test}")
     return wrong
 
 
@@ -244,8 +232,6 @@ def test_every_line_of_danubes_documents_names_code_and_test() -> None:
     rows = [row for table in tables.values() for row in table]
     assert len(rows) > 165
     assert wrong_seed_rows(rows) == []
-    lists = re.findall(r"to come: part (\d+)", text_of(SEEDS))
-    assert {int(part) for part in lists} == TO_COME
 
 
 def test_a_wrong_row_of_danubes_documents_would_be_found() -> None:
@@ -258,7 +244,6 @@ def test_a_wrong_row_of_danubes_documents_would_be_found() -> None:
         (["1", "a", "somewhere", here, ""], "no code"),
         (["1", "a", "`logs.py`", "`tests/test_documents.py::test_none`", ""], "no test"),
         (["1", "a", "`logs.py`", "trust me", ""], "no test"),
-        (["1", "a", "to come: part 99", here, ""], "part 99 is done"),
     ):
         [wrong] = wrong_seed_rows([row])
         assert said in wrong
