@@ -58,7 +58,7 @@ def test_values_are_written_as_in_the_configuration_file(
         ({"interval_seconds": 1}, "'interval_seconds' is not a setting of a topic"),
         ({"colour": "red"}, "known keys: rotate_max_bytes, "),
         ({"max_object_bytes": "64 apples"}, "max_object_bytes is '64 apples'; it must be a size"),
-        ({"max_object_bytes": None}, "max_object_bytes is 'null'; it must be a size"),
+        ({"max_object_bytes": True}, "max_object_bytes is 'true'; it must be a size"),
         ({"max_object_bytes": "-1"}, "max_object_bytes is -1; it must be a whole number"),
         ({"max_object_messages": 1.5}, "it must be a whole number, or null"),
         ({"max_open_seconds": float("nan")}, "it must be a duration"),

@@ -24,7 +24,7 @@ def made(ranges: list[tuple[int, int]]) -> tuple[Cursor, set[int]]:
     return cursor, wanted
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(ranges=RANGES)
 def test_a_cursor_contains_exactly_what_was_added(ranges: list[tuple[int, int]]) -> None:
     cursor, wanted = made(ranges)
@@ -35,7 +35,7 @@ def test_a_cursor_contains_exactly_what_was_added(ranges: list[tuple[int, int]])
     assert all(start > end for (start, _), end in zip(cursor.ranges, ends, strict=False))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(ranges=RANGES, others=RANGES)
 def test_two_cursors_merge_into_what_either_has(
     ranges: list[tuple[int, int]], others: list[tuple[int, int]]
@@ -45,7 +45,7 @@ def test_two_cursors_merge_into_what_either_has(
         assert {offset for offset in range(80) if merged.contains(offset)} == has | has_too
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(ranges=RANGES, epoch=st.integers(0, OFFSET_MAX), updated=st.integers(0, OFFSET_MAX))
 def test_a_cursor_comes_back_as_it_was(
     ranges: list[tuple[int, int]], epoch: int, updated: int

@@ -366,6 +366,13 @@ class Wanted:
         """Whether a message of this time ends the output."""
         return self.end_time is not None and publish_time >= self.end_time
 
+    @property
+    def option(self) -> str:
+        """The option that begins where this does."""
+        if self.start_time is not None:
+            return f"--since {self.start_time}"
+        return f"--start {self.start}" if self.last is None else f"--last {self.last}"
+
     def query(self) -> dict[str, str | int]:
         found: dict[str, str | int] = {"start": self.start}
         if self.start_time is not None:
@@ -422,7 +429,7 @@ def received(
             if now - away >= reconnect_seconds:
                 raise ServiceUnavailable(
                     f"{error}; tried for {reconnect_seconds:.0f} seconds; to continue later, use "
-                    f"--start {wanted.start}"
+                    f"{wanted.option}"
                 ) from error
             seen = True
         time.sleep(_PAUSE_SECONDS)
