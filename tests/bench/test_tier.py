@@ -19,6 +19,7 @@ from forebay.bench.history import (
     discard,
     fill,
     open_history,
+    payloads,
     read_frames,
     read_messages,
     write_history,
@@ -27,6 +28,8 @@ from forebay.bench.history import (
 from forebay.bench.measure import open_topic
 from forebay.bench.tier import appending, reader_beside
 from forebay.cli import main
+from forebay.format.blocks import RawBlock, compress_block
+from forebay.format.frame import encode_frame
 from forebay.limits import MIB
 from forebay.objects.store import connect
 from forebay.settings import CloudSettings, StoreSettings, UploaderSettings
@@ -65,13 +68,27 @@ def rows(place: str) -> dict[str, float | None]:
     return {name.format(place): goal for name, goal in GOALS.items()}
 
 
+def compressed(place: str) -> dict[str, float | None]:
+    """The rows of compressed objects, with their goals."""
+    found: dict[str, float | None] = {}
+    local = place == "local disk"
+    for content in ("JSON", "random"):
+        where = f"{content}, zstd, {place}"
+        found[f"stored, {where}"] = None
+        found[f"upload, {where}"] = 0.3 if local else None
+        found[f"read to frames, {where}"] = 0.5 if local else None
+        found[f"read to frames, {where} + 30 ms"] = 1.0 if content == "JSON" and not local else None
+    return found
+
+
 def appends(place: str) -> dict[str, float | None]:
     return dict(zip((name.format(place) for name in APPENDS), (0.6, 0.9), strict=True))
 
 
 def test_it_measures_local_disk_and_leaves_nothing(tmp_path: Path) -> None:
     found = {row["name"]: row["goal"] for row in bench(tmp_path)["results"]}
-    expected = rows("local disk") | {CACHED: None} | appends("local disk + 30 ms")
+    expected = rows("local disk") | {CACHED: None} | compressed("local disk")
+    expected |= appends("local disk + 30 ms")
     assert list(found.items()) == list(expected.items())
     assert list(tmp_path.iterdir()) == []
 
@@ -89,8 +106,8 @@ def test_it_measures_the_store_of_a_configuration_and_leaves_no_object(
         assert list(store.list("")) == []
     finally:
         store.close()
-    local = rows("local disk") | {CACHED: None}
-    expected = local | rows("S3") | appends("local disk + 30 ms") | appends("S3")
+    local = rows("local disk") | {CACHED: None} | compressed("local disk")
+    expected = local | rows("S3") | compressed("S3") | appends("local disk + 30 ms") | appends("S3")
     assert {row["name"]: row["goal"] for row in found["results"]} == expected
     assert list(work.iterdir()) == []
 
@@ -119,6 +136,15 @@ def test_a_store_in_memory_is_no_store_to_measure(tmp_path: Path) -> None:
 
 
 # ---- the bytes ----
+
+
+def test_json_payloads_are_the_same_in_every_run_and_compress_to_a_third() -> None:
+    found = payloads(1000, "JSON")
+    assert found == payloads(1000, "JSON")
+    assert {len(each) for each in found} == {1000}
+    assert len(set(found)) == len(found) > MIB // 1000
+    frames = b"".join(encode_frame(at, each) for at, each in enumerate(found[:1000]))
+    assert len(compress_block(RawBlock(0, 1000, frames), 3)) <= 0.35 * len(frames)
 
 
 @pytest.fixture
