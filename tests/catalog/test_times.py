@@ -11,6 +11,7 @@ import pytest
 from forebay.catalog.adopt import adopt, remove_rows
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.chain import decode_totals, encode_totals
+from forebay.catalog.kv import Remove
 from forebay.catalog.records import TopicRecord
 from forebay.catalog.sqlite import SqliteKv
 from forebay.catalog.swap import swap, swap_back
@@ -211,6 +212,15 @@ def test_a_catalog_of_an_earlier_release_gets_its_rows_in_the_background(setup: 
     prefix = topic.catalog.keys.times(TOPIC)
     rows = setup.backend.kv.range(prefix, after_prefix(prefix), limit=1000)
     assert len(rows) == 80, "rows of the former series are removed"
+
+
+def test_a_catalog_without_totals_gets_end_rows_and_then_time_rows(setup: Setup) -> None:
+    topic = TimedTopic(setup)
+    for at in range(5):
+        topic.commit([10 * at])
+    assert setup.backend.kv.commit([], [Remove(topic.catalog.keys.totals(TOPIC))]) is not None
+    topic.index()
+    topic.require_exact()
 
 
 def test_damaged_times_in_the_totals_are_made_anew(setup: Setup) -> None:

@@ -226,8 +226,8 @@ class Chain:
             if not page:
                 if record is not None:
                     compares.append(Compare(record.key, record.revision))
-                done = self._kv.commit(compares, [self._put(replace(known, next=None))])
-                return done is not None
+                self._kv.commit(compares, [self._put(replace(known, next=None))])
+                continue  # the time rows are next
             compares += [Compare(entry.key, entry.revision) for entry in page]
             found = [decode_outline(entry.value) for entry in page]
             rows: list[Write] = [
