@@ -172,6 +172,8 @@ def test_options_of_every_kind_are_taken() -> None:
     )
     asked = b'{"kind": "compact", "topics": null, "target_bytes": 8, "budget_bytes": 9}'
     assert parse_request(asked) == ("compact", (), {"target_bytes": 8, "budget_bytes": 9})
+    asked = b'{"kind": "compact", "compression": "zstd"}'
+    assert parse_request(asked) == ("compact", (), {"compression": "zstd"})
 
 
 def test_methods_that_jobs_do_not_have_are_refused(server: Served) -> None:

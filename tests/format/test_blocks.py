@@ -291,6 +291,16 @@ def test_frames_before_a_damaged_one_in_a_block_are_read() -> None:
     assert (blocks.corruption.position, blocks.corruption.offset) == (100, FIRST + 2)
 
 
+def test_a_block_with_more_frames_than_its_header_says_is_damage_after_those() -> None:
+    stored = zstandard.compress(scanned([10, 10, 10]))
+    header = BlockHeader(FIRST, 2, 78, len(stored))
+    blocks = BlockAssembler(FIRST, 0, 1000)
+    [found] = blocks.feed(forged(header, stored))
+    assert list(found.offsets) == [FIRST, FIRST + 1]
+    assert blocks.corruption is not None
+    assert (blocks.corruption.position, blocks.corruption.offset) == (0, FIRST + 2)
+
+
 def test_a_block_that_is_too_large_for_the_reader_is_not_decompressed() -> None:
     blocks = BlockAssembler(FIRST, 0, len(OBJECT))
     blocks.bytes_max = 100

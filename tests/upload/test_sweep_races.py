@@ -13,7 +13,7 @@ from forebay.catalog.records import Life, State
 from forebay.catalog.swap import swap, swap_back
 from forebay.errors import CommitRefused, ServiceUnavailable, TopicFenced
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.names import TopicName, object_key, objects_prefix, sidecar
+from forebay.format.names import ObjectName, TopicName, object_key, objects_prefix, sidecar
 from forebay.upload.sweep import Action, Kind, SweepReport, sweep
 from support.reservoirs import (
     GRACE_MINUTES,
@@ -373,6 +373,20 @@ def test_an_old_intent_of_a_compaction_is_kept_while_the_owner_of_its_epoch_live
     at.fill(owner, 0, 10, 20, 30)
     intent = at.intend(owner, 10, 29)
     at.write(intent.object_id, frames(10, 20))
+    at.grow_old()
+    reason = "a compaction may still commit it"
+    assert outcomes(swept(at)) == [(Kind.ORPHAN, Action.KEPT, reason)]
+    at.own()
+    assert outcomes(swept(at))[0][:2] == (Kind.ORPHAN, Action.REMOVED)
+
+
+def test_an_old_intent_to_compress_one_object_is_kept_while_the_owner_of_its_epoch_lives(
+    at: Reservoir,
+) -> None:
+    owner = at.own()
+    at.fill(owner, 0, 10, 20)
+    intent = at.catalog.intend(TOPIC, owner.epoch, ObjectName(0, 9, compressed=True))
+    at.store.put_object(object_key(TOPIC, intent.object_id), b"compressed")
     at.grow_old()
     reason = "a compaction may still commit it"
     assert outcomes(swept(at)) == [(Kind.ORPHAN, Action.KEPT, reason)]

@@ -319,6 +319,8 @@ class BlockAssembler:
         header = block.header
         self.block_position = block.position
         found = scan(frames, expected=header.first_offset, consecutive=True)
+        if len(found) > header.messages:
+            found = found.part(0, header.messages)
         if len(found) != header.messages or found.safe_length != len(frames):
             reason = found.end.describe() if found.end.corrupt else "the frames do not fill it"
             self._fail_at(block, f"damaged block: {reason}", len(found))
