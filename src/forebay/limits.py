@@ -96,7 +96,6 @@ CURSOR_BYTES_MAX: Final = 32 * KIB
 """The maximum size of a cursor in the catalog. Beyond it, the highest ranges are left out."""
 
 CURSOR_NAME_BYTES_MAX: Final = 256
-PROGRESS_FLUSH_SECONDS: Final = 5.0
 
 JOB_STATE_BYTES_MAX: Final = 64 * KIB
 """The maximum size of a state that a job stores for a topic in the catalog."""

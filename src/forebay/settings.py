@@ -29,7 +29,6 @@ from forebay.limits import (
     OFFSET_MAX,
     OFFSETS_RESERVED,
     PART_BYTES_MIN,
-    PROGRESS_FLUSH_SECONDS,
     READ_AHEAD_CHUNKS,
     UPLOAD_THREADS,
     WRITER_THREADS,
@@ -335,7 +334,7 @@ class MetadataSettings:
     """How long before its lease ends an owner stops acknowledging appends."""
     offsets_reserved: int = OFFSETS_RESERVED
     """Offsets that the owner of a topic reserves at a time."""
-    progress_flush_interval_seconds: float = PROGRESS_FLUSH_SECONDS
+    progress_flush_interval_seconds: float = 5
     """How long what consumers acknowledged may be in memory only before the catalog gets it."""
     progress_min_offset_delta: int = 1
     """Acknowledged offsets below which the catalog gets them only when the topic is closed."""
