@@ -27,9 +27,10 @@ ALL = "orders,/eu/returns,clicks"
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Four topics in both tiers, whose owner is alive."""
+    """Four topics in both tiers, whose owner is alive; the objects of one are compressed."""
     path = tmp_path_factory.mktemp("store")
     with Store(settings_of(path)) as store:
+        store.topic(TOPICS[0]).configure(compression="zstd")
         for number, topic in enumerate(TOPICS):
             fill_both_tiers(store.topic(topic), 1000 + number)
         yield path
