@@ -106,7 +106,7 @@ def run_aside(action: Callable[[], _Result]) -> _Result:
     """
     if getattr(_here, "own", False):
         return action()
-    call = _Call(action)
+    call = Call(action)
     try:
         start_thread(call.run, "forebay-aside")
     except RuntimeError:
@@ -114,8 +114,8 @@ def run_aside(action: Callable[[], _Result]) -> _Result:
     return call.result()
 
 
-class _Call(Generic[_Result]):
-    """An action that runs once, and what came of it."""
+class Call(Generic[_Result]):
+    """An action that runs at most once, on the first thread that takes it, and its result."""
 
     def __init__(self, action: Callable[[], _Result]) -> None:
         self._action = action
@@ -124,7 +124,16 @@ class _Call(Generic[_Result]):
         self._values: list[_Result] = []
         self._error: BaseException | None = None
 
+    @property
+    def done(self) -> bool:
+        return self._done.woken
+
+    def cancel(self) -> None:
+        """Drops the action if it has not begun. Nobody may wait for its result."""
+        self._begun.acquire(blocking=False)
+
     def run(self) -> None:
+        """Runs the action here, unless another thread has begun it."""
         if not self._begun.acquire(blocking=False):
             return
         try:
@@ -135,6 +144,7 @@ class _Call(Generic[_Result]):
             self._done.wake()
 
     def result(self) -> _Result:
+        """Waits for the action; returns its result, or raises what it raised. For one thread."""
         self._done.wait()
         if self._error is None:
             return self._values[0]

@@ -11,51 +11,60 @@ which does work that has not begun on the caller's own thread.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, TypeVar
+
+from forebay.interrupts import Call, WorkerThreads
 
 _Result = TypeVar("_Result")
 
 THREADS_MAX: Final = 4
-_lock: Final = threading.Lock()
-_pools: Final[dict[int, ThreadPoolExecutor]] = {}
-"""The threads of this process. Those of a parent process do not exist after a fork."""
 
 
 class Ahead(Generic[_Result]):
     """Work that may run on another thread before its result is wanted. One thread uses it."""
 
-    __slots__ = ("_future", "_work")
+    __slots__ = ("_call",)
 
     def __init__(self, work: Callable[[], _Result]) -> None:
-        self._work = work
+        self._call = Call(work)
         try:
-            self._future: Future[_Result] | None = _pool().submit(work)
-        except RuntimeError:  # the interpreter is about to exit, and starts no more work
-            self._future = None
+            _threads().put(self._call.run)
+        except RuntimeError:  # there can be no more threads: `result` does it
+            return
 
     @property
     def done(self) -> bool:
-        return self._future is not None and self._future.done()
+        return self._call.done
 
     def result(self) -> _Result:
         """Returns what the work returned, or raises what it raised. Does it here if need be."""
-        if self._future is None or self._future.cancel():
-            return self._work()
-        return self._future.result()
+        self._call.run()
+        return self._call.result()
 
     def cancel(self) -> None:
         """Drops work that has not begun."""
-        if self._future is not None:
-            self._future.cancel()
+        self._call.cancel()
 
 
-def _pool() -> ThreadPoolExecutor:
+_workers: Final[dict[int, WorkerThreads[Callable[[], None]]]] = {}
+"""The threads of this process. Those of a parent process do not exist after a fork."""
+
+
+def _threads() -> WorkerThreads[Callable[[], None]]:
     process = os.getpid()
-    with _lock:
-        if process not in _pools:
-            threads = min(os.cpu_count() or 1, THREADS_MAX)
-            _pools[process] = ThreadPoolExecutor(threads, thread_name_prefix="compress")
-        return _pools[process]
+    found = _workers.get(process)
+    if found is None:
+        most = min(os.cpu_count() or 1, THREADS_MAX)
+        # It starts no thread before it gets work, so a second one made meanwhile costs nothing.
+        found = _workers.setdefault(process, WorkerThreads(most, "compress", _work))
+    return found
+
+
+def _work() -> None:
+    threads = _threads()
+    while True:
+        run = threads.get()
+        if run is not None:
+            run()
+        del run  # an idle thread must not keep the result alive

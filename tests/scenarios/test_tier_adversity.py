@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -319,11 +319,13 @@ def test_a_reader_of_frames_keeps_no_old_piece_while_it_fetches_the_next(setup: 
         assert kept == [None]
 
 
-@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize(
+    ("lenient", "compression"), [(False, "none"), (True, "none"), (False, "zstd")]
+)
 def test_a_reader_of_objects_goes_on_after_an_interrupt_at_any_line(
-    setup: Setup, lenient: bool
+    setup: Setup, lenient: bool, compression: Literal["none", "zstd"]
 ) -> None:
-    setup.uploading(max_object_bytes=150_000)
+    setup.uploading(max_object_bytes=150_000, compression=compression)
     chunked = CloudReaderSettings(fetch_chunk_size=65_536, read_ahead_chunks=2, lenient=lenient)
     settings = replace(setup.settings(), cloud_reader=chunked)
     with Store(settings, clock=setup.clock, catalog=setup.catalog, store=setup.objects) as store:
@@ -337,6 +339,11 @@ def test_a_reader_of_objects_goes_on_after_an_interrupt_at_any_line(
         assert at > 200
 
 
+_INTERRUPTED: Final = tuple(
+    f"/forebay/{each}.py" for each in ("format/frame", "format/blocks", "processors")
+)
+
+
 def _interrupted_at(line: int, topic: Topic) -> bool:
     """Whether the interrupt came while the reader read; it then reads on without a gap."""
     count = 0
@@ -347,7 +354,7 @@ def _interrupted_at(line: int, topic: Topic) -> bool:
         # Not at a `with`: a real interrupt never comes between its block and its end.
         if (
             kind == "line"
-            and ("/forebay/read/" in file or file.endswith("/forebay/format/frame.py"))
+            and ("/forebay/read/" in file or file.endswith(_INTERRUPTED))
             and "with " not in linecache.getline(file, frame.f_lineno)
         ):
             count += 1
