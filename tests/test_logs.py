@@ -91,6 +91,13 @@ def all_lines() -> Iterator[Lines]:
         yield lines
 
 
+@pytest.fixture
+def log_lines() -> Iterator[Lines]:
+    """What the write-ahead log logs, whatever level a command has set for the others."""
+    with listening(logging.getLogger("forebay.wal")) as lines:
+        yield lines
+
+
 def test_a_line_is_what_happened_and_its_fields(lines: Lines) -> None:
     event(LOG, logging.INFO, "object committed", topic="/default/orders", bytes=9, seconds=0.12345)
     assert lines.last() == "object committed topic=/default/orders bytes=9 seconds=0.123"
@@ -137,7 +144,7 @@ def test_a_topic_has_one_name_in_text_and_in_json(lines: Lines) -> None:
 
 
 def test_a_rotation_is_logged_with_its_topic_and_what_caused_it(
-    tmp_path: Path, all_lines: Lines
+    tmp_path: Path, log_lines: Lines
 ) -> None:
     settings = StoreSettings(tmp_path, wal=WalSettings(rotate_max_bytes=1000))
     with Store(settings) as store:
@@ -145,7 +152,7 @@ def test_a_rotation_is_logged_with_its_topic_and_what_caused_it(
         for _ in range(2):
             topic.append(b"x" * 1000, durability="synced")
         topic.rotate()
-    found = [json.loads(line) for line in all_lines.json.getvalue().splitlines()]
+    found = [json.loads(line) for line in log_lines.json.getvalue().splitlines()]
     rotated = [each for each in found if each["event"] == "segment rotated"]
     assert [(each["file"], each["start"], each["end"]) for each in rotated] == [
         ("wal.log", 0, 0),
@@ -153,7 +160,7 @@ def test_a_rotation_is_logged_with_its_topic_and_what_caused_it(
     ]
     assert {each["topic"] for each in rotated} == {"/default/orders"}
     assert [each["closed_by"] for each in rotated] == ["bytes", "bytes"]
-    assert "segment rotated topic=/default/orders file=wal.log start=0" in all_lines.all
+    assert "segment rotated topic=/default/orders file=wal.log start=0" in log_lines.all
 
 
 def test_a_line_in_json_is_one_line(lines: Lines) -> None:

@@ -232,6 +232,7 @@ DOES: Final[dict[Callable[[Scene], None], tuple[str, ...]]] = {
         "uploader_cycle_duration_seconds",
         "uploader_objects_created",
         "uploader_bytes_uploaded",
+        "uploader_logical_bytes_uploaded",
         "uploader_bytes_per_object",
         "uploader_msgs_per_object",
         "uploader_objects_verified",

@@ -381,7 +381,7 @@ def test_metadata_files_that_make_no_sense_are_as_none(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path)
     backend.put_object("a/b", b"data", {"name": "value"})
     for nonsense in (b"[]", b"{}", b"5", b'{"etag": 1}', b"\xff", b"[" * 100_000):
-        (tmp_path / ".meta/a/b").write_bytes(nonsense)
+        (tmp_path / ".meta/a/b.meta").write_bytes(nonsense)
         assert backend.head("a/b").metadata == {}
 
 

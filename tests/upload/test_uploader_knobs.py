@@ -229,6 +229,7 @@ def test_the_start_of_an_object_is_logged_with_its_plan(
         "topic": TOPIC,
         "object": done.object_id,
         "bytes": done.size,
+        "raw_bytes": done.size,
         "messages": 100,
         "chunks": segments,
         "closed_by": "forced",
