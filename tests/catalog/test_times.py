@@ -214,6 +214,22 @@ def test_a_catalog_of_an_earlier_release_gets_its_rows_in_the_background(setup: 
     assert len(rows) == 80, "rows of the former series are removed"
 
 
+def test_a_lookup_whose_rows_are_replaced_meanwhile_skips_nothing(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = TimedTopic(setup)
+    for at in range(5):
+        topic.commit([10 * at])
+    chain = topic.catalog.chain(TOPIC)
+    before = chain.totals()
+    topic.forget()
+    topic.index()  # and the rows that `before` names are gone
+    answers = iter([before])
+    now = type(chain).totals
+    monkeypatch.setattr(type(chain), "totals", lambda self: next(answers, None) or now(self))
+    assert chain.first_at(20) == 2
+
+
 def test_a_catalog_without_totals_gets_end_rows_and_then_time_rows(setup: Setup) -> None:
     topic = TimedTopic(setup)
     for at in range(5):

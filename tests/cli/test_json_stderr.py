@@ -46,6 +46,11 @@ def lines_of(text: str) -> list[dict[str, Any]]:
     return found
 
 
+def test_a_line_that_is_nested_too_deeply_for_a_parser_is_wrapped() -> None:
+    line = b"[" * 100_000
+    assert json.loads(as_json_line(line))["event"] == line.decode()
+
+
 def test_everything_that_a_process_and_its_children_write_is_json() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", NOISE], capture_output=True, text=True, check=False, timeout=PATIENCE

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.errors import UsageError
 from forebay.format.message import MessageId, StreamMessage
+from forebay.read.by_time import milliseconds
 from forebay.settings import StoreSettings, UploaderSettings, WalSettings
 from forebay.topic.resources import StoreResources
 from forebay.topic.store import Store, Topic, open_store
@@ -167,6 +170,13 @@ def test_a_time_without_a_zone_is_refused_and_any_zone_is_taken(store: Store) ->
     east = at(BASE + 1).astimezone(timezone(timedelta(hours=9)))
     assert topic.offset_at(east) == 1
     assert topic.offset_at(at(BASE) + timedelta(microseconds=1)) == 1, "times are rounded up"
+
+
+@given(st.integers(0, 4 * 10**12))
+def test_a_time_of_whole_milliseconds_is_not_rounded(time_ms: int) -> None:
+    assert (
+        milliseconds(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)) == time_ms
+    )
 
 
 def test_what_a_crash_left_in_the_newest_segment_is_searched_by_its_times(

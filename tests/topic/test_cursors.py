@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from forebay.catalog.cursors import read_cursor, read_cursors, write_cursor
-from forebay.errors import OffsetOutOfRange, TopicFenced, UsageError
+from forebay.catalog.kv import Put, Remove
+from forebay.errors import DescriptorError, OffsetOutOfRange, TopicFenced, UsageError
 from forebay.format.cursor import Cursor
 from forebay.format.names import parse_topic
 from forebay.settings import MetadataSettings, StoreSettings, UploaderSettings
@@ -92,6 +93,30 @@ def test_a_cursor_that_moved_little_is_written_at_close_only(tmp_path: Path) -> 
     factory.close()
     factory, storage = opened(settings)
     assert storage.acknowledged == 7
+    factory.close()
+
+
+def test_a_flush_that_fails_stays_the_only_one_and_writes_the_other_cursors(tmp_path: Path) -> None:
+    factory, storage = opened(settings_of(tmp_path, progress_flush_interval_seconds=3600))
+    append(storage, 10)
+    assert factory.resources is not None
+    catalog, cursors = factory.resources.catalog, storage.cursors
+    key = catalog.keys.cursor_row(TOPIC, "a")
+    catalog.kv.commit([], [Put(key, b"damaged")])
+    scheduled: list[str] = []
+    cursors.schedule = lambda: scheduled.append("flush")
+    for offset in range(4):
+        cursors.acknowledge("a", offset, offset + 1)
+        cursors.acknowledge("b", offset, offset + 1)
+        with pytest.raises(DescriptorError):
+            cursors.flush()
+        assert (in_catalog(factory, "b") or Cursor()).position == offset + 1
+    assert scheduled == ["flush"]
+    catalog.kv.commit([], [Remove(key)])
+    cursors.flush()
+    assert (in_catalog(factory, "a") or Cursor()).position == 4
+    cursors.acknowledge("a", 4, 5)
+    assert scheduled == ["flush", "flush"]
     factory.close()
 
 

@@ -34,6 +34,8 @@ from forebay.format.descriptor import (
 from forebay.format.names import CatalogKeys, TopicName
 from forebay.limits import CATALOG_OPERATIONS_MAX, DESCRIPTOR_INDEX_ENTRIES, OFFSET_MAX
 
+_LOOKUPS: Final = 3
+"""How often a lookup by time is tried while the rows are made anew."""
 INDEXED_BATCH: Final = 64
 """Objects that one transaction of `Chain.index` adds rows for."""
 
@@ -201,12 +203,18 @@ class Chain:
 
         None if no object has such a message. Takes two requests, or three after long pauses.
         """
-        totals = self.totals()
-        times = totals.times
-        if times is None:
-            return 0
-        found = self._times.find(times, time_ms, totals.objects)
-        return times.next if found is None else found
+        for _ in range(_LOOKUPS):
+            totals = self.totals()
+            times = totals.times
+            if times is None:
+                return 0
+            found = self._times.find(times, time_ms, totals.objects)
+            if found is not None:
+                return found
+            if times.highest is None or time_ms > times.highest:
+                return times.next
+            # The row of the highest time is gone: a new series has replaced this one.
+        return 0
 
     def index(self, batches: int) -> bool:
         """Adds the rows that are missing in a chain of an earlier release; whether all is done.

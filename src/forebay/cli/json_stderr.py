@@ -84,7 +84,7 @@ def as_json_line(line: bytes) -> bytes:
     try:
         if isinstance(json.loads(line), dict):
             return line + b"\n"
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     text = line.decode("utf-8", "replace").rstrip()
     return json_line(logging.WARNING, text, "stderr").encode("utf-8", "replace") + b"\n"

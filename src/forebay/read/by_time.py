@@ -14,9 +14,9 @@ is the end of the log at the time of the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from forebay.catalog.catalog import Catalog
 from forebay.errors import LostOffsets, OffsetOutOfRange, UsageError
@@ -26,6 +26,8 @@ from forebay.interrupts import run_aside
 from forebay.limits import CATALOG_PAGE, OFFSET_MAX
 from forebay.wal.reader import LogReader
 from forebay.wal.segment import Segment, SegmentIndexes
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def milliseconds(time: datetime) -> int:
@@ -38,7 +40,7 @@ def milliseconds(time: datetime) -> int:
             f"{time.isoformat()} has no time zone; pass one, such as "
             "datetime(2026, 1, 1, tzinfo=timezone.utc)"
         )
-    return max(-int(-time.timestamp() * 1_000_000 // 1_000), 0)
+    return max(-((_EPOCH - time) // timedelta(milliseconds=1)), 0)
 
 
 class LocalLog(Protocol):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.cursors import read_cursors, write_cursor
+from forebay.errors import ForebayError
 from forebay.format.cursor import Cursor
 from forebay.format.names import TopicName
 from forebay.interrupts import holding
@@ -111,20 +112,34 @@ class TopicCursors:
     def flush(self, *, everything: bool = False) -> None:
         """Writes the cursors that have moved far enough, or with `everything` all that moved.
 
-        Raises TopicFenced if another process owns the topic, and ServiceError.
+        If one cannot be written, the others are. Raises the first error then: TopicFenced if
+        another process owns the topic, ServiceError, or DescriptorError for a damaged row. A flush
+        that was scheduled stays so, and whoever runs it tries again.
         """
         if self._catalog is None:
             return
+        errors: list[ForebayError] = []
         with self._flushing:
             for name, cursor in holding(self._lock, lambda: self._due(everything)):
-                now_ms = self._now_ms()
-                written = write_cursor(
-                    self._catalog, self._topic, self._epoch, name, cursor, now_ms
-                )
-                holding(self._lock, lambda: self._wrote(name, written))  # noqa: B023
+                try:
+                    self._write(self._catalog, name, cursor)
+                except ForebayError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+        if holding(self._lock, self._done) and self.schedule is not None:
+            self.schedule()
+
+    def _write(self, catalog: Catalog, name: str, cursor: Cursor) -> None:
+        written = write_cursor(catalog, self._topic, self._epoch, name, cursor, self._now_ms())
+        holding(self._lock, lambda: self._wrote(name, written))
+
+    def _done(self) -> bool:
+        """After a flush: whether the caller has to schedule one more, for what came meanwhile."""
+        self._scheduled = any(map(self._is_due, self._states.values()))
+        return self._scheduled
 
     def _due(self, everything: bool) -> list[tuple[str, Cursor]]:
-        self._scheduled = False
         return [
             (name, state.cursor)
             for name, state in self._states.items()

@@ -173,6 +173,21 @@ def test_a_topic_with_limits_of_its_own_is_compacted_by_them(tmp_path: Path) -> 
     setup.close()
 
 
+def test_without_a_limit_of_objects_large_ones_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup(tmp_path)
+    setup.lay([0, 10, 20])
+    configure_topic(setup.catalog, TOPIC, setup.settings, {"max_object_bytes": None})
+    monkeypatch.setattr("forebay.pipeline.jobs.compact._TARGET_BYTES", 100)  # in place of 1 GiB
+    compact(setup.settings, executor=RunsHere(here))
+    assert [each.count for each in setup.catalog.get_object_descriptors(TOPIC)] == [10, 10]
+    monkeypatch.undo()
+    compact(setup.settings, executor=RunsHere(here))
+    assert [each.count for each in setup.catalog.get_object_descriptors(TOPIC)] == [20]
+    setup.close()
+
+
 def test_what_cannot_be_right_is_refused(setup: Setup, tmp_path: Path) -> None:
     setup.lay([0, 10, 20])
     with pytest.raises(UsageError, match="/default/other"):

@@ -52,7 +52,7 @@ from forebay.format.content import ContentHash
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.frame import Scan
 from forebay.format.names import ObjectName, TopicName, object_key, parse_object, parse_topic
-from forebay.limits import OFFSET_MAX
+from forebay.limits import GIB, OFFSET_MAX
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.pipeline.execute import Done, Executor, Progress, SparkExecutor
@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _log: Final = logging.getLogger("forebay.pipeline")
+_TARGET_BYTES: Final = 1 * GIB
+"""The target where `max_object_bytes` is null. That of the stores would rewrite whole histories."""
 _GROUPS_PER_ROUND: Final = 512
 """The most groups to plan at a time: their descriptors are in the driver's memory."""
 _GROUPS_PER_WAVE: Final = 128
@@ -518,6 +520,8 @@ class _Compaction:
         leave = self._failed.get(topic, set())
         resources, target = self.resources, self.target_bytes
         uploader = effective_settings(resources.catalog, topic, resources.settings).uploader
+        if target is None and uploader.max_object_bytes is None:
+            target = _TARGET_BYTES
         return plan_groups(
             topic,
             record,
