@@ -364,7 +364,7 @@ class Walk:
                 return
             raise Broken("no way out", f"{type(error).__name__}: {text} (tried {tried})")
         while True:
-            left = [each for each in commands if tried.count(each) < 2]
+            left = [each for each in commands if tried.count(each) < 3]
             command = min(left, key=tried.count, default=None)
             if command is None or len(tried) >= COMMANDS_MAX:
                 raise Broken("no way out", f"{text} (tried {tried})")

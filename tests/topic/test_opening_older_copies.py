@@ -26,7 +26,7 @@ from forebay.format.names import NONCE_FILE, MarkerName, object_key
 from forebay.limits import LOG_DISTANCE, MIB
 from forebay.objects.markers import list_markers
 from forebay.objects.memory import MemoryBackend
-from forebay.repair.repair import repair
+from forebay.repair.repair import RepairReport, repair
 from forebay.settings import MetadataSettings
 from forebay.testing import FaultBackend, ObjectFault
 from forebay.testing.objects import ObjectOperation
@@ -85,17 +85,20 @@ class Copies:
             shutil.copy(self.folder / name / "catalog.db", self.file)
             self.setup = self.opened()
 
-    def restore(self) -> None:
+    def restore(self, *, verify: bool = False, allow_gaps: bool = False) -> None:
         session = Session(self.setup.catalog, MetadataSettings(), self.setup.clock)
+        choices = RestoreChoices(verify=verify, allow_gaps=allow_gaps)
         with closing(session):
-            restore_topic(self.setup.catalog, self.setup.objects, session, TOPIC, RestoreChoices())
+            restore_topic(self.setup.catalog, self.setup.objects, session, TOPIC, choices)
 
-    def repair(self) -> None:
+    def repair(self) -> RepairReport:
         settings = self.setup.settings()
         resources = StoreResources(
             settings, self.setup.clock, catalog=self.setup.catalog, store=self.setup.objects
         ).open()
-        repair(settings, apply=True, accept_loss=True, clock=self.setup.clock, resources=resources)
+        return repair(
+            settings, apply=True, accept_loss=True, clock=self.setup.clock, resources=resources
+        )
 
     def markers(self) -> list[MarkerName]:
         return [each.name for each in list_markers(self.setup.objects, TOPIC)]
@@ -127,6 +130,32 @@ def test_an_older_copy_of_the_log_gives_no_offset_again(at: Copies) -> None:
     record = at.setup.catalog.record(TOPIC)
     assert record is not None
     assert (record.lost, record.unknown) == (((100, 200),), ())
+
+
+def test_an_older_copy_opens_although_a_verified_object_is_damaged(at: Copies) -> None:
+    """What is damaged is recorded as lost first, with the command that the repair names."""
+    at.add(100)
+    at.add(100, upload=True)
+    with at.topic() as topic:
+        topic.trim_local()
+        assert topic.watermarks().verified == 200
+    assert not any((at.folder / "data" / LOG).glob("wal.log")), "the log begins later"
+    at.add(10)
+    at.copy("old")
+    at.add(100, upload=True)
+    at.put_back("old", log=True)
+    key = object_key(TOPIC, "data-0-199.dnb1")
+    raw = bytearray(at.setup.objects.get_object(key, bytes_max=MIB))
+    raw[50] ^= 1
+    at.setup.objects.put_object(key, bytes(raw))
+    with pytest.raises(MissingData, match=r"older copy.*forebay repair --apply --accept-loss"):
+        at.add(1)
+    assert "`forebay restore --verify --allow-gaps`" in at.repair().left[0].remedy
+    at.restore(verify=True, allow_gaps=True)
+    assert at.repair().left == []
+    assert at.add(1).start >= 310
+    with at.topic() as topic:
+        assert [each.offset for each in topic.read(200, end=310)] == list(range(200, 310))
 
 
 def test_two_copies_of_a_log_that_are_opened_in_turn_give_no_offset_twice(at: Copies) -> None:

@@ -20,7 +20,7 @@ from forebay.errors import (
 from forebay.format.descriptor import encode_descriptor
 from forebay.format.frame import encode_frame, scan
 from forebay.format.names import object_key, pending_object, sidecar
-from forebay.limits import LOG_DISTANCE
+from forebay.limits import LOG_DISTANCE, MIB
 from forebay.topic.opening import settle
 from forebay.upload.inventory import CHUNK_BYTES
 from forebay.wal.identity import LocalLog
@@ -117,6 +117,19 @@ def test_verifying_reads_everything_and_moves_the_watermark(at: Reservoir) -> No
     report = restored(at, verify=True)
     assert (report.read_whole, report.by_sidecar) == (2, 0)
     assert record_of(at).verified == 20
+
+
+def test_verifying_reads_again_what_was_verified_before(at: Reservoir) -> None:
+    lay(at, 0, 10, 20)
+    restored(at, verify=True)
+    key = object_key(TOPIC, "data-0-9.dnb1")
+    raw = bytearray(at.store.get_object(key, bytes_max=MIB))
+    raw[-1] ^= 1
+    at.store.put_object(key, bytes(raw))
+    with pytest.raises(CorruptLog):
+        restored(at, verify=True)
+    restored(at, verify=True, allow_gaps=True)
+    assert record_of(at).holes == ((0, 10),)
 
 
 def test_an_object_larger_than_a_chunk_gets_the_same_index(at: Reservoir) -> None:

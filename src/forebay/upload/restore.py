@@ -192,7 +192,7 @@ def to_be_described(
     """Yields the objects that a restore would describe, in its order, if none is damaged."""
     known = _survey(catalog, topic, stock)
     if verify:
-        yield from known.unverified
+        yield from known.objects
     for range_ in known.choose(stock)[1].ranges:
         first = known.usable.get(range_, stock.ranges[range_])[0]
         if verify or first.object_id not in known.rows:
@@ -217,8 +217,8 @@ class _Known:
     """One more than the highest offset in any descriptor."""
     last_kept: int | None = None
     """Where the last descriptor begins that is kept without a change."""
-    unverified: list[Candidate] = field(default_factory=list)
-    """The objects of kept descriptors that were not read back yet."""
+    objects: list[Candidate] = field(default_factory=list)
+    """The objects of kept descriptors."""
     kept: int = 0
     first: int = 0
     """Where the chain begins."""
@@ -290,8 +290,7 @@ def _survey(catalog: Catalog, topic: TopicName, stock: Inventory) -> _Known:
             expected = row.next_offset
             known.kept += 1
             known.last_kept = start
-            if record is None or start >= record.verified:
-                known.unverified.append(found)
+            known.objects.append(found)
         elif broken is None:
             broken = min(at, start)
         if found is None and row is not None:
@@ -310,7 +309,7 @@ def _survey(catalog: Catalog, topic: TopicName, stock: Inventory) -> _Known:
         marked = [each.name.offset for each in stock.markers]
         known.first = min(candidates or marked or [0])
         if first is not None and known.first < first:
-            broken, known.kept, known.unverified, known.last_kept = known.first, 0, [], None
+            broken, known.kept, known.objects, known.last_kept = known.first, 0, [], None
         known.begin = broken if broken is not None else max(expected or 0, known.first)
     known.broken = broken is not None
     return known
@@ -504,7 +503,7 @@ class _Restore:
         If gaps are allowed, a damaged one is left out. Its descriptor is then replaced.
         """
         damaged: list[Candidate] = []
-        for each in self._known.unverified if self._choices.verify else ():
+        for each in self._known.objects if self._choices.verify else ():
             try:
                 self._describe_one(self._store, each, self._reading, whole=True)
             except CorruptLog as error:
@@ -519,7 +518,7 @@ class _Restore:
 
     def _count_kept(self) -> None:
         if self._begin < self._known.begin:  # the whole chain is made anew
-            self._known.kept, self._known.last_kept, self._known.unverified = 0, None, []
+            self._known.kept, self._known.last_kept, self._known.objects = 0, None, []
         self._report.known += self._known.kept
         self._used |= {each for each, at in self._known.rows.items() if at < self._begin}
 
