@@ -1,0 +1,1 @@
+"""Subscriptions: which consumer gets which message, and what was acknowledged."""
