@@ -107,6 +107,13 @@ bench: $(VENV)/.installed ## run the benchmarks that the documents quote
 	$(BIN)/forebay bench http
 	$(BIN)/forebay bench spark
 
+# 1.71 is the newest compiler whose code loads under protobuf 5.29.
+.PHONY: protobuf
+protobuf: ## compile the .proto files of the broker again
+	$(PYTHON) -m venv build/protobuf
+	build/protobuf/bin/python -m pip install --quiet 'grpcio-tools==1.71.*' 'setuptools<81'
+	build/protobuf/bin/python tools/protobuf.py
+
 .PHONY: soak
 soak: $(VENV)/.installed .tools/.installed ## run the long tests: hundreds of kills, long random histories, big objects, fuzzing
 	FOREBAY_SOAK=1 $(BIN)/python -m pytest -n 2 -m soak $(ARGS)
