@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 FILES = ("src/forebay/broker/danube.proto", "src/forebay/broker/streams.proto")
-HEAD = "# ruff: noqa\n# fmt: off\n# mypy: ignore-errors\n"
-STUB_HEAD = "# ruff: noqa\n# fmt: off\n# mypy: disable-error-code=type-arg\n"
+HEAD = "# mypy: ignore-errors\n"
+STUB_HEAD = "# mypy: disable-error-code=type-arg\n"
 
 
 def main() -> None:

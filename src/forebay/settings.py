@@ -374,16 +374,79 @@ class MetadataSettings:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The gRPC server, which does not exist yet: these keys have no effect."""
+    """The gRPC server, which speaks the protocol of Danube's clients."""
 
+    enabled: bool = True
+    """Whether `up` and `serve` start it."""
     listen: str = "127.0.0.1:6650"
-    """The address that clients connect to; port 0 takes a free one."""
+    """The address that clients connect to; port 0 takes a free one. An address that other machines
+    can reach needs a `token`."""
+    url: str | None = None
+    """The address that clients are told to connect to, such as `forebay.internal:6650`; None
+    derives it from `listen`."""
+    token: str | None = field(default=None, repr=False)
+    """The token that calls must send as `authorization: Bearer`; None requires none."""
+    cert_file: Path | str | None = None
+    """The certificate chain of the server; switches TLS on."""
+    key_file: Path | str | None = None
+    """The private key of that certificate."""
     ack: Literal["buffered", "synced", "uploaded"] = "synced"
     """The stage that a message must reach before it is acknowledged to its producer."""
+    auto_create_topics: bool = True
+    """Whether a producer creates a topic that does not exist."""
+    message_bytes_max: int = 4 * MIB
+    """The largest message with all its fields. Danube's Python client cannot receive larger ones
+    than 4 MiB."""
+    pending_bytes_max: int = 64 * MIB
+    """The most bytes of messages that wait to be acknowledged to their producers; producers are
+    asked to send again later beyond it."""
+    subscription_start: Literal["latest", "earliest"] = "latest"
+    """Where a new subscription begins."""
+    max_unacked_messages: int = 100
+    """How many messages a consumer gets before it must acknowledge one."""
+    ack_timeout_ms: int | None = 60_000
+    """A message that is not acknowledged after this time is delivered again; null never does."""
+    redelivery_delay_ms: int = 1000
+    """The delay before a message is delivered again, after a time-out or a nack without a delay. It
+    doubles each time."""
+    redelivery_delay_max_ms: int = 60_000
+    """The longest such delay."""
+    max_redeliveries: int | None = None
+    """How often a message is delivered again after time-outs and nacks; null has no limit."""
+    poison: Literal["block", "drop", "dead_letter"] = "block"
+    """What happens then: the message stays unacknowledged, or is acknowledged, or is moved to the
+    dead-letter topic."""
+    dead_letter_topic: str | None = None
+    """The topic for such messages; null is the topic's name with `-dead-letters` behind it."""
+    on_lost: Literal["skip", "block"] = "skip"
+    """Whether a subscription continues after messages that are recorded as lost. It counts them."""
 
     def __post_init__(self) -> None:
+        require_type(self, "enabled", bool)
         require_address(self, "listen")
+        require_type(self, "url", str, optional=True)
+        if self.url is not None and holds_password(self.url):
+            raise InvalidSetting("url has a password in it; use token")
+        _require_access(self)
         require_choice(self, "ack", ("buffered", "synced", "uploaded"))
+        require_type(self, "auto_create_topics", bool)
+        require(self, "message_bytes_max", least=KIB, most=16 * MIB, whole=True)
+        require(self, "pending_bytes_max", least=MIB, most=64 * GIB, whole=True)
+        if self.pending_bytes_max < self.message_bytes_max:
+            raise InvalidSetting(
+                f"pending_bytes_max is {self.pending_bytes_max}; it must be at least "
+                f"message_bytes_max, {self.message_bytes_max}"
+            )
+        require_choice(self, "subscription_start", ("latest", "earliest"))
+        require(self, "max_unacked_messages", least=1, most=100_000, whole=True)
+        most = INTERVAL_SECONDS_MAX * 1000
+        require(self, "ack_timeout_ms", least=100, most=most, whole=True, optional=True)
+        require(self, "redelivery_delay_ms", least=0, most=most, whole=True)
+        require(self, "redelivery_delay_max_ms", least=0, most=most, whole=True)
+        require(self, "max_redeliveries", least=0, most=1_000_000, whole=True, optional=True)
+        require_choice(self, "poison", ("block", "drop", "dead_letter"))
+        require_type(self, "dead_letter_topic", str, optional=True)
+        require_choice(self, "on_lost", ("skip", "block"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,21 +481,13 @@ class AdminSettings:
 
     def __post_init__(self) -> None:
         require_address(self, "listen")
-        for name in ("url", "token"):
-            require_type(self, name, str, optional=True)
-        if self.token is not None and not _TOKEN.fullmatch(self.token):
-            raise InvalidSetting(
-                "token is empty, too long or has other characters than letters, digits and "
-                "-._~+/=; leave it out to require none"
-            )
+        require_type(self, "url", str, optional=True)
+        _require_access(self)
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise InvalidSetting(f"url is {self.url!r}; it must begin with http:// or https://")
         if self.url is not None and holds_password(self.url):
             raise InvalidSetting("url has a password in it; use token")
-        for name in ("cert_file", "key_file", "ca_file"):
-            as_path(self, name)
-        if (self.cert_file is None) != (self.key_file is None):
-            raise InvalidSetting("cert_file and key_file go together: give both, or neither")
+        as_path(self, "ca_file")
         require(self, "request_bytes_max", least=64 * KIB, most=GIB, whole=True)
         require(self, "request_messages_max", least=1, most=1_000_000, whole=True)
         require(self, "pending_bytes_max", least=64 * KIB, most=64 * GIB, whole=True)
@@ -571,6 +626,20 @@ def as_path(owner: object, name: str) -> None:
         object.__setattr__(owner, name, Path(value))
     elif value is not None and not isinstance(value, Path):
         raise InvalidSetting(f"{name} is {value!r}; it must be a path, or None")
+
+
+def _require_access(server: BrokerSettings | AdminSettings) -> None:
+    """Checks the token and the certificate of a server."""
+    require_type(server, "token", str, optional=True)
+    if server.token is not None and not _TOKEN.fullmatch(server.token):
+        raise InvalidSetting(
+            "token is empty, too long or has other characters than letters, digits and "
+            "-._~+/=; leave it out to require none"
+        )
+    for name in ("cert_file", "key_file"):
+        as_path(server, name)
+    if (server.cert_file is None) != (server.key_file is None):
+        raise InvalidSetting("cert_file and key_file go together: give both, or neither")
 
 
 def require_type(owner: object, name: str, kind: type, *, optional: bool = False) -> None:

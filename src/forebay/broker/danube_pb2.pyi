@@ -1,5 +1,3 @@
-# ruff: noqa
-# fmt: off
 # mypy: disable-error-code=type-arg
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
