@@ -145,6 +145,13 @@ adds to what it cannot make smaller."""
 OBJECT_BYTES_MAX: Final = 5 * 1024 * GIB
 """The largest object of S3 and GCS."""
 
+FEED_BYTES_MAX: Final = 64 * MIB
+"""What the subscriptions of all topics keep of what they read, for each other and redeliveries."""
+FEED_CHUNKS_MAX: Final = 32
+"""How many chunks of one topic these are at most."""
+FEED_READERS_MAX: Final = 4
+"""Readers of a topic that stay open, for subscriptions at different places."""
+
 FOLLOW_SECONDS: Final = 5.0
 """How often an owner checks how far the pipeline has uploaded its topics."""
 TASK_BYTES: Final = 128 * MIB

@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from forebay.admin.guard import REQUESTS, Guard
-from forebay.admin.server import AdminServer, is_loopback
+from forebay.admin.server import AdminServer
 from forebay.client.http import ServerClient, took_nothing
 from forebay.errors import ServiceRefused, ServiceUnavailable, UsageError
+from forebay.listening import is_loopback
 from forebay.logs import fields_of
 from forebay.settings import AdminSettings, ServerAddress, StoreSettings
 from forebay.testing import ManualClock

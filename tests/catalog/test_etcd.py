@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import pytest
 
 from forebay.catalog import etcd_pb2 as pb

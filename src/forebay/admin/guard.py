@@ -26,9 +26,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.admin.errors import error_response
-from forebay.admin.server import is_loopback
 from forebay.client.http import INSTANCE_HEADER, STORE_HEADER
 from forebay.clock import SYSTEM_CLOCK, Clock
+from forebay.listening import is_loopback
 from forebay.logs import event
 from forebay.metrics import SECONDS, Counter, Histogram
 from forebay.settings import AdminSettings

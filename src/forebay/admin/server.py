@@ -13,15 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import resource
 import socket
-import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, cast
 
 import uvicorn
@@ -29,8 +25,9 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from forebay.admin.response import IS_FULL, WRITE_BUFFER_BYTES
-from forebay.errors import UsageError, remedy
+from forebay.errors import UsageError
 from forebay.limits import KIB
+from forebay.listening import bind_error, bind_socket, host_and_port, shown_address
 from forebay.metrics import Counter
 from forebay.settings import AdminSettings
 
@@ -70,29 +67,18 @@ class AdminServer:
     def bind(self) -> str:
         """Listens, and returns the URL; UsageError if the address cannot be used."""
         settings = self._settings
-        host, _, port = settings.listen.rpartition(":")
-        host = host.strip("[]")
-        if settings.token is None and not is_loopback(host):
-            raise UsageError(
-                f"admin.listen is {settings.listen}, which other machines reach, and admin.token "
-                "is not set: set a token, or listen on 127.0.0.1"
-            )
-        _require_certificate(settings)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound = bind_socket(settings)
         try:
-            bound.bind((host, int(port)))
             bound.listen(_BACKLOG)
         except OSError as error:
             bound.close()
-            raise UsageError(_bind_error(settings.listen, error)) from error
+            raise UsageError(bind_error(settings, error)) from error
         self._socket = bound
         if settings.url is not None:
             return settings.url.rstrip("/")
         scheme = "http" if settings.cert_file is None else "https"
-        shown = f"[{host}]" if ":" in host else host
-        return f"{scheme}://{shown}:{bound.getsockname()[1]}"
+        host, _ = host_and_port(settings.listen)
+        return f"{scheme}://{shown_address(host, bound.getsockname()[1])}"
 
     async def serve(self, app: Starlette) -> None:
         """Serves until `stop`, which sets the event `app.state.stopping`: streams end then."""
@@ -260,49 +246,3 @@ class Connection(HttpToolsProtocol):
         end = b"retry-after: 1\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + end + body)
         self.transport.close()
-
-
-# ---- the address ------------------------------------------------------------------------------
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host, by its name or its address."""
-    name = host.strip("[]").lower()
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def _require_certificate(settings: AdminSettings) -> None:
-    """UsageError, with the files, for a certificate that cannot be used."""
-    if settings.cert_file is None or settings.key_file is None:
-        return
-    for name, file in (("cert_file", settings.cert_file), ("key_file", settings.key_file)):
-        try:
-            Path(file).read_bytes()
-        except OSError as error:
-            raise UsageError(
-                f"admin.{name} {file} cannot be read: {error.strerror}; {remedy(error)}"
-                if error.errno != errno.ENOENT
-                else f"admin.{name} {file} does not exist"
-            ) from error
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(settings.cert_file, settings.key_file)
-    except OSError as error:  # an SSLError is one
-        raise UsageError(
-            f"admin.cert_file {settings.cert_file} and admin.key_file {settings.key_file} are "
-            f"not a certificate and its private key in PEM ({error})"
-        ) from error
-
-
-def _bind_error(listen: str, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"{listen} is taken by another process: stop that one, or choose another address with "
-            "--listen or admin.listen (port 0 takes a free one)"
-        )
-    return f"cannot listen on {listen}: {error.strerror}; choose another address with --listen"

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-import grpc  # type: ignore[import-untyped]  # it has no types
+import grpc
 
 from forebay.catalog import etcd_pb2 as pb
 from forebay.catalog.kv import (

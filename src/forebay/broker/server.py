@@ -1,0 +1,123 @@
+"""`BrokerServer`: the gRPC server on its address.
+
+It runs in the event loop of the service, beside the HTTP server. gRPC binds its address itself, and
+only once the loop runs. So `bind` reserves the port with a socket that never listens; gRPC shares
+the port with that socket (SO_REUSEPORT).
+
+Stopping takes three steps. Calls that begin are refused, and nothing more is delivered. Then
+consumers have a moment to acknowledge what they got. Then streams end. Every message that was
+acknowledged to a producer is in the log by then.
+
+Beware: a stream that ends makes Danube's client open it again at once, some 2,000 times a second.
+Only a server that stops ends streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from forebay.broker import consumers, discovery, producers, streams
+from forebay.broker.calls import Calls
+from forebay.broker.context import BrokerContext
+from forebay.errors import UsageError
+from forebay.limits import MIB
+from forebay.listening import bind_socket, host_and_port, shown_address
+from forebay.settings import BrokerSettings
+
+_STOP_SECONDS: Final = 2.0
+_CALLS_MAX: Final = 16_384
+"""Calls at the same time, streams included; more are refused with RESOURCE_EXHAUSTED."""
+_CONNECTIONS_MAX: Final = 8_192
+_DESCRIPTORS_SHARE: Final = 4
+_RECEIVED_MORE: Final = 4 * MIB
+"""How much more than the largest message gRPC receives: so that the broker refuses a message that
+is somewhat too large with INVALID_ARGUMENT. gRPC would refuse it with RESOURCE_EXHAUSTED, and
+Danube's client repeats that for ever."""
+
+
+class BrokerServer:
+    """Binds, serves until it is stopped, and lets running calls end."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._reserved: socket.socket | None = None
+        self._address = ""
+        self._stop = asyncio.Event()
+        self.started = False
+
+    def bind(self) -> str:
+        """Reserves the address and returns it; UsageError if it cannot be used."""
+        found = bind_socket(self._settings)
+        host, _ = host_and_port(self._settings.listen)
+        name = found.getsockname()
+        family = found.family
+        found.close()  # it was bound without SO_REUSEPORT: nobody else has the port
+        self._reserved = socket.socket(family, socket.SOCK_STREAM)
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._reserved.bind(name)
+        self._address = shown_address(host, name[1])
+        return self._settings.url or self._address
+
+    async def serve(self, context: BrokerContext) -> None:
+        """Serves until `stop`."""
+        assert self._reserved is not None, "bind it first"
+        server = grpc.aio.server(options=self._options(), maximum_concurrent_rpcs=_CALLS_MAX)
+        calls = Calls(context.gate)
+        for each in (producers, consumers, discovery, streams):
+            server.add_generic_rpc_handlers(each.services(context, calls))
+        self._add_port(server)
+        async with context.running():
+            await server.start()
+            self.started = True
+            await self._stop.wait()
+            await context.drain()
+            await server.stop(_STOP_SECONDS)
+
+    def _options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self._settings.message_bytes_max + _RECEIVED_MORE),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 1),
+            ("grpc.max_allowed_incoming_connections", _connections_max()),
+            # A consumer whose machine is gone is noticed, so that others get its messages.
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ]
+
+    def _add_port(self, server: grpc.aio.Server) -> None:
+        settings = self._settings
+        try:
+            if settings.cert_file is None or settings.key_file is None:
+                server.add_insecure_port(self._address)
+                return
+            key, chain = Path(settings.key_file).read_bytes(), Path(settings.cert_file).read_bytes()
+            server.add_secure_port(self._address, grpc.ssl_server_credentials([(key, chain)]))
+        except RuntimeError as error:
+            raise UsageError(
+                f"cannot listen on {self._address}: {error}; choose another address with --broker"
+            ) from error
+
+    def stop(self) -> None:
+        """Asks the server to stop. Call it on the event loop's thread or in a signal handler."""
+        self._stop.set()
+
+    def close(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+
+
+def _connections_max() -> int:
+    """Leaves most file descriptors to the logs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _CONNECTIONS_MAX
+    return max(min(soft // _DESCRIPTORS_SHARE, _CONNECTIONS_MAX), 16)

@@ -1,0 +1,239 @@
+"""`Feed`: the reads of one topic, shared by all its subscriptions.
+
+A subscription asks for the chunk of messages at an offset. Chunks that were read lately are kept,
+within a limit of bytes, so that subscriptions at the same place read a range once, from whatever
+tier it is in. A message is decoded when the first subscription needs it, and its encoding for
+clients is made once.
+
+At the end of the log nobody polls: one task of the feed waits for the log, and wakes the
+subscriptions that asked to be woken.
+
+Beware: a feed belongs to one event loop. After an error of the log, `open` is called for the topic
+again, which recovers a log that stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from forebay.errors import ForebayError, LogClosed, LogStopped, TopicFenced
+from forebay.format.frame import HEADER_BYTES, Scan
+from forebay.format.message import StreamMessage, decode_messages
+from forebay.limits import FEED_BYTES_MAX, FEED_CHUNKS_MAX, FEED_READERS_MAX
+from forebay.topic.store import Topic
+from forebay.wal.reader import AsyncLogReader
+
+_ENDED: Final = (LogStopped, LogClosed, TopicFenced)
+
+
+class Delivery:
+    """One message on its way to consumers."""
+
+    __slots__ = ("_frames", "_row", "message", "offset", "wire")
+
+    def __init__(self, message: StreamMessage, frames: Scan, row: int) -> None:
+        self.message = message
+        self.offset = message.msg_id.topic_offset
+        self.wire: bytes | None = None
+        """The message as clients get it, once somebody has encoded it."""
+        self._frames = frames
+        self._row = row
+
+    @property
+    def size(self) -> int:
+        return self._frames.lengths[self._row] + HEADER_BYTES
+
+    @property
+    def frame(self) -> memoryview:
+        """The whole frame, as it is stored."""
+        position = self._frames.positions[self._row]
+        end = position + self._frames.lengths[self._row]
+        return memoryview(self._frames.buffer)[position - HEADER_BYTES : end]
+
+
+class Chunk:
+    """Consecutive messages, decoded one after the other as they are needed."""
+
+    def __init__(self, frames: Scan) -> None:
+        # A copy, because the reader uses its buffer again.
+        data = bytes(memoryview(frames.buffer)[: frames.positions[-1] + frames.lengths[-1]])
+        self._frames = replace(frames, buffer=data)
+        self.first = int(frames.offsets[0])
+        self.end = self.first + len(frames)
+        self.size = len(data)
+        self._known: list[Delivery] = []
+        self._decoder: Iterator[StreamMessage] = decode_messages(self._frames)
+
+    def __contains__(self, offset: int) -> bool:
+        return self.first <= offset < self.end
+
+    def __getitem__(self, offset: int) -> Delivery:
+        """The message at an offset of this chunk; MessageError if it cannot be decoded."""
+        row = offset - self.first
+        while len(self._known) <= row:
+            at = len(self._known)
+            self._known.append(Delivery(next(self._decoder), self._frames, at))
+        return self._known[row]
+
+
+class ChunkCache:
+    """The chunks that the feeds of all topics keep, within one limit of bytes."""
+
+    def __init__(self, bytes_max: int = FEED_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Chunk, Feed] = OrderedDict()
+        """Those used last are at the end."""
+
+    def add(self, chunk: Chunk, feed: Feed) -> None:
+        self._kept[chunk] = feed
+        self._bytes += chunk.size
+        while self._bytes > self._bytes_max and len(self._kept) > 1:
+            oldest = next(iter(self._kept))
+            self._kept[oldest].drop(oldest)
+
+    def used(self, chunk: Chunk) -> None:
+        self._kept.move_to_end(chunk)
+
+    def remove(self, chunk: Chunk) -> None:
+        if self._kept.pop(chunk, None) is not None:
+            self._bytes -= chunk.size
+
+
+class Feed:
+    """Reads one topic for all its subscriptions, in one event loop."""
+
+    def __init__(
+        self, topic: Topic, reopen: Callable[[], Awaitable[Topic]], cache: ChunkCache
+    ) -> None:
+        self.topic = topic
+        self._reopen = reopen
+        self._cache = cache
+        self._chunks: list[Chunk] = []
+        self._reading: dict[int, asyncio.Task[Chunk | None]] = {}
+        self._readers: deque[AsyncLogReader] = deque()
+        self._waiting: dict[Callable[[], None], int] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def read(self, offset: int) -> Chunk | None:
+        """Returns the messages from `offset` on, or None if there is none yet.
+
+        The chunk begins after `offset` if there are only accepted holes before it. Raises
+        OffsetOutOfRange, LostOffsets, and what reading raises.
+        """
+        found = self._kept(offset)
+        if found is not None:
+            return found
+        task = self._reading.get(offset)
+        if task is None:
+            task = asyncio.create_task(self._fetch(offset))
+            self._reading[offset] = task
+            task.add_done_callback(lambda _: self._reading.pop(offset, None))
+        return await asyncio.shield(task)
+
+    def _kept(self, offset: int) -> Chunk | None:
+        for chunk in reversed(self._chunks):
+            if offset in chunk:
+                self._cache.used(chunk)
+                return chunk
+        return None
+
+    async def _fetch(self, offset: int) -> Chunk | None:
+        try:
+            if offset >= self.topic.watermarks().synced:
+                return None
+            reader = self._reader(offset)
+            frames = await reader.next_frames()
+        except _ENDED:
+            await self._open_again()
+            return await self._fetch_once(offset)
+        self._keep_reader(reader)
+        return None if frames is None else self._keep(Chunk(frames))
+
+    async def _fetch_once(self, offset: int) -> Chunk | None:
+        if offset >= self.topic.watermarks().synced:
+            return None
+        async with self.topic.stream(offset) as reader:
+            frames = await reader.next_frames()
+            return None if frames is None else self._keep(Chunk(frames))
+
+    def _reader(self, offset: int) -> AsyncLogReader:
+        """A reader that continues here, or a new one; the caller has it alone."""
+        for reader in self._readers:
+            if reader.position == offset:
+                self._readers.remove(reader)
+                return reader
+        return self.topic.stream(offset)
+
+    def _keep_reader(self, reader: AsyncLogReader) -> None:
+        self._readers.append(reader)
+        if len(self._readers) > FEED_READERS_MAX:
+            self._readers.popleft().close()
+
+    def _keep(self, chunk: Chunk) -> Chunk:
+        if len(self._chunks) >= FEED_CHUNKS_MAX:
+            self.drop(self._chunks[0])
+        self._chunks.append(chunk)
+        self._cache.add(chunk, self)
+        return chunk
+
+    def drop(self, chunk: Chunk) -> None:
+        self._chunks.remove(chunk)
+        self._cache.remove(chunk)
+
+    def forget(self) -> None:
+        """Drops what was read: nobody needs it for now."""
+        for chunk in self._chunks.copy():
+            self.drop(chunk)
+        while self._readers:
+            self._readers.pop().close()
+
+    # -- the end of the log ---------------------------------------------------------------------
+
+    def wake_beyond(self, offset: int, wake: Callable[[], None]) -> None:
+        """Calls `wake` once there is a message at `offset` or later, or the log has ended."""
+        self._waiting[wake] = offset
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_end())
+
+    def wake_no_more(self, wake: Callable[[], None]) -> None:
+        self._waiting.pop(wake, None)
+        if not self._waiting and self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _watch_end(self) -> None:
+        while self._waiting:
+            try:
+                synced = self.topic.watermarks().synced
+                self._wake(synced)
+                if self._waiting:
+                    async with self.topic.stream(synced) as reader:
+                        await reader.wait()
+            except ForebayError:
+                # Those who wake up read, and meet the error themselves.
+                self._wake(None)
+
+    def _wake(self, synced: int | None) -> None:
+        ready = [
+            wake for wake, offset in self._waiting.items() if synced is None or offset < synced
+        ]
+        for wake in ready:
+            del self._waiting[wake]
+            wake()
+
+    async def _open_again(self) -> None:
+        self.forget()
+        self.topic = await self._reopen()
+
+    async def close(self) -> None:
+        self._waiting.clear()
+        tasks = [*self._reading.values(), *([self._watch] if self._watch else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.forget()

@@ -1,0 +1,395 @@
+"""`Subscription`: one subscription of a stored topic, at work: reads, sends, and remembers.
+
+`Window` makes all decisions. This is the shell around it, in one event loop: a task that reads what
+the window wants and puts it into the outboxes of consumers, a timer for the next time-out, and the
+cursor, which goes to the topic's cursors soon after every change.
+
+The task is woken by every event that may give it work: a consumer that comes, goes or has room, an
+acknowledgement, a timer, a new message. It then works until there is nothing to do. The mark that
+it was woken is cleared before it looks, so no wake-up is lost.
+
+Beware: the cursor in the catalog is some seconds behind. After a crash, consumers get again what
+they acknowledged in these seconds. They never miss a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.dispatch import metrics
+from forebay.dispatch.feed import Chunk, Delivery, Feed
+from forebay.dispatch.policy import SubscriptionType
+from forebay.dispatch.window import Verdict, Window
+from forebay.errors import ForebayError, LostOffsets, OffsetOutOfRange
+from forebay.format.cursor import Cursor
+from forebay.limits import ACKS_AHEAD_MAX, OUTBOX_BYTES_MAX, REDELIVERIES_AT_ONCE
+from forebay.logs import event
+
+_log: Final = logging.getLogger("forebay.dispatch")
+_RETRY_SECONDS: Final = 1.0
+_RETRY_SECONDS_MAX: Final = 30.0
+_CURSOR_SECONDS: Final = 0.2
+"""How long acknowledgements are collected before the topic's cursors get them."""
+
+
+class Consumer:
+    """A consumer with a stream, and the messages that wait to be written to it.
+
+    Messages wait in an outbox, within a limit of bytes. A consumer that does not read fills its
+    outbox, and gets no more until it has room: it holds back nobody else.
+    """
+
+    def __init__(self, number: int, name: str, filters: tuple[str, ...]) -> None:
+        self.number = number
+        self.name = name
+        self.filters = filters
+        self.since = time.time()
+        self.delivered = 0
+        self._queue: deque[Delivery] = deque()
+        self._bytes = 0
+        self._wakes: list[asyncio.Future[None]] = []
+        self.on_room: Callable[[], None] | None = None
+
+    @property
+    def full(self) -> bool:
+        return self._bytes >= OUTBOX_BYTES_MAX
+
+    def put(self, delivery: Delivery) -> None:
+        self._queue.append(delivery)
+        self._bytes += delivery.size
+        self.delivered += 1
+        for waiting in self._wakes:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._wakes.clear()
+
+    async def take(self, bytes_max: int = OUTBOX_BYTES_MAX) -> list[Delivery]:
+        """Waits for messages and returns them, at least one, and no more than `bytes_max` then."""
+        while not self._queue:
+            waiting = asyncio.get_running_loop().create_future()
+            self._wakes.append(waiting)
+            await waiting
+        taken = [self._queue.popleft()]
+        size = taken[0].size
+        while self._queue and size + self._queue[0].size <= bytes_max:
+            taken.append(self._queue.popleft())
+            size += taken[-1].size
+        was_full = self.full
+        self._bytes -= size
+        if was_full and not self.full and self.on_room is not None:
+            self.on_room()
+        return taken
+
+    def clear(self) -> None:
+        self._queue.clear()
+        self._bytes = 0
+
+
+@dataclass(slots=True)
+class LostCounts:
+    """Offsets that the subscription went past without delivering them."""
+
+    lost: int = 0
+    """Recorded as lost, or accepted as such."""
+    removed: int = 0
+    """Removed by retention before the subscription read them."""
+
+
+class Subscription:
+    """Call every method in the event loop that runs it."""
+
+    def __init__(
+        self,
+        name: str,
+        window: Window,
+        feed: Feed,
+        save: Callable[[Cursor], None],
+        dead_letter: Callable[[Delivery, str], Awaitable[None]],
+        *,
+        skip_lost: bool = True,
+    ) -> None:
+        """`save` gets the cursor after changes; `dead_letter` stores a message elsewhere."""
+        self.name = name
+        self.window = window
+        self.feed = feed
+        self.counts = LostCounts()
+        self.problem: str | None = None
+        """Why nothing is delivered: the last error of reading."""
+        self.oldest_publish_ms: int | None = None
+        """When the message that was read last was published."""
+        self._save = save
+        self._dead_letter = dead_letter
+        self._skip_lost = skip_lost
+        self._consumers: dict[int, Consumer] = {}
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._cursor_timer: asyncio.TimerHandle | None = None
+        self._pause = _RETRY_SECONDS
+        self._stopped = False
+
+    @property
+    def topic(self) -> str:
+        return self.feed.topic.name
+
+    # -- consumers ------------------------------------------------------------------------------
+
+    def join(self, consumer: Consumer) -> None:
+        """Begins to deliver to the consumer. One with the same number is replaced."""
+        self.window.join(consumer.number, consumer.name, consumer.filters, _now_ms())
+        before = self._consumers.get(consumer.number)
+        if before is not None:
+            before.clear()
+        self._consumers[consumer.number] = consumer
+        consumer.on_room = lambda: self._has_room(consumer)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        self._wake()
+
+    def leave(self, consumer: Consumer) -> None:
+        """Ends the delivery; what the consumer has not acknowledged is delivered to others."""
+        if self._consumers.get(consumer.number) is not consumer:
+            return  # another stream has taken its place
+        del self._consumers[consumer.number]
+        consumer.clear()
+        self.window.leave(consumer.number, _now_ms())
+        self._wake()
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        return list(self._consumers.values())
+
+    def _has_room(self, consumer: Consumer) -> None:
+        if self._consumers.get(consumer.number) is consumer:
+            self.window.resume(consumer.number)
+            self._wake()
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def ack(self, start: int, end: int) -> None:
+        """Acknowledges the offsets from `start` to before `end`.
+
+        Those that were never read count too: this server may have delivered them before it was
+        started again. Beyond a limit they are ignored, and delivered once more.
+        """
+        window = self.window
+        read = min(end, window.next_offset)
+        changed = start < read and window.ack(start, read)
+        if end > window.next_offset:
+            known = min(self.feed.topic.watermarks().synced, window.next_offset + ACKS_AHEAD_MAX)
+            ahead = max(start, window.next_offset), min(end, known)
+            if ahead[0] < ahead[1]:
+                window.skip(*ahead)
+                window.counters.skipped -= ahead[1] - ahead[0]
+                changed = True
+        if changed:
+            self._changed()
+
+    def nack(self, offset: int, delay_ms: int | None) -> None:
+        self.window.nack(offset, delay_ms, _now_ms())
+        self._changed()
+
+    def seek(self, cursor: Cursor) -> None:
+        """Starts again at the cursor, which the caller has stored."""
+        self.window.seek(cursor)
+        for consumer in self._consumers.values():
+            consumer.clear()
+            self.window.resume(consumer.number)
+        self.problem = None
+        self._wake()
+
+    def _changed(self) -> None:
+        if self._cursor_timer is None:
+            loop = asyncio.get_running_loop()
+            self._cursor_timer = loop.call_later(_CURSOR_SECONDS, self.save)
+        self._wake()
+
+    def save(self) -> None:
+        """Hands the cursor to the topic's cursors."""
+        if self._cursor_timer is not None:
+            self._cursor_timer.cancel()
+            self._cursor_timer = None
+        self._save(self.window.cursor())
+
+    # -- the task -------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    async def _run(self) -> None:
+        while not self._stopped:
+            await self._woken.wait()
+            self._woken.clear()
+            try:
+                while not self._stopped and await self._step():
+                    self._recovered()
+            except ForebayError as error:
+                self._failed(error)
+            except Exception as error:  # noqa: BLE001  # a bug must not end the deliveries in silence
+                self._failed(error)
+            self._arm()
+
+    async def _step(self) -> bool:
+        """Does one piece of work; returns False if there is none."""
+        window, now = self.window, _now_ms()
+        window.expire(now)
+        await self._write_dead_letters()
+        due = window.due(now, REDELIVERIES_AT_ONCE)
+        if due:
+            return await self._deliver(due)
+        if not self._consumers or not window.wants_new():
+            return False
+        offset = window.next_offset
+        chunk = await self._read(offset)
+        if chunk is None:
+            self.feed.wake_beyond(offset, self._wake)
+            return offset != window.next_offset  # it may have moved over a range that was lost
+        if chunk.first > offset:
+            self._pass_over(offset, chunk.first, "lost")
+        self._offer_new(chunk)
+        return True
+
+    async def _deliver(self, due: list[int]) -> bool:
+        """Reads messages again and offers them; they may be in different places."""
+        chunk: Chunk | None = None
+        for offset in due:
+            if chunk is None or offset not in chunk:
+                chunk = await self._read(offset)
+            if chunk is None or offset not in chunk:
+                end = offset + 1 if chunk is None else chunk.first
+                self._pass_over(offset, end, "lost")
+                continue
+            self._offer(chunk, offset)
+        return True
+
+    def _offer_new(self, chunk: Chunk) -> None:
+        while (offset := self.window.next_offset) in chunk and self.window.wants_new():
+            if not self._offer(chunk, offset):
+                return
+
+    def _offer(self, chunk: Chunk, offset: int) -> bool:
+        """Returns whether the next one can be offered."""
+        delivery = chunk[offset]
+        verdict, number = self.window.offer(offset, delivery.message.routing_key, _now_ms())
+        if verdict is Verdict.SENT and number is not None:
+            consumer = self._consumers[number]
+            consumer.put(delivery)
+            metrics.DELIVERED.note(self)
+            self.oldest_publish_ms = delivery.message.publish_time
+            if consumer.full:
+                self.window.pause(number)
+        return verdict is not Verdict.FULL
+
+    async def _read(self, offset: int) -> Chunk | None:
+        """Reads a chunk; goes past what is recorded as lost, or was removed by retention."""
+        try:
+            return await self.feed.read(offset)
+        except LostOffsets as error:
+            if not self._skip_lost:
+                raise
+            self._pass_over(offset, error.end, "lost")
+        except OffsetOutOfRange as error:
+            if error.start <= offset:
+                raise
+            self._pass_over(offset, error.start, "removed")
+        return None
+
+    def _pass_over(self, start: int, end: int, why: str) -> None:
+        """Counts offsets without messages as acknowledged, and says so."""
+        event(
+            _log,
+            logging.WARNING,
+            "a subscription goes past messages that are gone",
+            topic=self.topic,
+            subscription=self.name,
+            first=start,
+            last=end - 1,
+            why="retention removed them" if why == "removed" else "they are recorded as lost",
+        )
+        if why == "removed":
+            self.counts.removed += end - start
+        else:
+            self.counts.lost += end - start
+        metrics.GONE.add(end - start, self.topic, self.name, why)
+        self.window.skip(start, end)
+        self._changed()
+
+    async def _write_dead_letters(self) -> None:
+        for offset in self.window.poisoned():
+            try:
+                chunk = await self._read(offset)
+                if chunk is not None and offset in chunk:
+                    await self._dead_letter(chunk[offset], self.name)
+            except ForebayError as error:
+                event(
+                    _log,
+                    logging.ERROR,
+                    "a dead letter was not stored; it is tried again",
+                    topic=self.topic,
+                    subscription=self.name,
+                    offset=offset,
+                    error=error,
+                )
+                self.window.unpoison(offset, _now_ms())
+            else:
+                self.window.ack(offset, offset + 1)
+                self._changed()
+
+    def _recovered(self) -> None:
+        self.problem, self._pause = None, _RETRY_SECONDS
+
+    def _failed(self, error: Exception) -> None:
+        """Nothing is skipped after an error: the same offset is read again, after a pause."""
+        if self.problem != str(error):
+            expected = isinstance(error, ForebayError)
+            event(
+                _log,
+                logging.ERROR,
+                "a subscription cannot read its topic; it is tried again",
+                trace=None if expected else error,
+                topic=self.topic,
+                subscription=self.name,
+                error=error if expected else repr(error),
+            )
+        self.problem = str(error)
+        asyncio.get_running_loop().call_later(self._pause, self._wake)
+        self._pause = min(self._pause * 2, _RETRY_SECONDS_MAX)
+
+    def _arm(self) -> None:
+        """Sets the timer for the next time-out or redelivery."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = self.window.next_time_ms()
+        if at is not None:
+            seconds = max(at - _now_ms(), 1) / 1000
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._wake)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Ends the task, and hands the last cursor over."""
+        self._stopped = True
+        self.feed.wake_no_more(self._wake)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.save()
+
+
+def _now_ms() -> int:
+    """Milliseconds that never go back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def is_single(kind: SubscriptionType) -> bool:
+    """Whether only one consumer may have the subscription."""
+    return kind is SubscriptionType.EXCLUSIVE
