@@ -116,6 +116,23 @@ LOG_DISTANCE: Final = 2**40
 """How far a log may run past the last object or begin marker in the store. A restore without log
 and catalog continues this far after them, so it assigns no offset a second time (rule R9)."""
 
+SUBSCRIPTION_KEPT_MAX: Final = 1_000
+"""The most messages of a key-shared subscription that are read before anybody may take them."""
+SUBSCRIPTION_WAITING_MAX: Final = 10_000
+"""A subscription with this many messages that wait for redelivery gets no new ones."""
+NACK_DELAY_MS_MAX: Final = 7 * 24 * 3600 * 1000
+"""The longest delay of a negative acknowledgement: a week."""
+
+KEY_FILTERS_MAX: Final = 64
+"""The most key filters of one consumer."""
+KEY_FILTER_CHARACTERS_MAX: Final = 256
+KEY_CHARACTERS_MAX: Final = 1_024
+"""Of a longer key, a subscription keeps a hash; no key filter but `*` matches it."""
+KEY_SLOTS: Final = 16_384
+"""Keys are assigned to consumers by slots: so many keys can be assigned with little memory."""
+KEYS_ASSIGNED_MAX: Final = 10_000
+"""The most keys whose consumer a subscription remembers; others are computed again."""
+
 IMPORT_RUNS_MAX: Final = 100_000
 """The most places in one file of Danube at which its frames are out of order."""
 

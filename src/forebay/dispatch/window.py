@@ -1,0 +1,807 @@
+"""`Window`: who gets which message of a subscription, and what was acknowledged. It does no I/O.
+
+The caller reads messages and offers them, sends what the window assigned, and tells it what the
+consumers answer. Everything between the position and `next_offset` is in exactly one state:
+
+    acknowledged   not in the window: it keeps only what is not acknowledged
+    SENT           at a consumer
+    WAITING        to be sent again, at a later time
+    READY          to be sent again, now
+    KEPT           read and never sent, because nobody may take it yet (key-shared only)
+    BLOCKED        failed too often: it stays until somebody acknowledges, skips or seeks
+    DEAD           failed too often: `poisoned` returns it next
+    WRITING        `poisoned` returned it; `ack` or `unpoison` ends that
+    RETRY          `poisoned` returns it again, at a later time
+
+Messages of a group keep their order: the group is the topic (exclusive, failover) or the key
+(key-shared). What is in a state from WAITING on holds back everything after it in its group that
+is not at a consumer. Other messages have no group and hold back nobody.
+
+Beware: every time comes from one clock that does not go back. An earlier time counts as the latest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from itertools import islice, takewhile
+from typing import Final
+
+from forebay.dispatch.key_filter import check_key_filters
+from forebay.dispatch.key_router import Key, KeyRouter, kept_key
+from forebay.dispatch.offsets import Offsets
+from forebay.dispatch.policy import Policy, SubscriptionType
+from forebay.errors import UsageError
+from forebay.format.cursor import Cursor
+from forebay.limits import (
+    NACK_DELAY_MS_MAX,
+    OFFSET_MAX,
+    SUBSCRIPTION_KEPT_MAX,
+    SUBSCRIPTION_WAITING_MAX,
+)
+
+_SENT: Final = 0
+_WAITING: Final = 1
+_READY: Final = 2
+_KEPT: Final = 3
+_BLOCKED: Final = 4
+_DEAD: Final = 5
+_WRITING: Final = 6
+_RETRY: Final = 7
+_TIMERS_MIN: Final = 64
+"""Timers of messages that are gone are removed when there are more of them than this."""
+
+
+class Verdict(Enum):
+    """What became of an offered message."""
+
+    SENT = "sent"
+    """It is assigned to a consumer."""
+    KEPT = "kept"
+    """It stays in the window: nobody may take it now, the next message may be offered."""
+    DONE = "done"
+    """It was acknowledged before."""
+    FULL = "full"
+    """Nobody can take it: offer it again when `wants_new` says so."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the window was made."""
+
+    redelivered: int = 0
+    """Messages sent again, for whatever reason."""
+    nacked: int = 0
+    timed_out: int = 0
+    dropped: int = 0
+    dead_letters: int = 0
+    skipped: int = 0
+    """Offsets without a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    consumer: int
+    name: str
+    filters: tuple[str, ...]
+    unacked: int
+    active: bool
+    """Whether it gets messages: of a failover subscription one does."""
+    paused: bool
+
+
+class _Message:
+    """A message that is not acknowledged."""
+
+    __slots__ = ("attempts", "consumer", "group", "offset", "state", "time_ms")
+
+    def __init__(self, offset: int, group: _Group | None, state: int) -> None:
+        self.offset = offset
+        self.group = group
+        self.state = state
+        self.consumer: _Consumer | None = None
+        self.attempts = 0
+        """How often it was nacked or timed out; of a dead letter, how often it was not written."""
+        self.time_ms = 0
+        """When its acknowledgement times out (SENT), or its time comes (WAITING, RETRY)."""
+
+
+class _Group:
+    """Messages that keep their order; of these, one consumer at a time has some."""
+
+    __slots__ = ("key", "owner", "place", "place_at", "queue", "sent")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.sent = 0
+        """How many of its messages the owner has."""
+        self.owner: _Consumer | None = None
+        self.queue = Offsets()
+        """Those that are not at the owner."""
+        self.place: _Consumer | None = None
+        """Who may take the first of the queue, once it has room; it is in `ready` there."""
+        self.place_at = 0
+
+
+class _Consumer:
+    """A stream that takes messages. A takeover makes a new one."""
+
+    __slots__ = (
+        "alarmed",
+        "available",
+        "filters",
+        "in_ring",
+        "name",
+        "number",
+        "paused",
+        "ready",
+        "sent",
+        "takes_any",
+    )
+
+    def __init__(self, number: int, name: str, filters: tuple[str, ...]) -> None:
+        self.number = number
+        self.name = name
+        self.filters = filters
+        self.sent: dict[int, _Message] = {}
+        """In the order they were sent, so that the first times out first."""
+        self.paused = False
+        self.available = False
+        """Whether it is here, not paused, and has room."""
+        self.takes_any = True
+        """Whether it takes messages without a group."""
+        self.in_ring = False
+        self.alarmed = False
+        self.ready = Offsets()
+        """The first message of each group that it may take."""
+
+
+class Window:
+    """The state of one subscription. Not thread-safe."""
+
+    def __init__(self, kind: SubscriptionType, policy: Policy, cursor: Cursor) -> None:
+        self._kind = kind
+        self._policy = policy
+        self._unacked_max = policy.max_unacked_messages
+        self._topic = None if kind in _WITHOUT_ONE_GROUP else _Group("")
+        self._is_keyed = kind is SubscriptionType.KEY_SHARED
+        self._router = KeyRouter()
+        self._now = 0
+        self._consumers: dict[int, _Consumer] = {}
+        """In the order of joining; the first is the active one of a failover."""
+        self._ring: deque[_Consumer] = deque()
+        """Those that take turns; one that is not available leaves when it is its turn."""
+        self._available = 0
+        self._serving: dict[int, _Consumer] = {}
+        """Those that are available and may take the first message of a group."""
+        self._alarms: list[tuple[int, int, _Consumer]] = []
+        """A heap: not later than the first time-out of a consumer."""
+        self.counters = Counters()
+        self._start_at(cursor)
+
+    def _start_at(self, cursor: Cursor) -> None:
+        self._template = cursor
+        self._next = cursor.position
+        self._ahead = deque(cursor.ranges)
+        """Acknowledged ranges above the next offset; none of them touch it."""
+        self._messages: OrderedDict[int, _Message] = OrderedDict()
+        """All that is not acknowledged and was read, ascending: nothing is ever put back."""
+        self._groups: dict[Key, _Group] = {}
+        self._loose = Offsets()
+        """Messages without a group that are READY or KEPT."""
+        self._waiting = 0
+        """Messages in the states WAITING, READY, BLOCKED, DEAD, WRITING and RETRY."""
+        self._kept = 0
+        self._blocked: set[int] = set()
+        self._dead: list[int] = []
+        self._timers: list[tuple[int, int]] = []
+        """A heap of times and offsets of messages WAITING and RETRY; some are out of date."""
+
+    # -- consumers
+
+    def join(self, consumer: int, name: str, filters: Sequence[str], now_ms: int) -> None:
+        """Adds a consumer, or gives it a new stream: then its messages are due at once, in order.
+
+        It keeps its place in the order of a failover. Raises UsageError for a second consumer of an
+        exclusive subscription, and for filters that are too many, too long or empty.
+        """
+        check_key_filters(filters)
+        if self._kind is SubscriptionType.EXCLUSIVE and self._consumers.keys() - {consumer}:
+            raise UsageError(
+                f"consumer {name!r} cannot join: the subscription is exclusive and has a consumer"
+            )
+        self._now = max(self._now, now_ms)
+        joined = _Consumer(consumer, name, tuple(filters))
+        old = self._consumers.get(consumer)
+        self._consumers[consumer] = joined
+        if old is not None:
+            self._detach(old)
+        self._router.add(consumer, name, filters if self._is_keyed else ())
+        joined.takes_any = self._router.takes_empty_keys(consumer)
+        self._refresh(joined)
+        if old is not None:
+            self._release(old)
+        self._place_groups()
+
+    def leave(self, consumer: int, now_ms: int) -> None:
+        """Removes a consumer, if it is here. Its messages are due at once, in order."""
+        self._now = max(self._now, now_ms)
+        gone = self._consumers.pop(consumer, None)
+        if gone is not None:
+            self._detach(gone)
+            self._release(gone)
+            self._place_groups()
+
+    def pause(self, consumer: int) -> None:
+        """Sends nothing to the consumer until `resume`."""
+        self._set_paused(consumer, paused=True)
+
+    def resume(self, consumer: int) -> None:
+        self._set_paused(consumer, paused=False)
+
+    def _set_paused(self, consumer: int, *, paused: bool) -> None:
+        found = self._consumers.get(consumer)
+        if found is not None:
+            found.paused = paused
+            self._refresh(found)
+
+    def _detach(self, gone: _Consumer) -> None:
+        """Nobody chooses it any more; it still has its messages."""
+        self._router.remove(gone.number)
+        self._refresh(gone)
+        if gone.in_ring:
+            self._ring.remove(gone)
+        if gone.alarmed:
+            self._alarms = [each for each in self._alarms if each[2] is not gone]
+            heapify(self._alarms)
+
+    def _release(self, gone: _Consumer) -> None:
+        for message in [*gone.sent.values()]:
+            self._take_back(message)
+            self._wait(message, 0)
+
+    def _refresh(self, consumer: _Consumer) -> None:
+        """Computes again whether the consumer is available."""
+        available = (
+            not consumer.paused
+            and len(consumer.sent) < self._unacked_max
+            and self._consumers.get(consumer.number) is consumer
+        )
+        if available != consumer.available:
+            consumer.available = available
+            self._available += 1 if available else -1
+            if available and consumer.takes_any and not consumer.in_ring:
+                consumer.in_ring = True
+                self._ring.append(consumer)
+            self._list_serving(consumer)
+
+    def _list_serving(self, consumer: _Consumer) -> None:
+        if consumer.available and consumer.ready:
+            self._serving[consumer.number] = consumer
+        elif self._serving.get(consumer.number) is consumer:
+            del self._serving[consumer.number]
+
+    # -- who takes what
+
+    def _next_in_ring(self) -> _Consumer | None:
+        ring = self._ring
+        while ring:
+            consumer = ring[0]
+            if consumer.available:
+                ring.rotate(-1)
+                return consumer
+            consumer.in_ring = False
+            ring.popleft()
+        return None
+
+    def _target(self, group: _Group) -> _Consumer | None:
+        """Who gets the messages of the group, as soon as nobody else has any."""
+        if group is self._topic:
+            return next(iter(self._consumers.values()), None)
+        number = self._router.choose(group.key)
+        return None if number is None else self._consumers[number]
+
+    def _taker(self, group: _Group) -> _Consumer | None:
+        """Who may take a message of the group now, whether or not it has room."""
+        target = self._target(group)
+        return target if group.owner is None or group.owner is target else None
+
+    def _place_groups(self) -> None:
+        """After consumers came or went: groups that wait may have other takers."""
+        if self._topic is not None:
+            self._place(self._topic)
+        for group in self._groups.values():
+            if group.queue:
+                self._place(group)
+
+    def _place(self, group: _Group) -> None:
+        """Puts the first message of the group's queue where its taker finds it."""
+        first = group.queue.first
+        place = None
+        if first is not None and self._messages[first].state in _SENDABLE:
+            place = self._taker(group)
+        if group.place is not None:
+            group.place.ready.discard(group.place_at)
+            self._list_serving(group.place)
+        group.place = place
+        if place is not None and first is not None:
+            group.place_at = first
+            place.ready.add(first)
+            self._list_serving(place)
+
+    def _settle(self, group: _Group) -> None:
+        """After a message of the group is gone."""
+        if group.queue or group.place is not None:
+            self._place(group)
+        if not group.queue and not group.sent and group is not self._topic:
+            del self._groups[group.key]
+
+    # -- reading
+
+    @property
+    def next_offset(self) -> int:
+        """The lowest offset that was never read and is not acknowledged."""
+        return self._next
+
+    def wants_new(self) -> bool:
+        """Whether the message at `next_offset` can be sent or kept."""
+        if self._topic is not None:
+            taker = self._target(self._topic)
+            return taker is not None and taker.available and not self._topic.queue
+        if self._waiting >= SUBSCRIPTION_WAITING_MAX or self._kept >= SUBSCRIPTION_KEPT_MAX:
+            return False
+        return self._available > 0
+
+    def due(self, now_ms: int, limit: int) -> list[int]:
+        """Returns at most `limit` offsets, ascending, that a consumer with room may take now.
+
+        They are to be read again and offered in this order. Nothing changes until then.
+        """
+        self._pass_timers(now_ms)
+        found: list[int] = []
+        if self._loose and limit > 0:
+            found.extend(islice(self._loose, self._room_in_ring(limit)))
+        for consumer in self._serving.values():
+            found.extend(self._due_for(consumer, limit))
+        found.sort()
+        return found[:limit]
+
+    def _room_in_ring(self, limit: int) -> int:
+        room = 0
+        for consumer in self._ring:
+            if consumer.available:
+                room += self._unacked_max - len(consumer.sent)
+                if room >= limit:
+                    return limit
+        return room
+
+    def _due_for(self, consumer: _Consumer, limit: int) -> list[int]:
+        """The first messages of its groups, each with those that may follow it at once."""
+        room = min(limit, self._unacked_max - len(consumer.sent))
+        found: list[int] = []
+        for first in consumer.ready:
+            if len(found) >= room:
+                break
+            group = self._messages[first].group
+            assert group is not None
+            follow = takewhile(self._is_sendable, group.queue)
+            found.extend(islice(follow, room - len(found)))
+        return found
+
+    def _is_sendable(self, offset: int) -> bool:
+        return self._messages[offset].state in _SENDABLE
+
+    def offer(self, offset: int, key: str | None, now_ms: int) -> tuple[Verdict, int | None]:
+        """Decides who gets the message. With SENT, the second value is the consumer.
+
+        The offset is `next_offset`, or a lower one, which need not be due any more. A higher one
+        raises UsageError: what is between would be passed over. Only a key-shared subscription
+        looks at the key; an empty one is none.
+        """
+        self._now = max(self._now, now_ms)
+        if offset != self._next:
+            return self._offer_again(offset)
+        if not self.wants_new():
+            return Verdict.FULL, None
+        group = self._topic
+        if group is None and key and self._is_keyed:
+            group = self._group_of(kept_key(key))
+        message = _Message(offset, group, _KEPT)
+        consumer = self._next_in_ring() if group is None else self._free_taker(group)
+        self._messages[offset] = message
+        self._next = offset + 1
+        if self._ahead:
+            self._join_ahead()
+        if consumer is None:
+            return self._keep(message)
+        self._send(message, consumer)
+        return Verdict.SENT, consumer.number
+
+    def _group_of(self, key: Key) -> _Group:
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(key)
+        return group
+
+    def _free_taker(self, group: _Group) -> _Consumer | None:
+        """Who takes a new message of the group at once."""
+        if group.queue:
+            return None
+        taker = self._taker(group)
+        return taker if taker is not None and taker.available else None
+
+    def _join_ahead(self) -> None:
+        if self._ahead[0][0] == self._next:
+            self._next = self._ahead.popleft()[1]
+
+    def _keep(self, message: _Message) -> tuple[Verdict, None]:
+        self._kept += 1
+        if message.group is None:
+            self._loose.add(message.offset)
+        else:
+            message.group.queue.add(message.offset)
+            self._place(message.group)
+        return Verdict.KEPT, None
+
+    def _offer_again(self, offset: int) -> tuple[Verdict, int | None]:
+        if offset > self._next:
+            raise UsageError(f"offset {offset} was offered, but {self._next} is the next one")
+        message = self._messages.get(offset)
+        if message is None:
+            return Verdict.DONE, None
+        if message.state not in _SENDABLE:
+            return Verdict.KEPT, None
+        group = message.group
+        if group is None:
+            consumer = self._next_in_ring()
+        else:
+            consumer = group.place if group.place_at == offset else None
+        if consumer is None or not consumer.available:
+            return Verdict.KEPT, None
+        self._send_waiting(message, consumer)
+        return Verdict.SENT, consumer.number
+
+    def _send_waiting(self, message: _Message, consumer: _Consumer) -> None:
+        if message.state == _KEPT:
+            self._kept -= 1
+        else:
+            self._waiting -= 1
+            self.counters.redelivered += 1
+        group = message.group
+        if group is None:
+            self._loose.discard(message.offset)
+        else:
+            group.queue.discard(message.offset)
+        self._send(message, consumer)
+        if group is not None:
+            self._place(group)
+
+    def _send(self, message: _Message, consumer: _Consumer) -> None:
+        message.state = _SENT
+        message.consumer = consumer
+        consumer.sent[message.offset] = message
+        group = message.group
+        if group is not None:
+            group.sent += 1
+            group.owner = consumer
+        timeout = self._policy.ack_timeout_ms
+        if timeout is not None:
+            message.time_ms = self._now + timeout
+            if not consumer.alarmed:
+                self._set_alarm(consumer, message.time_ms)
+        if len(consumer.sent) >= self._unacked_max:
+            self._refresh(consumer)
+
+    def _set_alarm(self, consumer: _Consumer, time_ms: int) -> None:
+        consumer.alarmed = True
+        heappush(self._alarms, (time_ms, consumer.number, consumer))
+
+    def skip(self, start: int, end: int) -> None:
+        """Counts offsets from `start` to before `end` as acknowledged: they have no messages."""
+        _check_range(start, end)
+        self.counters.skipped += self._forget_range(start, min(end, self._next))
+        if end > self._next:
+            before = Cursor(self._next, tuple(self._ahead))
+            after = before.with_range(max(start, self._next), end)
+            self._next, self._ahead = after.position, deque(after.ranges)
+            self.counters.skipped += _offsets_in(after) - _offsets_in(before)
+
+    # -- answers
+
+    def ack(self, start: int, end: int) -> bool:
+        """Acknowledges the offsets from `start` to before `end`; returns whether it changed any.
+
+        Those that wait or are kept count too: a late answer, or the decision of an operator. Raises
+        UsageError, and changes nothing, if there is an offset that was never read and is not
+        acknowledged either. So an answer from before a restart or a `seek` can be refused.
+        """
+        _check_range(start, end)
+        if end > self._next:
+            self._check_ahead(start, end)
+        if end - start > 1:
+            return self._forget_range(start, end) > 0
+        message = self._messages.pop(start, None)
+        if message is None:
+            return False
+        self._gone(message)
+        return True
+
+    def _check_ahead(self, start: int, end: int) -> None:
+        known = Cursor(self._next, tuple(self._ahead))
+        if known.with_range(start, end) != known:
+            raise UsageError(
+                f"offsets {start} to {end - 1} cannot be acknowledged: "
+                f"{max(start, self._next)} was not delivered; wait until it is delivered again"
+            )
+
+    def _forget_range(self, start: int, end: int) -> int:
+        """Acknowledges a range; returns how many messages were in the window."""
+        if end - start < len(self._messages):
+            there = [each for each in range(start, end) if each in self._messages]
+        else:
+            there = [each for each in self._messages if start <= each < end]
+        for offset in there:
+            self._gone(self._messages.pop(offset))
+        return len(there)
+
+    def _gone(self, message: _Message) -> None:
+        """The message was acknowledged, and removed from `_messages`."""
+        group = message.group
+        if message.state == _SENT:
+            consumer = message.consumer
+            assert consumer is not None
+            del consumer.sent[message.offset]
+            if not consumer.available:
+                self._refresh(consumer)
+            if group is not None:
+                group.sent -= 1
+                if not group.sent:
+                    group.owner = None
+                    self._settle(group)
+            return
+        if message.state == _KEPT:
+            self._kept -= 1
+        else:
+            self._waiting -= 1
+            self._blocked.discard(message.offset)
+            self.counters.dead_letters += message.state == _WRITING
+        if group is not None:
+            group.queue.discard(message.offset)
+            self._settle(group)
+        elif message.state in _SENDABLE:
+            self._loose.discard(message.offset)
+
+    def nack(self, offset: int, delay_ms: int | None, now_ms: int) -> None:
+        """Has the message delivered again after the delay, or after that of the policy.
+
+        It counts as a failed attempt. Ignored if no consumer has the message. Raises UsageError if
+        the delay is negative or too long.
+        """
+        if delay_ms is not None and not 0 <= delay_ms <= NACK_DELAY_MS_MAX:
+            raise UsageError(f"a nack's delay is {delay_ms} ms, not 0 to {NACK_DELAY_MS_MAX}")
+        self._now = max(self._now, now_ms)
+        message = self._messages.get(offset)
+        if message is not None and message.state == _SENT:
+            self.counters.nacked += 1
+            self._fail(message, delay_ms)
+
+    def expire(self, now_ms: int) -> None:
+        """Takes back what was not acknowledged in time; each counts as a failed attempt."""
+        self._pass_timers(now_ms)
+        while self._alarms and self._alarms[0][0] <= self._now:
+            consumer = heappop(self._alarms)[2]
+            consumer.alarmed = False
+            late = takewhile(lambda each: each.time_ms <= self._now, consumer.sent.values())
+            for message in [*late]:
+                self.counters.timed_out += 1
+                self._fail(message, None)
+            for message in consumer.sent.values():
+                self._set_alarm(consumer, message.time_ms)
+                break
+
+    def _fail(self, message: _Message, delay_ms: int | None) -> None:
+        self._take_back(message)
+        message.attempts += 1
+        if self._policy.is_poison(message.attempts):
+            self._poison(message)
+        else:
+            delay = self._policy.delay_ms(message.attempts) if delay_ms is None else delay_ms
+            self._wait(message, delay)
+
+    def _take_back(self, message: _Message) -> None:
+        """The consumer does not have the message any more; the caller gives it another state."""
+        consumer, group = message.consumer, message.group
+        assert consumer is not None
+        message.consumer = None
+        del consumer.sent[message.offset]
+        if not consumer.available:
+            self._refresh(consumer)
+        if group is not None:
+            group.sent -= 1
+            if not group.sent:
+                group.owner = None
+
+    def _wait(self, message: _Message, delay_ms: int) -> None:
+        self._waiting += 1
+        if delay_ms > 0:
+            self._set_timer(message, _WAITING, delay_ms)
+        else:
+            message.state = _READY
+            if message.group is None:
+                self._loose.add(message.offset)
+        self._queue(message)
+
+    def _queue(self, message: _Message) -> None:
+        """From here on the message holds back those after it in its group."""
+        if message.group is not None:
+            message.group.queue.add(message.offset)
+            self._place(message.group)
+
+    def _set_timer(self, message: _Message, state: int, delay_ms: int) -> None:
+        message.state = state
+        message.time_ms = self._now + delay_ms
+        if len(self._timers) > 2 * self._waiting + _TIMERS_MIN:
+            self._timers = [each for each in self._timers if self._is_timed(*each)]
+            heapify(self._timers)
+        heappush(self._timers, (message.time_ms, message.offset))
+
+    def _is_timed(self, time_ms: int, offset: int) -> bool:
+        message = self._messages.get(offset)
+        return message is not None and message.state in _TIMED and message.time_ms == time_ms
+
+    def _pass_timers(self, now_ms: int) -> None:
+        self._now = max(self._now, now_ms)
+        while self._timers and self._timers[0][0] <= self._now:
+            time_ms, offset = heappop(self._timers)
+            if self._is_timed(time_ms, offset):
+                self._ring_timer(self._messages[offset])
+
+    def _ring_timer(self, message: _Message) -> None:
+        if message.state == _RETRY:
+            message.state = _DEAD
+            self._dead.append(message.offset)
+            return
+        message.state = _READY
+        if message.group is None:
+            self._loose.add(message.offset)
+        else:
+            self._place(message.group)
+
+    # -- messages that failed too often
+
+    def _poison(self, message: _Message) -> None:
+        if self._policy.poison == "drop":
+            self.counters.dropped += 1
+            del self._messages[message.offset]
+            if message.group is not None:
+                self._settle(message.group)
+            return
+        self._waiting += 1
+        if self._policy.poison == "block":
+            message.state = _BLOCKED
+            self._blocked.add(message.offset)
+        else:
+            message.state = _DEAD
+            message.attempts = 0
+            self._dead.append(message.offset)
+        self._queue(message)
+
+    def poisoned(self) -> list[int]:
+        """Takes the offsets that must be written to the dead-letter topic, ascending.
+
+        Each is returned once. Call `ack` when it is written, `unpoison` when that failed; until
+        `ack` it holds back its group.
+        """
+        taken, self._dead = sorted(set(self._dead)), []
+        there = [each for each in taken if self._state(each) == _DEAD]
+        for offset in there:
+            self._messages[offset].state = _WRITING
+        return there
+
+    def unpoison(self, offset: int, now_ms: int) -> None:
+        """Has `poisoned` return the offset again, after the delay of the policy. Ignored if it did
+        not return it before."""
+        self._now = max(self._now, now_ms)
+        message = self._messages.get(offset)
+        if message is not None and message.state == _WRITING:
+            message.attempts += 1
+            self._set_timer(message, _RETRY, self._policy.delay_ms(message.attempts))
+
+    def _state(self, offset: int) -> int | None:
+        message = self._messages.get(offset)
+        return None if message is None else message.state
+
+    def next_time_ms(self) -> int | None:
+        """When time alone gives `expire`, `due` or `poisoned` something to do. Never too late; it
+        can be too early, and then `expire` moves it on."""
+        times = [each[0][0] for each in (self._alarms, self._timers) if each]
+        return min(times, default=None)
+
+    # -- state
+
+    @property
+    def position(self) -> int:
+        """The lowest offset that is not acknowledged."""
+        return next(iter(self._messages), self._next)
+
+    @property
+    def outstanding(self) -> int:
+        """How many messages consumers have and have not acknowledged."""
+        return len(self._messages) - self._waiting - self._kept
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for redelivery or failed too often."""
+        return self._waiting
+
+    @property
+    def kept(self) -> int:
+        return self._kept
+
+    @property
+    def blocked(self) -> list[int]:
+        """Messages that failed too often and stay until somebody decides."""
+        return sorted(self._blocked)
+
+    @property
+    def consumers(self) -> list[ConsumerState]:
+        """In the order they joined."""
+        active = None if self._topic is None else self._target(self._topic)
+        return [
+            ConsumerState(
+                each.number,
+                each.name,
+                each.filters,
+                len(each.sent),
+                self._topic is None or each is active,
+                each.paused,
+            )
+            for each in self._consumers.values()
+        ]
+
+    def cursor(self) -> Cursor:
+        """What is acknowledged. The other fields are those of the cursor it started from."""
+        ranges: list[tuple[int, int]] = []
+        end: int | None = None
+        for offset in self._messages:
+            if end is not None and offset > end:
+                ranges.append((end, offset))
+            end = offset + 1
+        if end is not None and end < self._next:
+            ranges.append((end, self._next))
+        ranges.extend(self._ahead)
+        return replace(self._template, position=self.position, ranges=tuple(ranges))
+
+    def seek(self, cursor: Cursor) -> None:
+        """Starts again at the cursor. Consumers stay; what they have is forgotten.
+
+        An acknowledgement of what was sent before is refused, ignored, or taken for one of the new
+        delivery, whichever the offset allows.
+        """
+        self._start_at(cursor)
+        self._alarms.clear()
+        self._serving.clear()
+        if self._topic is not None:
+            self._topic = _Group("")
+        for consumer in self._consumers.values():
+            consumer.sent.clear()
+            consumer.ready.clear()
+            consumer.alarmed = False
+            self._refresh(consumer)
+
+
+_WITHOUT_ONE_GROUP: Final = frozenset({SubscriptionType.SHARED, SubscriptionType.KEY_SHARED})
+_SENDABLE: Final = frozenset({_READY, _KEPT})
+_TIMED: Final = frozenset({_WAITING, _RETRY})
+
+
+def _check_range(start: int, end: int) -> None:
+    if not 0 <= start < end <= OFFSET_MAX:
+        raise UsageError(f"{start} to {end} is not a range of offsets")
+
+
+def _offsets_in(cursor: Cursor) -> int:
+    return cursor.position + sum(end - start for start, end in cursor.ranges)
