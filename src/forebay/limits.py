@@ -162,6 +162,14 @@ adds to what it cannot make smaller."""
 OBJECT_BYTES_MAX: Final = 5 * 1024 * GIB
 """The largest object of S3 and GCS."""
 
+OUTBOX_BYTES_MAX: Final = 256 * KIB
+"""What waits to be written to one consumer, besides one message of any size."""
+REDELIVERIES_AT_ONCE: Final = 64
+"""Messages that a subscription reads again before it looks at other work."""
+ACKS_AHEAD_MAX: Final = 100_000
+"""How far after the last message that a subscription read it takes acknowledgements: of messages
+that were delivered before the server was started again."""
+
 FEED_BYTES_MAX: Final = 64 * MIB
 """What the subscriptions of all topics keep of what they read, for each other and redeliveries."""
 FEED_CHUNKS_MAX: Final = 32

@@ -18,15 +18,22 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from forebay.dispatch import metrics
 from forebay.dispatch.feed import Chunk, Delivery, Feed
-from forebay.dispatch.policy import SubscriptionType
+from forebay.dispatch.policy import Policy, SubscriptionType
 from forebay.dispatch.window import Verdict, Window
-from forebay.errors import ForebayError, LostOffsets, OffsetOutOfRange
+from forebay.errors import (
+    ForebayError,
+    LostOffsets,
+    MessageTooLarge,
+    MissingData,
+    OffsetOutOfRange,
+)
 from forebay.format.cursor import Cursor
 from forebay.limits import ACKS_AHEAD_MAX, OUTBOX_BYTES_MAX, REDELIVERIES_AT_ONCE
 from forebay.logs import event
@@ -36,59 +43,70 @@ _RETRY_SECONDS: Final = 1.0
 _RETRY_SECONDS_MAX: Final = 30.0
 _CURSOR_SECONDS: Final = 0.2
 """How long acknowledgements are collected before the topic's cursors get them."""
+_TOO_LARGE_DELAY_MS: Final = 60_000
+
+
+class _PassedError(Exception):
+    """The offset has no message, and the subscription went past it."""
+
+
+Encode: TypeAlias = Callable[[Delivery], bytes]
+"""Makes what a client gets of a message; MessageTooLarge if this client cannot get it."""
 
 
 class Consumer:
     """A consumer with a stream, and the messages that wait to be written to it.
 
-    Messages wait in an outbox, within a limit of bytes. A consumer that does not read fills its
-    outbox, and gets no more until it has room: it holds back nobody else.
+    They wait in an outbox, encoded, within a limit of bytes. A consumer that does not read fills
+    its outbox and gets no more until it has room: it holds back nobody else.
     """
 
-    def __init__(self, number: int, name: str, filters: tuple[str, ...]) -> None:
+    def __init__(self, number: int, name: str, filters: tuple[str, ...], encode: Encode) -> None:
         self.number = number
         self.name = name
         self.filters = filters
-        self.since = time.time()
+        self.encode = encode
         self.delivered = 0
-        self._queue: deque[Delivery] = deque()
+        self.on_room: Callable[[], None] = lambda: None
+        self._queue: deque[bytes] = deque()
         self._bytes = 0
-        self._wakes: list[asyncio.Future[None]] = []
-        self.on_room: Callable[[], None] | None = None
+        self._ended = False
+        self._waiting: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:
         return self._bytes >= OUTBOX_BYTES_MAX
 
-    def put(self, delivery: Delivery) -> None:
-        self._queue.append(delivery)
-        self._bytes += delivery.size
+    def put(self, data: bytes) -> None:
+        self._queue.append(data)
+        self._bytes += len(data)
         self.delivered += 1
-        for waiting in self._wakes:
-            if not waiting.done():
-                waiting.set_result(None)
-        self._wakes.clear()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
-    async def take(self, bytes_max: int = OUTBOX_BYTES_MAX) -> list[Delivery]:
-        """Waits for messages and returns them, at least one, and no more than `bytes_max` then."""
-        while not self._queue:
-            waiting = asyncio.get_running_loop().create_future()
-            self._wakes.append(waiting)
-            await waiting
-        taken = [self._queue.popleft()]
-        size = taken[0].size
-        while self._queue and size + self._queue[0].size <= bytes_max:
-            taken.append(self._queue.popleft())
-            size += taken[-1].size
-        was_full = self.full
-        self._bytes -= size
-        if was_full and not self.full and self.on_room is not None:
+    async def take(self) -> list[bytes]:
+        """Waits for messages, and returns all that are there. One task at a time may call it.
+
+        Returns nothing if the subscription has ended.
+        """
+        while not self._queue and not self._ended:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        taken, was_full = list(self._queue), self.full
+        self.clear()
+        if was_full:
             self.on_room()
         return taken
 
     def clear(self) -> None:
         self._queue.clear()
         self._bytes = 0
+
+    def end(self) -> None:
+        """Ends the stream."""
+        self._ended = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 @dataclass(slots=True)
@@ -121,12 +139,17 @@ class Subscription:
         self.counts = LostCounts()
         self.problem: str | None = None
         """Why nothing is delivered: the last error of reading."""
-        self.oldest_publish_ms: int | None = None
-        """When the message that was read last was published."""
+        self.read_publish_ms: int | None = None
+        """When the message that was delivered last was published."""
         self._save = save
         self._dead_letter = dead_letter
         self._skip_lost = skip_lost
         self._consumers: dict[int, Consumer] = {}
+        self._standby: list[Consumer] = []
+        """Of an exclusive subscription: those that wait until the consumer leaves."""
+        self._delivered_before = 0
+        """What consumers that have left got."""
+        self._frozen = False
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -140,26 +163,55 @@ class Subscription:
 
     # -- consumers ------------------------------------------------------------------------------
 
-    def join(self, consumer: Consumer) -> None:
-        """Begins to deliver to the consumer. One with the same number is replaced."""
+    def join(self, consumer: Consumer, policy: Policy | None = None) -> None:
+        """Begins to deliver to the consumer. One with the same number is replaced.
+
+        A second consumer of an exclusive subscription gets nothing until the first one leaves.
+        """
+        if policy is not None:
+            self.window.policy = policy
+        others = self._consumers.keys() - {consumer.number}
+        if self.window.kind is SubscriptionType.EXCLUSIVE and others:
+            self._standby.append(consumer)
+            return
         self.window.join(consumer.number, consumer.name, consumer.filters, _now_ms())
-        before = self._consumers.get(consumer.number)
-        if before is not None:
-            before.clear()
-        self._consumers[consumer.number] = consumer
+        self._replace(consumer)
         consumer.on_room = lambda: self._has_room(consumer)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         self._wake()
 
+    def _replace(self, consumer: Consumer) -> None:
+        before = self._consumers.get(consumer.number)
+        if before is not None:
+            before.clear()
+            self._delivered_before += before.delivered
+        self._consumers[consumer.number] = consumer
+
     def leave(self, consumer: Consumer) -> None:
         """Ends the delivery; what the consumer has not acknowledged is delivered to others."""
+        if consumer in self._standby:
+            self._standby.remove(consumer)
         if self._consumers.get(consumer.number) is not consumer:
             return  # another stream has taken its place
         del self._consumers[consumer.number]
         consumer.clear()
+        self._delivered_before += consumer.delivered
         self.window.leave(consumer.number, _now_ms())
+        if self._standby and not self._consumers:
+            self.join(self._standby.pop(0))
         self._wake()
+
+    @property
+    def delivered(self) -> int:
+        """Messages delivered since the server started, redeliveries included."""
+        return self._delivered_before + sum(each.delivered for each in self.consumers)
+
+    def lag(self, synced: int) -> int:
+        """Synced messages that are not acknowledged, offsets in holes included."""
+        window = self.window
+        unread = max(synced - window.next_offset, 0)
+        return unread + window.outstanding + window.waiting + window.kept
 
     @property
     def consumers(self) -> list[Consumer]:
@@ -178,6 +230,8 @@ class Subscription:
         Those that were never read count too: this server may have delivered them before it was
         started again. Beyond a limit they are ignored, and delivered once more.
         """
+        if self._frozen:
+            return  # it is being moved elsewhere
         window = self.window
         read = min(end, window.next_offset)
         changed = start < read and window.ack(start, read)
@@ -215,7 +269,17 @@ class Subscription:
         if self._cursor_timer is not None:
             self._cursor_timer.cancel()
             self._cursor_timer = None
-        self._save(self.window.cursor())
+        if not self._frozen:
+            self._save(self.window.cursor())
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within the block nothing is acknowledged, and the cursor is not handed over."""
+        self._frozen = True
+        try:
+            yield
+        finally:
+            self._frozen = False
 
     # -- the task -------------------------------------------------------------------------------
 
@@ -227,16 +291,18 @@ class Subscription:
             await self._woken.wait()
             self._woken.clear()
             try:
-                while not self._stopped and await self._step():
+                while await self._step():
                     self._recovered()
-            except ForebayError as error:
-                self._failed(error)
-            except Exception as error:  # noqa: BLE001  # a bug must not end the deliveries in silence
+            except _PassedError:
+                self._wake()
+            except Exception as error:  # noqa: BLE001  # reported, and tried again
                 self._failed(error)
             self._arm()
 
     async def _step(self) -> bool:
         """Does one piece of work; returns False if there is none."""
+        if self._stopped:
+            return False
         window, now = self.window, _now_ms()
         window.expire(now)
         await self._write_dead_letters()
@@ -249,7 +315,7 @@ class Subscription:
         chunk = await self._read(offset)
         if chunk is None:
             self.feed.wake_beyond(offset, self._wake)
-            return offset != window.next_offset  # it may have moved over a range that was lost
+            return False
         if chunk.first > offset:
             self._pass_over(offset, chunk.first, "lost")
         self._offer_new(chunk)
@@ -261,11 +327,14 @@ class Subscription:
         for offset in due:
             if chunk is None or offset not in chunk:
                 chunk = await self._read(offset)
-            if chunk is None or offset not in chunk:
-                end = offset + 1 if chunk is None else chunk.first
-                self._pass_over(offset, end, "lost")
-                continue
-            self._offer(chunk, offset)
+            if chunk is None:
+                raise MissingData(
+                    f"{self.topic}: offset {offset} was delivered, and is not in the log any more"
+                )
+            if chunk.first > offset:
+                self._pass_over(offset, chunk.first, "lost")
+            else:
+                self._offer(chunk, offset)
         return True
 
     def _offer_new(self, chunk: Chunk) -> None:
@@ -278,16 +347,26 @@ class Subscription:
         delivery = chunk[offset]
         verdict, number = self.window.offer(offset, delivery.message.routing_key, _now_ms())
         if verdict is Verdict.SENT and number is not None:
-            consumer = self._consumers[number]
-            consumer.put(delivery)
-            metrics.DELIVERED.note(self)
-            self.oldest_publish_ms = delivery.message.publish_time
-            if consumer.full:
-                self.window.pause(number)
+            self._put(self._consumers[number], delivery)
         return verdict is not Verdict.FULL
 
+    def _put(self, consumer: Consumer, delivery: Delivery) -> None:
+        try:
+            consumer.put(consumer.encode(delivery))
+        except MessageTooLarge as error:
+            # Not lost: another consumer may take it, or the policy for poison messages applies.
+            self.window.nack(delivery.offset, _TOO_LARGE_DELAY_MS, _now_ms())
+            self._report(error)
+            return
+        self.read_publish_ms = delivery.message.publish_time
+        if consumer.full:
+            self.window.pause(consumer.number)
+
     async def _read(self, offset: int) -> Chunk | None:
-        """Reads a chunk; goes past what is recorded as lost, or was removed by retention."""
+        """Reads a chunk, or returns None if it is not there yet.
+
+        Goes past what is recorded as lost or was removed by retention, and raises _PassedError.
+        """
         try:
             return await self.feed.read(offset)
         except LostOffsets as error:
@@ -298,7 +377,7 @@ class Subscription:
             if error.start <= offset:
                 raise
             self._pass_over(offset, error.start, "removed")
-        return None
+        raise _PassedError
 
     def _pass_over(self, start: int, end: int, why: str) -> None:
         """Counts offsets without messages as acknowledged, and says so."""
@@ -326,6 +405,8 @@ class Subscription:
                 chunk = await self._read(offset)
                 if chunk is not None and offset in chunk:
                     await self._dead_letter(chunk[offset], self.name)
+            except _PassedError:
+                continue
             except ForebayError as error:
                 event(
                     _log,
@@ -346,20 +427,24 @@ class Subscription:
 
     def _failed(self, error: Exception) -> None:
         """Nothing is skipped after an error: the same offset is read again, after a pause."""
+        self._report(error)
+        asyncio.get_running_loop().call_later(self._pause, self._wake)
+        self._pause = min(self._pause * 2, _RETRY_SECONDS_MAX)
+
+    def _report(self, error: Exception) -> None:
+        """Logs an error once, and keeps its text for those who look at the subscription."""
         if self.problem != str(error):
             expected = isinstance(error, ForebayError)
             event(
                 _log,
                 logging.ERROR,
-                "a subscription cannot read its topic; it is tried again",
+                "a subscription cannot deliver a message; it is tried again",
                 trace=None if expected else error,
                 topic=self.topic,
                 subscription=self.name,
                 error=error if expected else repr(error),
             )
         self.problem = str(error)
-        asyncio.get_running_loop().call_later(self._pause, self._wake)
-        self._pause = min(self._pause * 2, _RETRY_SECONDS_MAX)
 
     def _arm(self) -> None:
         """Sets the timer for the next time-out or redelivery."""
@@ -373,23 +458,28 @@ class Subscription:
 
     # -- the end --------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Ends the task, and hands the last cursor over."""
+    def stop_delivering(self) -> None:
+        """Delivers nothing more; acknowledgements still count."""
         self._stopped = True
+        self._wake()
+
+    async def close(self, *, save: bool = True) -> None:
+        """Ends the task and the streams, and hands the last cursor over."""
+        self._stopped = True
+        for consumer in [*self._consumers.values(), *self._standby]:
+            consumer.end()
         self.feed.wake_no_more(self._wake)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
-        self.save()
+        if save:
+            self.save()
+        elif self._cursor_timer is not None:
+            self._cursor_timer.cancel()
 
 
 def _now_ms() -> int:
     """Milliseconds that never go back."""
     return time.monotonic_ns() // 1_000_000
-
-
-def is_single(kind: SubscriptionType) -> bool:
-    """Whether only one consumer may have the subscription."""
-    return kind is SubscriptionType.EXCLUSIVE
