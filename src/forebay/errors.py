@@ -5,6 +5,9 @@
     │   ├── InvalidTopicName
     │   ├── InvalidSetting
     │   ├── UnknownTopic
+    │   ├── UnknownSubscription
+    │   ├── TooManySubscriptions
+    │   ├── TopicKindConflict
     │   └── MessageTooLarge
     ├── OffsetOutOfRange      choose another offset (also a LookupError)
     │   └── LostOffsets       continue after the range, which is recorded as lost
@@ -89,6 +92,18 @@ class InvalidSetting(UsageError):
 
 class UnknownTopic(UsageError):
     """There is no such topic, neither in the catalog nor as a local directory."""
+
+
+class UnknownSubscription(UsageError):
+    """The topic has no subscription of that name."""
+
+
+class TooManySubscriptions(UsageError):
+    """The topic has as many subscriptions as it may have: delete one first."""
+
+
+class TopicKindConflict(UsageError):
+    """The topic exists as the other kind: one is stored, the other is not."""
 
 
 class MessageTooLarge(UsageError):

@@ -95,7 +95,24 @@ CATALOG_OPERATIONS_MAX: Final = 120
 CURSOR_BYTES_MAX: Final = 32 * KIB
 """The maximum size of a cursor in the catalog. Beyond it, the highest ranges are left out."""
 
-CURSOR_NAME_BYTES_MAX: Final = 256
+CURSOR_NAME_BYTES_MAX: Final = 260
+"""`sub/` and the name of a subscription."""
+
+SUBSCRIPTION_NAME_BYTES_MAX: Final = 256
+SUBSCRIPTIONS_MAX: Final = 10_000
+"""The most subscriptions of one topic."""
+
+SUBSCRIPTION_BYTES_MAX: Final = 256 * KIB
+SUBSCRIPTION_CONSUMERS_MAX: Final = 1000
+"""What the row of a subscription has at most. Beyond both, the consumers that were seen longest ago
+are left out."""
+
+SUBSCRIPTIONS_PAGE: Final = 16
+"""The most subscriptions that one range query of the catalog returns: at most 4 MiB."""
+
+CONSUMER_NAME_BYTES_MAX: Final = 256
+CONSUMER_FILTERS_MAX: Final = 64
+CONSUMER_FILTER_BYTES_MAX: Final = 256
 
 JOB_STATE_BYTES_MAX: Final = 64 * KIB
 """The maximum size of a state that a job stores for a topic in the catalog."""
@@ -194,3 +211,11 @@ assert (
 )
 assert DESCRIPTOR_INDEX_ENTRIES <= OBJECT_INDEX_ENTRIES_MAX
 assert CATALOG_PAGE * (48 * DESCRIPTOR_INDEX_ENTRIES + KIB) <= 2 * CATALOG_VALUE_BYTES_MAX
+assert SUBSCRIPTION_NAME_BYTES_MAX + len("sub/") <= CURSOR_NAME_BYTES_MAX
+assert (
+    6 * (CONSUMER_NAME_BYTES_MAX + CONSUMER_FILTERS_MAX * (CONSUMER_FILTER_BYTES_MAX + 1))
+    + 6 * SUBSCRIPTION_NAME_BYTES_MAX
+    + KIB
+    <= SUBSCRIPTION_BYTES_MAX
+    <= CATALOG_VALUE_BYTES_MAX
+)  # one consumer always fits; JSON makes at most 6 bytes of one

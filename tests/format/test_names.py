@@ -33,6 +33,8 @@ from forebay.format.names import (
     pending_object,
     sidecar,
     staged_segment,
+    subscription_cursor,
+    subscription_of_cursor,
     topic_of_key,
 )
 from forebay.limits import FILE_NAME_BYTES_MAX, OFFSET_MAX, TOPIC_NAME_BYTES_MAX
@@ -404,6 +406,39 @@ def test_keys_of_the_catalog_come_back_as_what_they_are_for(
         assert keys.descriptor_start(topic, other) is None
     for key in (keys.record(topic), keys.owner(topic), keys.current(topic), keys.life(topic, "x")):
         assert keys.topics() <= keys.topic(topic) <= key < after_prefix(keys.topic(topic))
+
+
+@settings(max_examples=100)
+@given(root=roots, topic=topics, other=topics, name=st.text(min_size=1, max_size=40))
+def test_keys_of_subscriptions_come_back_as_what_they_are_for(
+    root: str, topic: TopicName, other: TopicName, name: str
+) -> None:
+    keys = CatalogKeys(root)
+    key = keys.subscription(topic, name)
+    assert keys.subscription_of(key) == (topic, name)
+    assert keys.all_subscriptions() <= key < after_prefix(keys.all_subscriptions())
+    assert key.startswith(keys.subscriptions(other)) is (topic == other)
+    assert keys.subscription_of(keys.subscriptions(topic)) is None
+    row = keys.nonreliable(topic)
+    assert keys.nonreliable_of(row) == topic
+    for foreign in (keys.record(topic), row, keys.cursor_row(topic, name)):
+        assert keys.subscription_of(foreign) is None
+    for foreign in (keys.record(topic), key, row + "/"):
+        assert keys.nonreliable_of(foreign) is None
+    cursor = keys.cursor_row(topic, subscription_cursor(name))
+    assert cursor.startswith(keys.subscription_cursor_rows(topic))
+    assert subscription_of_cursor(keys.cursor_row_name(topic, cursor)) == name
+
+
+def test_no_other_cursor_has_the_name_of_a_subscriptions() -> None:
+    keys = CatalogKeys("/forebay")
+    topic = TopicName("default", "orders")
+    assert subscription_of_cursor("checkpoint") is None
+    assert subscription_of_cursor("sub") is None
+    assert subscription_cursor("checkpoint") == "sub/checkpoint"
+    assert keys.cursor_row(topic, "sub/a b").endswith("/orders/cursors/sub%2Fa%20b")
+    assert keys.subscription(topic, "a/b") == "/forebay/subscriptions/default/orders/a%2Fb"
+    assert keys.nonreliable(topic) == "/forebay/nonreliable/default/orders"
 
 
 @settings(max_examples=100)

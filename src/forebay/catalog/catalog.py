@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import Final, TypeVar
 
 from forebay.catalog.chain import WINDOW, Chain, Totals, Write, pointer, read_windows, stored
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove, Watch
@@ -45,6 +45,7 @@ DESCRIPTOR_WRITES = Counter(
     "Object descriptors written to the catalog.",
 )
 
+_Result = TypeVar("_Result")
 _TRIES: Final = 100
 """Attempts at one compare-and-set. Each one that fails means that another process succeeded."""
 _NAMES_MAX: Final = 1000
@@ -666,7 +667,7 @@ class Catalog:
         self.kv.commit([], [Put(self.keys.cursor(topic, subscription), encode_cursor(offset))])
 
 
-def until_known(change: Callable[[], TopicRecord]) -> TopicRecord:
+def until_known(change: Callable[[], _Result]) -> _Result:
     """Repeats the change after ServiceUnavailable, a few times.
 
     The change may have been made although the call failed, so it must succeed when repeated.

@@ -30,6 +30,7 @@ from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from forebay.errors import DescriptorError, UsageError
+from forebay.format.cursor import Cursor
 from forebay.limits import CATALOG_VALUE_BYTES_MAX, LOG_DISTANCE, LOST_RANGES_MAX, OFFSET_MAX
 
 
@@ -226,6 +227,15 @@ def messages_between(record: TopicRecord, start: int, end: int) -> int:
     if start >= end:
         return 0
     return sum(each[1] - each[0] for each in _without([(start, end)], record.holes))
+
+
+def unread_between(record: TopicRecord, cursor: Cursor, start: int, end: int) -> int:
+    """Returns how many messages of `start..end` the cursor's consumer has not acknowledged."""
+    if start >= end:
+        return 0
+    there = _without([(start, end)], record.holes)
+    left = _without(there, [(0, cursor.position), *cursor.ranges])
+    return sum(each[1] - each[0] for each in left)
 
 
 def ranges_within(ranges: Iterable[Range], start: int, end: int) -> list[Range]:

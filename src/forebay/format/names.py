@@ -19,6 +19,7 @@ from forebay.limits import (
     CURSOR_NAME_BYTES_MAX,
     FILE_NAME_BYTES_MAX,
     JOB_STATE_NAME_BYTES_MAX,
+    SUBSCRIPTION_NAME_BYTES_MAX,
     TOPIC_NAME_BYTES_MAX,
 )
 
@@ -344,6 +345,20 @@ def write_of_staged(key: str) -> str:
     return key.removeprefix(STAGING_PREFIX).partition("/")[0]
 
 
+_SUBSCRIPTION_CURSOR: Final = "sub/"
+
+
+def subscription_cursor(name: str) -> str:
+    """The name of the cursor of a subscription. No other cursor has such a name."""
+    return _SUBSCRIPTION_CURSOR + name
+
+
+def subscription_of_cursor(name: str) -> str | None:
+    """The name of the subscription whose cursor has this name; None for any other cursor."""
+    found = name.startswith(_SUBSCRIPTION_CURSOR)
+    return name.removeprefix(_SUBSCRIPTION_CURSOR) if found else None
+
+
 class CatalogKeys:
     """The keys of the catalog below its root, such as `/forebay`.
 
@@ -436,17 +451,8 @@ class CatalogKeys:
 
     def job_state(self, topic: TopicName, name: str) -> str:
         """The key of the state `name`, which may be any text: special characters are encoded."""
-        if not 0 < len(name.encode("utf-8", "surrogatepass")) <= JOB_STATE_NAME_BYTES_MAX:
-            raise UsageError(
-                f"the name of a job state is {name[:80]!r}; it must have 1 to "
-                f"{JOB_STATE_NAME_BYTES_MAX} bytes"
-            )
-        try:
-            return self.job_states(topic) + quote(name, safe="/")
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the name of a job state is {name!r}; it must be Unicode text"
-            ) from error
+        own = _quoted("a job state", name, JOB_STATE_NAME_BYTES_MAX, safe="/")
+        return self.job_states(topic) + own
 
     def job_state_name(self, topic: TopicName, key: str) -> str | None:
         """The name of the job state at `key`; None if it is not one of the topic's."""
@@ -467,21 +473,46 @@ class CatalogKeys:
 
     def cursor_row(self, topic: TopicName, name: str) -> str:
         """The key of the cursor `name`, which may be any text: special characters are encoded."""
-        if not 0 < len(name.encode("utf-8", "surrogatepass")) <= CURSOR_NAME_BYTES_MAX:
-            raise UsageError(
-                f"the name of a cursor is {name[:80]!r}; it must have 1 to "
-                f"{CURSOR_NAME_BYTES_MAX} bytes"
-            )
-        try:
-            return self.cursor_rows(topic) + quote(name, safe="")
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the name of a cursor is {name!r}; it must be Unicode text"
-            ) from error
+        return self.cursor_rows(topic) + _quoted("a cursor", name, CURSOR_NAME_BYTES_MAX)
 
     def cursor_row_name(self, topic: TopicName, key: str) -> str:
         """The name of the cursor at `key`."""
         return unquote(key.removeprefix(self.cursor_rows(topic)))
+
+    def subscription_cursor_rows(self, topic: TopicName) -> str:
+        """The prefix of the keys of the cursors of a topic's subscriptions."""
+        return self.cursor_rows(topic) + quote(_SUBSCRIPTION_CURSOR, safe="")
+
+    def all_subscriptions(self) -> str:
+        """The prefix of the keys of the subscriptions of all topics."""
+        return f"{self._root}/subscriptions/"
+
+    def subscriptions(self, topic: TopicName) -> str:
+        """The prefix of the keys of a topic's subscriptions."""
+        return f"{self.all_subscriptions()}{topic.namespace}/{topic.topic}/"
+
+    def subscription(self, topic: TopicName, name: str) -> str:
+        """The key of a subscription, whose name may be any text: special characters are encoded."""
+        own = _quoted("a subscription", name, SUBSCRIPTION_NAME_BYTES_MAX)
+        return self.subscriptions(topic) + own
+
+    def subscription_of(self, key: str) -> tuple[TopicName, str] | None:
+        """The topic and the name of the subscription at `key`; None if it is not such a key."""
+        found = _topic_below(self.all_subscriptions(), key)
+        return None if found is None or not found[1] else (found[0], unquote(found[1]))
+
+    def nonreliable_topics(self) -> str:
+        """The prefix of the keys of the topics that are not stored."""
+        return f"{self._root}/nonreliable/"
+
+    def nonreliable(self, topic: TopicName) -> str:
+        """The key of the row of a topic that is not stored."""
+        return f"{self.nonreliable_topics()}{topic.namespace}/{topic.topic}"
+
+    def nonreliable_of(self, key: str) -> TopicName | None:
+        """The topic whose row is at `key`; None if it is not the key of such a row."""
+        found = _topic_below(self.nonreliable_topics(), key)
+        return None if found is None or found[1] is not None else found[0]
 
     def cursors(self, topic: TopicName) -> str:
         return f"{self._root}/topics/{topic.namespace}/{topic.topic}/subscriptions/"
@@ -491,11 +522,29 @@ class CatalogKeys:
 
     def topic_of_record(self, key: str) -> TopicName | None:
         """The topic whose record is at `key`; None if it is not a record's key."""
-        parts = key.removeprefix(self.topics()).split("/")
-        if not key.startswith(self.topics()) or len(parts) != 3 or parts[2] != "record":
-            return None
-        name = f"/{parts[0]}/{parts[1]}"
-        return parse_topic(name) if is_topic(name) else None
+        found = _topic_below(self.topics(), key)
+        return None if found is None or found[1] != "record" else found[0]
+
+
+def _topic_below(prefix: str, key: str) -> tuple[TopicName, str | None] | None:
+    """The topic in `<prefix><namespace>/<topic>[/<rest>]`, and the rest, which has no slash."""
+    parts = key.removeprefix(prefix).split("/")
+    if not key.startswith(prefix) or not 2 <= len(parts) <= 3:
+        return None
+    name = f"/{parts[0]}/{parts[1]}"
+    return (parse_topic(name), parts[2] if len(parts) == 3 else None) if is_topic(name) else None
+
+
+def _quoted(what: str, name: str, bytes_max: int, safe: str = "") -> str:
+    """The name, percent-encoded; UsageError, which says `what` it names, if it cannot be one."""
+    if not 0 < len(name.encode("utf-8", "surrogatepass")) <= bytes_max:
+        raise UsageError(
+            f"the name of {what} is {name[:80]!r}; it must have 1 to {bytes_max} bytes"
+        )
+    try:
+        return quote(name, safe=safe)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the name of {what} is {name!r}; it must be Unicode text") from error
 
 
 def after_prefix(prefix: str) -> str:

@@ -17,13 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, TypeVar
 
 from forebay.catalog.chain import Chain
-from forebay.catalog.records import TopicRecord, offset_before
+from forebay.catalog.records import TopicRecord, offset_before, unread_between
 from forebay.clock import SYSTEM_CLOCK
 from forebay.config.topics import TopicSetting
 from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
+from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
-from forebay.format.names import parse_topic
+from forebay.format.names import parse_topic, subscription_cursor
+from forebay.format.subscription import SubscriptionRow
 from forebay.interrupts import run_aside
 from forebay.limits import CLOSE_SECONDS_MAX
 from forebay.logs import event
@@ -34,6 +36,7 @@ from forebay.topic.configure import configure_topic, effective_settings, topic_s
 from forebay.topic.cursors import CHECKPOINT_CURSOR, TopicCursors
 from forebay.topic.opening import TopicClaim
 from forebay.topic.resources import StoreResources
+from forebay.topic.subscriptions import Subscription, TopicSubscriptions
 from forebay.topic.trimming import Trimmer
 from forebay.upload.rolling import RollingUploader
 from forebay.upload.uploader import Uploader
@@ -132,15 +135,19 @@ class WalStorage(PersistentStorage):
             self._tiered_log = resources.tiered_log(topic, wal)
             self._trimmer = Trimmer(topic, wal, deleter, resources)
             self._chain = resources.catalog.chain(topic)
-        self.cursors = self._made_cursors(resources)
+        self.cursors, self._subscriptions = self._made_cursors(resources)
 
-    def _made_cursors(self, resources: StoreResources | None) -> TopicCursors:
+    def _made_cursors(
+        self, resources: StoreResources | None
+    ) -> tuple[TopicCursors, TopicSubscriptions]:
         topic, claim = parse_topic(self.wal.topic), self._claim
-        if resources is None or claim is None:
-            return TopicCursors(topic, None, 0, 1, SYSTEM_CLOCK.now_ms)
-        delta = resources.settings.metadata.progress_min_offset_delta
-        epoch, now_ms = claim.ownership.epoch, resources.clock.now_ms
-        return TopicCursors(topic, resources.catalog, epoch, delta, now_ms)
+        catalog, epoch, delta, now_ms = None, 0, 1, SYSTEM_CLOCK.now_ms
+        if resources is not None and claim is not None:
+            delta = resources.settings.metadata.progress_min_offset_delta
+            catalog, epoch = resources.catalog, claim.ownership.epoch
+            now_ms = resources.clock.now_ms
+        cursors = TopicCursors(topic, catalog, epoch, delta, now_ms)
+        return cursors, TopicSubscriptions(topic, catalog, epoch, cursors, now_ms)
 
     @property
     def name(self) -> str:
@@ -244,7 +251,7 @@ class WalStorage(PersistentStorage):
         Without an `end` it waits for new messages. Raises OffsetOutOfRange if `start` is not in the
         topic.
         """
-        self._require_start(start, self.start_offset)
+        self.require_start(start, self.start_offset)
         return self.wal.tail_reader(
             start.value, end=end, visibility=visibility, through=self._tiered_log
         )
@@ -316,12 +323,13 @@ class WalStorage(PersistentStorage):
 
         Messages that remote retention is just deleting raise OffsetOutOfRange when they are read.
         """
-        self._require_start(start, self.start_known)
+        self.require_start(start, self.start_known)
         return self.wal.async_reader(
             start.value, end=end, visibility=visibility, through=self._tiered_log, threads=threads
         )
 
-    def _require_start(self, start: StartPosition, oldest: int) -> None:
+    def require_start(self, start: StartPosition, oldest: int) -> None:
+        """Raises OffsetOutOfRange if `start` is before the offset `oldest`."""
         if start.value != "latest" and start.value < oldest:
             raise OffsetOutOfRange(
                 f"{self.name}: offset {start.value} is not in the topic: the oldest is {oldest}",
@@ -349,6 +357,87 @@ class WalStorage(PersistentStorage):
     def flush_cursors(self) -> None:
         """Writes what consumers acknowledged to the catalog, if it is enough."""
         self._fencing(self.cursors.flush)
+
+    # -- subscriptions --------------------------------------------------------------------------
+
+    def subscriptions(self) -> list[SubscriptionRow]:
+        """Reads the rows of all subscriptions."""
+        return run_aside(self._subscriptions.rows)
+
+    def subscription_cursor(self, name: str) -> Cursor:
+        """Returns what a subscription has acknowledged. May ask the catalog, once for all of them.
+
+        Raises UnknownSubscription if there is no such subscription.
+        """
+        return run_aside(lambda: self._subscriptions.cursor(name))
+
+    def create_subscription(
+        self, row: SubscriptionRow, start_cursor: Cursor
+    ) -> tuple[SubscriptionRow, Cursor]:
+        """Creates the subscription with its cursor, or returns what is there if it exists.
+
+        Waits until every offset of the cursor is synced: after a crash, other messages would get
+        those that were not. Raises UsageError if the row cannot be stored, TooManySubscriptions,
+        and OffsetOutOfRange if the cursor goes beyond the log.
+        """
+        self._require_synced(start_cursor)
+        return self._fencing(lambda: self._subscriptions.create(row, start_cursor))
+
+    def update_subscription(self, row: SubscriptionRow) -> SubscriptionRow:
+        """Replaces the row of a subscription, and returns it as it is stored.
+
+        Raises UnknownSubscription if there is none, and UsageError if the row cannot be stored.
+        """
+        return self._fencing(lambda: self._subscriptions.update(row))
+
+    def delete_subscription(self, name: str) -> bool:
+        """Removes the subscription with its cursor, and returns whether it was there."""
+        return self._fencing(lambda: self._subscriptions.delete(name))
+
+    def put_cursor(self, name: str, cursor: Cursor) -> None:
+        """Replaces a subscription's cursor by one that has everything acknowledged so far.
+
+        The catalog gets it soon, and when the topic is closed. It waits until every offset of the
+        cursor is synced, which those of readers are. No effect on a subscription that was deleted.
+        """
+        self._require_synced(cursor)
+        self.cursors.put(subscription_cursor(name), cursor)
+
+    def reset_cursor(self, name: str, cursor: Cursor) -> None:
+        """Moves a subscription's cursor, back too, and writes that to the catalog now.
+
+        Raises UnknownSubscription if there is no such subscription, and OffsetOutOfRange if the
+        cursor goes beyond the log. After ServiceError it may have moved in the catalog; the next
+        flush writes the former one again.
+        """
+        self._require_synced(cursor)
+        self._fencing(lambda: self._subscriptions.reset(name, cursor))
+
+    def _require_synced(self, cursor: Cursor) -> None:
+        end = cursor.ranges[-1][1] if cursor.ranges else cursor.position
+        if end:
+            self.wal.wait(end - 1)
+
+    def described_subscriptions(self) -> list[Subscription]:
+        """Returns the subscriptions with what they have acknowledged. Asks the catalog."""
+        return run_aside(self._describe_subscriptions)
+
+    def _describe_subscriptions(self) -> list[Subscription]:
+        rows, cursors = self._subscriptions.rows(), self.cursors.all()
+        record = TopicRecord() if self.uploader is None else self.uploader.record()
+        start, end = self.start_known, self.wal.watermarks().synced
+        found = ((row, cursors.get(subscription_cursor(row.name), Cursor())) for row in rows)
+        return [
+            Subscription(
+                row.name,
+                row.kind_name,
+                cursor,
+                unread_between(record, cursor, start, end),
+                row.consumers,
+                row.created_ms,
+            )
+            for row, cursor in found
+        ]
 
     # -- objects --------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from forebay.catalog.catalog import Catalog
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.config import settings_from
 from forebay.config.topics import TopicSetting
-from forebay.errors import UsageError
+from forebay.errors import UnknownSubscription, UsageError
 from forebay.files.disk import Disk
 from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor
@@ -37,6 +37,7 @@ from forebay.settings import StoreSettings
 from forebay.topic.accept import AcceptedLoss
 from forebay.topic.factory import WalStorageFactory
 from forebay.topic.storage import StartPosition, WalStorage
+from forebay.topic.subscriptions import Subscription
 from forebay.topic.view import StoreView
 from forebay.wal.log import Durability
 from forebay.wal.reader import AsyncLogReader, LogReader
@@ -242,6 +243,34 @@ class Topic:
     def cursors(self) -> dict[str, Cursor]:
         """Returns what consumers have acknowledged, by the name of the cursor."""
         return run_aside(self._storage.cursors.all)
+
+    def subscriptions(self) -> list[Subscription]:
+        """Returns the subscriptions, with their cursors and lags. Reads the catalog."""
+        return self._storage.described_subscriptions()
+
+    def seek(self, subscription: str, start: Start) -> int:
+        """Moves a subscription to an offset, a time, "earliest" or "latest"; returns the offset.
+
+        Everything before it counts as acknowledged, and nothing after it, whatever was before. It
+        may move back. A time is that of the first message that was published then or later, as in
+        `read`. The catalog has it when this returns. Raises UnknownSubscription, and
+        OffsetOutOfRange if the offset is not in the topic, nor the next one.
+        """
+        position = self._position(start)
+        self._storage.reset_cursor(subscription, Cursor(position))
+        return position
+
+    def _position(self, start: Start) -> int:
+        if isinstance(start, datetime):
+            return self.offset_at_ms(milliseconds(start))
+        found = self._start(start)
+        self._storage.require_start(found, self.start_offset)
+        return self._wal.current_offset() if found.value == "latest" else found.value
+
+    def delete_subscription(self, name: str) -> None:
+        """Deletes a subscription with its cursor; raises UnknownSubscription if it is not there."""
+        if not self._storage.delete_subscription(name):
+            raise UnknownSubscription(f"{self.name} has no subscription {name[:300]!r}")
 
     def upload(self) -> list[ObjectDescriptor]:
         """Uploads everything appended so far, and returns the new objects."""
