@@ -25,6 +25,7 @@ from typing import Final
 from forebay.catalog.catalog import Catalog, Change, fenced
 from forebay.catalog.job_state import ORIGIN_HERE, ORIGIN_NAME
 from forebay.catalog.kv import ABSENT, Compare, Put, Remove, respond_by
+from forebay.catalog.nonreliable import require_not_nonreliable
 from forebay.catalog.records import Owner, TopicRecord, decode_record, encode_record
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import (
@@ -386,12 +387,15 @@ def _hold(
 ) -> TopicRecord:
     """Writes the owner key and the record that `decide` returns, in one transaction.
 
-    `decide` is called again when another process changed either key first.
+    `decide` is called again when another process changed either key first. Raises
+    TopicKindConflict if the topic has no record, and exists as one that is not stored.
     """
     record_key, owner_key = catalog.keys.record(topic), catalog.keys.owner(topic)
     for _ in range(_TRIES):
         entry, held = catalog.kv.get(record_key), catalog.kv.get(owner_key)
         record = None if entry is None else decode_record(entry.value, TopicRecord, record_key)
+        if record is None:
+            require_not_nonreliable(catalog, topic)
         holder = None if held is None else decode_record(held.value, Owner, owner_key)
         wanted = decide(record, holder)
         writes = [
@@ -404,6 +408,8 @@ def _hold(
             Compare(record_key, entry.revision if entry else ABSENT),
             Compare(owner_key, held.revision if held else ABSENT),
         ]
+        if record is None:
+            compares.append(Compare(catalog.keys.nonreliable(topic), ABSENT))
         if catalog.kv.commit(compares, writes) is not None:
             return wanted
     raise TopicOwned(f"{topic}: other processes keep taking the topic over; try again")

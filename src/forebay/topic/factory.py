@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from forebay.catalog.catalog import Catalog
+from forebay.catalog.nonreliable import require_not_nonreliable
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import DescriptorError, ForebayError, LogClosed, ServiceError, TopicFenced
@@ -188,7 +189,8 @@ class WalStorageFactory:
         """Returns the topic's storage. Opens, recovers or creates the topic on first use.
 
         Raises TopicOwned if another process owns the topic, CorruptLog (MissingData) if data is
-        damaged or missing, and LogClosed after `close`. An interrupt ends the wait and not the
+        damaged or missing, TopicKindConflict if the topic is not a stored one, and LogClosed after
+        `close`. An interrupt ends the wait and not the
         opening: the next call returns the topic.
         """
         topic = parse_topic(name)
@@ -226,6 +228,8 @@ class WalStorageFactory:
 
     def _open_storage(self, topic: TopicName, known_offset: int) -> WalStorage:
         directory = self._directory(topic)
+        if directory is not None:
+            self._require_stored(topic, directory)
         claim = self._claim(topic, directory)
         wal = Wal(
             replace(self.settings.wal, dir=directory),
@@ -245,6 +249,13 @@ class WalStorageFactory:
             wal.shutdown()
             raise
         return storage
+
+    def _require_stored(self, topic: TopicName, directory: Path) -> None:
+        """Raises TopicKindConflict if the topic is not a stored one, before it gets a directory."""
+        if self.resources is not None and not self._list(directory):
+            catalog = self.resources.catalog
+            if catalog.record(topic) is None:
+                require_not_nonreliable(catalog, topic)
 
     def _claim(self, topic: TopicName, directory: Path | None) -> TopicClaim | None:
         if self.resources is None or directory is None:
