@@ -7,6 +7,8 @@
     │   ├── UnknownTopic
     │   ├── UnknownSubscription
     │   ├── TooManySubscriptions
+    │   ├── SubscriptionBusy     other consumers use it, and do not allow this one
+    │   ├── TopicConflict        the topic exists in another form, or would clash with another one
     │   ├── TopicKindConflict
     │   └── MessageTooLarge
     ├── OffsetOutOfRange      choose another offset (also a LookupError)
@@ -100,6 +102,14 @@ class UnknownSubscription(UsageError):
 
 class TooManySubscriptions(UsageError):
     """The topic has as many subscriptions as it may have: delete one first."""
+
+
+class SubscriptionBusy(UsageError):
+    """Consumers that are connected to the subscription do not allow another one."""
+
+
+class TopicConflict(UsageError):
+    """The topic exists in another form, or another topic excludes it."""
 
 
 class TopicKindConflict(UsageError):

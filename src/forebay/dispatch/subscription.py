@@ -169,7 +169,7 @@ class Subscription:
         A second consumer of an exclusive subscription gets nothing until the first one leaves.
         """
         if policy is not None:
-            self.window.policy = policy
+            self.window.configure(policy)
         others = self._consumers.keys() - {consumer.number}
         if self.window.kind is SubscriptionType.EXCLUSIVE and others:
             self._standby.append(consumer)

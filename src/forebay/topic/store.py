@@ -30,6 +30,7 @@ from forebay.files.disk import Disk
 from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
+from forebay.format.names import parse_topic
 from forebay.interrupts import run_aside
 from forebay.objects.store import CloudStore
 from forebay.read.by_time import milliseconds
@@ -355,6 +356,25 @@ class Store:
         Raises TopicOwned if another process owns it, and InvalidTopicName for an invalid name.
         """
         return Topic(self._factory.for_topic(name))
+
+    def storage(self, name: str) -> WalStorage:
+        """`topic` for servers in this process: the topic's storage."""
+        return self._factory.for_topic(name)
+
+    @property
+    def catalog(self) -> Catalog | None:
+        """The catalog of the store; None for a store in memory."""
+        resources = self._factory.resources
+        return None if resources is None else resources.catalog
+
+    def exists(self, name: str) -> bool:
+        """Whether the topic is open here, or is in the catalog. Creates nothing; asks the catalog.
+        """
+        topic = parse_topic(name)
+        if self._factory.opened(name) is not None:
+            return True
+        catalog = self.catalog
+        return catalog is not None and run_aside(lambda: catalog.record(topic)) is not None
 
     def opened(self, name: str) -> Topic | None:
         """Returns the topic if this store has it open, else None. Opens and creates nothing."""

@@ -193,12 +193,34 @@ class Wal:
         committer = self._committer
         committer.lock.acquire()
         committer.wait_for_room()
-        queue = committer.queue
-        offset = queue.next_offset
-        add_frame(queue.tail, encode_frame(offset, encode_message(message, offset)))
-        committer.after_append()
+        offset = self._add_message(message)
         committer.lock.release()
         return offset
+
+    def _add_message(self, message: StreamMessage) -> int:
+        queue = self._committer.queue
+        offset = queue.next_offset
+        add_frame(queue.tail, encode_frame(offset, encode_message(message, offset)))
+        self._committer.after_append()
+        return offset
+
+    async def append_message_async(
+        self, message: StreamMessage, durability: Durability = "buffered"
+    ) -> int:
+        """`append_message` for asyncio: neither a full queue nor a sync blocks the event loop."""
+        if durability not in _DURABILITIES:
+            raise _unknown_durability(durability)
+        while isinstance(offset := self._append_message_or_wait(message), TaskWaiter):
+            await offset.future
+        if durability == "synced":
+            await self.wait_async(offset)
+        return offset
+
+    @mended
+    def _append_message_or_wait(self, message: StreamMessage) -> int | TaskWaiter:
+        """Appends the message, or returns a waiter to await before the next try."""
+        with self._committer.lock:
+            return self._committer.room_waiter() or self._add_message(message)
 
     async def append_async(
         self,

@@ -1,0 +1,58 @@
+"""`BrokerContext`: what all services of one gRPC server share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from forebay.broker.calls import Gate
+from forebay.broker.topics import Topics
+from forebay.dispatch.registry import Registry
+from forebay.settings import BrokerSettings
+from forebay.topic.store import Store
+
+_DRAIN_SECONDS: Final = 1.0
+_DRAIN_POLL_SECONDS: Final = 0.02
+
+
+@dataclass(slots=True)
+class BrokerContext:
+    store: Store
+    address: str
+    """Where clients connect to, such as `127.0.0.1:6650`."""
+    gate: Gate = field(init=False)
+    registry: Registry = field(init=False)
+    topics: Topics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gate = Gate(self.settings.token)
+        self.registry = Registry(self.store, self.settings)
+        self.topics = Topics(self.store, self.settings)
+
+    @property
+    def settings(self) -> BrokerSettings:
+        return self.store.settings.broker
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Loads what is known of consumers; ends all subscriptions afterwards."""
+        loading = asyncio.create_task(self.registry.load())
+        try:
+            yield
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            await self.registry.close()
+            self.topics.close()
+
+    async def drain(self) -> None:
+        """Refuses producers and delivers nothing more; waits a moment for acknowledgements."""
+        self.registry.stop_delivering()
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while self.registry.outstanding and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        self.gate.stopping.set()
