@@ -8,7 +8,7 @@
     │   ├── UnknownSubscription
     │   ├── TooManySubscriptions
     │   ├── SubscriptionBusy     other consumers use it, and do not allow this one
-    │   ├── TopicConflict        the topic exists in another form, or would clash with another one
+    │   ├── TopicConflict        a topic is either partitioned or not
     │   ├── TopicKindConflict
     │   └── MessageTooLarge
     ├── OffsetOutOfRange      choose another offset (also a LookupError)
@@ -109,7 +109,7 @@ class SubscriptionBusy(UsageError):
 
 
 class TopicConflict(UsageError):
-    """The topic exists in another form, or another topic excludes it."""
+    """A plain topic and partitions of the same base name exclude each other."""
 
 
 class TopicKindConflict(UsageError):

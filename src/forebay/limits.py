@@ -179,6 +179,11 @@ adds to what it cannot make smaller."""
 OBJECT_BYTES_MAX: Final = 5 * 1024 * GIB
 """The largest object of S3 and GCS."""
 
+CLIENT_NAME_BYTES_MAX: Final = 256
+"""The limit for the names of producers, consumers and subscriptions."""
+PRODUCERS_MAX: Final = 100_000
+"""Producers that the broker remembers; those used longest ago are forgotten, and known again by
+their next message."""
 OUTBOX_BYTES_MAX: Final = 256 * KIB
 """What waits to be written to one consumer, besides one message of any size."""
 REDELIVERIES_AT_ONCE: Final = 64

@@ -123,7 +123,7 @@ class Calls:
             except Exception as error:  # noqa: BLE001  # becomes the status of the call
                 await _abort(context, method, error)
 
-        return grpc.unary_stream_rpc_method_handler(call)  # type: ignore[arg-type]  # it is awaited
+        return grpc.unary_stream_rpc_method_handler(call)
 
     def stream(
         self, method: str, decode: Callable[[bytes], _Request], serve: Stream
@@ -143,7 +143,7 @@ class Calls:
             except Exception as error:  # noqa: BLE001  # becomes the status of the call
                 await _abort(context, method, error)
 
-        return grpc.stream_stream_rpc_method_handler(call)  # type: ignore[arg-type]  # it is awaited
+        return grpc.stream_stream_rpc_method_handler(call)
 
 
 def service(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.broker.calls import Gate
+from forebay.broker.known_producers import KnownProducers
 from forebay.broker.topics import Topics
 from forebay.dispatch.registry import Registry
 from forebay.settings import BrokerSettings
@@ -27,11 +28,16 @@ class BrokerContext:
     gate: Gate = field(init=False)
     registry: Registry = field(init=False)
     topics: Topics = field(init=False)
+    producers: KnownProducers = field(default_factory=KnownProducers)
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.settings.token)
         self.registry = Registry(self.store, self.settings)
         self.topics = Topics(self.store, self.settings)
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.settings.cert_file is None else "https"
 
     @property
     def settings(self) -> BrokerSettings:
@@ -53,6 +59,6 @@ class BrokerContext:
         """Refuses producers and delivers nothing more; waits a moment for acknowledgements."""
         self.registry.stop_delivering()
         deadline = time.monotonic() + _DRAIN_SECONDS
-        while self.registry.outstanding and time.monotonic() < deadline:
+        while self.registry.outstanding and time.monotonic() < deadline:  # noqa: ASYNC110  # once
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
         self.gate.stopping.set()

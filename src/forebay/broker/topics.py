@@ -10,11 +10,16 @@ name exclude each other, because `<topic>` and `<topic>-part-0` would be the sam
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final
 
-from forebay.catalog.nonreliable import create_nonreliable, is_nonreliable, nonreliable_topics
+from forebay.catalog.nonreliable import (
+    create_nonreliable,
+    find_nonreliable,
+    nonreliable_topics,
+)
 from forebay.dispatch.fanout import FanoutTopic
-from forebay.errors import TopicConflict, UnknownTopic
+from forebay.errors import TopicConflict, TopicKindConflict, UnknownTopic
 from forebay.format.names import TopicName
 from forebay.settings import BrokerSettings
 from forebay.topic.storage import WalStorage
@@ -49,7 +54,7 @@ class Topics:
     def _open(self, topic: TopicName, create: bool) -> WalStorage:
         if not self._store.exists(str(topic)):
             if self._is_nonreliable(topic):
-                raise TopicConflict(f"{topic} is non-reliable: produce to it as such")
+                raise TopicKindConflict(f"{topic} is non-reliable: produce to it as such")
             self._require_creatable(topic, create)
         return self._store.storage(str(topic))
 
@@ -81,11 +86,11 @@ class Topics:
         if self._is_nonreliable(topic):
             return
         if self._store.exists(str(topic)):
-            raise TopicConflict(f"{topic} is reliable: produce to it as such")
+            raise TopicKindConflict(f"{topic} is reliable: produce to it as such")
         self._require_creatable(topic, create)
         catalog = self._store.catalog
         if catalog is not None:
-            create_nonreliable(catalog, topic)
+            create_nonreliable(catalog, topic, int(time.time() * 1000))
 
     def fanout(self, topic: TopicName) -> FanoutTopic | None:
         """The non-reliable topic, if it is in use here."""
@@ -95,7 +100,7 @@ class Topics:
         if topic in self._fanouts:
             return True
         catalog = self._store.catalog
-        return catalog is not None and is_nonreliable(catalog, topic)
+        return catalog is not None and find_nonreliable(catalog, topic) is not None
 
     # -- looking up -----------------------------------------------------------------------------
 
@@ -127,7 +132,7 @@ class Topics:
         found: set[TopicName] = {*self._storages, *self._fanouts}
         if catalog is not None:
             found.update(catalog.topics(f"{topic.namespace}/{topic.topic}{_PART}"))
-            found.update(nonreliable_topics(catalog, topic.namespace))
+            found.update(each.name for each in nonreliable_topics(catalog))
         own = [each for each in found if each.is_partition and each.base == str(topic)]
         return [str(each) for each in sorted(own, key=lambda each: each.partition)]
 

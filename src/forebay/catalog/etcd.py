@@ -339,12 +339,12 @@ class Cluster:
     def targets(self) -> tuple[str, ...]:
         return tuple(re.sub("^https?://", "", item).rstrip("/") for item in self.endpoints)
 
-    def credentials(self) -> object | None:
+    def credentials(self) -> grpc.ChannelCredentials | None:
         """Returns gRPC's credentials for TLS, or None for a connection without TLS."""
         secure = any(endpoint.startswith("https://") for endpoint in self.endpoints)
         if self.ca_file is None and self.cert_file is None and not secure:
             return None
-        credentials: object = grpc.ssl_channel_credentials(
+        credentials: grpc.ChannelCredentials = grpc.ssl_channel_credentials(
             _content(self.ca_file), _content(self.key_file), _content(self.cert_file)
         )
         return credentials

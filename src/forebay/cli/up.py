@@ -18,13 +18,16 @@ from click.core import ParameterSource
 
 from forebay.cli.job_options import master_option
 from forebay.cli.options import chosen_settings, json_option, plain_errors, store_options
-from forebay.settings import StoreSettings
+from forebay.settings import BrokerSettings, StoreSettings
 
 if TYPE_CHECKING:
     from forebay.service.service import BackgroundTask, Service
 
 _R = TypeVar("_R")
 _DEMO_DATA: Final = Path("demo-data")
+_OFF: Final = "off"
+_ANY_PORT: Final = "127.0.0.1:0"
+"""If the HTTP server takes any free port, so does the broker, unless its address was chosen."""
 
 listen_option = click.option(
     "--listen",
@@ -33,17 +36,31 @@ listen_option = click.option(
 )
 
 
+broker_option = click.option(
+    "--broker",
+    metavar="HOST:PORT",
+    help="The address of the gRPC server for Danube's clients; port 0 chooses a free port, and "
+    "`off` starts none.  [default: broker.listen]",
+)
+
+
 def server_options(command: Callable[..., _R]) -> Callable[..., _R]:
-    """Adds --listen and --json."""
-    return listen_option(json_option(command))
+    """Adds --listen, --broker and --json."""
+    return listen_option(broker_option(json_option(command)))
 
 
 @click.command()
 @server_options
 @master_option
 @store_options
-def up(listen: str | None, as_json: bool, master: str | None, settings: StoreSettings) -> None:
-    """Runs everything on this machine: the store, its HTTP server and page, and Spark.
+def up(
+    listen: str | None,
+    broker: str | None,
+    as_json: bool,
+    master: str | None,
+    settings: StoreSettings,
+) -> None:
+    """Runs everything on this machine: the store, its servers and page, and Spark.
 
     The server accepts messages at once, while Spark is still starting. Spark uploads what is due
     every storage.uploader.interval_seconds, and runs the jobs of /v1/jobs. Ctrl-C syncs everything
@@ -55,14 +72,14 @@ def up(listen: str | None, as_json: bool, master: str | None, settings: StoreSet
       forebay up --data /var/lib/forebay --listen 127.0.0.1:9000
       forebay up --config forebay.yml --master spark://10.0.0.1:7077
     """
-    _serve(_chosen(settings, listen, master), as_json=as_json, spark=True)
+    _serve(_chosen(settings, listen, broker, master), as_json=as_json, spark=True)
 
 
 @click.command()
 @server_options
 @store_options
-def serve(listen: str | None, as_json: bool, settings: StoreSettings) -> None:
-    """Runs the store and its HTTP server, without Spark.
+def serve(listen: str | None, broker: str | None, as_json: bool, settings: StoreSettings) -> None:
+    """Runs the store, its HTTP server and its broker, without Spark.
 
     Threads of this process upload what is due, unless storage.uploader.runner is `spark`. The
     server accepts no jobs: run `forebay offload` and the other commands in another process.
@@ -72,12 +89,20 @@ def serve(listen: str | None, as_json: bool, settings: StoreSettings) -> None:
       forebay serve
       forebay serve --data /var/lib/forebay --listen 127.0.0.1:0 --json
     """
-    _serve(_chosen(settings, listen, None), as_json=as_json, spark=False)
+    _serve(_chosen(settings, listen, broker, None), as_json=as_json, spark=False)
 
 
-def _chosen(settings: StoreSettings, listen: str | None, master: str | None) -> StoreSettings:
+def _chosen(
+    settings: StoreSettings, listen: str | None, broker: str | None, master: str | None
+) -> StoreSettings:
     if listen is not None:
         settings = replace(settings, admin=replace(settings.admin, listen=listen))
+        if broker is None and listen.endswith(":0") and settings.broker == BrokerSettings():
+            broker = _ANY_PORT
+    if broker == _OFF:
+        settings = replace(settings, broker=replace(settings.broker, enabled=False))
+    elif broker is not None:
+        settings = replace(settings, broker=replace(settings.broker, listen=broker))
     if master is not None:
         settings = replace(settings, spark=replace(settings.spark, master=master))
     return settings
@@ -125,6 +150,7 @@ def _print_started(service: Service, *, as_json: bool) -> None:
         spark = "none; `forebay up` runs it" if where.spark is None else f"{where.spark}, starting"
         lines = {
             "page": where.url,
+            "broker": where.broker or "none",
             "data": where.data,
             "objects": where.objects,
             "catalog": where.catalog,
@@ -152,7 +178,12 @@ def _print_started(service: Service, *, as_json: bool) -> None:
 )
 @plain_errors
 def demo(
-    listen: str | None, as_json: bool, master: str | None, config: Path | None, data: Path | None
+    listen: str | None,
+    broker: str | None,
+    as_json: bool,
+    master: str | None,
+    config: Path | None,
+    data: Path | None,
 ) -> None:
     """Runs `forebay up` with a load, to show how messages move through the tiers.
 
@@ -170,7 +201,7 @@ def demo(
 
     settings = chosen_settings(config, data or (None if config else _DEMO_DATA), {})
     _serve(
-        _chosen(demo_settings(settings), listen, master),
+        _chosen(demo_settings(settings), listen, broker, master),
         as_json=as_json,
         spark=True,
         beside=lambda service: [Demo(service.context.store)],

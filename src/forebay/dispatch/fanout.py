@@ -6,13 +6,11 @@ the subscription has no consumer, or if that consumer does not read as fast as m
 
 from __future__ import annotations
 
-
 from forebay.dispatch import metrics
 from forebay.dispatch.key_router import KeyRouter, kept_key
 from forebay.dispatch.policy import SubscriptionType
 from forebay.dispatch.subscription import Consumer
 from forebay.errors import SubscriptionBusy
-
 
 
 class FanoutTopic:

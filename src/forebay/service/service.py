@@ -7,8 +7,7 @@ that the address is free, and that Java is installed. It opens the store and bin
 After a signal or `stop`, streams end, new requests are refused, the Spark driver ends, and the
 store is synced and closed.
 
-To add a server of another kind, such as a gRPC broker, implement `Listener` and add it to
-`Service._listeners`.
+To add a server of another kind, implement `Listener` and add it to `Service._listeners`.
 
 Beware: `run` takes over the main thread and its signals.
 """
@@ -34,6 +33,8 @@ import uvloop
 from forebay.admin.app import build_app
 from forebay.admin.context import ServerContext
 from forebay.admin.server import AdminServer
+from forebay.broker.context import BrokerContext
+from forebay.broker.server import BrokerServer
 from forebay.client.address import ServerInfo
 from forebay.errors import ForebayError, LogClosed, ServiceUnavailable, UsageError
 from forebay.format.names import parse_topic
@@ -90,6 +91,28 @@ class HttpListener:
         return self._server.started
 
 
+class BrokerListener:
+    """The gRPC server of a service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._server = BrokerServer(service.settings.broker)
+        self._address = ""
+        self.stop = self._server.stop
+        self.close = self._server.close
+
+    def bind(self) -> str:
+        self._address = self._server.bind()
+        return self._address
+
+    async def serve(self) -> None:
+        await self._server.serve(BrokerContext(self._service.context.store, self._address))
+
+    @property
+    def started(self) -> bool:
+        return self._server.started
+
+
 class BackgroundTask(Protocol):
     """A task that runs as long as the servers do."""
 
@@ -102,6 +125,7 @@ class ServiceInfo:
     """The addresses and places of a running service, to be printed."""
 
     url: str
+    broker: str | None
     data: str
     objects: str
     catalog: str
@@ -125,7 +149,11 @@ class Service:
         self._spark = spark
         self._stack = ExitStack()
         self._stop = asyncio.Event()
+        self._broker: str | None = None
+        """The address of the gRPC server."""
         self._listeners: list[Listener] = [HttpListener(self)]
+        if settings.broker.enabled:
+            self._listeners.append(BrokerListener(self))
         """The HTTP server comes first: its URL is the service's."""
         self.context: ServerContext
         self._jobs: JobQueue | None = None
@@ -143,6 +171,7 @@ class Service:
         for listener in self._listeners:
             self._stack.callback(listener.close)
             urls.append(listener.bind())
+        self._broker = urls[1] if len(urls) > 1 else None
         store = Store(self.settings)
         self._stack.callback(store.close)
         store.topics()  # raises now if the catalog does not respond, not later in every request
@@ -174,6 +203,7 @@ class Service:
         sqlite = metadata.path or data / "catalog.db"
         return ServiceInfo(
             url=self.context.url,
+            broker=self._broker,
             data=str(data),
             objects=cloud.root or str(data / "objects"),
             catalog=str(sqlite) if metadata.backend == "sqlite" else ",".join(metadata.endpoints),

@@ -368,8 +368,7 @@ class Store:
         return None if resources is None else resources.catalog
 
     def exists(self, name: str) -> bool:
-        """Whether the topic is open here, or is in the catalog. Creates nothing; asks the catalog.
-        """
+        """Whether the topic is open here, or in the catalog, which it asks. Creates nothing."""
         topic = parse_topic(name)
         if self._factory.opened(name) is not None:
             return True
