@@ -47,11 +47,15 @@ class ConsumerService:
             kind = SubscriptionType(request.subscription_type)
         except ValueError:
             raise UsageError(f"there is no subscription type {request.subscription_type}") from None
-        if await self._context.topics.delivery(topic) is None:
+        filters = tuple(request.key_filters)
+        reliable = await self._context.topics.delivery(topic)
+        if reliable is None:
             raise UnknownTopic(f"there is no topic {topic}: a producer creates it")
-        number = await self._registry.subscribe(
-            topic, name, kind, consumer, tuple(request.key_filters)
-        )
+        if reliable:
+            number = await self._registry.subscribe(topic, name, kind, consumer, filters)
+        else:
+            fanout = await self._context.topics.nonreliable(topic, create=False)
+            number = await self._registry.subscribe_fanout(fanout, name, kind, consumer, filters)
         return pb.ConsumerResponse(
             request_id=request.request_id,
             consumer_id=number,

@@ -33,7 +33,7 @@ class BrokerContext:
     def __post_init__(self) -> None:
         self.gate = Gate(self.settings.token)
         self.registry = Registry(self.store, self.settings)
-        self.topics = Topics(self.store, self.settings)
+        self.topics = Topics(self.store, self.settings, self.registry.fanouts)
 
     @property
     def scheme(self) -> str:
@@ -53,7 +53,6 @@ class BrokerContext:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
             await self.registry.close()
-            self.topics.close()
 
     async def drain(self) -> None:
         """Refuses producers and delivers nothing more; waits a moment for acknowledgements."""

@@ -31,11 +31,14 @@ _PART: Final = "-part-"
 class Topics:
     """Call every method in the event loop of the server."""
 
-    def __init__(self, store: Store, settings: BrokerSettings) -> None:
+    def __init__(
+        self, store: Store, settings: BrokerSettings, fanouts: dict[TopicName, FanoutTopic]
+    ) -> None:
+        """`fanouts` are the non-reliable topics in use."""
         self._store = store
         self._settings = settings
         self._storages: dict[TopicName, WalStorage] = {}
-        self._fanouts: dict[TopicName, FanoutTopic] = {}
+        self._fanouts = fanouts
 
     # -- producing ------------------------------------------------------------------------------
 
@@ -139,8 +142,3 @@ class Topics:
     def forget(self, topic: TopicName) -> None:
         """Forgets a topic that was deleted."""
         self._storages.pop(topic, None)
-        self._fanouts.pop(topic, None)
-
-    def close(self) -> None:
-        for fanout in self._fanouts.values():
-            fanout.close()

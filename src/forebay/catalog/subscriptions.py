@@ -21,7 +21,7 @@ from forebay.catalog.catalog import Catalog, Change, until_known
 from forebay.catalog.cursors import read_cursors
 from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
 from forebay.catalog.records import TopicRecord
-from forebay.errors import DescriptorError, UnknownSubscription
+from forebay.errors import DescriptorError, ServiceUnavailable, UnknownSubscription
 from forebay.format.cursor import Cursor, decode_cursor_row, encode_cursor_row
 from forebay.format.names import (
     TopicName,
@@ -37,6 +37,7 @@ from forebay.format.subscription import (
 from forebay.limits import SUBSCRIPTIONS_PAGE
 
 _NEXT_KEY: Final = "\1"
+_TRIES: Final = 100
 
 
 class Subscribed(NamedTuple):
@@ -148,6 +149,26 @@ def create_subscription(
     until_known(lambda: catalog.update(topic, epoch, change))
     assert found is not None, "the change was made"
     return found
+
+
+def note_listener(catalog: Catalog, topic: TopicName, row: SubscriptionRow) -> None:
+    """Writes, or adds its consumers to, the row of a subscription of a non-reliable topic.
+
+    It has no cursor, and the topic no owner. The row lets consumers come back by their numbers.
+    """
+    key = catalog.keys.subscription(topic, row.name)
+    for _ in range(_TRIES):
+        entry = catalog.kv.get(key)
+        merged = row
+        if entry is not None:
+            ids = {each.id for each in row.consumers}
+            before = decode_subscription(entry.value, key)
+            others = tuple(each for each in before.consumers if each.id not in ids)
+            merged = replace(row, created_ms=before.created_ms, consumers=others + row.consumers)
+        put = Put(key, encode_subscription(merged))
+        if catalog.kv.commit([_unchanged(key, entry)], [put]) is not None:
+            return
+    raise ServiceUnavailable(f"{topic}: the row of {row.name!r} keeps changing; try again")
 
 
 def put_subscription(

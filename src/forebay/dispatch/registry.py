@@ -20,11 +20,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from forebay import metrics as process_metrics
-from forebay.catalog.subscriptions import read_all
+from forebay.catalog.nonreliable import nonreliable_topics
+from forebay.catalog.subscriptions import note_listener, read_all
 from forebay.dispatch import metrics
+from forebay.dispatch.fanout import FanoutTopic
 from forebay.dispatch.feed import ChunkCache, Delivery, Feed
 from forebay.dispatch.policy import Policy, SubscriptionType
 from forebay.dispatch.subscription import Consumer, Encode, Subscription
@@ -93,6 +95,22 @@ class _TopicState:
     active: dict[str, _Active] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a consumer belongs."""
+
+    topic: TopicName
+    name: str
+    fanout: SubscriptionRow | None = None
+    """The row, if the topic is non-reliable."""
+
+
+class Leavable(Protocol):
+    """What a consumer is connected to."""
+
+    def leave(self, consumer: Consumer) -> None: ...
+
+
 class Registry:
     """Call every method in the event loop of the server."""
 
@@ -102,8 +120,10 @@ class Registry:
         self._cache = ChunkCache()
         self._topics: dict[TopicName, _TopicState] = {}
         self._opening: dict[TopicName, asyncio.Lock] = {}
-        self._places: dict[int, tuple[TopicName, str]] = {}
-        """The topic and subscription of each known consumer."""
+        self.fanouts: dict[TopicName, FanoutTopic] = {}
+        """The non-reliable topics that are in use."""
+        self._places: dict[int, _Place] = {}
+        """Where each known consumer belongs."""
         self._loaded = asyncio.Event()
         process_metrics.collect_from(self)
 
@@ -121,15 +141,16 @@ class Registry:
             self._places = {**found, **self._places}
             self._loaded.set()
 
-    def _read_places(self) -> dict[int, tuple[TopicName, str]]:
+    def _read_places(self) -> dict[int, _Place]:
         def damaged(error: ForebayError) -> None:
             event(_log, logging.ERROR, "a subscription's row is damaged", error=error)
 
         catalog = self._store.catalog
         if catalog is None:
             return {}
+        fanouts = {each.name for each in nonreliable_topics(catalog)}
         return {
-            consumer.id: (topic, row.name)
+            consumer.id: _Place(topic, row.name, row if topic in fanouts else None)
             for topic, row in read_all(catalog, damaged)
             for consumer in row.consumers
         }
@@ -189,7 +210,7 @@ class Registry:
         active = state.active[name] = _Active(row, subscription)
         topic = parse_topic(state.storage.name)
         for consumer in row.consumers:
-            self._places[consumer.id] = (topic, name)
+            self._places[consumer.id] = _Place(topic, name)
         return active
 
     def _settings_of(self, state: _TopicState) -> BrokerSettings:
@@ -240,7 +261,35 @@ class Registry:
             row = ConsumerRow(number, consumer, tuple(filters), int(time.time() * 1000))
             await self._note(state, active, row)
             active.expected[number] = time.monotonic() + _EXPECTED_SECONDS
-        self._places[number] = (topic, name)
+        self._places[number] = _Place(topic, name)
+        return number
+
+    async def subscribe_fanout(
+        self,
+        topic: FanoutTopic,
+        name: str,
+        kind: SubscriptionType,
+        consumer: str,
+        filters: Sequence[str] = (),
+    ) -> int:
+        """`subscribe` for a non-reliable topic. Its row only says which consumers there are."""
+        number = stable_number(topic.name, name, consumer)
+        subscription = topic.subscription(name, kind)
+        others = [each for at, each in subscription.consumers.items() if at != number]
+        if kind is SubscriptionType.EXCLUSIVE and others:
+            raise SubscriptionBusy(
+                f"{topic.name}: the exclusive subscription {name!r} has the consumer "
+                f"{others[0].name!r}; close that one, or subscribe with another type"
+            )
+        key = parse_topic(topic.name)
+        now_ms = int(time.time() * 1000)
+        row = SubscriptionRow(
+            name, int(kind), now_ms, (ConsumerRow(number, consumer, tuple(filters), now_ms),)
+        )
+        catalog = self._store.catalog
+        if catalog is not None:
+            await asyncio.to_thread(note_listener, catalog, key, row)
+        self._places[number] = _Place(key, name, row)
         return number
 
     async def _create(self, state: _TopicState, name: str, kind: SubscriptionType) -> _Active:
@@ -282,8 +331,8 @@ class Registry:
         row = replace(active.row, consumers=(*others, consumer))
         active.row = await asyncio.to_thread(state.storage.update_subscription, row)
 
-    async def connect(self, number: int, encode: Encode) -> tuple[Subscription, Consumer]:
-        """Connects a consumer that has subscribed; pass both to `disconnect` afterwards.
+    async def connect(self, number: int, encode: Encode) -> tuple[Leavable, Consumer]:
+        """Connects a consumer that has subscribed. It must `leave` what is returned with it.
 
         Raises UnknownSubscription if there is no such consumer.
         """
@@ -291,7 +340,9 @@ class Registry:
         place = self._places.get(number)
         if place is None:
             raise UnknownSubscription(f"there is no consumer {number}: subscribe first")
-        topic, name = place
+        topic, name = place.topic, place.name
+        if place.fanout is not None:
+            return self._connect_fanout(number, place.fanout, topic, encode)
         state = await self._state(topic)
         active = state.active.get(name)
         row = None
@@ -304,6 +355,16 @@ class Registry:
         active.expected.pop(number, None)
         active.subscription.join(consumer, self._policy(state))
         return active.subscription, consumer
+
+    def _connect_fanout(
+        self, number: int, row: SubscriptionRow, topic: TopicName, encode: Encode
+    ) -> tuple[Leavable, Consumer]:
+        fanout = self.fanouts.setdefault(topic, FanoutTopic(str(topic)))
+        subscription = fanout.subscription(row.name, SubscriptionType(row.kind))
+        own = next(each for each in row.consumers if each.id == number)
+        consumer = Consumer(number, own.name, own.filters, encode)
+        subscription.join(consumer)
+        return subscription, consumer
 
     async def find(self, topic: TopicName, name: str) -> Subscription:
         """Returns the subscription; UnknownSubscription if there is none."""
@@ -339,7 +400,10 @@ class Registry:
     async def forget(self, topic: TopicName) -> None:
         """Ends all subscriptions of a topic that was deleted."""
         state = self._topics.pop(topic, None)
-        for number in [at for at, place in self._places.items() if place[0] == topic]:
+        fanout = self.fanouts.pop(topic, None)
+        if fanout is not None:
+            fanout.close()
+        for number in [at for at, place in self._places.items() if place.topic == topic]:
             del self._places[number]
         if state is not None:
             for active in state.active.values():
@@ -421,6 +485,8 @@ class Registry:
 
     async def close(self) -> None:
         """Ends all subscriptions, and hands their cursors to the topics."""
+        for fanout in self.fanouts.values():
+            fanout.close()
         for state in self._topics.values():
             for active in state.active.values():
                 await active.subscription.close()
