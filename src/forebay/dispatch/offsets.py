@@ -46,7 +46,9 @@ class Offsets:
             del self._list[at]
             return
         self._start += 1
-        if self._start > _GONE_MIN and 2 * self._start > len(self._list):
+        if self._start == len(self._list):
+            self.clear()
+        elif self._start > _GONE_MIN and 2 * self._start > len(self._list):
             del self._list[: self._start]
             self._start = 0
 

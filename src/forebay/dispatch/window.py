@@ -1,17 +1,9 @@
 """`Window`: who gets which message of a subscription, and what was acknowledged. It does no I/O.
 
 The caller reads messages and offers them, sends what the window assigned, and tells it what the
-consumers answer. Everything between the position and `next_offset` is in exactly one state:
-
-    acknowledged   not in the window: it keeps only what is not acknowledged
-    SENT           at a consumer
-    WAITING        to be sent again, at a later time
-    READY          to be sent again, now
-    KEPT           read and never sent, because nobody may take it yet (key-shared only)
-    BLOCKED        failed too often: it stays until somebody acknowledges, skips or seeks
-    DEAD           failed too often: `poisoned` returns it next
-    WRITING        `poisoned` returned it; `ack` or `unpoison` ends that
-    RETRY          `poisoned` returns it again, at a later time
+consumers answer. It keeps only what is not acknowledged (the states are in `state.py`), so that an
+acknowledgement removes something, and the acknowledged ranges are computed when a cursor is asked
+for.
 
 Messages of a group keep their order: the group is the topic (exclusive, failover) or the key
 (key-shared). What is in a state from WAITING on holds back everything after it in its group that
@@ -34,6 +26,20 @@ from forebay.dispatch.key_filter import check_key_filters
 from forebay.dispatch.key_router import Key, KeyRouter, kept_key
 from forebay.dispatch.offsets import Offsets
 from forebay.dispatch.policy import Policy, SubscriptionType
+from forebay.dispatch.state import (
+    BLOCKED,
+    DEAD,
+    KEPT,
+    READY,
+    RETRY,
+    SENDABLE,
+    SENT,
+    WAITING,
+    WRITING,
+    Consumer,
+    Group,
+    Message,
+)
 from forebay.errors import UsageError
 from forebay.format.cursor import Cursor
 from forebay.limits import (
@@ -43,14 +49,6 @@ from forebay.limits import (
     SUBSCRIPTION_WAITING_MAX,
 )
 
-_SENT: Final = 0
-_WAITING: Final = 1
-_READY: Final = 2
-_KEPT: Final = 3
-_BLOCKED: Final = 4
-_DEAD: Final = 5
-_WRITING: Final = 6
-_RETRY: Final = 7
 _TIMERS_MIN: Final = 64
 """Timers of messages that are gone are removed when there are more of them than this."""
 
@@ -93,91 +91,35 @@ class ConsumerState:
     paused: bool
 
 
-class _Message:
-    """A message that is not acknowledged."""
-
-    __slots__ = ("attempts", "consumer", "group", "offset", "state", "time_ms")
-
-    def __init__(self, offset: int, group: _Group | None, state: int) -> None:
-        self.offset = offset
-        self.group = group
-        self.state = state
-        self.consumer: _Consumer | None = None
-        self.attempts = 0
-        """How often it was nacked or timed out; of a dead letter, how often it was not written."""
-        self.time_ms = 0
-        """When its acknowledgement times out (SENT), or its time comes (WAITING, RETRY)."""
-
-
-class _Group:
-    """Messages that keep their order; of these, one consumer at a time has some."""
-
-    __slots__ = ("key", "owner", "place", "place_at", "queue", "sent")
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.sent = 0
-        """How many of its messages the owner has."""
-        self.owner: _Consumer | None = None
-        self.queue = Offsets()
-        """Those that are not at the owner."""
-        self.place: _Consumer | None = None
-        """Who may take the first of the queue, once it has room; it is in `ready` there."""
-        self.place_at = 0
-
-
-class _Consumer:
-    """A stream that takes messages. A takeover makes a new one."""
-
-    __slots__ = (
-        "alarmed",
-        "available",
-        "filters",
-        "in_ring",
-        "name",
-        "number",
-        "paused",
-        "ready",
-        "sent",
-        "takes_any",
-    )
-
-    def __init__(self, number: int, name: str, filters: tuple[str, ...]) -> None:
-        self.number = number
-        self.name = name
-        self.filters = filters
-        self.sent: dict[int, _Message] = {}
-        """In the order they were sent, so that the first times out first."""
-        self.paused = False
-        self.available = False
-        """Whether it is here, not paused, and has room."""
-        self.takes_any = True
-        """Whether it takes messages without a group."""
-        self.in_ring = False
-        self.alarmed = False
-        self.ready = Offsets()
-        """The first message of each group that it may take."""
-
-
 class Window:
     """The state of one subscription. Not thread-safe."""
 
-    def __init__(self, kind: SubscriptionType, policy: Policy, cursor: Cursor) -> None:
-        self._kind = kind
-        self._policy = policy
+    def __init__(
+        self,
+        kind: SubscriptionType,
+        policy: Policy,
+        cursor: Cursor,
+        *,
+        kept_max: int = SUBSCRIPTION_KEPT_MAX,
+        waiting_max: int = SUBSCRIPTION_WAITING_MAX,
+    ) -> None:
+        self.kind = kind
+        self._kept_max = kept_max
+        self._waiting_max = waiting_max
+        self.policy = policy
         self._unacked_max = policy.max_unacked_messages
-        self._topic = None if kind in _WITHOUT_ONE_GROUP else _Group("")
+        self._topic = None if kind in _WITHOUT_ONE_GROUP else Group("")
         self._is_keyed = kind is SubscriptionType.KEY_SHARED
         self._router = KeyRouter()
         self._now = 0
-        self._consumers: dict[int, _Consumer] = {}
+        self._consumers: dict[int, Consumer] = {}
         """In the order of joining; the first is the active one of a failover."""
-        self._ring: deque[_Consumer] = deque()
+        self._ring: deque[Consumer] = deque()
         """Those that take turns; one that is not available leaves when it is its turn."""
         self._available = 0
-        self._serving: dict[int, _Consumer] = {}
+        self._serving: dict[int, Consumer] = {}
         """Those that are available and may take the first message of a group."""
-        self._alarms: list[tuple[int, int, _Consumer]] = []
+        self._alarms: list[tuple[int, int, Consumer]] = []
         """A heap: not later than the first time-out of a consumer."""
         self.counters = Counters()
         self._start_at(cursor)
@@ -199,9 +141,9 @@ class Window:
         self._next = cursor.position
         self._ahead = deque(cursor.ranges)
         """Acknowledged ranges above the next offset; none of them touch it."""
-        self._messages: OrderedDict[int, _Message] = OrderedDict()
+        self._messages: OrderedDict[int, Message] = OrderedDict()
         """All that is not acknowledged and was read, ascending: nothing is ever put back."""
-        self._groups: dict[Key, _Group] = {}
+        self._groups: dict[Key, Group] = {}
         self._loose = Offsets()
         """Messages without a group that are READY or KEPT."""
         self._waiting = 0
@@ -210,7 +152,7 @@ class Window:
         self._blocked: set[int] = set()
         self._dead: list[int] = []
         self._timers: list[tuple[int, int]] = []
-        """A heap of times and offsets of messages WAITING and RETRY; some are out of date."""
+        """A heap of times and offsets: all messages WAITING and RETRY, and some that are gone."""
 
     # -- consumers
 
@@ -221,12 +163,12 @@ class Window:
         exclusive subscription, and for filters that are too many, too long or empty.
         """
         check_key_filters(filters)
-        if self._kind is SubscriptionType.EXCLUSIVE and self._consumers.keys() - {consumer}:
+        if self.kind is SubscriptionType.EXCLUSIVE and self._consumers.keys() - {consumer}:
             raise UsageError(
                 f"consumer {name!r} cannot join: the subscription is exclusive and has a consumer"
             )
         self._now = max(self._now, now_ms)
-        joined = _Consumer(consumer, name, tuple(filters))
+        joined = Consumer(consumer, name, tuple(filters))
         old = self._consumers.get(consumer)
         self._consumers[consumer] = joined
         if old is not None:
@@ -260,7 +202,7 @@ class Window:
             found.paused = paused
             self._refresh(found)
 
-    def _detach(self, gone: _Consumer) -> None:
+    def _detach(self, gone: Consumer) -> None:
         """Nobody chooses it any more; it still has its messages."""
         self._router.remove(gone.number)
         self._refresh(gone)
@@ -270,12 +212,12 @@ class Window:
             self._alarms = [each for each in self._alarms if each[2] is not gone]
             heapify(self._alarms)
 
-    def _release(self, gone: _Consumer) -> None:
+    def _release(self, gone: Consumer) -> None:
         for message in [*gone.sent.values()]:
             self._take_back(message)
             self._wait(message, 0)
 
-    def _refresh(self, consumer: _Consumer) -> None:
+    def _refresh(self, consumer: Consumer) -> None:
         """Computes again whether the consumer is available."""
         available = (
             not consumer.paused
@@ -290,7 +232,7 @@ class Window:
                 self._ring.append(consumer)
             self._list_serving(consumer)
 
-    def _list_serving(self, consumer: _Consumer) -> None:
+    def _list_serving(self, consumer: Consumer) -> None:
         if consumer.available and consumer.ready:
             self._serving[consumer.number] = consumer
         elif self._serving.get(consumer.number) is consumer:
@@ -298,7 +240,7 @@ class Window:
 
     # -- who takes what
 
-    def _next_in_ring(self) -> _Consumer | None:
+    def _next_in_ring(self) -> Consumer | None:
         ring = self._ring
         while ring:
             consumer = ring[0]
@@ -309,14 +251,14 @@ class Window:
             ring.popleft()
         return None
 
-    def _target(self, group: _Group) -> _Consumer | None:
+    def _target(self, group: Group) -> Consumer | None:
         """Who gets the messages of the group, as soon as nobody else has any."""
         if group is self._topic:
             return next(iter(self._consumers.values()), None)
         number = self._router.choose(group.key)
         return None if number is None else self._consumers[number]
 
-    def _taker(self, group: _Group) -> _Consumer | None:
+    def _taker(self, group: Group) -> Consumer | None:
         """Who may take a message of the group now, whether or not it has room."""
         target = self._target(group)
         return target if group.owner is None or group.owner is target else None
@@ -329,11 +271,11 @@ class Window:
             if group.queue:
                 self._place(group)
 
-    def _place(self, group: _Group) -> None:
+    def _place(self, group: Group) -> None:
         """Puts the first message of the group's queue where its taker finds it."""
         first = group.queue.first
         place = None
-        if first is not None and self._messages[first].state in _SENDABLE:
+        if first is not None and self._messages[first].state in SENDABLE:
             place = self._taker(group)
         if group.place is not None:
             group.place.ready.discard(group.place_at)
@@ -344,7 +286,7 @@ class Window:
             place.ready.add(first)
             self._list_serving(place)
 
-    def _settle(self, group: _Group) -> None:
+    def _settle(self, group: Group) -> None:
         """After a message of the group is gone."""
         if group.queue or group.place is not None:
             self._place(group)
@@ -363,7 +305,7 @@ class Window:
         if self._topic is not None:
             taker = self._target(self._topic)
             return taker is not None and taker.available and not self._topic.queue
-        if self._waiting >= SUBSCRIPTION_WAITING_MAX or self._kept >= SUBSCRIPTION_KEPT_MAX:
+        if self._waiting >= self._waiting_max or self._kept >= self._kept_max:
             return False
         return self._available > 0
 
@@ -376,10 +318,18 @@ class Window:
         found: list[int] = []
         if self._loose and limit > 0:
             found.extend(islice(self._loose, self._room_in_ring(limit)))
-        for consumer in self._serving.values():
-            found.extend(self._due_for(consumer, limit))
+        found.extend(self._due_in_groups(limit))
         found.sort()
         return found[:limit]
+
+    def _due_in_groups(self, limit: int) -> list[int]:
+        found: list[int] = []
+        for consumer in [*self._serving.values()]:
+            if len(found) >= limit:
+                break
+            found.extend(self._due_for(consumer, limit - len(found)))
+            self._serving[consumer.number] = self._serving.pop(consumer.number)  # the others next
+        return found
 
     def _room_in_ring(self, limit: int) -> int:
         room = 0
@@ -390,7 +340,7 @@ class Window:
                     return limit
         return room
 
-    def _due_for(self, consumer: _Consumer, limit: int) -> list[int]:
+    def _due_for(self, consumer: Consumer, limit: int) -> list[int]:
         """The first messages of its groups, each with those that may follow it at once."""
         room = min(limit, self._unacked_max - len(consumer.sent))
         found: list[int] = []
@@ -404,7 +354,7 @@ class Window:
         return found
 
     def _is_sendable(self, offset: int) -> bool:
-        return self._messages[offset].state in _SENDABLE
+        return self._messages[offset].state in SENDABLE
 
     def offer(self, offset: int, key: str | None, now_ms: int) -> tuple[Verdict, int | None]:
         """Decides who gets the message. With SENT, the second value is the consumer.
@@ -421,7 +371,7 @@ class Window:
         group = self._topic
         if group is None and key and self._is_keyed:
             group = self._group_of(kept_key(key))
-        message = _Message(offset, group, _KEPT)
+        message = Message(offset, group, KEPT)
         consumer = self._next_in_ring() if group is None else self._free_taker(group)
         self._messages[offset] = message
         self._next = offset + 1
@@ -432,13 +382,13 @@ class Window:
         self._send(message, consumer)
         return Verdict.SENT, consumer.number
 
-    def _group_of(self, key: Key) -> _Group:
+    def _group_of(self, key: Key) -> Group:
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group(key)
+            group = self._groups[key] = Group(key)
         return group
 
-    def _free_taker(self, group: _Group) -> _Consumer | None:
+    def _free_taker(self, group: Group) -> Consumer | None:
         """Who takes a new message of the group at once."""
         if group.queue:
             return None
@@ -449,7 +399,7 @@ class Window:
         if self._ahead[0][0] == self._next:
             self._next = self._ahead.popleft()[1]
 
-    def _keep(self, message: _Message) -> tuple[Verdict, None]:
+    def _keep(self, message: Message) -> tuple[Verdict, None]:
         self._kept += 1
         if message.group is None:
             self._loose.add(message.offset)
@@ -464,7 +414,7 @@ class Window:
         message = self._messages.get(offset)
         if message is None:
             return Verdict.DONE, None
-        if message.state not in _SENDABLE:
+        if message.state not in SENDABLE:
             return Verdict.KEPT, None
         group = message.group
         if group is None:
@@ -476,8 +426,8 @@ class Window:
         self._send_waiting(message, consumer)
         return Verdict.SENT, consumer.number
 
-    def _send_waiting(self, message: _Message, consumer: _Consumer) -> None:
-        if message.state == _KEPT:
+    def _send_waiting(self, message: Message, consumer: Consumer) -> None:
+        if message.state == KEPT:
             self._kept -= 1
         else:
             self._waiting -= 1
@@ -491,15 +441,15 @@ class Window:
         if group is not None:
             self._place(group)
 
-    def _send(self, message: _Message, consumer: _Consumer) -> None:
-        message.state = _SENT
+    def _send(self, message: Message, consumer: Consumer) -> None:
+        message.state = SENT
         message.consumer = consumer
         consumer.sent[message.offset] = message
         group = message.group
         if group is not None:
             group.sent += 1
             group.owner = consumer
-        timeout = self._policy.ack_timeout_ms
+        timeout = self.policy.ack_timeout_ms
         if timeout is not None:
             message.time_ms = self._now + timeout
             if not consumer.alarmed:
@@ -507,7 +457,7 @@ class Window:
         if len(consumer.sent) >= self._unacked_max:
             self._refresh(consumer)
 
-    def _set_alarm(self, consumer: _Consumer, time_ms: int) -> None:
+    def _set_alarm(self, consumer: Consumer, time_ms: int) -> None:
         consumer.alarmed = True
         heappush(self._alarms, (time_ms, consumer.number, consumer))
 
@@ -559,10 +509,10 @@ class Window:
             self._gone(self._messages.pop(offset))
         return len(there)
 
-    def _gone(self, message: _Message) -> None:
+    def _gone(self, message: Message) -> None:
         """The message was acknowledged, and removed from `_messages`."""
         group = message.group
-        if message.state == _SENT:
+        if message.state == SENT:
             consumer = message.consumer
             assert consumer is not None
             del consumer.sent[message.offset]
@@ -574,16 +524,16 @@ class Window:
                     group.owner = None
                     self._settle(group)
             return
-        if message.state == _KEPT:
+        if message.state == KEPT:
             self._kept -= 1
         else:
             self._waiting -= 1
             self._blocked.discard(message.offset)
-            self.counters.dead_letters += message.state == _WRITING
+            self.counters.dead_letters += message.state == WRITING
         if group is not None:
             group.queue.discard(message.offset)
             self._settle(group)
-        elif message.state in _SENDABLE:
+        elif message.state in SENDABLE:
             self._loose.discard(message.offset)
 
     def nack(self, offset: int, delay_ms: int | None, now_ms: int) -> None:
@@ -596,7 +546,7 @@ class Window:
             raise UsageError(f"a nack's delay is {delay_ms} ms, not 0 to {NACK_DELAY_MS_MAX}")
         self._now = max(self._now, now_ms)
         message = self._messages.get(offset)
-        if message is not None and message.state == _SENT:
+        if message is not None and message.state == SENT:
             self.counters.nacked += 1
             self._fail(message, delay_ms)
 
@@ -614,16 +564,16 @@ class Window:
                 self._set_alarm(consumer, message.time_ms)
                 break
 
-    def _fail(self, message: _Message, delay_ms: int | None) -> None:
+    def _fail(self, message: Message, delay_ms: int | None) -> None:
         self._take_back(message)
         message.attempts += 1
-        if self._policy.is_poison(message.attempts):
+        if self.policy.is_poison(message.attempts):
             self._poison(message)
         else:
-            delay = self._policy.delay_ms(message.attempts) if delay_ms is None else delay_ms
+            delay = self.policy.delay_ms(message.attempts) if delay_ms is None else delay_ms
             self._wait(message, delay)
 
-    def _take_back(self, message: _Message) -> None:
+    def _take_back(self, message: Message) -> None:
         """The consumer does not have the message any more; the caller gives it another state."""
         consumer, group = message.consumer, message.group
         assert consumer is not None
@@ -636,47 +586,42 @@ class Window:
             if not group.sent:
                 group.owner = None
 
-    def _wait(self, message: _Message, delay_ms: int) -> None:
+    def _wait(self, message: Message, delay_ms: int) -> None:
         self._waiting += 1
         if delay_ms > 0:
-            self._set_timer(message, _WAITING, delay_ms)
+            self._set_timer(message, WAITING, delay_ms)
         else:
-            message.state = _READY
+            message.state = READY
             if message.group is None:
                 self._loose.add(message.offset)
         self._queue(message)
 
-    def _queue(self, message: _Message) -> None:
+    def _queue(self, message: Message) -> None:
         """From here on the message holds back those after it in its group."""
         if message.group is not None:
             message.group.queue.add(message.offset)
             self._place(message.group)
 
-    def _set_timer(self, message: _Message, state: int, delay_ms: int) -> None:
+    def _set_timer(self, message: Message, state: int, delay_ms: int) -> None:
         message.state = state
-        message.time_ms = self._now + delay_ms
         if len(self._timers) > 2 * self._waiting + _TIMERS_MIN:
-            self._timers = [each for each in self._timers if self._is_timed(*each)]
+            self._timers = [each for each in self._timers if each[1] in self._messages]
             heapify(self._timers)
-        heappush(self._timers, (message.time_ms, message.offset))
-
-    def _is_timed(self, time_ms: int, offset: int) -> bool:
-        message = self._messages.get(offset)
-        return message is not None and message.state in _TIMED and message.time_ms == time_ms
+        heappush(self._timers, (self._now + delay_ms, message.offset))
 
     def _pass_timers(self, now_ms: int) -> None:
         self._now = max(self._now, now_ms)
         while self._timers and self._timers[0][0] <= self._now:
-            time_ms, offset = heappop(self._timers)
-            if self._is_timed(time_ms, offset):
-                self._ring_timer(self._messages[offset])
+            message = self._messages.get(heappop(self._timers)[1])
+            if message is not None:
+                self._wake(message)
 
-    def _ring_timer(self, message: _Message) -> None:
-        if message.state == _RETRY:
-            message.state = _DEAD
+    def _wake(self, message: Message) -> None:
+        if message.state == RETRY:
+            message.state = DEAD
             self._dead.append(message.offset)
             return
-        message.state = _READY
+        message.state = READY
         if message.group is None:
             self._loose.add(message.offset)
         else:
@@ -684,19 +629,19 @@ class Window:
 
     # -- messages that failed too often
 
-    def _poison(self, message: _Message) -> None:
-        if self._policy.poison == "drop":
+    def _poison(self, message: Message) -> None:
+        if self.policy.poison == "drop":
             self.counters.dropped += 1
             del self._messages[message.offset]
             if message.group is not None:
                 self._settle(message.group)
             return
         self._waiting += 1
-        if self._policy.poison == "block":
-            message.state = _BLOCKED
+        if self.policy.poison == "block":
+            message.state = BLOCKED
             self._blocked.add(message.offset)
         else:
-            message.state = _DEAD
+            message.state = DEAD
             message.attempts = 0
             self._dead.append(message.offset)
         self._queue(message)
@@ -708,9 +653,9 @@ class Window:
         `ack` it holds back its group.
         """
         taken, self._dead = sorted(set(self._dead)), []
-        there = [each for each in taken if self._state(each) == _DEAD]
+        there = [each for each in taken if self._state(each) == DEAD]
         for offset in there:
-            self._messages[offset].state = _WRITING
+            self._messages[offset].state = WRITING
         return there
 
     def unpoison(self, offset: int, now_ms: int) -> None:
@@ -718,9 +663,9 @@ class Window:
         not return it before."""
         self._now = max(self._now, now_ms)
         message = self._messages.get(offset)
-        if message is not None and message.state == _WRITING:
+        if message is not None and message.state == WRITING:
             message.attempts += 1
-            self._set_timer(message, _RETRY, self._policy.delay_ms(message.attempts))
+            self._set_timer(message, RETRY, self.policy.delay_ms(message.attempts))
 
     def _state(self, offset: int) -> int | None:
         message = self._messages.get(offset)
@@ -797,7 +742,7 @@ class Window:
         self._alarms.clear()
         self._serving.clear()
         if self._topic is not None:
-            self._topic = _Group("")
+            self._topic = Group("")
         for consumer in self._consumers.values():
             consumer.sent.clear()
             consumer.ready.clear()
@@ -806,8 +751,6 @@ class Window:
 
 
 _WITHOUT_ONE_GROUP: Final = frozenset({SubscriptionType.SHARED, SubscriptionType.KEY_SHARED})
-_SENDABLE: Final = frozenset({_READY, _KEPT})
-_TIMED: Final = frozenset({_WAITING, _RETRY})
 
 
 def _check_range(start: int, end: int) -> None:
