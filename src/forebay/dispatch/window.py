@@ -124,14 +124,10 @@ class Window:
         self.counters = Counters()
         self._start_at(cursor)
 
-    @property
-    def kind(self) -> SubscriptionType:
-        return self._kind
-
     def configure(self, policy: Policy) -> None:
         """Uses another policy from now on; what is under way keeps its times."""
-        if policy != self._policy:
-            self._policy = policy
+        if policy != self.policy:
+            self.policy = policy
             self._unacked_max = policy.max_unacked_messages
             for consumer in self._consumers.values():
                 self._refresh(consumer)
