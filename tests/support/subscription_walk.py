@@ -42,14 +42,15 @@ class Walk:
         self.policy = random_policy(self.chance)
         self.end = 0
         self.keys: list[str | None] = [self.chance.choice(KEYS) for _ in range(4 * steps + 100)]
-        self.limits = {"kept_max": self.chance.choice((1, 4, 20)), "waiting_max": 6}
+        self.kept_max, self.waiting_max = self.chance.choice((1, 4, 20)), 6
         self.now = 0
-        self.model = Model(self.kind, self.policy, self.keys, **self.limits)
+        self.model = Model(self.kind, self.policy, self.keys, self.kept_max, self.waiting_max)
         self.window = self.made(Cursor())
         self.last: str = "nothing"
 
     def made(self, cursor: Cursor) -> Window:
-        return Window(self.kind, self.policy, cursor, **self.limits)
+        kept_max, waiting_max = self.kept_max, self.waiting_max
+        return Window(self.kind, self.policy, cursor, kept_max=kept_max, waiting_max=waiting_max)
 
     def run(self) -> None:
         weighted = [step for step, weight in WEIGHTS for _ in range(weight)]
