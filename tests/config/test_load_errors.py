@@ -59,7 +59,7 @@ def refused(text: str, **env: str) -> str:
             "storage: {cloud: {secret_kye: x}}",
             "f.yml:1: storage.cloud.secret_kye: unknown key; did you mean secret_key?",
         ),
-        ("broker: {zzz: 1}", "f.yml:1: broker.zzz: unknown key; known keys: ack, listen"),
+        ("spark: {zzz: 1}", "f.yml:1: spark.zzz: unknown key; known keys: master, options"),
         ("storage: {wal_root: x}", ("f.yml:1: storage.wal_root: unknown key; known keys: cloud, "
          "cloud_reader, deleter, remote_retention, sweeper, uploader, wal, writer_threads")),
         ("<<: {}", ("f.yml:1: <<: unknown key; known keys: admin, broker, data, metadata, spark, "

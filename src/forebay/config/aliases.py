@@ -70,13 +70,14 @@ RANGED_READS: Final = "storage.cloud_reader.enable_ranged_reads"
 
 REFUSED: Final = {
     "cluster_name": "a store has no name; `root_prefix` keeps several of them apart in one etcd",
-    "broker_host, broker_port, broker.host, broker.ports": "`broker.listen`, which has no effect "
-    "until there is a broker",
+    "broker_host, broker_port, broker.host, broker.ports": "`broker.listen`",
     "admin_port, prom_port": "`admin.listen`: one HTTP server has the API, the metrics and a page",
     "meta_store_host, meta_store_port, meta_store": "`metadata.endpoints`",
-    "bootstrap_namespaces, auto_create_topics": "namespaces and topics are created on first use",
-    "auth": "`admin.token`, and `cert_file` and `key_file` of `admin`",
-    "policies, load_manager": "there is no broker yet",
+    "bootstrap_namespaces": "namespaces are created on first use",
+    "auto_create_topics": "`broker.auto_create_topics`",
+    "auth": "`token`, `cert_file` and `key_file` of `broker` and of `admin`",
+    "policies": "the limits and the redelivery settings of `broker`",
+    "load_manager": "there is one broker",
     "storage.mode, storage.local_wal_root, storage.durable, storage.metadata_prefix, "
     "storage.local_retention, storage.wal.advanced": "the layout of Danube 0.6 and later: "
     "`storage.wal.dir`, `storage.cloud`, `metadata.prefix`, `storage.deleter`, `storage.wal`",
