@@ -443,6 +443,11 @@ class BrokerSettings:
         require(self, "ack_timeout_ms", least=100, most=most, whole=True, optional=True)
         require(self, "redelivery_delay_ms", least=0, most=most, whole=True)
         require(self, "redelivery_delay_max_ms", least=0, most=most, whole=True)
+        if self.redelivery_delay_max_ms < self.redelivery_delay_ms:
+            raise InvalidSetting(
+                f"redelivery_delay_max_ms is {self.redelivery_delay_max_ms}; it must be at least "
+                f"redelivery_delay_ms, {self.redelivery_delay_ms}"
+            )
         require(self, "max_redeliveries", least=0, most=1_000_000, whole=True, optional=True)
         require_choice(self, "poison", ("block", "drop", "dead_letter"))
         require_type(self, "dead_letter_topic", str, optional=True)

@@ -41,6 +41,15 @@ TOPIC_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "deletion_lag_minutes": ("deleter", "deletion_lag_minutes"),
     "remote_retention_time_minutes": ("remote_retention", "time_minutes"),
     "remote_retention_size_mb": ("remote_retention", "size_mb"),
+    "subscription_start": ("broker", "subscription_start"),
+    "max_unacked_messages": ("broker", "max_unacked_messages"),
+    "ack_timeout_ms": ("broker", "ack_timeout_ms"),
+    "redelivery_delay_ms": ("broker", "redelivery_delay_ms"),
+    "redelivery_delay_max_ms": ("broker", "redelivery_delay_max_ms"),
+    "max_redeliveries": ("broker", "max_redeliveries"),
+    "poison": ("broker", "poison"),
+    "dead_letter_topic": ("broker", "dead_letter_topic"),
+    "on_lost": ("broker", "on_lost"),
 }
 """For each key, the section (a field of StoreSettings) and the field that it sets."""
 
