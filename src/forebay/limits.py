@@ -192,7 +192,7 @@ ACKS_AHEAD_MAX: Final = 100_000
 """How far after the last message that a subscription read it takes acknowledgements: of messages
 that were delivered before the server was started again."""
 
-FEED_BYTES_MAX: Final = 64 * MIB
+FEED_BYTES_MAX: Final = 32 * MIB
 """What the subscriptions of all topics keep of what they read, for each other and redeliveries."""
 FEED_CHUNKS_MAX: Final = 32
 """How many chunks of one topic these are at most."""

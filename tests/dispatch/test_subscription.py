@@ -10,8 +10,9 @@ import pytest
 
 from forebay.dispatch.policy import SubscriptionType
 from forebay.dispatch.registry import stable_number
-from forebay.errors import SubscriptionBusy, UnknownSubscription
+from forebay.errors import SubscriptionBusy, UnknownSubscription, UnknownTopic
 from forebay.format.cursor import Cursor
+from forebay.format.names import parse_topic
 from forebay.limits import OUTBOX_BYTES_MAX
 from support.dispatching import TOPIC, Dispatching, dispatching, eventually, settled
 
@@ -176,9 +177,20 @@ async def test_a_second_stream_of_a_consumer_takes_over(shared: Dispatching) -> 
     await first.take(3)
     second = await shared.connected(first.consumer.number)
     assert await second.take(3) == numbered(0, 3)
-    first.leave()  # its end changes nothing
+    assert await first.idle()
+    third = await shared.connected(first.consumer.number)
+    await third.take(3)
+    second.leave()  # it was set aside: its end changes nothing
     await append(shared, 3, 4)
-    assert await second.take(1) == numbered(3, 4)
+    assert await third.take(1) == numbered(3, 4)
+    third.leave()
+    assert await first.take(4) == numbered(0, 4), "a stream that was set aside is used again"
+
+
+async def test_an_acknowledgement_creates_no_topic(shared: Dispatching) -> None:
+    with pytest.raises(UnknownTopic):
+        await shared.registry.find(parse_topic("nothing"), "s1")
+    assert not await asyncio.to_thread(shared.store.exists, "nothing")
 
 
 async def test_a_nack_delivers_again_after_its_delay(shared: Dispatching) -> None:

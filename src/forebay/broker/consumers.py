@@ -65,7 +65,7 @@ class ConsumerService:
     async def receive(self, request: pb.ReceiveRequest, call: Context) -> None:
         try:
             subscription, consumer = await self._registry.connect(request.consumer_id, self._wire)
-        except UnknownSubscription:
+        except (UnknownSubscription, UnknownTopic):
             await self._delay()
             raise Refused(
                 grpc.StatusCode.NOT_FOUND,
@@ -75,8 +75,9 @@ class ConsumerService:
             await self._write(consumer, call)
         finally:
             subscription.leave(consumer)
-        if not self._context.gate.stopping.is_set():
-            raise Refused(grpc.StatusCode.NOT_FOUND, "the subscription was deleted")
+        if self._context.gate.stopping.is_set():
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+        raise Refused(grpc.StatusCode.NOT_FOUND, "the subscription was deleted")
 
     async def _write(self, consumer: Consumer, call: Context) -> None:
         """Writes messages until the subscription ends, or the client leaves."""

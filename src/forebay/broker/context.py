@@ -61,3 +61,4 @@ class BrokerContext:
         while self.registry.outstanding and time.monotonic() < deadline:  # noqa: ASYNC110  # once
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
         self.gate.stopping.set()
+        self.registry.end_streams()

@@ -18,16 +18,13 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from typing import Final
 
-from forebay.errors import ForebayError, LogClosed, LogStopped, TopicFenced
+from forebay.errors import ForebayError
 from forebay.format.frame import HEADER_BYTES, Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import FEED_BYTES_MAX, FEED_CHUNKS_MAX, FEED_READERS_MAX
 from forebay.topic.store import Topic
 from forebay.wal.reader import AsyncLogReader
-
-_ENDED: Final = (LogStopped, LogClosed, TopicFenced)
 
 
 class Delivery:
@@ -132,8 +129,13 @@ class Feed:
         if task is None:
             task = asyncio.create_task(self._fetch(offset))
             self._reading[offset] = task
-            task.add_done_callback(lambda _: self._reading.pop(offset, None))
+            task.add_done_callback(lambda done: self._fetched(offset, done))
         return await asyncio.shield(task)
+
+    def _fetched(self, offset: int, task: asyncio.Task[Chunk | None]) -> None:
+        del self._reading[offset]
+        if not task.cancelled():
+            task.exception()  # those who still wait get it; there may be nobody
 
     def _kept(self, offset: int) -> Chunk | None:
         for chunk in reversed(self._chunks):
@@ -143,23 +145,18 @@ class Feed:
         return None
 
     async def _fetch(self, offset: int) -> Chunk | None:
-        try:
-            if offset >= self.topic.watermarks().synced:
-                return None
-            reader = self._reader(offset)
-            frames = await reader.next_frames()
-        except _ENDED:
+        if self.topic.ended:
             await self._open_again()
-            return await self._fetch_once(offset)
-        self._keep_reader(reader)
-        return None if frames is None else self._keep(Chunk(frames))
-
-    async def _fetch_once(self, offset: int) -> Chunk | None:
         if offset >= self.topic.watermarks().synced:
             return None
-        async with self.topic.stream(offset) as reader:
+        reader = self._reader(offset)
+        try:
             frames = await reader.next_frames()
-            return None if frames is None else self._keep(Chunk(frames))
+        except BaseException:
+            reader.close()
+            raise
+        self._keep_reader(reader)
+        return None if frames is None else self._keep(Chunk(frames))
 
     def _reader(self, offset: int) -> AsyncLogReader:
         """A reader that continues here, or a new one; the caller has it alone."""

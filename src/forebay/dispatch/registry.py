@@ -36,6 +36,7 @@ from forebay.errors import (
     ServiceError,
     SubscriptionBusy,
     UnknownSubscription,
+    UnknownTopic,
 )
 from forebay.format.cursor import Cursor
 from forebay.format.message import MessageId, StreamMessage
@@ -170,12 +171,16 @@ class Registry:
         async with self._opening.setdefault(topic, asyncio.Lock()):
             if topic in self._topics:
                 return self._topics[topic]
-            state = await self._open(topic)
-            self._topics[topic] = state
+            try:
+                state = self._topics[topic] = await self._open(topic)
+            finally:
+                self._opening.pop(topic, None)
             return state
 
     async def _open(self, topic: TopicName) -> _TopicState:
         def load() -> tuple[WalStorage, list[tuple[SubscriptionRow, Cursor]]]:
+            if not self._store.exists(str(topic)):
+                raise UnknownTopic(f"there is no topic {topic}")
             storage = self._store.storage(str(topic))
             rows = storage.subscriptions()
             return storage, [(row, storage.subscription_cursor(row.name)) for row in rows]
@@ -260,7 +265,9 @@ class Registry:
                 )
             row = ConsumerRow(number, consumer, tuple(filters), int(time.time() * 1000))
             await self._note(state, active, row)
-            active.expected[number] = time.monotonic() + _EXPECTED_SECONDS
+            now = time.monotonic()
+            active.expected = {at: until for at, until in active.expected.items() if until > now}
+            active.expected[number] = now + _EXPECTED_SECONDS
         self._places[number] = _Place(topic, name)
         return number
 
@@ -330,6 +337,10 @@ class Registry:
         others = tuple(each for each in active.row.consumers if each.id != consumer.id)
         row = replace(active.row, consumers=(*others, consumer))
         active.row = await asyncio.to_thread(state.storage.update_subscription, row)
+        kept = {each.id for each in active.row.consumers}
+        for each in others:
+            if each.id not in kept:  # it was not seen for long, and the row has no more room
+                self._places.pop(each.id, None)
 
     async def connect(self, number: int, encode: Encode) -> tuple[Leavable, Consumer]:
         """Connects a consumer that has subscribed. It must `leave` what is returned with it.
@@ -473,6 +484,14 @@ class Registry:
         for state in self._topics.values():
             for active in state.active.values():
                 active.subscription.stop_delivering()
+
+    def end_streams(self) -> None:
+        """Ends the streams of all consumers."""
+        for state in self._topics.values():
+            for active in state.active.values():
+                active.subscription.end_streams()
+        for fanout in self.fanouts.values():
+            fanout.close()
 
     @property
     def outstanding(self) -> int:

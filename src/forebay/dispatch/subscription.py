@@ -146,7 +146,8 @@ class Subscription:
         self._skip_lost = skip_lost
         self._consumers: dict[int, Consumer] = {}
         self._standby: list[Consumer] = []
-        """Of an exclusive subscription: those that wait until the consumer leaves."""
+        """Streams that get nothing for now: of another consumer of an exclusive subscription, or
+        older ones of a consumer that is connected. The last one comes first."""
         self._delivered_before = 0
         """What consumers that have left got."""
         self._frozen = False
@@ -184,9 +185,14 @@ class Subscription:
     def _replace(self, consumer: Consumer) -> None:
         before = self._consumers.get(consumer.number)
         if before is not None:
-            before.clear()
-            self._delivered_before += before.delivered
+            self._standby.append(before)
+            self._set_aside(before)
         self._consumers[consumer.number] = consumer
+
+    def _set_aside(self, consumer: Consumer) -> None:
+        consumer.clear()
+        self._delivered_before += consumer.delivered
+        consumer.delivered = 0
 
     def leave(self, consumer: Consumer) -> None:
         """Ends the delivery; what the consumer has not acknowledged is delivered to others."""
@@ -195,12 +201,19 @@ class Subscription:
         if self._consumers.get(consumer.number) is not consumer:
             return  # another stream has taken its place
         del self._consumers[consumer.number]
-        consumer.clear()
-        self._delivered_before += consumer.delivered
+        self._set_aside(consumer)
         self.window.leave(consumer.number, _now_ms())
-        if self._standby and not self._consumers:
-            self.join(self._standby.pop(0))
+        self._join_next(consumer.number)
         self._wake()
+
+    def _join_next(self, number: int) -> None:
+        """Lets a stream that was set aside take the place of one that has left."""
+        exclusive = self.window.kind is SubscriptionType.EXCLUSIVE
+        for consumer in reversed(self._standby):
+            if exclusive or consumer.number == number:
+                self._standby.remove(consumer)
+                self.join(consumer)
+                return
 
     @property
     def delivered(self) -> int:
@@ -293,6 +306,7 @@ class Subscription:
             try:
                 while await self._step():
                     self._recovered()
+                    await asyncio.sleep(0)  # a step may need no wait, and others wait too
             except _PassedError:
                 self._wake()
             except Exception as error:  # noqa: BLE001  # reported, and tried again
@@ -463,11 +477,14 @@ class Subscription:
         self._stopped = True
         self._wake()
 
+    def end_streams(self) -> None:
+        for consumer in [*self._consumers.values(), *self._standby]:
+            consumer.end()
+
     async def close(self, *, save: bool = True) -> None:
         """Ends the task and the streams, and hands the last cursor over."""
         self._stopped = True
-        for consumer in [*self._consumers.values(), *self._standby]:
-            consumer.end()
+        self.end_streams()
         self.feed.wake_no_more(self._wake)
         if self._task is not None:
             self._task.cancel()
