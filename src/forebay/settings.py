@@ -299,9 +299,14 @@ class RemoteRetentionSettings:
     """How long an object is kept after it was created."""
     size_mb: float | None = None
     """How much of a topic is kept; beyond that the oldest objects are deleted."""
+    keep_unread: bool = False
+    """Whether objects stay, beyond both, that have messages which a subscription has not
+    acknowledged, as the catalog has it. A subscription that nobody uses then keeps objects for
+    ever: delete it."""
 
     def __post_init__(self) -> None:
         require(self, "time_minutes", "size_mb", least=0, optional=True)
+        require_type(self, "keep_unread", bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from forebay.errors import InvalidTopicName, UnknownTopic, UsageError
+from forebay.format.cursor import Cursor
+from forebay.format.subscription import SubscriptionRow
 from forebay.limits import OFFSET_MAX
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings, WalSettings
 from support.served import Served, served
+from support.storages import storage_of
 
 ORDERS = "/v1/topics/default/orders"
 THERE = "/v1/topics/default/there"
@@ -149,6 +152,27 @@ def test_a_topic_is_told_with_its_watermarks_segments_and_objects(server: Served
     assert facts["segments_bytes"] == sum(each["bytes"] for each in facts["segments"])
     assert (facts["objects_total"], facts["objects_bytes"]) == (1, only["bytes"])
     assert facts["problems"] == []
+
+
+def test_a_topic_is_told_with_its_subscriptions(server: Served) -> None:
+    fill(server)
+    storage = storage_of(server.store.topic("orders"))
+    storage.ack_checkpoint(3)
+    storage.create_subscription(SubscriptionRow("billing", 3, 5), Cursor(12, ((20, 22),)))
+    storage.flush_cursors()
+    facts = get(server, ORDERS)
+    assert [each["name"] for each in facts["cursors"]] == ["checkpoint"]
+    (shown,) = facts["subscriptions"]
+    assert shown.pop("updated_ms") > 0
+    assert shown == {
+        "name": "billing",
+        "type": "KeyShared",
+        "position": 12,
+        "ranges": 1,
+        "lag": 16,
+        "consumers": 0,
+        "created_ms": 5,
+    }
 
 
 def test_the_newest_segments_and_objects_are_shown_and_all_are_counted(server: Served) -> None:

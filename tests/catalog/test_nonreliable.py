@@ -14,9 +14,12 @@ from forebay.catalog.nonreliable import (
     find_nonreliable,
     nonreliable_topics,
 )
+from forebay.catalog.subscriptions import create_subscription, read_all
 from forebay.errors import DescriptorError, ServiceUnavailable, TopicKindConflict
+from forebay.format.cursor import Cursor
 from forebay.format.names import parse_topic
-from forebay.limits import CATALOG_PAGE
+from forebay.format.subscription import SubscriptionRow, encode_subscription
+from forebay.limits import CATALOG_PAGE, SUBSCRIPTIONS_PAGE
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.store import Store
 from support.catalogs import TOPIC, Setup
@@ -53,6 +56,22 @@ def test_a_topic_is_created_once_listed_and_deleted(setup: Setup) -> None:
     assert delete_nonreliable(setup.catalog, topics[7])
     assert not delete_nonreliable(setup.catalog, topics[7])
     assert find_nonreliable(setup.catalog, topics[7]) is None
+
+
+def test_the_rows_of_its_subscriptions_go_with_a_topic(setup: Setup) -> None:
+    create_nonreliable(setup.catalog, TOPIC, 1)
+    for number in range(SUBSCRIPTIONS_PAGE + 2):
+        row = SubscriptionRow(f"s{number}", 1)
+        setup.put(setup.catalog.keys.subscription(TOPIC, row.name), encode_subscription(row))
+    assert delete_nonreliable(setup.catalog, TOPIC)
+    assert list(read_all(setup.catalog)) == []
+
+
+def test_the_subscriptions_of_a_stored_topic_stay(setup: Setup) -> None:
+    setup.create()
+    create_subscription(setup.catalog, TOPIC, 1, SubscriptionRow("s", 1), Cursor(), 0)
+    assert not delete_nonreliable(setup.catalog, TOPIC)
+    assert len(list(read_all(setup.catalog))) == 1
 
 
 def test_the_row_is_that_of_the_document(setup: Setup) -> None:

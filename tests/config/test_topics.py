@@ -35,6 +35,7 @@ STORE = StoreSettings(data=None)
         ("retention_size_mb", "1GiB", 1024),
         ("retention_size_mb", None, None),
         ("remote_retention_time_minutes", "90s", 1.5),
+        ("remote_retention_keep_unread", "true", True),
         ("max_idle_seconds", "null", None),
         ("max_idle_seconds", "", None),
         ("max_object_messages", "1_000", 1000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from forebay.catalog.catalog import Catalog, Change
 from forebay.catalog.cursors import read_cursor
 from forebay.catalog.kv import Put
 from forebay.catalog.subscriptions import read_subscriptions
+from forebay.config import settings_from
 from forebay.errors import (
     ForebayError,
     OffsetOutOfRange,
@@ -30,9 +32,12 @@ from forebay.format.subscription import ConsumerRow, SubscriptionRow, encode_sub
 from forebay.limits import SUBSCRIPTIONS_MAX
 from forebay.settings import MetadataSettings, StoreSettings, UploaderSettings
 from forebay.testing.kv import FaultKv
+from forebay.topic.describe import describe
 from forebay.topic.storage import WalStorage
 from forebay.topic.store import Store, Topic, open_store
+from forebay.topic.view import StoreView
 from support.catalogs import TOPIC
+from support.cli_runs import done
 from support.disks import wait_until
 from support.kv_stores import BACKENDS, Backend, requested_backend
 from support.storages import storage_of
@@ -344,6 +349,41 @@ def test_a_subscription_is_shown_with_its_lag(opened: Opened) -> None:
     assert shown.lag == 80
     opened.catalog.update(TOPIC, None, lambda record: Change(record.with_lost(25, 40)))
     assert opened.topic.subscriptions()[0].lag == 70, "lost messages are not counted"
+
+
+def test_describe_shows_subscriptions_and_does_not_list_their_cursors_twice(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    with open_store(data) as store:
+        topic = store.topic("orders")
+        topic.append_many([b"m"] * 20, durability="synced")
+        storage = storage_of(topic)
+        storage.ack_checkpoint(3)
+        storage.create_subscription(ROW, Cursor(5, ((8, 10),)))
+        storage.create_subscription(SubscriptionRow("audit", 0), Cursor(20))
+    with StoreView(settings_from(data)) as views:
+        facts = describe(views.topic("orders"))
+    assert [each.name for each in facts.cursors] == ["checkpoint"]
+    audit, billing = facts.subscriptions
+    assert (audit.name, audit.type, audit.lag, audit.consumers) == ("audit", "Exclusive", 0, 0)
+    assert (billing.position, billing.ranges, billing.lag, billing.consumers) == (5, 1, 13, 1)
+    assert (
+        "subscription billing: Shared, acknowledged before 5, and 1 ranges after it, lag 13 "
+        "messages, consumers known: 1"
+    ) in done("describe", "orders", "--data", data)
+    shown = json.loads(done("describe", "orders", "--data", data, "--json"))
+    assert [each["name"] for each in shown["subscriptions"]] == ["audit", "billing"]
+    assert shown["subscriptions"][1]["lag"] == 13
+
+
+def test_describe_names_a_damaged_subscription(opened: Opened) -> None:
+    opened.create()
+    opened.kv.commit([], [Put(opened.catalog.keys.subscription(TOPIC, "later"), b"{")])
+    with opened.store.view() as views:
+        facts = describe(views.topic("orders"))
+    assert [each.name for each in facts.subscriptions] == ["billing"]
+    assert "orders/later" in facts.problems[0]
 
 
 def test_a_seek_moves_anywhere_in_the_topic(opened: Opened) -> None:

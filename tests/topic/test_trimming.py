@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from forebay.catalog.kv import Put
 from forebay.catalog.sqlite import SqliteKv
-from forebay.errors import ForeignObject, ServiceUnavailable
+from forebay.errors import DescriptorError, ForeignObject, ServiceUnavailable
+from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.names import TopicName, object_key, parse_topic
+from forebay.format.names import TopicName, object_key, parse_topic, subscription_cursor
+from forebay.format.subscription import SubscriptionRow
 from forebay.settings import RemoteRetentionSettings
 from forebay.testing.kv import FaultKv
+from forebay.topic.store import Store
+from forebay.topic.trimming import UNREAD_REMOVED
 from support.tiered_stores import TOPIC, Setup, fill, offsets, resources_of, storage_of
 
 OTHERS = parse_topic("/default/others")
@@ -114,3 +120,86 @@ def test_readers_begin_at_the_new_start_after_a_retention_whose_response_was_los
         assert record is not None
         assert record.start_offset > 0
         assert offsets(topic.read()) == list(range(record.start_offset, 100))
+
+
+# ---- subscriptions that have not read what retention deletes ----
+
+
+def subscribe(store: Store, name: str, position: int, *ranges: tuple[int, int]) -> None:
+    storage_of(store).create_subscription(SubscriptionRow(name, 1), Cursor(position, ranges))
+
+
+@pytest.fixture
+def unread(setup: Setup) -> Iterator[tuple[Setup, Store]]:
+    """A topic with several objects, of which retention would leave the last one."""
+    setup.remote = RemoteRetentionSettings(size_mb=0)
+    assert len(setup.descriptors()) > 2
+    with setup.store() as store:
+        yield setup, store
+
+
+def test_a_deletion_of_unread_messages_is_logged_and_counted(
+    unread: tuple[Setup, Store], caplog: pytest.LogCaptureFixture
+) -> None:
+    setup, store = unread
+    kept = setup.descriptors()[-1].start_offset
+    subscribe(store, "slow", 10, (20, 25))
+    subscribe(store, "stopped", 0)
+    subscribe(store, "done", 300)
+    before = UNREAD_REMOVED.value()
+    storage_of(store).trim_remote()
+    assert len(setup.descriptors()) == 1
+    lines = [each.message for each in caplog.records if "had not acknowledged" in each.message]
+    assert len(lines) == 2, "one for each subscription"
+    (slow,) = (each for each in lines if "slow" in each)
+    assert f"messages={kept - 15}" in slow
+    assert UNREAD_REMOVED.value() - before == kept - 15 + kept
+    assert storage_of(store).trim_remote() == []
+    assert len([each for each in caplog.records if "had not" in each.message]) == 2
+
+
+def test_objects_with_unread_messages_stay_if_they_are_to_be_kept(
+    unread: tuple[Setup, Store],
+) -> None:
+    setup, store = unread
+    first, second, *_ = setup.descriptors()
+    topic = store.topic(str(TOPIC))
+    topic.configure(remote_retention_keep_unread=True)
+    storage = storage_of(store)
+    before = UNREAD_REMOVED.value()
+    subscribe(store, "slow", first.end_offset)
+    subscribe(store, "done", 300)
+    assert storage.trim_remote() == [], "its last message is not acknowledged"
+    storage.put_cursor("slow", Cursor(second.start_offset + 3))
+    assert storage.trim_remote() == [], "the catalog does not have it yet"
+    storage.flush_cursors()
+    assert [each.object_id for each in storage.trim_remote()] == [first.object_id]
+    assert setup.descriptors()[0] == second
+    topic.delete_subscription("slow")
+    assert storage.trim_remote()
+    assert len(setup.descriptors()) == 1
+    assert UNREAD_REMOVED.value() == before
+
+
+def test_local_retention_does_not_wait_for_subscriptions(unread: tuple[Setup, Store]) -> None:
+    _, store = unread
+    topic = store.topic(str(TOPIC))
+    topic.configure(remote_retention_keep_unread=True)
+    subscribe(store, "slow", 0)
+    assert topic.trim_local()
+    assert offsets(topic.read(0)) == list(range(300))
+
+
+def test_a_damaged_cursor_stops_retention_only_if_unread_messages_are_kept(
+    unread: tuple[Setup, Store],
+) -> None:
+    setup, store = unread
+    subscribe(store, "slow", 0)
+    key = setup.catalog.keys.cursor_row(TOPIC, subscription_cursor("slow"))
+    setup.kv.commit([], [Put(key, b"damaged")])
+    topic = store.topic(str(TOPIC))
+    topic.configure(remote_retention_keep_unread=True)
+    with pytest.raises(DescriptorError, match="cursors/sub%2Fslow"):
+        storage_of(store).trim_remote()
+    topic.configure(unset=["remote_retention_keep_unread"])
+    assert storage_of(store).trim_remote()

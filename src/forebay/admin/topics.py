@@ -50,6 +50,7 @@ from forebay.topic.describe import (
     ObjectFacts,
     OffsetFacts,
     SegmentFacts,
+    SubscriptionFacts,
     TopicFacts,
     UploadedBy,
     describe,
@@ -182,7 +183,18 @@ class Topic(Record, frozen=True):
         list[TopicSetting], Meta(description="What a topic can set itself, and its source.")
     ]
     cursors: Annotated[
-        list[CursorFacts], Meta(description="What consumers acknowledged, as the catalog has it.")
+        list[CursorFacts],
+        Meta(
+            description="What consumers acknowledged, as the catalog has it; those of "
+            "subscriptions are not among them."
+        ),
+    ]
+    subscriptions: Annotated[
+        list[SubscriptionFacts],
+        Meta(
+            description="With what they acknowledged and their lag in messages, as the catalog "
+            "has it."
+        ),
     ]
     problems: Annotated[list[str], Meta(description="Contradictions that were found.")]
 

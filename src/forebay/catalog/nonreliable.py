@@ -18,7 +18,7 @@ from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
 from forebay.catalog.records import decode_json
 from forebay.errors import DescriptorError, ServiceUnavailable, TopicKindConflict
 from forebay.format.names import TopicName, after_prefix
-from forebay.limits import CATALOG_PAGE, OFFSET_MAX
+from forebay.limits import CATALOG_PAGE, OFFSET_MAX, SUBSCRIPTIONS_PAGE
 
 _NEXT_KEY: Final = "\1"
 _TRIES: Final = 100
@@ -48,9 +48,7 @@ def create_nonreliable(catalog: Catalog, topic: TopicName, now_ms: int) -> NonRe
         compares = [Compare(key, ABSENT), Compare(record, ABSENT)]
         if catalog.kv.commit(compares, [Put(key, value)]) is not None:
             return NonReliableTopic(topic, now_ms)
-    raise ServiceUnavailable(
-        f"{topic}: other processes kept creating and deleting it in {catalog.name}; try again"
-    )
+    raise _contended(catalog, topic)
 
 
 def find_nonreliable(catalog: Catalog, topic: TopicName) -> NonReliableTopic | None:
@@ -82,11 +80,23 @@ def nonreliable_topics(catalog: Catalog) -> Iterator[NonReliableTopic]:
 
 
 def delete_nonreliable(catalog: Catalog, topic: TopicName) -> bool:
-    """Deletes the topic; returns whether it was there."""
-    key = catalog.keys.nonreliable(topic)
-    there = catalog.kv.get(key) is not None
-    catalog.kv.commit([], [Remove(key)])
-    return there
+    """Deletes the topic, after the rows of its subscriptions; returns whether it was there.
+
+    Each transaction compares the topic's row: a stored topic of the same name keeps its own.
+    """
+    key, prefix = catalog.keys.nonreliable(topic), catalog.keys.subscriptions(topic)
+    for _ in range(_TRIES):
+        entry = catalog.kv.get(key)
+        if entry is None:
+            return False
+        there = Compare(key, entry.revision)
+        end = after_prefix(prefix)
+        while rows := catalog.kv.range(prefix, end, limit=SUBSCRIPTIONS_PAGE):
+            if catalog.kv.commit([there], [Remove(row.key) for row in rows]) is None:
+                break
+        if not rows and catalog.kv.commit([there], [Remove(key)]) is not None:
+            return True
+    raise _contended(catalog, topic)
 
 
 def _decoded(topic: TopicName, entry: Entry) -> NonReliableTopic:
@@ -95,3 +105,9 @@ def _decoded(topic: TopicName, entry: Entry) -> NonReliableTopic:
     if type(created) is not int or not 0 <= created <= OFFSET_MAX:
         raise DescriptorError(f"{entry.key} is not the row of a topic")
     return NonReliableTopic(topic, created)
+
+
+def _contended(catalog: Catalog, topic: TopicName) -> ServiceUnavailable:
+    return ServiceUnavailable(
+        f"{topic}: other processes kept creating and deleting it in {catalog.name}; try again"
+    )

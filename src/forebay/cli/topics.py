@@ -381,9 +381,19 @@ def _head(facts: Facts) -> Iterator[str]:
 
 
 def _cursors(facts: Facts) -> Iterator[str]:
-    for each in facts.get("cursors", ()):  # a server of an earlier release has none
-        more = f", and {each['ranges']} ranges after it" if each["ranges"] else ""
-        yield f"  cursor     {each['name']}: acknowledged before {each['position']}{more}"
+    """What consumers acknowledged. A server of an earlier release has none of it."""
+    for each in facts.get("cursors", ()):
+        yield f"  cursor     {each['name']}: {_acknowledged(each)}"
+    for each in facts.get("subscriptions", ()):
+        yield (
+            f"  subscription {each['name']}: {each['type']}, {_acknowledged(each)}, "
+            f"lag {each['lag']} messages, consumers known: {each['consumers']}"
+        )
+
+
+def _acknowledged(each: Facts) -> str:
+    more = f", and {each['ranges']} ranges after it" if each["ranges"] else ""
+    return f"acknowledged before {each['position']}{more}"
 
 
 def _holes(facts: Facts, kind: str) -> Sequence[Sequence[int]]:

@@ -41,6 +41,7 @@ TOPIC_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "deletion_lag_minutes": ("deleter", "deletion_lag_minutes"),
     "remote_retention_time_minutes": ("remote_retention", "time_minutes"),
     "remote_retention_size_mb": ("remote_retention", "size_mb"),
+    "remote_retention_keep_unread": ("remote_retention", "keep_unread"),
     "subscription_start": ("broker", "subscription_start"),
     "max_unacked_messages": ("broker", "max_unacked_messages"),
     "ack_timeout_ms": ("broker", "ack_timeout_ms"),

@@ -17,13 +17,16 @@ from typing import Any, Final, Literal
 from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.chain import Totals
 from forebay.catalog.cursors import read_cursors
-from forebay.catalog.records import TopicRecord, skip_holes
+from forebay.catalog.records import TopicRecord, skip_holes, unread_between
+from forebay.catalog.subscriptions import read_subscriptions
 from forebay.config.topics import TopicSetting, in_effect
 from forebay.errors import CorruptFrame, CorruptLog, DescriptorError, ServiceError
 from forebay.format.blocks import BlockAssembler, object_decoder
+from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.frame import HEADER_BYTES
-from forebay.format.names import object_key
+from forebay.format.names import object_key, subscription_of_cursor
+from forebay.format.subscription import SubscriptionRow
 from forebay.limits import MIB, OFFSET_MAX
 from forebay.read.verify import require_known_form
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings
@@ -36,6 +39,7 @@ OBJECTS_LISTED: Final = 100
 """Segments and objects on one page, unless the caller says otherwise."""
 
 CURSORS_LISTED: Final = 1000
+SUBSCRIPTIONS_LISTED: Final = 1000
 
 Range = tuple[int, int]
 """A range of offsets, end not included."""
@@ -82,6 +86,24 @@ class CursorFacts:
     updated_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class SubscriptionFacts:
+    name: str
+    type: str
+    """Exclusive, Shared, Failover or KeyShared."""
+    position: int
+    """Every message before this offset is acknowledged."""
+    ranges: int
+    """Ranges of acknowledged offsets after it."""
+    lag: int
+    """Messages that are not acknowledged. Those that are lost or were removed do not count."""
+    consumers: int
+    """Consumers that are known, connected or not."""
+    created_ms: int
+    updated_ms: int
+    """When its cursor was written."""
+
+
 @dataclass(slots=True)
 class TopicFacts:
     topic: str
@@ -117,7 +139,11 @@ class TopicFacts:
     settings: list[TopicSetting] = field(default_factory=list)
     """What the topic can have of its own, with where each value comes from."""
     cursors: list[CursorFacts] = field(default_factory=list)
-    """What consumers have acknowledged, as far as the catalog has it; at most CURSORS_LISTED."""
+    """What consumers have acknowledged, as far as the catalog has it; at most CURSORS_LISTED.
+
+    Those of subscriptions are not among them."""
+    subscriptions: list[SubscriptionFacts] = field(default_factory=list)
+    """As far as the catalog has it; at most SUBSCRIPTIONS_LISTED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +205,7 @@ def describe(
     listed, totals = _listed(view, newest, OFFSET_MAX if before is None else before)
     local = _outlines(view, segments[0].first_offset) if segments else []
     owner = view.owner()
+    cursors, subscriptions, damaged = _consumers(view)
     now_ms = view.store.clock.now_ms()
     kept = kept_because(segments, view.record, local, settings.deleter, now_ms)
     first = max(len(segments) - newest, 0)
@@ -201,7 +228,7 @@ def describe(
             for segment, why in zip(segments[first:], kept[first:], strict=True)
         ],
         objects=[_object_facts(each, record) for each in listed],
-        problems=[*refused, *_problems(view), *_gaps(listed, record)],
+        problems=[*refused, *damaged, *_problems(view), *_gaps(listed, record)],
         segments_total=len(segments),
         segments_bytes=sum(each.size for each in segments),
         objects_total=max(totals.objects, len(listed)),
@@ -210,7 +237,8 @@ def describe(
         objects_before=listed[0].start_offset if older else None,
         uploaded_by=uploaded_by(settings.uploader),
         settings=listed_settings,
-        cursors=_cursors(view),
+        cursors=cursors,
+        subscriptions=subscriptions,
     )
 
 
@@ -235,14 +263,48 @@ def _settings(view: TopicView) -> tuple[StoreSettings, list[TopicSetting], list[
         return store, in_effect(store, own), [str(error)]
 
 
-def _cursors(view: TopicView) -> list[CursorFacts]:
+def _consumers(
+    view: TopicView,
+) -> tuple[list[CursorFacts], list[SubscriptionFacts], list[str]]:
+    """Returns the cursors, the subscriptions with theirs, and what is damaged among the latter."""
     resources = view.store.resources()
     if resources is None:
-        return []
-    found = islice(read_cursors(resources.catalog, view.topic), CURSORS_LISTED)
-    return [
-        CursorFacts(name, each.position, len(each.ranges), each.updated_ms) for name, each in found
+        return [], [], []
+    rows: list[SubscriptionRow] = []
+    damage: list[str] = []
+    try:
+        # Appended one by one: those before a damaged one are shown.
+        for row in islice(read_subscriptions(resources.catalog, view.topic), SUBSCRIPTIONS_LISTED):
+            rows.append(row)  # noqa: PERF402
+    except DescriptorError as error:
+        damage.append(str(error))
+    listed = {row.name for row in rows}
+    cursors: list[CursorFacts] = []
+    of_subscriptions: dict[str, Cursor] = {}
+    for name, each in read_cursors(resources.catalog, view.topic):
+        subscription = subscription_of_cursor(name)
+        if subscription in listed:
+            of_subscriptions[subscription] = each
+        elif subscription is None and len(cursors) < CURSORS_LISTED:
+            cursors.append(CursorFacts(name, each.position, len(each.ranges), each.updated_ms))
+    shown = [
+        _subscription_facts(view, row, of_subscriptions.get(row.name, Cursor())) for row in rows
     ]
+    return cursors, shown, damage
+
+
+def _subscription_facts(view: TopicView, row: SubscriptionRow, cursor: Cursor) -> SubscriptionFacts:
+    record = view.record or TopicRecord()
+    return SubscriptionFacts(
+        row.name,
+        row.kind_name,
+        cursor.position,
+        len(cursor.ranges),
+        unread_between(record, cursor, view.start_offset, view.end_offset),
+        len(row.consumers),
+        row.created_ms,
+        cursor.updated_ms,
+    )
 
 
 def _segment_facts(segment: Segment, record: TopicRecord, why: str | None) -> SegmentFacts:

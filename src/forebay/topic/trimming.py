@@ -7,6 +7,9 @@ their descriptor. If the descriptor has no hash, they must have the frames of th
 that ends before the topic's start offset needs no objects: remote retention has already deleted
 those.
 
+Remote retention deletes messages whether subscriptions have read them or not, and says so, unless
+`keep_unread` is on. What a subscription has read is what its cursor in the catalog says.
+
 The time of day may be wrong. An object from the future gets its age from the moment when it was
 first seen, and after a jump of the clock no object is deleted because of its age for a day.
 
@@ -22,8 +25,9 @@ from dataclasses import replace
 from typing import Final
 
 from forebay.catalog.catalog import fenced
-from forebay.catalog.records import TopicRecord
-from forebay.errors import CorruptLog, ForeignObject
+from forebay.catalog.records import TopicRecord, unread_between
+from forebay.catalog.subscriptions import subscription_cursors
+from forebay.errors import CorruptLog, DescriptorError, ForeignObject
 from forebay.format.content import ContentHash
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import TopicName, object_key, sidecar
@@ -46,6 +50,11 @@ OBJECTS_DELETED: Final = Counter(
 REFUSED: Final = Counter(
     "forebay_wal_delete_refused_total",
     "Segments kept because their objects are missing or damaged.",
+)
+UNREAD_REMOVED: Final = Counter(
+    "forebay_subscription_unread_removed_total",
+    "Messages that remote retention deleted before a subscription had acknowledged them, "
+    "counted once for each subscription.",
 )
 _MB: Final = 1024 * 1024
 _FIRST_SEEN_MAX: Final = 10_000
@@ -71,6 +80,8 @@ class Trimmer:
         self._clock = resources.clock
         self._first_seen: dict[str, float] = {}
         """When objects from the future were first seen, in monotonic time."""
+        self._kept: str | None = None
+        """The object that was kept last for subscriptions."""
 
     def configure(self, settings: StoreSettings) -> None:
         """Uses the retention of these settings from the next pass on."""
@@ -199,23 +210,81 @@ class Trimmer:
             return []
         if not self._clock_is_steady():
             minutes = None
+        record = self._catalog.record(self._topic) or TopicRecord()
         objects, total = self._totals()
         gone: list[ObjectDescriptor] = []
-        while (
-            oldest := self._catalog.get_object_descriptors_range(self._topic, 0, limit=1)
-        ) and objects > len(gone) + 1:
-            descriptor = oldest[0]
-            too_old = minutes is not None and self._age_ms(descriptor) >= minutes * 60_000
-            too_much = size_mb is not None and total > size_mb * _MB
-            if not (too_old or too_much):
-                break
-            token = self._catalog.retire(self._topic, epoch, descriptor)
-            if token is None:
-                break
-            total -= descriptor.size
-            self._delete(descriptor, token)
-            gone.append(descriptor)
+        missed: dict[str, int] = {}
+        try:
+            while (
+                oldest := self._catalog.get_object_descriptors_range(self._topic, 0, limit=1)
+            ) and objects > len(gone) + 1:
+                descriptor = oldest[0]
+                too_old = minutes is not None and self._age_ms(descriptor) >= minutes * 60_000
+                too_much = size_mb is not None and total > size_mb * _MB
+                if not (too_old or too_much):
+                    break
+                unread = self._unread(record, descriptor)
+                if unread and self._remote.keep_unread:
+                    self._log_kept(descriptor, unread)
+                    break
+                token = self._catalog.retire(self._topic, epoch, descriptor)
+                if token is None:
+                    break
+                for name, count in unread.items():
+                    missed[name] = missed.get(name, 0) + count
+                total -= descriptor.size
+                self._delete(descriptor, token)
+                gone.append(descriptor)
+        finally:  # also of a pass that the object store ended
+            self._log_missed(missed)
         return gone
+
+    def _unread(self, record: TopicRecord, descriptor: ObjectDescriptor) -> dict[str, int]:
+        """Returns how many messages of the object each subscription has not acknowledged.
+
+        Those that have acknowledged all are left out. A cursor that cannot be read stops the pass
+        only if unread messages are to be kept.
+        """
+        found: dict[str, int] = {}
+        start, end = descriptor.start_offset, descriptor.next_offset
+        try:
+            for name, cursor in subscription_cursors(self._catalog, self._topic):
+                if count := unread_between(record, cursor, start, end):
+                    found[name] = count
+        except DescriptorError as error:
+            if self._remote.keep_unread:
+                raise
+            event(_log, logging.WARNING, "a cursor is damaged", topic=self._topic, error=error)
+        return found
+
+    def _log_kept(self, descriptor: ObjectDescriptor, unread: dict[str, int]) -> None:
+        """Logs why the object stays, once for each object."""
+        if self._kept == descriptor.object_id:
+            return
+        self._kept = descriptor.object_id
+        name = min(unread)
+        event(
+            _log,
+            logging.INFO,
+            "remote retention keeps objects that a subscription has not read",
+            topic=self._topic,
+            object=descriptor.object_id,
+            subscription=name,
+            messages=unread[name],
+            subscriptions=len(unread),
+        )
+
+    def _log_missed(self, missed: dict[str, int]) -> None:
+        for name, count in missed.items():
+            UNREAD_REMOVED.add(count)
+            event(
+                _log,
+                logging.WARNING,
+                "remote retention deleted messages that a subscription had not acknowledged",
+                topic=self._topic,
+                subscription=name,
+                messages=count,
+            )
 
     def _clock_is_steady(self) -> bool:
         jumps = self._resources.jumps
