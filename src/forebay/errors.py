@@ -11,6 +11,8 @@
     │   ├── TopicConflict        a topic is either partitioned or not
     │   ├── TopicKindConflict
     │   └── MessageTooLarge
+    ├── OutOfSequence         send the messages of an idempotent producer from `expected` on
+    ├── TooManyProducers      close some producers of the topic
     ├── OffsetOutOfRange      choose another offset (also a LookupError)
     │   └── LostOffsets       continue after the range, which is recorded as lost
     ├── LogLocked             find the process that has the topic's directory open
@@ -118,6 +120,18 @@ class TopicKindConflict(UsageError):
 
 class MessageTooLarge(UsageError):
     """A message, or its number of attributes, is over the limit."""
+
+
+class OutOfSequence(ForebayError):
+    """A message of an idempotent producer is missing: the next one must have `expected`."""
+
+    def __init__(self, message: str, *, expected: int) -> None:
+        super().__init__(message)
+        self.expected = expected
+
+
+class TooManyProducers(ForebayError):
+    """As many idempotent producers of the topic are connected as there can be."""
 
 
 class OffsetOutOfRange(ForebayError, LookupError):
