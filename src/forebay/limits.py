@@ -117,7 +117,7 @@ CONSUMER_FILTER_BYTES_MAX: Final = 256
 JOB_STATE_BYTES_MAX: Final = 64 * KIB
 """The maximum size of a state that a job stores for a topic in the catalog."""
 
-PRODUCERS_MAX: Final = 1000
+IDEMPOTENT_PRODUCERS_MAX: Final = 1000
 """The most idempotent producers of a topic whose numbers are known; those unused longest are
 forgotten."""
 
@@ -238,7 +238,7 @@ assert (
     <= DESCRIPTOR_BYTES_MAX
     <= CATALOG_VALUE_BYTES_MAX
 )
-assert PRODUCERS_MAX * 61 + 256 <= JOB_STATE_BYTES_MAX
+assert IDEMPOTENT_PRODUCERS_MAX * 61 + 256 <= JOB_STATE_BYTES_MAX
 assert STREAM_BATCH_BYTES_MAX < MESSAGE_BYTES_MAX
 assert STREAM_BATCH_BYTES_MAX <= STREAM_IN_FLIGHT_BYTES
 assert DESCRIPTOR_INDEX_ENTRIES <= OBJECT_INDEX_ENTRIES_MAX

@@ -57,7 +57,7 @@ from forebay.format.producers import (
     ProducersRow,
     decode_producers_row,
     encode_producers_row,
-    producer_id,
+    idempotent_id,
 )
 from forebay.limits import MIB
 from forebay.objects.memory import MemoryBackend
@@ -411,7 +411,7 @@ def test_the_catalog_document_shows_a_replaced_descriptor() -> None:
 
 def test_the_catalog_document_shows_the_note_of_idempotent_producers() -> None:
     data = block("catalog.md", 4)
-    known = KnownProducer(producer_id("/default/t", "meter", idempotent=True), 42, 1199)
+    known = KnownProducer(idempotent_id("/default/t", "meter"), 42, 1199)
     row = ProducersRow(1200, (known,), origin="here", epoch=7)
     assert decode_producers_row(data, "the document") == row
     assert encode_producers_row(row) == data

@@ -17,8 +17,8 @@ from forebay.catalog.job_state import (
 from forebay.catalog.records import TopicRecord
 from forebay.errors import OutOfSequence, TooManyProducers, TopicFenced, UsageError
 from forebay.format.names import parse_topic
-from forebay.format.producers import ProducersRow, decode_producers_row, producer_id
-from forebay.limits import PRODUCERS_MAX, PRODUCERS_ROW_MESSAGES
+from forebay.format.producers import ProducersRow, decode_producers_row, idempotent_id
+from forebay.limits import IDEMPOTENT_PRODUCERS_MAX, PRODUCERS_ROW_MESSAGES
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.topic.factory import WalStorageFactory
 from forebay.topic.producers import ROW_NAME, IdempotentProducer
@@ -121,7 +121,7 @@ async def test_numbers_survive_a_restart_without_reading_the_log(tmp_path: Path)
     row = row_of(factory)
     assert row is not None
     assert row.complete
-    assert row.producers == ((producer_id("/default/orders", "meter", idempotent=True), 3, 2),)
+    assert row.producers == ((idempotent_id("/default/orders", "meter"), 3, 2),)
     producer = storage.producers.connect("meter")
     assert producer.last_sequence == 3
     assert await send(producer, 2, 3) == range(3, 4)
@@ -231,14 +231,14 @@ async def test_those_unused_longest_are_forgotten_and_connected_ones_are_not(
     factory, storage = opened(tmp_path)
     first = storage.producers.connect("first")
     await send(first, 1, 1)
-    for number in range(PRODUCERS_MAX):
+    for number in range(IDEMPOTENT_PRODUCERS_MAX):
         producer = storage.producers.connect(f"p{number}")
         await send(producer, 1, 1)
         producer.disconnect()
     assert first.last_sequence == 1
     assert storage.producers.connect("p0").last_sequence == 0
     assert storage.producers.connect("p1").last_sequence == 1
-    for number in range(2, PRODUCERS_MAX - 1):
+    for number in range(2, IDEMPOTENT_PRODUCERS_MAX - 1):
         storage.producers.connect(f"p{number}")
     with pytest.raises(TooManyProducers, match="close some"):
         storage.producers.connect("one too many")
@@ -247,14 +247,14 @@ async def test_those_unused_longest_are_forgotten_and_connected_ones_are_not(
 
 async def test_the_row_of_as_many_producers_as_there_can_be_is_stored(tmp_path: Path) -> None:
     factory, storage = opened(tmp_path)
-    for number in range(PRODUCERS_MAX + 5):
+    for number in range(IDEMPOTENT_PRODUCERS_MAX + 5):
         producer = storage.producers.connect(f"p{number}")
         await send(producer, 1, 1)
         producer.disconnect()
     storage.producers.flush()
     row = row_of(factory)
     assert row is not None
-    assert len(row.producers) == PRODUCERS_MAX
+    assert len(row.producers) == IDEMPOTENT_PRODUCERS_MAX
     factory.close()
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from forebay.errors import DescriptorError, MessageError
 from forebay.format.frame import Scan
 from forebay.format.layout import FIXED, locate
-from forebay.limits import JOB_STATE_BYTES_MAX, OFFSET_MAX, PRODUCERS_MAX
+from forebay.limits import IDEMPOTENT_PRODUCERS_MAX, JOB_STATE_BYTES_MAX, OFFSET_MAX
 
 _IDEMPOTENT: Final = 1 << 63
 _IDS: Final = struct.Struct("<QQ")
@@ -33,11 +33,10 @@ _ID_MARK: Final = 0x80
 
 
 @lru_cache(4096)
-def producer_id(topic: str, name: str, *, idempotent: bool = False) -> int:
-    """Returns the id that the producer has in this topic, the same in every process."""
+def idempotent_id(topic: str, name: str) -> int:
+    """Returns the id of the idempotent producer of this name, the same in every process."""
     digest = sha256(f"{topic}\0{name}".encode()).digest()
-    number = int.from_bytes(digest[:8], "little") & (_IDEMPOTENT - 1)
-    return number | _IDEMPOTENT if idempotent else number
+    return int.from_bytes(digest[:8], "little") | _IDEMPOTENT
 
 
 class Run(NamedTuple):
@@ -97,7 +96,7 @@ def _is_idempotent(frames: Scan, row: int, topic: str) -> bool:
         name = str(frames.buffer[at : at + size], "utf-8")
     except (MessageError, UnicodeDecodeError):
         return False
-    wanted = producer_id(topic, name, idempotent=True)
+    wanted = idempotent_id(topic, name)
     return layout.flavour == FIXED and layout.producer_id == wanted
 
 
@@ -156,8 +155,8 @@ def decode_producers_row(data: bytes, what: str) -> ProducersRow:
 
 
 def _producers(items: list[Any]) -> Iterator[KnownProducer]:
-    if len(items) > PRODUCERS_MAX:
-        raise ValueError(f"{len(items)} producers; at most {PRODUCERS_MAX}")
+    if len(items) > IDEMPOTENT_PRODUCERS_MAX:
+        raise ValueError(f"{len(items)} producers; at most {IDEMPOTENT_PRODUCERS_MAX}")
     for number, sequence, offset in items:
         yield KnownProducer(int(number, 16), _number(sequence), _number(offset))
 

@@ -12,7 +12,7 @@ The row is written in the background, often enough that little of the log has to
 crash. It says that it is complete while no idempotent producer is connected; then nothing has to be
 read, whatever others append. It never has a message that is not synced.
 
-At most PRODUCERS_MAX producers are known; those that have been unused longest are forgotten, and
+At most IDEMPOTENT_PRODUCERS_MAX producers are known; those that have been unused longest are forgotten, and
 begin with 1 again. A connected producer is not forgotten.
 
 Beware: `connect` and `flush` ask the catalog and read the log. Call them on a thread that may wait.
@@ -46,15 +46,15 @@ from forebay.format.producers import (
     Run,
     decode_producers_row,
     encode_producers_row,
+    idempotent_id,
     last_runs,
-    producer_id,
 )
 from forebay.interrupts import holding
 from forebay.limits import (
+    IDEMPOTENT_PRODUCERS_MAX,
     OFFSET_MAX,
     PRODUCER_NAME_BYTES_MAX,
     PRODUCER_RUNS_MAX,
-    PRODUCERS_MAX,
     PRODUCERS_ROW_BYTES,
     PRODUCERS_ROW_MESSAGES,
 )
@@ -170,9 +170,7 @@ class TopicProducers:
             raise UsageError(
                 f"the name of an idempotent producer has 1 to {PRODUCER_NAME_BYTES_MAX} bytes"
             )
-        producer = IdempotentProducer(
-            self, name, producer_id(self.wal.topic, name, idempotent=True)
-        )
+        producer = IdempotentProducer(self, name, idempotent_id(self.wal.topic, name))
         holding(self._lock, lambda: self._add(producer))
         try:
             with self._writing:
@@ -191,9 +189,9 @@ class TopicProducers:
             raise UsageError(
                 f"{self._topic}: the idempotent producer {producer.name!r} is connected already"
             )
-        if len(self._connected) >= PRODUCERS_MAX:
+        if len(self._connected) >= IDEMPOTENT_PRODUCERS_MAX:
             raise TooManyProducers(
-                f"{self._topic}: {PRODUCERS_MAX} idempotent producers are connected, and no more "
+                f"{self._topic}: {IDEMPOTENT_PRODUCERS_MAX} idempotent producers are connected, and no more "
                 "can be; close some, or use another topic"
             )
         self._connected.add(producer.producer_id)
@@ -261,7 +259,7 @@ class TopicProducers:
         self._known[number] = runs  # at the end: it was used last
 
     def _forget_some(self) -> None:
-        if len(self._known) > PRODUCERS_MAX:
+        if len(self._known) > IDEMPOTENT_PRODUCERS_MAX:
             unused = (number for number in self._known if number not in self._connected)
             self._known.pop(next(unused), None)
 

@@ -37,11 +37,10 @@ from forebay.read.by_time import milliseconds
 from forebay.settings import StoreSettings
 from forebay.topic.accept import AcceptedLoss
 from forebay.topic.factory import WalStorageFactory
-from forebay.topic.producers import TopicProducers
 from forebay.topic.storage import StartPosition, WalStorage
 from forebay.topic.subscriptions import Subscription
 from forebay.topic.view import StoreView
-from forebay.wal.log import Durability, ProducerParts
+from forebay.wal.log import Durability
 from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import Visibility, Watermarks
@@ -133,20 +132,9 @@ class Topic:
         attributes: Iterable[Mapping[str, str] | None] | None = None,
         routing_keys: Iterable[str | None] | None = None,
         durability: Durability = "buffered",
-        *,
-        producer: ProducerParts | None = None,
     ) -> range:
-        """`append_many` for asyncio. It never blocks the event loop on the disk.
-
-        With a `producer` of `producer_parts`, the messages name it.
-        """
-        return await self._wal.append_many_async(
-            payloads, attributes, routing_keys, durability, producer=producer
-        )
-
-    def producer_parts(self, producer_id: int, name: str) -> ProducerParts:
-        """Encodes what the messages of a producer have in common."""
-        return self._wal.producer(producer_id, name)
+        """`append_many` for asyncio. It never blocks the event loop on the disk."""
+        return await self._wal.append_many_async(payloads, attributes, routing_keys, durability)
 
     def wait(
         self,
@@ -284,11 +272,6 @@ class Topic:
         """Deletes a subscription with its cursor; raises UnknownSubscription if it is not there."""
         if not self._storage.delete_subscription(name):
             raise UnknownSubscription(f"{self.name} has no subscription {name[:300]!r}")
-
-    @property
-    def producers(self) -> TopicProducers:
-        """The idempotent producers of the topic, for a server that connects them."""
-        return self._storage.producers
 
     def upload(self) -> list[ObjectDescriptor]:
         """Uploads everything appended so far, and returns the new objects."""

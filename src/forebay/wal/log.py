@@ -380,6 +380,13 @@ class Wal:
         """Blocks until every offset below `target` is synced; raises as `wait` does."""
         self._committer.await_synced(target, timeout)
 
+    async def await_synced_async(self, target: int) -> None:
+        """`await_synced` for asyncio. It does not delay commits for its caller, as `wait_async` may.
+
+        For callers that prepare more appends while they wait.
+        """
+        await self._committer.await_watermark(target, "synced")
+
     def _require_appended(self, offset: int) -> None:
         end = self.current_offset()
         if not 0 <= offset < end:
