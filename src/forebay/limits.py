@@ -137,6 +137,9 @@ STREAM_BATCH_BYTES_MAX: Final = 4 * MIB
 STREAM_IN_FLIGHT_BYTES: Final = 16 * MIB
 """Bytes of a producer's stream that are not acknowledged; the next request is read after that."""
 
+STREAMS_MAX: Final = 1000
+"""Streams of Forebay's own clients at the same time; more are refused."""
+
 STREAM_FETCH_BYTES: Final = 1 * MIB
 STREAM_FETCH_BYTES_MAX: Final = 16 * MIB
 """The bytes of frames in a response of a stream, by default and at most."""

@@ -12,8 +12,8 @@ The row is written in the background, often enough that little of the log has to
 crash. It says that it is complete while no idempotent producer is connected; then nothing has to be
 read, whatever others append. It never has a message that is not synced.
 
-At most IDEMPOTENT_PRODUCERS_MAX producers are known; those that have been unused longest are forgotten, and
-begin with 1 again. A connected producer is not forgotten.
+At most IDEMPOTENT_PRODUCERS_MAX producers are known. Those that have been unused longest are
+forgotten, and begin with 1 again. A connected producer is not forgotten.
 
 Beware: `connect` and `flush` ask the catalog and read the log. Call them on a thread that may wait.
 """
@@ -191,8 +191,8 @@ class TopicProducers:
             )
         if len(self._connected) >= IDEMPOTENT_PRODUCERS_MAX:
             raise TooManyProducers(
-                f"{self._topic}: {IDEMPOTENT_PRODUCERS_MAX} idempotent producers are connected, and no more "
-                "can be; close some, or use another topic"
+                f"{self._topic}: {IDEMPOTENT_PRODUCERS_MAX} idempotent producers are connected: close "
+                "some, or use another topic"
             )
         self._connected.add(producer.producer_id)
 

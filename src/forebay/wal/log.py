@@ -381,9 +381,9 @@ class Wal:
         self._committer.await_synced(target, timeout)
 
     async def await_synced_async(self, target: int) -> None:
-        """`await_synced` for asyncio. It does not delay commits for its caller, as `wait_async` may.
+        """`await_synced` for asyncio, for callers that prepare more appends while they wait.
 
-        For callers that prepare more appends while they wait.
+        Unlike `wait_async`, it never delays a commit for its caller.
         """
         await self._committer.await_watermark(target, "synced")
 
