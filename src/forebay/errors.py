@@ -13,6 +13,8 @@
     │   └── MessageTooLarge
     ├── OutOfSequence         send the messages of an idempotent producer from `expected` on
     ├── TooManyProducers      close some producers of the topic
+    ├── ProducerReplaced      another process uses the name of the idempotent producer: find it
+    ├── MaybeStored           read the topic, or send the message again and have it twice
     ├── OffsetOutOfRange      choose another offset (also a LookupError)
     │   └── LostOffsets       continue after the range, which is recorded as lost
     ├── LogLocked             find the process that has the topic's directory open
@@ -132,6 +134,14 @@ class OutOfSequence(ForebayError):
 
 class TooManyProducers(ForebayError):
     """As many idempotent producers of the topic are connected as there can be."""
+
+
+class ProducerReplaced(ForebayError):
+    """Another producer with the same name was opened, and messages of this one are refused."""
+
+
+class MaybeStored(ForebayError):
+    """The connection broke before the server answered: the message may or may not be stored."""
 
 
 class OffsetOutOfRange(ForebayError, LookupError):
