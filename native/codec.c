@@ -705,6 +705,8 @@ FB_INLINE uint8_t *put_text(uint8_t *out, fb_bytes text) {
 void fb_encode(const fb_message *message, uint32_t message_bytes, uint8_t *out) {
     uint8_t *at = out + FB_HEADER_BYTES;
     at = put_raw(at, message->head);
+    if (message->numbered)
+        fb_store_u64(out + FB_HEADER_BYTES, message->request_id);
     at = put_u64(at, message->offset);
     at = put_text(at, message->payload);
     at = put_u64(at, message->publish_time);

@@ -206,6 +206,8 @@ bool fb_gather(const uint8_t *data, size_t bytes, const uint8_t *positions, cons
 
 /* ---- encode ---- */
 
+#define FB_REQUEST_BYTES 8u
+
 typedef struct {
     const void *data; /* may be NULL if `bytes` is 0 */
     size_t bytes;
@@ -213,6 +215,8 @@ typedef struct {
 
 typedef struct {
     fb_bytes head;   /* everything before the offset */
+    bool numbered;   /* request_id replaces the first FB_REQUEST_BYTES of the head */
+    uint64_t request_id;
     fb_bytes middle; /* everything between publish time and attributes */
     fb_bytes payload;
     uint64_t offset;
@@ -223,7 +227,8 @@ typedef struct {
     fb_bytes routing_key;
 } fb_message;
 
-/* The size of the encoded message without its frame header; UINT64_MAX if it overflows. */
+/* The size of the encoded message without its frame header; UINT64_MAX if it overflows. The head of
+   a numbered message must have FB_REQUEST_BYTES or more. */
 uint64_t fb_message_bytes(const fb_message *message);
 
 /* Writes FB_HEADER_BYTES + message_bytes bytes; pass what fb_message_bytes returned. */

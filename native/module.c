@@ -664,6 +664,7 @@ static PyObject *native_append_one(PyObject *module, PyObject *const *args, Py_s
         PyErr_SetString(PyExc_ValueError, "no offset is left");
         return NULL;
     }
+    message.numbered = false;
     message.offset = first + prefix.frames;
     if (read_number(args[5], UINT64_MAX, &message.publish_time) < 0)
         return NULL;
@@ -724,7 +725,8 @@ typedef struct {
     uint64_t bytes_max;
     Py_ssize_t index;
     uint64_t likely; /* the size of all frames together, or less */
-    fb_message message; /* head, middle and publish time for all; the offset of the next */
+    fb_message message; /* head, middle and publish time for all; offset and number of the next */
+    bool exhausted;     /* whether the last message had the highest number */
     text_list texts;
     output out;
 } batch;
@@ -734,6 +736,10 @@ static int encode_held(batch *batch, PyObject *payload, PyObject *attributes, Py
     if (batch->message.offset > FB_OFFSET_MAX) {
         PyErr_Format(PyExc_ValueError, "%llu is not in 0..%llu",
                      (unsigned long long)batch->message.offset, (unsigned long long)FB_OFFSET_MAX);
+        return -1;
+    }
+    if (batch->exhausted) {
+        PyErr_SetString(PyExc_ValueError, "no request id is left");
         return -1;
     }
     source source;
@@ -835,6 +841,8 @@ static int encode_all(batch *batch) {
         int added = encode_next(batch);
         if (added <= 0)
             return added;
+        batch->exhausted = batch->message.numbered && batch->message.request_id == UINT64_MAX;
+        batch->message.request_id++;
         batch->message.offset++;
         batch->index++;
     }
@@ -856,6 +864,12 @@ static int read_batch(batch *batch, PyObject *const *args) {
         read_number(args[5], UINT64_MAX, &batch->message.publish_time) < 0)
         return -1;
     batch->index = (Py_ssize_t)index;
+    batch->exhausted = false;
+    batch->message.request_id = 0;
+    batch->message.numbered = args[9] != Py_None;
+    if (batch->message.numbered &&
+        read_number(args[9], UINT64_MAX, &batch->message.request_id) < 0)
+        return -1;
     return read_bytes_max(args[8], &batch->bytes_max);
 }
 
@@ -872,7 +886,7 @@ static PyObject *encode_batch(batch *batch) {
 }
 
 static PyObject *native_encode_many(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    if (check_count("encode_many", count, 9) < 0)
+    if (check_count("encode_many", count, 10) < 0)
         return NULL;
     batch batch;
     batch.module = module;
@@ -888,7 +902,10 @@ static PyObject *native_encode_many(PyObject *module, PyObject *const *args, Py_
     if (source_open(&middle, args[1]) == 0) {
         batch.message.head = head.bytes;
         batch.message.middle = middle.bytes;
-        result = encode_batch(&batch);
+        if (batch.message.numbered && head.bytes.bytes < FB_REQUEST_BYTES)
+            PyErr_SetString(PyExc_ValueError, "the head has no room for a request id");
+        else
+            result = encode_batch(&batch);
         source_close(&middle);
     }
     source_close(&head);
@@ -915,7 +932,7 @@ static PyMethodDef functions[] = {
     FUNCTION(append_one, "append_one(run, first_offset, head, middle, payload, publish_time, "
                          "attributes, routing_key, /)\n--\n\nSee forebay.format.pure.append_one."),
     FUNCTION(encode_many, "encode_many(head, middle, offset, payloads, index, publish_time, "
-                          "attributes, routing_keys, bytes_max, /)\n--\n\n"
+                          "attributes, routing_keys, bytes_max, request_id, /)\n--\n\n"
                           "See forebay.format.pure.encode_many."),
     {NULL, NULL, 0, NULL},
 };

@@ -11,6 +11,10 @@
     │   ├── TopicConflict        a topic is either partitioned or not
     │   ├── TopicKindConflict
     │   └── MessageTooLarge
+    ├── OutOfSequence         send the messages of an idempotent producer from `expected` on
+    ├── TooManyProducers      close some producers of the topic
+    ├── ProducerReplaced      another process uses the name of the idempotent producer: find it
+    ├── MaybeStored           read the topic, or send the message again and have it twice
     ├── OffsetOutOfRange      choose another offset (also a LookupError)
     │   └── LostOffsets       continue after the range, which is recorded as lost
     ├── LogLocked             find the process that has the topic's directory open
@@ -118,6 +122,26 @@ class TopicKindConflict(UsageError):
 
 class MessageTooLarge(UsageError):
     """A message, or its number of attributes, is over the limit."""
+
+
+class OutOfSequence(ForebayError):
+    """A message of an idempotent producer is missing: the next one must have `expected`."""
+
+    def __init__(self, message: str, *, expected: int) -> None:
+        super().__init__(message)
+        self.expected = expected
+
+
+class TooManyProducers(ForebayError):
+    """As many idempotent producers of the topic are connected as there can be."""
+
+
+class ProducerReplaced(ForebayError):
+    """Another producer with the same name was opened, and messages of this one are refused."""
+
+
+class MaybeStored(ForebayError):
+    """The connection broke before the server answered: the message may or may not be stored."""
 
 
 class OffsetOutOfRange(ForebayError, LookupError):

@@ -117,6 +117,33 @@ CONSUMER_FILTER_BYTES_MAX: Final = 256
 JOB_STATE_BYTES_MAX: Final = 64 * KIB
 """The maximum size of a state that a job stores for a topic in the catalog."""
 
+IDEMPOTENT_PRODUCERS_MAX: Final = 1000
+"""The most idempotent producers of a topic whose numbers are known; those unused longest are
+forgotten."""
+
+PRODUCER_NAME_BYTES_MAX: Final = 256
+PRODUCER_RUNS_MAX: Final = 64
+"""For how many of the last batches of an idempotent producer the offsets are known."""
+
+PRODUCERS_ROW_MESSAGES: Final = 100_000
+PRODUCERS_ROW_BYTES: Final = 64 * MIB
+"""After as many messages of the topic, or bytes of idempotent producers, the catalog gets their
+numbers: what has to be read of the log after a crash."""
+
+STREAM_BATCH_MESSAGES_MAX: Final = 100_000
+STREAM_BATCH_BYTES_MAX: Final = 4 * MIB
+"""The largest request of a stream, encoded: gRPC's own limit by default."""
+
+STREAM_IN_FLIGHT_BYTES: Final = 16 * MIB
+"""Bytes of a producer's stream that are not acknowledged; the next request is read after that."""
+
+STREAMS_MAX: Final = 1000
+"""Streams of Forebay's own clients at the same time; more are refused."""
+
+STREAM_FETCH_BYTES: Final = 1 * MIB
+STREAM_FETCH_BYTES_MAX: Final = 16 * MIB
+"""The bytes of frames in a response of a stream, by default and at most."""
+
 TOPIC_SETTINGS_BYTES_MAX: Final = 64 * KIB
 """The maximum size of the settings that a topic has of its own, in the catalog."""
 
@@ -214,6 +241,9 @@ assert (
     <= DESCRIPTOR_BYTES_MAX
     <= CATALOG_VALUE_BYTES_MAX
 )
+assert IDEMPOTENT_PRODUCERS_MAX * 61 + 256 <= JOB_STATE_BYTES_MAX
+assert STREAM_BATCH_BYTES_MAX < MESSAGE_BYTES_MAX
+assert STREAM_BATCH_BYTES_MAX <= STREAM_IN_FLIGHT_BYTES
 assert DESCRIPTOR_INDEX_ENTRIES <= OBJECT_INDEX_ENTRIES_MAX
 assert CATALOG_PAGE * (48 * DESCRIPTOR_INDEX_ENTRIES + KIB) <= 2 * CATALOG_VALUE_BYTES_MAX
 assert SUBSCRIPTION_NAME_BYTES_MAX + len("sub/") <= CURSOR_NAME_BYTES_MAX

@@ -65,7 +65,9 @@ def test_the_limit_of_attributes_is_the_same(count: int, kind: Callable[[Any], A
     attributes = kind({f"ключ {number}": str(number) for number in range(count)})
     result = same("encode_one", b"", b"", 0, b"", 0, attributes, None)
     assert (result is MessageTooLarge) == (count > ATTRIBUTES_MAX)
-    twice = same("encode_many", b"", b"", 0, [b"", b""], 0, 0, [attributes, {"a": "b"}], None, 9**9)
+    twice = same(
+        "encode_many", b"", b"", 0, [b"", b""], 0, 0, [attributes, {"a": "b"}], None, 9**9, None
+    )
     assert (twice is MessageTooLarge) == (count > ATTRIBUTES_MAX)
 
 
@@ -83,7 +85,7 @@ def test_the_limit_of_a_message_is_the_same() -> None:
 def test_a_list_emptied_in_mid_batch_ends_the_batch(twin: Any) -> None:
     payloads = [b"%d" % number * 200 for number in range(5)]
     attributes = [None, None, ForeignMapping([("a", "b")], payloads.clear), None, None]
-    frames, index = twin.encode_many(b"h", b"m", 0, payloads, 0, 0, attributes, None, 9**9)
+    frames, index = twin.encode_many(b"h", b"m", 0, payloads, 0, 0, attributes, None, 9**9, None)
     assert index == 3
     assert len(pure.scan(frames, 0, 0, CONSECUTIVE)[0]) == 3
 
@@ -95,7 +97,7 @@ def test_a_payload_cannot_be_resized_while_it_is_encoded(twin: Any) -> None:
     with pytest.raises(BufferError):
         twin.encode_one(b"h", b"m", 0, payload, 0, attributes, None)
     with pytest.raises(BufferError):
-        twin.encode_many(b"h", b"m", 0, [payload], 0, 0, [attributes], None, 9**9)
+        twin.encode_many(b"h", b"m", 0, [payload], 0, 0, [attributes], None, 9**9, None)
     payload.clear()
 
 
@@ -103,7 +105,7 @@ def test_attributes_replaced_in_mid_batch_are_read_as_they_are_then() -> None:
     def outcome_of(twin: Any) -> Any:
         later = {"a": "b"}
         first = ForeignMapping([("x", "y")], lambda: later.update(a="long" * 500, c="d"))
-        return twin.encode_many(b"", b"", 0, [b"", b""], 0, 0, [first, later], None, 9**9)
+        return twin.encode_many(b"", b"", 0, [b"", b""], 0, 0, [first, later], None, 9**9, None)
 
     assert outcome_of(native) == outcome_of(pure)
 
@@ -117,8 +119,12 @@ def test_the_compiled_twin_keeps_no_reference() -> None:
     calls: list[tuple[Callable[..., Any], tuple[object, ...]]] = [
         (native.encode_one, (b"", b"", 0, payload, 0, pairs, key)),
         (native.encode_one, (b"", b"", 0, payload, 0, MappingProxyType(pairs), 5)),
-        (native.encode_many, (b"", b"", 0, [payload] * 3, 0, 0, [pairs] * 3, (key,) * 3, 700)),
-        (native.encode_many, (b"", b"", 0, [payload, "no"], 0, 0, None, None, 700)),
+        (
+            native.encode_many,
+            (b"", b"", 0, [payload] * 3, 0, 0, [pairs] * 3, (key,) * 3, 700, None),
+        ),
+        (native.encode_many, (b"", b"", 0, [payload, "no"], 0, 0, None, None, 700, None)),
+        (native.encode_many, (bytes(9), b"", 0, [payload] * 3, 0, 0, None, None, 700, 2**64 - 2)),
         (native.scan, (buffer, 0, -1, CONSECUTIVE)),
         (native.columns, (buffer, array("Q", [16]), array("I", [40]))),
         (native.columns, (buffer, array("Q", [16]), array("I", [90]))),

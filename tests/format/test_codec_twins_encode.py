@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.format import pure
-from forebay.format.frame import encode_frame
+from forebay.format.frame import encode_frame, scan
 from forebay.format.message import (
     MessageId,
     StreamMessage,
+    decode_messages,
     encode_head,
     encode_message,
     encode_middle,
@@ -148,7 +149,7 @@ payload_lists: st.SearchStrategy[Any] = st.builds(
 def test_many_messages_encode_the_same(
     payloads: Any, offset: int, index: int, attributes: Any, keys: Any, bytes_max: int
 ) -> None:
-    same("encode_many", b"h", b"m", offset, payloads, index, 5, attributes, keys, bytes_max)
+    same("encode_many", b"h", b"m", offset, payloads, index, 5, attributes, keys, bytes_max, None)
 
 
 @given(
@@ -161,7 +162,7 @@ def test_many_messages_encode_the_same(
 def test_many_bad_messages_are_refused_the_same(
     payloads: Any, attributes: Any, keys: Any, time: int, bytes_max: int
 ) -> None:
-    same("encode_many", b"h", b"m", 0, payloads, 0, time, attributes, keys, bytes_max)
+    same("encode_many", b"h", b"m", 0, payloads, 0, time, attributes, keys, bytes_max, None)
 
 
 @given(
@@ -169,7 +170,7 @@ def test_many_bad_messages_are_refused_the_same(
 )
 def test_batches_of_unequal_messages_are_cut_the_same(sizes: list[int], bytes_max: int) -> None:
     payloads = [b"x" * size for size in sizes]
-    result = same("encode_many", b"h", b"m", 0, payloads, 0, 5, None, None, bytes_max)
+    result = same("encode_many", b"h", b"m", 0, payloads, 0, 5, None, None, bytes_max, None)
     assert isinstance(result, tuple)
     assert result[1] >= 1
 
@@ -177,10 +178,35 @@ def test_batches_of_unequal_messages_are_cut_the_same(sizes: list[int], bytes_ma
 @pytest.mark.parametrize(("spare", "index"), [(-1, 1), (0, 2), (1, 2)])
 def test_a_batch_may_be_exactly_as_large_as_asked(spare: int, index: int) -> None:
     frame = len(pure.encode_one(b"h", b"m", 0, b"payload", 5, None, None))
-    args = (b"h", b"m", 0, [b"payload"] * 4, 0, 5, None, None, 2 * frame + spare)
+    args = (b"h", b"m", 0, [b"payload"] * 4, 0, 5, None, None, 2 * frame + spare, None)
     result = same("encode_many", *args)
     assert isinstance(result, tuple)
     assert result[1] == index
+
+
+@given(
+    head=st.binary(max_size=24),
+    payloads=payload_lists,
+    index=st.integers(0, 3),
+    request_id=any_times | st.just("1") | st.integers(0, U64_MAX),
+    bytes_max=st.sampled_from([0, 2**20]) | st.integers(0, 1500),
+)
+def test_numbered_messages_encode_the_same(
+    head: bytes, payloads: Any, index: int, request_id: Any, bytes_max: int
+) -> None:
+    same("encode_many", head, b"m", 0, payloads, index, 5, None, None, bytes_max, request_id)
+
+
+@pytest.mark.parametrize("twin", [pure, native])
+def test_the_request_ids_of_numbered_messages_follow_each_other(twin: Any) -> None:
+    head, middle = encode_head(0, 7, "/default/t", ""), encode_middle("p", None)
+    frames, index = twin.encode_many(
+        head, middle, 5, [b"a", b"b", b"c"], 1, 9, None, None, 2**20, U64_MAX - 1
+    )
+    assert index == 3
+    found = list(decode_messages(scan(frames, expected=5, consecutive=True)))
+    assert [each.request_id for each in found] == [U64_MAX - 1, U64_MAX]
+    assert [(each.msg_id.producer_id, each.payload) for each in found] == [(7, b"b"), (7, b"c")]
 
 
 texts = st.text(max_size=10)
@@ -229,7 +255,9 @@ def test_both_twins_say_the_same_of_what_is_wrong() -> None:
         ("encode_one", (b"", b"", 0, b"", 2**64, None, None)),
         ("encode_one", (b"", b"", 0, bytes(MESSAGE_BYTES_MAX), 0, None, None)),
         ("encode_one", (b"", b"", 0, b"", 0, dict.fromkeys(map(str, range(2000)), ""), None)),
-        ("encode_many", (b"", b"", OFFSET_MAX, [b"", b""], 0, 0, None, None, 999)),
+        ("encode_many", (b"", b"", OFFSET_MAX, [b"", b""], 0, 0, None, None, 999, None)),
+        ("encode_many", (b"1234567", b"", 0, [b""], 0, 0, None, None, 999, 0)),
+        ("encode_many", (bytes(8), b"", 0, [b"", b""], 0, 0, None, None, 999, U64_MAX)),
         ("columns", (b"", bytes(8), b"")),
         ("columns", (b"", bytes(8), b"\1\0\0\0")),
     ]

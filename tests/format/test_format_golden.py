@@ -52,6 +52,13 @@ from forebay.format.layout import FIXED, VARINT, locate
 from forebay.format.marker import BeginMarker, decode_marker, encode_marker
 from forebay.format.message import MessageId, StreamMessage, decode_message, encode_message
 from forebay.format.names import TopicName, parse_topic, staged_file
+from forebay.format.producers import (
+    KnownProducer,
+    ProducersRow,
+    decode_producers_row,
+    encode_producers_row,
+    idempotent_id,
+)
 from forebay.limits import MIB
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
@@ -400,6 +407,14 @@ def test_the_catalog_document_shows_a_replaced_descriptor() -> None:
     kept = Kept("data-0-2499.dnb1", small)
     assert decode_kept(data, "the document") == kept
     assert encode_kept(kept) == data
+
+
+def test_the_catalog_document_shows_the_note_of_idempotent_producers() -> None:
+    data = block("catalog.md", 4)
+    known = KnownProducer(idempotent_id("/default/t", "meter"), 42, 1199)
+    row = ProducersRow(1200, (known,), origin="here", epoch=7)
+    assert decode_producers_row(data, "the document") == row
+    assert encode_producers_row(row) == data
 
 
 def test_the_names_document_shows_a_topics_bytes() -> None:

@@ -561,6 +561,10 @@ static void check_encoded(block frame, const fb_message *message) {
     CHECK(end.end == FB_COMPLETE && frames.rows == 1);
     CHECK(locate(frame, (fb_span){frames.positions[0], frames.lengths[0]}, &layout));
     CHECK(layout.flavour == FB_FIXED && layout.publish_time == message->publish_time);
+    const uint8_t *head = frame.data + FB_HEADER_BYTES, *wanted = message->head.data;
+    CHECK(fb_load_u64(head) == (message->numbered ? message->request_id : fb_load_u64(wanted)));
+    CHECK(memcmp(head + FB_REQUEST_BYTES, wanted + FB_REQUEST_BYTES,
+                 message->head.bytes - FB_REQUEST_BYTES) == 0);
     check_text(frame, layout.payload, message->payload);
     CHECK(layout.attribute_count == message->attribute_count);
     CHECK(layout.has_routing_key == message->has_routing_key);
@@ -585,9 +589,17 @@ static void check_encode(void) {
     if (put_tag(&middle))
         put_text(&middle, FB_FIXED, random_length());
     fb_bytes texts[2 * PAIRS_MAX];
-    fb_message message = {{head.data, head.bytes}, {middle.data, middle.bytes}, random_bytes(),
-                          random_number() >> 1,    random_number(),             texts,
-                          below(PAIRS_MAX + 1),    below(2),                    random_bytes()};
+    fb_message message = {.head = {head.data, head.bytes},
+                          .numbered = below(2),
+                          .request_id = random_number(),
+                          .middle = {middle.data, middle.bytes},
+                          .payload = random_bytes(),
+                          .offset = random_number() >> 1,
+                          .publish_time = random_number(),
+                          .texts = texts,
+                          .attribute_count = below(PAIRS_MAX + 1),
+                          .has_routing_key = below(2),
+                          .routing_key = random_bytes()};
     for (size_t text = 0; text < 2 * message.attribute_count; text++)
         texts[text] = random_bytes();
     uint64_t bytes = fb_message_bytes(&message);

@@ -34,6 +34,21 @@ async def test_a_batch_gets_consecutive_offsets_and_is_synced_when_asked() -> No
     directory.close()
 
 
+async def test_a_batch_names_its_producer_and_numbers_its_messages() -> None:
+    directory = in_memory()
+    wal = directory.open(queue_max_bytes=1024)
+    producer = wal.producer(2**63 + 7, "meter")
+    await wal.append_many_async(texts(0, 40, size=100), producer=producer, first_request_id=5)
+    await wal.append_many_async(texts(40, 42), producer=producer)
+    wal.flush()
+    found = list(wal.tail_reader(0, end=42))
+    assert {(each.msg_id.producer_id, each.producer_name) for each in found} == {
+        (2**63 + 7, "meter")
+    }
+    assert [each.request_id for each in found] == [*range(5, 45), 0, 0]
+    directory.close()
+
+
 async def test_a_full_queue_holds_a_batch_back_and_not_the_loop() -> None:
     directory = gated_directory()
     wal = directory.open(queue_max_bytes=4096)

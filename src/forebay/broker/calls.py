@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from forebay.broker.status import ERRORS, Refused, details_of, status_of
+from forebay.broker.status import ERRORS, Refused, details_of, status_of, trailers_of
 from forebay.logs import event
 from forebay.metrics import SECONDS, Counter, Histogram
 
@@ -167,5 +167,5 @@ async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
         raise error
     status = status_of(error)
     ERRORS.add(1, method, status.name)
-    await context.abort(status, details_of(error, method))
+    await context.abort(status, details_of(error, method), trailers_of(error))
     raise AssertionError("abort raises")

@@ -23,8 +23,10 @@ from forebay.errors import (
     LostOffsets,
     MessageTooLarge,
     OffsetOutOfRange,
+    OutOfSequence,
     ServiceError,
     SubscriptionBusy,
+    TooManyProducers,
     TooManySubscriptions,
     TopicConflict,
     TopicFenced,
@@ -54,6 +56,8 @@ _STATUS: Final[Sequence[tuple[type[ForebayError], grpc.StatusCode]]] = (
     (LostOffsets, grpc.StatusCode.DATA_LOSS),
     (OffsetOutOfRange, grpc.StatusCode.OUT_OF_RANGE),
     (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
+    (OutOfSequence, grpc.StatusCode.FAILED_PRECONDITION),
+    (TooManyProducers, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (LogStopped, grpc.StatusCode.UNAVAILABLE),
     (LogLocked, grpc.StatusCode.UNAVAILABLE),
     (TopicOwned, grpc.StatusCode.UNAVAILABLE),
@@ -89,3 +93,15 @@ def details_of(error: Exception, method: str) -> str:
         return str(error)
     event(_log, logging.ERROR, "a call failed", trace=error, method=method, error=repr(error))
     return "the server failed; see its log"
+
+
+def trailers_of(error: Exception) -> tuple[tuple[str, str], ...]:
+    """What a client of Forebay's own needs to raise the same error: its class, and its numbers.
+
+    Other clients ignore it.
+    """
+    if not isinstance(error, ForebayError) or isinstance(error, Refused):
+        return ()
+    numbers = ((name, getattr(error, name, None)) for name in ("start", "end", "expected"))
+    found = [(f"forebay-{name}", str(value)) for name, value in numbers if type(value) is int]
+    return (("forebay-error", type(error).__name__), *found)

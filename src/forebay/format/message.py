@@ -31,7 +31,8 @@ from forebay.format.layout import (
 from forebay.format.pure import encode_attributes
 from forebay.limits import MESSAGE_BYTES_MAX
 
-_HEAD: Final = struct.Struct("<QQQ")
+_HEAD: Final = struct.Struct("<QQ")
+_REQUEST_BYTES: Final = 8
 _NO_SCHEMA: Final = b"\0\0"
 _PARTS_KNOWN_MAX: Final = 1024
 
@@ -203,7 +204,7 @@ def decode_messages(frames: Scan) -> Iterator[StreamMessage]:
     data = bytes(frames.buffer)
     offsets, positions, lengths = frames.offsets, frames.positions, frames.lengths
     del frames  # a caller that has dropped it too holds the bytes once, not twice
-    heads: dict[bytes, tuple[int, int, str, str]] = {}
+    heads: dict[bytes, tuple[int, str, str]] = {}
     middles: dict[bytes, tuple[str, str | None]] = {}
     for row, (offset, position, length) in enumerate(zip(offsets, positions, lengths, strict=True)):
         tail_at = pairs_at[row] + pairs_size[row] if row != bad else 0
@@ -216,12 +217,14 @@ def decode_messages(frames: Scan) -> Iterator[StreamMessage]:
             continue
         payload_at, payload_end = at[row], at[row] + size[row]
         try:
-            head = _cached(heads, data[position : payload_at - 16], _decode_head)
+            # Not with the request's number, which may be another one in every message.
+            named = data[position + _REQUEST_BYTES : payload_at - 16]
+            head = _cached(heads, named, _decode_head)
             middle = _cached(middles, data[payload_end + 8 : pairs_at[row] - 8], _decode_middle)
             message = StreamMessage(
                 data[payload_at:payload_end],
-                head[0],
-                MessageId(head[1], head[2], head[3], offset),
+                _U64.unpack_from(data, position)[0],
+                MessageId(head[0], head[1], head[2], offset),
                 times[row],
                 middle[0],
                 middle[1],
@@ -251,12 +254,11 @@ def _cached(known: dict[bytes, _Part], raw: bytes, decode: Callable[[bytes], _Pa
     return part
 
 
-def _decode_head(raw: bytes) -> tuple[int, int, str, str]:
-    """Decodes what `encode_head` made: request, producer, topic and broker."""
-    request_id, producer_id, length = _HEAD.unpack_from(raw)
+def _decode_head(raw: bytes) -> tuple[int, str, str]:
+    """Decodes what `encode_head` made, after the request's number: producer, topic and broker."""
+    producer_id, length = _HEAD.unpack_from(raw)
     end = _HEAD.size + length
     return (
-        request_id,
         producer_id,
         str(raw[_HEAD.size : end], "utf-8"),
         str(raw[end + 8 :], "utf-8"),
@@ -309,8 +311,8 @@ def topic_names(frames: Scan, columns: MessageColumns) -> list[str]:
         return [message.msg_id.topic_name for message in decode_messages(frames)]
     # The offset and the payload's length are between the head and the payload.
     heads = [
-        data[position : payload_at - 16]
+        data[position + _REQUEST_BYTES : payload_at - 16]
         for position, payload_at in zip(frames.positions, columns.payload_positions, strict=True)
     ]
-    names = {head: _decode_head(head)[2] for head in set(heads)}
+    names = {head: _decode_head(head)[1] for head in set(heads)}
     return [names[head] for head in heads]

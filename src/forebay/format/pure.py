@@ -512,16 +512,29 @@ def encode_many(
     attributes: Sequence[Attributes] | None,
     routing_keys: Sequence[str | None] | None,
     bytes_max: int,
+    request_id: int | None,
 ) -> tuple[bytes, int]:
     """Encodes `payloads[index:]`, the first with `offset`, up to `bytes_max` but at least one.
+
+    Without a `request_id`, all messages have that of the head. Otherwise the first has it, and each
+    further one a number higher by one; the first 8 bytes of the head do not count then.
 
     Returns the frames and the index of the first payload that is left. Raises as `encode_one` does.
     """
     index = _checked(index, len(payloads))
     offset, publish_time = _checked(offset, OFFSET_MAX), _checked(publish_time, _U64_MAX)
+    if request_id is not None:
+        request_id = _checked(request_id, _U64_MAX)
+        if len(_view(head)) < _U64.size:
+            raise ValueError("the head has no room for a request id")
     parts: list[bytes] = []
     size = 0
     while index < len(payloads):
+        if request_id is not None:
+            if request_id > _U64_MAX:
+                raise ValueError("no request id is left")
+            head = _U64.pack(request_id) + bytes(head)[_U64.size :]
+            request_id += 1
         one = encode_one(
             head,
             middle,

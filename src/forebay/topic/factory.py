@@ -52,6 +52,8 @@ FAILURES: Final = Counter(
     "Runs of background work that failed, by kind of error.",
     ["kind"],
 )
+_PRODUCERS_SECONDS: Final = 1.0
+"""The delay before the numbers of idempotent producers are written to the catalog."""
 _RELEASE_SHARE: Final = 0.8
 """The part of the time for the catalog in which topics are given up one by one. The rest is for
 the one request that ends the lease: it frees all of them."""
@@ -284,6 +286,13 @@ class WalStorageFactory:
                 flush(seconds, alive, _flush_cursors)
 
         storage.cursors.schedule = schedule
+
+        def schedule_producers() -> None:
+            alive = reference()
+            if alive is not None:
+                flush(_PRODUCERS_SECONDS, alive, _flush_producers)
+
+        storage.producers.schedule = schedule_producers
         uploader = self.settings.uploader
         if uploader.enabled:
             self._background.every(uploader.interval_seconds, storage, _upload, first=0)
@@ -432,6 +441,12 @@ def _flush_cursors(storage: Maintained) -> None:
     assert isinstance(storage, WalStorage)
     if not storage.wal.ended:
         storage.flush_cursors()
+
+
+def _flush_producers(storage: Maintained) -> None:
+    assert isinstance(storage, WalStorage)
+    if not storage.wal.ended:
+        storage.flush_producers()
 
 
 def _trim(storage: Maintained) -> None:

@@ -35,6 +35,7 @@ from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.configure import configure_topic, effective_settings, topic_settings
 from forebay.topic.cursors import CHECKPOINT_CURSOR, TopicCursors
 from forebay.topic.opening import TopicClaim
+from forebay.topic.producers import ReadLog, TopicProducers
 from forebay.topic.resources import StoreResources
 from forebay.topic.subscriptions import Subscription, TopicSubscriptions
 from forebay.topic.trimming import Trimmer
@@ -136,6 +137,7 @@ class WalStorage(PersistentStorage):
             self._trimmer = Trimmer(topic, wal, deleter, resources)
             self._chain = resources.catalog.chain(topic)
         self.cursors, self._subscriptions = self._made_cursors(resources)
+        self.producers = self._made_producers(resources)
 
     def _made_cursors(
         self, resources: StoreResources | None
@@ -148,6 +150,16 @@ class WalStorage(PersistentStorage):
             now_ms = resources.clock.now_ms
         cursors = TopicCursors(topic, catalog, epoch, delta, now_ms)
         return cursors, TopicSubscriptions(topic, catalog, epoch, cursors, now_ms)
+
+    def _made_producers(self, resources: StoreResources | None) -> TopicProducers:
+        def reader(start: int, end: int) -> LogReader:
+            position = StartPosition.offset(start)
+            return self.create_reader(position, end=end, visibility="buffered")
+
+        log = ReadLog(lambda: self.start_offset, reader)
+        if resources is None or self._claim is None:
+            return TopicProducers(self.wal, log, None, 0)
+        return TopicProducers(self.wal, log, resources.catalog, self._claim.ownership.epoch)
 
     @property
     def name(self) -> str:
@@ -357,6 +369,10 @@ class WalStorage(PersistentStorage):
     def flush_cursors(self) -> None:
         """Writes what consumers acknowledged to the catalog, if it is enough."""
         self._fencing(self.cursors.flush)
+
+    def flush_producers(self) -> None:
+        """Writes the numbers of idempotent producers to the catalog, if it is due."""
+        self._fencing(self.producers.flush)
 
     # -- subscriptions --------------------------------------------------------------------------
 
@@ -586,6 +602,16 @@ class WalStorage(PersistentStorage):
                 _log,
                 logging.WARNING,
                 "acknowledged offsets were not written",
+                topic=self.name,
+                error=error,
+            )
+        try:
+            self.producers.flush(everything=True)
+        except ForebayError as error:  # the next owner reads them from the log
+            event(
+                _log,
+                logging.WARNING,
+                "the numbers of idempotent producers were not written",
                 topic=self.name,
                 error=error,
             )

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
@@ -63,6 +63,14 @@ _VISIBILITIES: Final = frozenset(get_args(Visibility))
 _YIELDS_MAX: Final = 32
 
 
+@dataclass(frozen=True, slots=True)
+class ProducerParts:
+    """The parts of a message that name its producer, encoded: see `Wal.producer`."""
+
+    head: bytes
+    middle: bytes
+
+
 class Wal:
     """One topic's log. Thread-safe.
 
@@ -98,8 +106,8 @@ class Wal:
             raise
         self._now_ms = clock.now_ms
         self._now_ns = clock.now_ns
-        self._head = encode_head(0, 0, self.topic, "")
-        self._middle = encode_middle("", None)
+        nobody = self.producer(0, "")
+        self._head, self._middle = nobody.head, nobody.middle
         self.indexes = SegmentIndexes(self._disk, SegmentNames(settings.file_name))
         self._readers: weakref.WeakSet[LogReader] = weakref.WeakSet()
 
@@ -286,14 +294,21 @@ class Wal:
         attributes: Iterable[Mapping[str, str] | None] | None = None,
         routing_keys: Iterable[str | None] | None = None,
         durability: Durability = "buffered",
+        *,
+        producer: ProducerParts | None = None,
+        first_request_id: int | None = None,
     ) -> range:
         """`append_many` for asyncio: neither a full queue nor a sync blocks the event loop.
 
-        A batch larger than the queue is appended on a thread.
+        The messages name `producer`, if it is given. With `first_request_id`, the first message has
+        that number, and each further one a number higher by one.
+
+        A batch larger than the queue is appended on a thread, which goes on if the call is
+        cancelled.
         """
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
-        count, encode = self._batch(payloads, attributes, routing_keys)
+        count, encode = self._batch(payloads, attributes, routing_keys, producer, first_request_id)
         offsets = await self._committer.append_batch_async(count, encode)
         if durability == "synced" and offsets:
             # Not with `producer=True`: commits must not be delayed for this caller, because an
@@ -308,6 +323,8 @@ class Wal:
         payloads: Iterable[Buffer],
         attributes: Iterable[Mapping[str, str] | None] | None,
         routing_keys: Iterable[str | None] | None,
+        producer: ProducerParts | None = None,
+        first_request_id: int | None = None,
     ) -> tuple[int, Encode]:
         """Returns the number of messages and a function that encodes them."""
         values = _listed("payloads", payloads)
@@ -321,13 +338,23 @@ class Wal:
                     f"{len(values)} payloads, but {len(column)} {name}; give one for each payload"
                 )
 
+        head, middle = self._head, self._middle
+        if producer is not None:
+            head, middle = producer.head, producer.middle
+
         def encode(offset: int, index: int, bytes_max: int) -> tuple[Buffer, int]:
-            head, middle, now = self._head, self._middle, self._now_ms()
+            now = self._now_ms()
+            number = None if first_request_id is None else first_request_id + index
             return encode_many(
-                head, middle, offset, values, index, now, properties, keys, bytes_max
+                head, middle, offset, values, index, now, properties, keys, bytes_max, number
             )
 
         return len(values), encode
+
+    def producer(self, producer_id: int, name: str, broker_addr: str = "") -> ProducerParts:
+        """Encodes what the messages of a producer have in common, for `append_many_async`."""
+        head = encode_head(0, producer_id, self.topic, broker_addr)
+        return ProducerParts(head, encode_middle(name, None))
 
     # -- waiting --------------------------------------------------------------------------------
 
@@ -352,6 +379,13 @@ class Wal:
     def await_synced(self, target: int, timeout: float | None = None) -> None:
         """Blocks until every offset below `target` is synced; raises as `wait` does."""
         self._committer.await_synced(target, timeout)
+
+    async def await_synced_async(self, target: int) -> None:
+        """`await_synced` for asyncio, for callers that prepare more appends while they wait.
+
+        Unlike `wait_async`, it never delays a commit for its caller.
+        """
+        await self._committer.await_watermark(target, "synced")
 
     def _require_appended(self, offset: int) -> None:
         end = self.current_offset()

@@ -183,7 +183,7 @@ def _encoded(rows: Rows, first: int) -> Iterator[bytes]:
         while at < len(payloads):
             number = first + begin + at
             frames, at = codec.encode_many(
-                head, _MIDDLE, number, payloads, at, 0, attributes, keys, _WRITE_BYTES
+                head, _MIDDLE, number, payloads, at, 0, attributes, keys, _WRITE_BYTES, None
             )
             waiting.append(frames)
             size += len(frames)
