@@ -20,6 +20,7 @@ from support.paths import ROOT
 README = ROOT / "README.md"
 STOP = "<!-- tour: stop the server -->"
 ADDRESS = "127.0.0.1:8650"
+BROKER = "127.0.0.1:6650"
 BOTH_KINDS = r"^```(console|python)\n(.*?)^```|^(<!-- tour: .*? -->)"
 START_SECONDS = 400
 COMMAND_SECONDS = 400  # the start of Spark on a machine that is busy
@@ -59,7 +60,8 @@ class Tour:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.address = free_address()  # the README's own may be taken by somebody who follows it
+        # The README's own may be taken by somebody who follows it.
+        self.address, self.broker = free_address(), free_address()
         self.server: subprocess.Popen[bytes] | None = None
         self.output = directory / "server.txt"
 
@@ -68,14 +70,19 @@ class Tour:
         return {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
     def matches(self, shown: str, printed: str) -> bool:
-        expected = re.escape(shown.replace(ADDRESS, self.address)).replace("…", ".*")
+        expected = re.escape(self.placed(shown)).replace("…", ".*")
         if shown and not printed.endswith("\n"):  # as an answer that curl prints
             printed += "\n"
         return re.fullmatch(expected, printed, re.DOTALL) is not None
 
+    def placed(self, text: str) -> str:
+        """The text with this tour's addresses."""
+        return text.replace(ADDRESS, self.address).replace(BROKER, self.broker)
+
     def make_up(self, shown: str) -> None:
         # What is installed is: the tests run in it.
-        options = f"ARGS=--data {self.directory / 'data'} --listen {self.address}"
+        data = self.directory / "data"
+        options = f"ARGS=--data {data} --listen {self.address} --broker {self.broker}"
         with self.output.open("wb") as output:
             self.server = subprocess.Popen(
                 ["make", "--no-print-directory", "-o", ".venv/.installed", "up", options],
@@ -100,7 +107,7 @@ class Tour:
 
     def run(self, command: str, shown: str) -> None:
         done = subprocess.run(
-            ["bash", "-c", command.replace(ADDRESS, self.address)],
+            ["bash", "-c", self.placed(command)],
             cwd=self.directory,
             env=self.environment(),
             check=True,
@@ -121,7 +128,7 @@ def test_the_tour_prints_what_the_readme_shows_from_its_start_to_its_end(tmp_pat
                 assert text == STOP
                 walk.stop()
             elif language == "python":
-                run_code(text, tmp_path)
+                run_code(walk.placed(text), tmp_path)
             else:
                 for command, shown in steps(text):
                     if command == "make up":
@@ -150,7 +157,7 @@ def run_code(block: str, directory: Path) -> str:
     [
         pytest.param(each, marks=[pytest.mark.spark] if "spark" in each else [])
         for each in blocks("python")
-        if each.startswith("import") and '"numbers"' not in each
+        if each.startswith("import") and '"numbers"' not in each and BROKER not in each
     ],
 )
 def test_the_code_runs(block: str, tmp_path: Path) -> None:
