@@ -332,12 +332,12 @@ class Subscription:
             return False
         if chunk.first > offset:
             self._pass_over(offset, chunk.first, "lost")
-        self._offer_new(chunk)
-        return True
+        return self._offer_new(chunk)
 
     async def _deliver(self, due: list[int]) -> bool:
         """Reads messages again and offers them; they may be in different places."""
         chunk: Chunk | None = None
+        progress = False
         for offset in due:
             if chunk is None or offset not in chunk:
                 chunk = await self._read(offset)
@@ -347,17 +347,21 @@ class Subscription:
                 )
             if chunk.first > offset:
                 self._pass_over(offset, chunk.first, "lost")
+                progress = True
             else:
-                self._offer(chunk, offset)
-        return True
+                progress |= self._offer(chunk, offset)
+        return progress
 
-    def _offer_new(self, chunk: Chunk) -> None:
+    def _offer_new(self, chunk: Chunk) -> bool:
+        """Returns whether anything came of it. If not, only another event can change that."""
+        before = self.window.next_offset
         while (offset := self.window.next_offset) in chunk and self.window.wants_new():
             if not self._offer(chunk, offset):
-                return
+                break
+        return self.window.next_offset != before
 
     def _offer(self, chunk: Chunk, offset: int) -> bool:
-        """Returns whether the next one can be offered."""
+        """Returns False if nobody can take it now."""
         delivery = chunk[offset]
         verdict, number = self.window.offer(offset, delivery.message.routing_key, _now_ms())
         if verdict is Verdict.SENT and number is not None:
