@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.dispatch.key_router import Key
+from forebay.dispatch.key_router import Key, Spot
 from forebay.dispatch.offsets import Offsets
 
 SENT: Final = 0
@@ -51,7 +51,17 @@ class Message:
 class Group:
     """Messages that keep their order; of these, one consumer at a time has some."""
 
-    __slots__ = ("key", "owner", "place", "place_at", "queue", "sent")
+    __slots__ = (
+        "generation",
+        "key",
+        "owner",
+        "place",
+        "place_at",
+        "queue",
+        "sent",
+        "spot",
+        "target",
+    )
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -63,6 +73,11 @@ class Group:
         self.place: Consumer | None = None
         """Who may take the first of the queue, once it has room; it is in `ready` there."""
         self.place_at = 0
+        self.target: Consumer | None = None
+        """Who got the messages when the group was placed."""
+        self.spot: Spot | None = None
+        self.generation = 0
+        """That of the spot."""
 
 
 class Consumer:

@@ -251,12 +251,14 @@ class Window:
         """Who gets the messages of the group, as soon as nobody else has any."""
         if group is self._topic:
             return next(iter(self._consumers.values()), None)
-        number = self._router.choose(group.key)
-        return None if number is None else self._consumers[number]
+        if group.generation != self._router.generation:
+            group.spot = self._router.spot(group.key)
+            group.generation = self._router.generation
+        return None if group.spot is None else self._consumers[group.spot.consumer]
 
     def _taker(self, group: Group) -> Consumer | None:
         """Who may take a message of the group now, whether or not it has room."""
-        target = self._target(group)
+        target = group.target = self._target(group)
         return target if group.owner is None or group.owner is target else None
 
     def _place_groups(self) -> None:
@@ -264,7 +266,7 @@ class Window:
         if self._topic is not None:
             self._place(self._topic)
         for group in self._groups.values():
-            if group.queue:
+            if group.queue and self._target(group) is not group.target:
                 self._place(group)
 
     def _place(self, group: Group) -> None:
