@@ -105,6 +105,7 @@ bench: $(VENV)/.installed ## run the benchmarks that the documents quote
 	$(BIN)/forebay bench wal
 	PYTHONPATH=tests $(BIN)/python tools/bench_s3.py
 	$(BIN)/forebay bench http
+	$(BIN)/forebay bench broker
 	$(BIN)/forebay bench spark
 
 # 1.71 is the newest compiler whose code loads under protobuf 5.29.

@@ -171,6 +171,34 @@ def bench_http(**options: Any) -> None:
     _report(run, **options)
 
 
+@bench.command("broker")
+@_directory
+@_rounds(5)
+@_number("--messages", 4000, 8, 1_000_000, "How many are sent with 8 in flight in a round.")
+@click.option(
+    "--seconds",
+    default=3.0,
+    show_default=True,
+    type=click.FloatRange(0.01, 60),
+    help="How long delays are measured in a round, at 1,000 messages a second.",
+)
+@_output
+def bench_broker(**options: Any) -> None:
+    """Compares the broker with a bare gRPC service, both with Danube's client.
+
+    Sends with 1, 8 and 64 in flight, consumes with acknowledgements, and measures how long a
+    message takes to its consumer; with messages acknowledged synced, and buffered.
+
+    \b
+    Examples:
+      forebay bench broker
+      forebay bench broker --dir /mnt/disk/tmp --rounds 9 --json > broker.json
+    """
+    from forebay.bench.broker import run
+
+    _report(run, **options)
+
+
 @bench.command("tuning")
 @_directory
 @_rounds(3)

@@ -16,8 +16,6 @@ from __future__ import annotations
 import json
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +33,7 @@ from forebay.bench.measure import (
     result_of,
     run_rounds,
     scratch,
+    server_process,
 )
 from forebay.errors import ServiceError
 
@@ -48,7 +47,6 @@ _FOLLOWED: Final = "/v1/topics/default/followed/messages"
 _MARK: Final = b'"payload":"'
 _READ_BYTES: Final = 64 * 1024
 _RESPONSE_SECONDS: Final = 60.0
-_STOP_SECONDS: Final = 20.0
 _PATIENCE_SECONDS: Final = 30.0
 
 
@@ -246,29 +244,11 @@ def bare_server() -> AbstractContextManager[int]:
 @contextmanager
 def _server(*arguments: str) -> Iterator[int]:
     """Runs a module that prints its URL as JSON, in a separate process; yields its port."""
-    command = [sys.executable, "-m", *arguments]
-    process = subprocess.Popen(  # noqa: S603  # this interpreter, and a module of this package
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        said = process.stdout.readline()
-        if not said:
-            raise ServiceError(f"{' '.join(command)} ended before it listened")
-        port = int(json.loads(said)["url"].rpartition(":")[2])
+    with server_process(*arguments) as said:
+        port = int(said["url"].rpartition(":")[2])
         with closing(Connection(port)) as connection:
             connection.ask(post(lines_of(1, 8)))  # returns once it responds
         yield port
-    finally:
-        process.stdin.close()
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
 
 
 def _requests_a_second(port: int, request: bytes, requests: int) -> float:

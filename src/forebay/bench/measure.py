@@ -14,6 +14,7 @@ import platform
 import random
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -22,12 +23,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import forebay
+from forebay.errors import ServiceError
 from forebay.format.codec import COMPILED
 from forebay.settings import StoreSettings
 from forebay.topic.store import Topic
+
+_STOP_SECONDS: Final = 20.0
 
 Timed: TypeAlias = Callable[[Path], float]
 """Does its work in an empty directory and returns its rate, in the unit of its measurement."""
@@ -175,6 +179,34 @@ def in_threads(count: int, work: Callable[[int], object]) -> None:
         thread.join()
     if failures:
         raise failures[0]
+
+
+@contextmanager
+def server_process(*arguments: str) -> Iterator[dict[str, Any]]:
+    """Runs a module in a separate process; yields the line of JSON that it prints once it listens.
+
+    The process ends with the block: its input is closed, and it gets SIGTERM.
+    """
+    command = [sys.executable, "-m", *arguments]
+    process = subprocess.Popen(  # noqa: S603  # this interpreter, and a module of this package
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        if not said:
+            raise ServiceError(f"{' '.join(command)} ended before it listened")
+        yield json.loads(said)
+    finally:
+        process.stdin.close()
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
 
 def payload_of(size: int) -> bytes:
@@ -359,4 +391,11 @@ def _remarks(found: dict[str, Any]) -> Iterator[str]:
             f"follow at {follow['rate']:,} messages a second: {follow['p50_ms']:.1f} ms at the "
             f"median, {follow['p99_ms']:.1f} ms at the 99th percentile, {follow['max_ms']:.0f} ms "
             "at most"
+        )
+    for delay in found.get("delays", ()):
+        missed = " missed" if delay["ratio"] < delay["goal"] else ""
+        yield (
+            f"delivery at {delay['rate']:,} messages a second, {delay['name']}: "
+            f"{delay['ms']:.2f} ms, the bare service {delay['bare_ms']:.2f} ms, ratio "
+            f"{delay['ratio']:.2f} (goal ≥ {delay['goal']}{missed})"
         )
