@@ -61,6 +61,11 @@ class Topic:
         return self._wal.topic
 
     @property
+    def ended(self) -> bool:
+        """Whether an error or `close` ended the log: get the topic from the store again."""
+        return self._wal.ended
+
+    @property
     def start_offset(self) -> int:
         """The oldest offset that can be read. May ask the catalog."""
         return self._storage.start_offset
