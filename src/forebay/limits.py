@@ -218,6 +218,9 @@ REDELIVERIES_AT_ONCE: Final = 64
 ACKS_AHEAD_MAX: Final = 100_000
 """How far after the last message that a subscription read it takes acknowledgements: of messages
 that were delivered before the server was started again."""
+ACKS_HELD_MAX: Final = 10_000
+"""Acknowledgements that wait while a subscription is being moved; of others, the messages are
+delivered again if it is not moved."""
 
 FEED_BYTES_MAX: Final = 32 * MIB
 """What the subscriptions of all topics keep of what they read, for each other and redeliveries."""

@@ -48,6 +48,7 @@ class KnownProducers:
         producer = self._known.get(number)
         if producer is not None:
             producer.seen = time.monotonic()
+            self._known.move_to_end(number)
         return producer
 
     def add(self, producer: Producer) -> Producer:
@@ -58,11 +59,7 @@ class KnownProducers:
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"{producer.topic}: the producer {holder.name!r} has exclusive access",
             )
-        others = any(
-            each.topic == producer.topic and each.number != producer.number and each.alive
-            for each in self._known.values()
-        )
-        if producer.exclusive and others:
+        if producer.exclusive and self._has_others(producer):
             raise Refused(
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"{producer.topic} has other producers: exclusive access needs a topic without any",
@@ -77,6 +74,12 @@ class KnownProducers:
         while len(self._known) > PRODUCERS_MAX:
             self._known.popitem(last=False)
         return producer
+
+    def _has_others(self, producer: Producer) -> bool:
+        return any(
+            each.topic == producer.topic and each.number != producer.number and each.alive
+            for each in self._known.values()
+        )
 
     def _holder(self, topic: TopicName) -> Producer | None:
         """The producer with exclusive access, if it is alive."""

@@ -32,7 +32,7 @@ from forebay.dispatch.fanout import FanoutTopic
 from forebay.dispatch.registry import stable_number
 from forebay.errors import MessageTooLarge, UsageError
 from forebay.format.message import MessageId, StreamMessage
-from forebay.limits import ATTRIBUTES_MAX, OFFSET_MAX
+from forebay.limits import ATTRIBUTES_MAX, KIB, OFFSET_MAX
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.topic.storage import WalStorage
@@ -41,6 +41,8 @@ _log: Final = logging.getLogger("forebay.broker")
 MESSAGES: Final = Counter(
     "forebay_broker_messages_total", "Messages that producers sent and that were acknowledged."
 )
+_SERVER_FIELDS_BYTES: Final = 8 * KIB
+"""More than the fields take that the server sets: names, the address, numbers."""
 MESSAGE_BYTES: Final = Counter(
     "forebay_broker_message_bytes_total", "Payload bytes of messages that were acknowledged."
 )
@@ -79,11 +81,7 @@ class ProducerService:
 
     async def send(self, request: pb.StreamMessage, _call: Context) -> pb.MessageResponse:
         size = request.ByteSize()
-        if size > self._settings.message_bytes_max:
-            raise MessageTooLarge(
-                f"the message has {size} bytes with all its fields; at most "
-                f"{self._settings.message_bytes_max} are allowed (broker.message_bytes_max)"
-            )
+        self._require_size(size)
         producer = self._producers.find(request.msg_id.producer_id)
         if producer is None:
             producer = await self._known_again(request)
@@ -92,6 +90,8 @@ class ProducerService:
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "too many messages wait to be stored: send it again later",
             )
+        if size > self._settings.message_bytes_max - _SERVER_FIELDS_BYTES:
+            self._require_size(_delivered(producer, request, self._context.address).ByteSize())
         self._pending_bytes += size
         try:
             await self._accept(producer, request)
@@ -101,14 +101,23 @@ class ProducerService:
         MESSAGE_BYTES.add(len(request.payload))
         return pb.MessageResponse(request_id=request.request_id)
 
+    def _require_size(self, size: int) -> None:
+        most = self._settings.message_bytes_max
+        if size > most:
+            raise MessageTooLarge(
+                f"the message has {size} bytes with all its fields; at most {most} are allowed "
+                "(broker.message_bytes_max)"
+            )
+
     async def _known_again(self, request: pb.StreamMessage) -> Producer:
         """The producer of an earlier run of the server, if the message names it rightly."""
         number = request.msg_id.producer_id
         try:
             topic = parse_topic_name(request.msg_id.topic_name)
+            name = parse_name("producer_name", request.producer_name)
         except UsageError:
-            topic = None
-        if topic is None or stable_number(str(topic), request.producer_name) != number:
+            topic, name = None, ""
+        if topic is None or stable_number(str(topic), name) != number:
             raise Refused(
                 grpc.StatusCode.NOT_FOUND, f"there is no producer {number}: create it first"
             )
@@ -117,7 +126,7 @@ class ProducerService:
             raise Refused(
                 grpc.StatusCode.NOT_FOUND, f"there is no topic {topic}: create the producer again"
             )
-        return self._producers.add(Producer(number, request.producer_name, topic, reliable))
+        return self._producers.add(Producer(number, name, topic, reliable))
 
     async def _accept(self, producer: Producer, request: pb.StreamMessage) -> None:
         message = _stored(producer, request, self._context.address)
@@ -157,6 +166,21 @@ def _stored(producer: Producer, request: pb.StreamMessage, address: str) -> Stre
         request.schema_version if request.HasField("schema_version") else None,
         request.routing_key if request.HasField("routing_key") else None,
     )
+
+
+def _delivered(producer: Producer, request: pb.StreamMessage, address: str) -> pb.StreamMessage:
+    """The message as consumers get it, with the longest offset that there is.
+
+    The fields that the server sets can make it larger than it came. A message that is too large to
+    be delivered would block every subscription of its topic.
+    """
+    request.msg_id.producer_id = producer.number
+    request.msg_id.topic_name = str(producer.topic)
+    request.msg_id.broker_addr = address
+    request.msg_id.topic_offset = OFFSET_MAX
+    request.publish_time = request.publish_time or int(time.time() * 1000)
+    request.producer_name = producer.name
+    return request
 
 
 def _publish(fanout: FanoutTopic, message: StreamMessage, request: pb.StreamMessage) -> None:

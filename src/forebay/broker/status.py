@@ -44,6 +44,9 @@ _log: Final = logging.getLogger("forebay.broker")
 ERRORS: Final = Counter(
     "forebay_broker_errors_total", "Calls that failed, by method and status.", ["method", "status"]
 )
+_DETAILS_CHARACTERS_MAX: Final = 1000
+"""Clients refuse trailers that are too large, with a status of their own. An error may quote what
+the client sent."""
 
 _STATUS: Final[Sequence[tuple[type[ForebayError], grpc.StatusCode]]] = (
     (UnknownTopic, grpc.StatusCode.NOT_FOUND),
@@ -90,7 +93,7 @@ def status_of(error: Exception) -> grpc.StatusCode:
 def details_of(error: Exception, method: str) -> str:
     """The text of the status. A bug is logged, and its text is only in the log."""
     if isinstance(error, ForebayError):
-        return str(error)
+        return str(error)[:_DETAILS_CHARACTERS_MAX]
     event(_log, logging.ERROR, "a call failed", trace=error, method=method, error=repr(error))
     return "the server failed; see its log"
 

@@ -11,6 +11,7 @@ from forebay.dispatch.key_router import KeyRouter, kept_key
 from forebay.dispatch.policy import SubscriptionType
 from forebay.dispatch.subscription import Consumer
 from forebay.errors import SubscriptionBusy
+from forebay.limits import SUBSCRIPTION_CONSUMERS_MAX
 
 
 class FanoutTopic:
@@ -24,8 +25,10 @@ class FanoutTopic:
     def subscription(self, name: str, kind: SubscriptionType) -> FanoutSubscription:
         """Returns the subscription, new or as it is; SubscriptionBusy if its type differs."""
         found = self.subscriptions.get(name)
-        if found is None or (found.kind is not kind and not found.consumers):
+        if found is None:
             found = self.subscriptions[name] = FanoutSubscription(kind)
+        if not found.consumers:
+            found.kind = kind
         if found.kind is not kind:
             raise SubscriptionBusy(
                 f"{self.name}: the subscription {name!r} is {found.kind.name.lower()} and in use: "
@@ -57,6 +60,20 @@ class FanoutSubscription:
         """In the order of joining; the first is the active one, unless all take turns."""
         self._router = KeyRouter()
         self._turn = 0
+        self._noted: dict[int, None] = {}
+        """The numbers of consumers that have subscribed, those of longest ago first."""
+
+    def noted(self, number: int) -> list[int]:
+        """A consumer has subscribed. Returns others that are gone, if there are very many."""
+        self._noted.pop(number, None)
+        self._noted[number] = None
+        if len(self._noted) <= 2 * SUBSCRIPTION_CONSUMERS_MAX:
+            return []
+        gone = [each for each in self._noted if each not in self.consumers]
+        gone = gone[:SUBSCRIPTION_CONSUMERS_MAX]
+        for each in gone:
+            del self._noted[each]
+        return gone
 
     def join(self, consumer: Consumer) -> None:
         """A consumer with the same number is replaced."""

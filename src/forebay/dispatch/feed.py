@@ -8,23 +8,31 @@ clients is made once.
 At the end of the log nobody polls: one task of the feed waits for the log, and wakes the
 subscriptions that asked to be woken.
 
-Beware: a feed belongs to one event loop. After an error of the log, `open` is called for the topic
-again, which recovers a log that stopped.
+Beware: a feed belongs to one event loop. A log that has ended, after an error of the disk, has a
+successor in the store, which recovers it: whoever reads next gets the topic from there again. The
+end that was known is no proof that there is nothing to read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from typing import Final
 
-from forebay.errors import ForebayError
+from forebay.errors import LogClosed, LogStopped, TopicFenced
 from forebay.format.frame import HEADER_BYTES, Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import FEED_BYTES_MAX, FEED_CHUNKS_MAX, FEED_READERS_MAX
+from forebay.logs import event
 from forebay.topic.store import Topic
 from forebay.wal.reader import AsyncLogReader
+
+_log: Final = logging.getLogger("forebay.dispatch")
+_RETRY_SECONDS: Final = 1.0
+_ENDED: Final = (LogStopped, LogClosed, TopicFenced)
 
 
 class Delivery:
@@ -73,7 +81,13 @@ class Chunk:
         row = offset - self.first
         while len(self._known) <= row:
             at = len(self._known)
-            self._known.append(Delivery(next(self._decoder), self._frames, at))
+            try:
+                message = next(self._decoder)
+            except BaseException:
+                # Or the next call would find an exhausted iterator instead of the same error.
+                self._decoder = decode_messages(self._frames.part(at, len(self._frames)))
+                raise
+            self._known.append(Delivery(message, self._frames, at))
         return self._known[row]
 
 
@@ -115,6 +129,7 @@ class Feed:
         self._readers: deque[AsyncLogReader] = deque()
         self._waiting: dict[Callable[[], None], int] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
 
     async def read(self, offset: int) -> Chunk | None:
         """Returns the messages from `offset` on, or None if there is none yet.
@@ -147,6 +162,13 @@ class Feed:
     async def _fetch(self, offset: int) -> Chunk | None:
         if self.topic.ended:
             await self._open_again()
+        try:
+            return await self._fetch_once(offset)
+        except _ENDED:
+            await self._open_again()
+            return await self._fetch_once(offset)
+
+    async def _fetch_once(self, offset: int) -> Chunk | None:
         if offset >= self.topic.watermarks().synced:
             return None
         reader = self._reader(offset)
@@ -193,6 +215,9 @@ class Feed:
 
     def wake_beyond(self, offset: int, wake: Callable[[], None]) -> None:
         """Calls `wake` once there is a message at `offset` or later, or the log has ended."""
+        if offset < self.topic.watermarks().synced:
+            wake()  # it came after the caller looked, and the task may have seen it already
+            return
         self._waiting[wake] = offset
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_end())
@@ -211,8 +236,11 @@ class Feed:
                 if self._waiting:
                     async with self.topic.stream(synced) as reader:
                         await reader.wait()
-            except ForebayError:
-                # Those who wake up read, and meet the error themselves.
+            except _ENDED:
+                self._wake(None)  # those who wake up read, and open the log again
+            except Exception as error:  # noqa: BLE001  # nobody may wait for ever
+                event(_log, logging.ERROR, "the end of a log cannot be watched", error=repr(error))
+                await asyncio.sleep(_RETRY_SECONDS)
                 self._wake(None)
 
     def _wake(self, synced: int | None) -> None:
@@ -224,8 +252,11 @@ class Feed:
             wake()
 
     async def _open_again(self) -> None:
-        self.forget()
-        self.topic = await self._reopen()
+        """Gets the topic from the store again if its log has ended, once for all who ask."""
+        async with self._opening:
+            if self.topic.ended:
+                self.forget()
+                self.topic = await self._reopen()
 
     async def close(self) -> None:
         self._waiting.clear()

@@ -28,13 +28,15 @@ from forebay.catalog.subscriptions import note_listener, read_all
 from forebay.dispatch import metrics
 from forebay.dispatch.fanout import FanoutTopic
 from forebay.dispatch.feed import ChunkCache, Delivery, Feed
+from forebay.dispatch.key_filter import check_key_filters
 from forebay.dispatch.policy import Policy, SubscriptionType
 from forebay.dispatch.subscription import Consumer, Encode, Subscription
 from forebay.dispatch.window import Window
 from forebay.errors import (
     ForebayError,
-    ServiceError,
+    ServiceUnavailable,
     SubscriptionBusy,
+    TooManySubscriptions,
     UnknownSubscription,
     UnknownTopic,
 )
@@ -42,6 +44,7 @@ from forebay.format.cursor import Cursor
 from forebay.format.message import MessageId, StreamMessage
 from forebay.format.names import TopicName, parse_topic
 from forebay.format.subscription import ConsumerRow, SubscriptionRow
+from forebay.limits import SUBSCRIPTION_CONSUMERS_MAX, SUBSCRIPTIONS_MAX
 from forebay.logs import event
 from forebay.settings import BrokerSettings
 from forebay.topic.storage import WalStorage
@@ -66,14 +69,24 @@ def stable_number(*names: str) -> int:
     return (int.from_bytes(hashed.digest(), "little") & (2**63 - 1)) or 1
 
 
+def _require_room(topic: TopicName, name: str, others: Sequence[str]) -> None:
+    if len(others) >= SUBSCRIPTION_CONSUMERS_MAX:
+        raise SubscriptionBusy(
+            f"{topic}: the subscription {name!r} has {len(others)} consumers, the most that it can "
+            "have; close some, or use another subscription"
+        )
+
+
 @dataclass(slots=True)
 class _Active:
     """A subscription that was loaded, with its row."""
 
     row: SubscriptionRow
     subscription: Subscription
-    expected: dict[int, float] = field(default_factory=dict)
+    expected: dict[int, tuple[float, ConsumerRow]] = field(default_factory=dict)
     """Consumers that subscribed and have not connected yet, and until when they are expected."""
+    placed: set[int] = field(default_factory=set)
+    """The numbers that the registry knows of it: more than the row has, and not many more."""
 
     @property
     def kind(self) -> SubscriptionType:
@@ -82,10 +95,25 @@ class _Active:
     def others(self, number: int) -> list[str]:
         """The names of the other consumers that are connected, or about to."""
         now = time.monotonic()
+        self.expected = {at: each for at, each in self.expected.items() if each[0] > now}
         names = {each.number: each.name for each in self.subscription.consumers}
-        known = {each.id: each.name for each in self.row.consumers}
-        names |= {at: known.get(at, "") for at, until in self.expected.items() if until > now}
+        names |= {at: row.name for at, (_, row) in self.expected.items()}
         return [name for at, name in names.items() if at != number]
+
+    def consumer(self, number: int) -> ConsumerRow | None:
+        """A consumer that has subscribed. The row may have left it out since then."""
+        if number in self.expected:
+            return self.expected[number][1]
+        return next((each for each in self.row.consumers if each.id == number), None)
+
+    def unplaced(self) -> set[int]:
+        """Forgets the numbers of consumers that are gone, if there are many; returns them."""
+        if len(self.placed) <= 2 * SUBSCRIPTION_CONSUMERS_MAX:
+            return set()
+        here = {each.number for each in self.subscription.consumers} | self.expected.keys()
+        gone = self.placed - here - {each.id for each in self.row.consumers}
+        self.placed -= gone
+        return gone
 
 
 @dataclass(slots=True)
@@ -115,8 +143,12 @@ class Leavable(Protocol):
 class Registry:
     """Call every method in the event loop of the server."""
 
-    def __init__(self, store: Store, settings: BrokerSettings) -> None:
+    def __init__(
+        self, store: Store, settings: BrokerSettings, *, patience_seconds: float = 5.0
+    ) -> None:
+        """`patience_seconds`: how long calls wait for the first answer of the catalog."""
         self._store = store
+        self._patience_seconds = patience_seconds
         self._settings = settings
         self._cache = ChunkCache()
         self._topics: dict[TopicName, _TopicState] = {}
@@ -125,6 +157,8 @@ class Registry:
         """The non-reliable topics that are in use."""
         self._places: dict[int, _Place] = {}
         """Where each known consumer belongs."""
+        self._fanout_names: dict[TopicName, set[str]] = {}
+        """The subscriptions of non-reliable topics."""
         self._loaded = asyncio.Event()
         process_metrics.collect_from(self)
 
@@ -135,12 +169,23 @@ class Registry:
         while not self._loaded.is_set():
             try:
                 found = await asyncio.to_thread(self._read_places)
-            except ServiceError as error:
+            except Exception as error:  # noqa: BLE001  # reported, and tried again
                 event(_log, logging.WARNING, "subscriptions cannot be read yet", error=error)
                 await asyncio.sleep(_LOAD_SECONDS)
                 continue
             self._places = {**found, **self._places}
+            for place in found.values():
+                if place.fanout is not None:
+                    self._fanout_names.setdefault(place.topic, set()).add(place.name)
             self._loaded.set()
+
+    async def _require_loaded(self) -> None:
+        try:
+            await asyncio.wait_for(self._loaded.wait(), self._patience_seconds)
+        except TimeoutError:
+            raise ServiceUnavailable(
+                "the subscriptions cannot be read from the catalog yet: try again"
+            ) from None
 
     def _read_places(self) -> dict[int, _Place]:
         def damaged(error: ForebayError) -> None:
@@ -157,8 +202,11 @@ class Registry:
         }
 
     async def knows(self, number: int) -> bool:
-        """Whether it is the number of a consumer that has subscribed, in this run or before."""
-        await self._loaded.wait()
+        """Whether it is the number of a consumer that has subscribed, in this run or before.
+
+        Raises ServiceUnavailable if the catalog has not said so yet.
+        """
+        await self._require_loaded()
         return number in self._places
 
     # -- topics ---------------------------------------------------------------------------------
@@ -168,20 +216,19 @@ class Registry:
         found = self._topics.get(topic)
         if found is not None:
             return found
-        async with self._opening.setdefault(topic, asyncio.Lock()):
-            if topic in self._topics:
-                return self._topics[topic]
-            try:
-                state = self._topics[topic] = await self._open(topic)
-            finally:
-                self._opening.pop(topic, None)
-            return state
+        lock = self._opening.setdefault(topic, asyncio.Lock())
+        try:
+            async with lock:
+                if topic in self._topics:
+                    return self._topics[topic]
+                state = await self._open(topic)
+                return self._topics.setdefault(topic, state)
+        finally:
+            self._opening.pop(topic, None)  # clients name any number of topics
 
     async def _open(self, topic: TopicName) -> _TopicState:
         def load() -> tuple[WalStorage, list[tuple[SubscriptionRow, Cursor]]]:
-            if not self._store.exists(str(topic)):
-                raise UnknownTopic(f"there is no topic {topic}")
-            storage = self._store.storage(str(topic))
+            storage = self._existing(topic)
             rows = storage.subscriptions()
             return storage, [(row, storage.subscription_cursor(row.name)) for row in rows]
 
@@ -195,11 +242,19 @@ class Registry:
 
     async def _reopen(self, topic: TopicName) -> Topic:
         """Opens a topic again whose log has ended."""
-        storage = await asyncio.to_thread(self._store.storage, str(topic))
+        storage = await asyncio.to_thread(self._existing, topic)
         state = self._topics.get(topic)
         if state is not None:
             state.storage = storage
+            for active in state.active.values():
+                active.subscription.save()  # the catalog may not have what the old one knew
         return Topic(storage)
+
+    def _existing(self, topic: TopicName) -> WalStorage:
+        """Opens a topic, and never creates one."""
+        if not self._store.exists(str(topic)):
+            raise UnknownTopic(f"there is no topic {topic}: a producer creates it")
+        return self._store.storage(str(topic))
 
     def _activate(self, state: _TopicState, row: SubscriptionRow, cursor: Cursor) -> _Active:
         window = Window(SubscriptionType(row.kind), self._policy(state), cursor)
@@ -216,6 +271,7 @@ class Registry:
         topic = parse_topic(state.storage.name)
         for consumer in row.consumers:
             self._places[consumer.id] = _Place(topic, name)
+            active.placed.add(consumer.id)
         return active
 
     def _settings_of(self, state: _TopicState) -> BrokerSettings:
@@ -247,8 +303,10 @@ class Registry:
         """Creates the subscription if it does not exist, and returns the consumer's number.
 
         The topic must exist. Raises SubscriptionBusy if another consumer has an exclusive
-        subscription, or consumers are connected that use it as another type.
+        subscription, if consumers are connected that use it as another type, or if there are as
+        many as there may be.
         """
+        check_key_filters(filters)
         state = await self._state(topic)
         number = stable_number(str(topic), name, consumer)
         async with state.lock:
@@ -263,11 +321,13 @@ class Registry:
                     f"{topic}: the exclusive subscription {name!r} has the consumer "
                     f"{others[0]!r}; close that one, or subscribe with another type"
                 )
+            _require_room(topic, name, others)
             row = ConsumerRow(number, consumer, tuple(filters), int(time.time() * 1000))
             await self._note(state, active, row)
-            now = time.monotonic()
-            active.expected = {at: until for at, until in active.expected.items() if until > now}
-            active.expected[number] = now + _EXPECTED_SECONDS
+            active.expected[number] = time.monotonic() + _EXPECTED_SECONDS, row
+            active.placed.add(number)
+            for gone in active.unplaced():
+                self._places.pop(gone, None)
         self._places[number] = _Place(topic, name)
         return number
 
@@ -280,15 +340,18 @@ class Registry:
         filters: Sequence[str] = (),
     ) -> int:
         """`subscribe` for a non-reliable topic. Its row only says which consumers there are."""
+        check_key_filters(filters)
         number = stable_number(topic.name, name, consumer)
+        key = parse_topic(topic.name)
+        self._require_fanout_room(key, name)
         subscription = topic.subscription(name, kind)
-        others = [each for at, each in subscription.consumers.items() if at != number]
+        others = [each.name for at, each in subscription.consumers.items() if at != number]
         if kind is SubscriptionType.EXCLUSIVE and others:
             raise SubscriptionBusy(
                 f"{topic.name}: the exclusive subscription {name!r} has the consumer "
-                f"{others[0].name!r}; close that one, or subscribe with another type"
+                f"{others[0]!r}; close that one, or subscribe with another type"
             )
-        key = parse_topic(topic.name)
+        _require_room(key, name, others)
         now_ms = int(time.time() * 1000)
         row = SubscriptionRow(
             name, int(kind), now_ms, (ConsumerRow(number, consumer, tuple(filters), now_ms),)
@@ -297,7 +360,17 @@ class Registry:
         if catalog is not None:
             await asyncio.to_thread(note_listener, catalog, key, row)
         self._places[number] = _Place(key, name, row)
+        for gone in subscription.noted(number):
+            self._places.pop(gone, None)
         return number
+
+    def _require_fanout_room(self, topic: TopicName, name: str) -> None:
+        names = self._fanout_names.setdefault(topic, set())
+        if name not in names and len(names) >= SUBSCRIPTIONS_MAX:
+            raise TooManySubscriptions(
+                f"{topic} has {len(names)} subscriptions, the most that a topic can have"
+            )
+        names.add(name)
 
     async def _create(self, state: _TopicState, name: str, kind: SubscriptionType) -> _Active:
         row = SubscriptionRow(name, int(kind), int(time.time() * 1000))
@@ -337,17 +410,13 @@ class Registry:
         others = tuple(each for each in active.row.consumers if each.id != consumer.id)
         row = replace(active.row, consumers=(*others, consumer))
         active.row = await asyncio.to_thread(state.storage.update_subscription, row)
-        kept = {each.id for each in active.row.consumers}
-        for each in others:
-            if each.id not in kept:  # it was not seen for long, and the row has no more room
-                self._places.pop(each.id, None)
 
     async def connect(self, number: int, encode: Encode) -> tuple[Leavable, Consumer]:
         """Connects a consumer that has subscribed. It must `leave` what is returned with it.
 
         Raises UnknownSubscription if there is no such consumer.
         """
-        await self._loaded.wait()
+        await self._require_loaded()
         place = self._places.get(number)
         if place is None:
             raise UnknownSubscription(f"there is no consumer {number}: subscribe first")
@@ -356,9 +425,7 @@ class Registry:
             return self._connect_fanout(number, place.fanout, topic, encode)
         state = await self._state(topic)
         active = state.active.get(name)
-        row = None
-        if active is not None:
-            row = next((each for each in active.row.consumers if each.id == number), None)
+        row = None if active is None else active.consumer(number)
         if active is None or row is None:
             self._places.pop(number, None)
             raise UnknownSubscription(f"{topic} has no subscription {name!r}: subscribe again")
@@ -404,20 +471,21 @@ class Registry:
         async with state.lock:
             await asyncio.to_thread(state.storage.delete_subscription, name)
             state.active.pop(name, None)
-            for consumer in active.row.consumers:
-                self._places.pop(consumer.id, None)
+            for number in active.placed:
+                self._places.pop(number, None)
             await active.subscription.close(save=False)
 
     async def forget(self, topic: TopicName) -> None:
         """Ends all subscriptions of a topic that was deleted."""
         state = self._topics.pop(topic, None)
         fanout = self.fanouts.pop(topic, None)
+        self._fanout_names.pop(topic, None)
         if fanout is not None:
             fanout.close()
         for number in [at for at, place in self._places.items() if place.topic == topic]:
             del self._places[number]
         if state is not None:
-            for active in state.active.values():
+            for active in [*state.active.values()]:
                 await active.subscription.close(save=False)
             await state.feed.close()
 
@@ -506,7 +574,7 @@ class Registry:
         """Ends all subscriptions, and hands their cursors to the topics."""
         for fanout in self.fanouts.values():
             fanout.close()
-        for state in self._topics.values():
-            for active in state.active.values():
+        for state in [*self._topics.values()]:
+            for active in [*state.active.values()]:
                 await active.subscription.close()
             await state.feed.close()

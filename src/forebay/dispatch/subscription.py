@@ -35,7 +35,7 @@ from forebay.errors import (
     OffsetOutOfRange,
 )
 from forebay.format.cursor import Cursor
-from forebay.limits import ACKS_AHEAD_MAX, OUTBOX_BYTES_MAX, REDELIVERIES_AT_ONCE
+from forebay.limits import ACKS_AHEAD_MAX, ACKS_HELD_MAX, OUTBOX_BYTES_MAX, REDELIVERIES_AT_ONCE
 from forebay.logs import event
 
 _log: Final = logging.getLogger("forebay.dispatch")
@@ -151,12 +151,15 @@ class Subscription:
         self._delivered_before = 0
         """What consumers that have left got."""
         self._frozen = False
+        self._held: list[tuple[int, int]] = []
+        """What was acknowledged while it was frozen."""
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._cursor_timer: asyncio.TimerHandle | None = None
         self._pause = _RETRY_SECONDS
         self._stopped = False
+        self._closed = False
 
     @property
     def topic(self) -> str:
@@ -169,6 +172,9 @@ class Subscription:
 
         A second consumer of an exclusive subscription gets nothing until the first one leaves.
         """
+        if self._closed:
+            consumer.end()
+            return
         if policy is not None:
             self.window.configure(policy)
         others = self._consumers.keys() - {consumer.number}
@@ -243,8 +249,10 @@ class Subscription:
         Those that were never read count too: this server may have delivered them before it was
         started again. Beyond a limit they are ignored, and delivered once more.
         """
-        if self._frozen:
-            return  # it is being moved elsewhere
+        if self._frozen:  # it is being moved elsewhere
+            if len(self._held) < ACKS_HELD_MAX:
+                self._held.append((start, end))
+            return
         window = self.window
         read = min(end, window.next_offset)
         changed = start < read and window.ack(start, read)
@@ -282,17 +290,30 @@ class Subscription:
         if self._cursor_timer is not None:
             self._cursor_timer.cancel()
             self._cursor_timer = None
-        if not self._frozen:
+        if self._frozen:
+            return
+        try:
             self._save(self.window.cursor())
+        except ForebayError as error:
+            # The next change hands it over again; until then consumers would get more again.
+            self._report(error)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Within the block nothing is acknowledged, and the cursor is not handed over."""
+        """Within the block nothing is acknowledged, and the cursor is not handed over.
+
+        If the block raises, the acknowledgements that came meanwhile count.
+        """
         self._frozen = True
         try:
             yield
+            self._held.clear()
         finally:
             self._frozen = False
+            held, self._held = self._held, []
+            for start, end in held:
+                self.ack(start, end)
+            self._changed()
 
     # -- the task -------------------------------------------------------------------------------
 
@@ -341,6 +362,8 @@ class Subscription:
         for offset in due:
             if chunk is None or offset not in chunk:
                 chunk = await self._read(offset)
+            if offset > self.window.next_offset:
+                return True  # it was moved back meanwhile
             if chunk is None:
                 raise MissingData(
                     f"{self.topic}: offset {offset} was delivered, and is not in the log any more"
@@ -425,7 +448,7 @@ class Subscription:
                     await self._dead_letter(chunk[offset], self.name)
             except _PassedError:
                 continue
-            except ForebayError as error:
+            except Exception as error:  # noqa: BLE001  # reported, and tried again
                 event(
                     _log,
                     logging.ERROR,
@@ -433,10 +456,11 @@ class Subscription:
                     topic=self.topic,
                     subscription=self.name,
                     offset=offset,
-                    error=error,
+                    error=error if isinstance(error, ForebayError) else repr(error),
                 )
                 self.window.unpoison(offset, _now_ms())
-            else:
+                continue
+            if offset < self.window.next_offset:  # or it was moved back meanwhile
                 self.window.ack(offset, offset + 1)
                 self._changed()
 
@@ -487,7 +511,7 @@ class Subscription:
 
     async def close(self, *, save: bool = True) -> None:
         """Ends the task and the streams, and hands the last cursor over."""
-        self._stopped = True
+        self._stopped = self._closed = True
         self.end_streams()
         self.feed.wake_no_more(self._wake)
         if self._task is not None:

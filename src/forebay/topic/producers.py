@@ -191,8 +191,8 @@ class TopicProducers:
             )
         if len(self._connected) >= IDEMPOTENT_PRODUCERS_MAX:
             raise TooManyProducers(
-                f"{self._topic}: {IDEMPOTENT_PRODUCERS_MAX} idempotent producers are connected: close "
-                "some, or use another topic"
+                f"{self._topic}: {IDEMPOTENT_PRODUCERS_MAX} idempotent producers are connected: "
+                "close some, or use another topic"
             )
         self._connected.add(producer.producer_id)
 

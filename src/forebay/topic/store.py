@@ -62,7 +62,7 @@ class Topic:
 
     @property
     def ended(self) -> bool:
-        """Whether it takes no more appends: get the topic from the store again."""
+        """Whether an error or `close` ended the log: get the topic from the store again."""
         return self._wal.ended
 
     @property
