@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"  # pyproject.toml takes the version of the package from this line
 
 if TYPE_CHECKING:
+    from forebay.broker.client import connect, connect_async
     from forebay.catalog.catalog import Catalog
     from forebay.catalog.connect import EtcdMetadata
     from forebay.errors import ForebayError
@@ -69,6 +70,8 @@ __all__ = [
     "WalStorage",
     "WalStorageFactory",
     "Watermarks",
+    "connect",
+    "connect_async",
     "open",
 ]
 
@@ -100,6 +103,8 @@ _PLACES = {
     "WalStorage": "topic.storage",
     "WalStorageFactory": "topic.factory",
     "Watermarks": "wal.watermarks",
+    "connect": "broker.client",
+    "connect_async": "broker.client",
     "open": "topic.store",
 }
 

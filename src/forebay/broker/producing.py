@@ -17,7 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 
@@ -47,16 +47,6 @@ _MESSAGE_BYTES: Final = 16
 IN_FLIGHT_BYTES: Final = 8 * MIB
 
 
-class Settled(Protocol):
-    """A future of asyncio or of concurrent.futures."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: Any, /) -> None: ...
-
-    def set_exception(self, error: BaseException, /) -> None: ...
-
-
 @dataclass(slots=True)
 class Chunk:
     """Messages that were sent together, and the future that gets their offsets."""
@@ -64,8 +54,12 @@ class Chunk:
     payloads: Sequence[Buffer]
     attributes: Sequence[Mapping[str, str] | None] | None
     keys: Sequence[str | None] | None
-    future: Settled
+    future: Any
+    """A future of asyncio or of concurrent.futures."""
     single: bool
+    """Whether the future is of one offset, and not of a list."""
+    direct: bool
+    """Whether the caller waits for the future, so that nobody else has to be told of an error."""
     size: int
 
     def succeed(self, offsets: Sequence[int | None]) -> None:
@@ -75,6 +69,7 @@ class Chunk:
     def fail(self, error: BaseException) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+            self.future.exception()  # asyncio does not complain of one that nobody awaits
 
 
 @dataclass(slots=True)
@@ -98,10 +93,6 @@ class Batch:
             after = at + len(chunk.payloads)
             chunk.succeed(offsets[at:after])
             at = after
-
-    def fail(self, error: BaseException) -> None:
-        for chunk in self.chunks:
-            chunk.fail(error)
 
 
 def chunk_bytes(
@@ -156,6 +147,7 @@ class ProducerCore:
         self._next_sequence = 0
         self._answered = asyncio.Event()
         self._closing = False
+        self._unreported: ForebayError | None = None
         self.task = asyncio.create_task(self._run())
 
     # -- the end --------------------------------------------------------------------------------
@@ -174,22 +166,31 @@ class ProducerCore:
     def _fail(self, error: ForebayError) -> None:
         """Nothing more is sent: everything that waits gets the error."""
         self.failure = error
-        for batch in self._sent:
-            self._settle(batch, lambda each: each.fail(error))
-        self._sent.clear()
+        self._fail_sent(error)
         self.fail_pending()
         self.opened.set()
 
     def fail_pending(self) -> None:
         """Fails what was added, if the producer has failed; call it after adding."""
         while self.failure is not None and self.pending:
-            chunk = self.pending.popleft()
-            chunk.fail(self.failure)
-            self._settled(chunk.size)
+            self._fail_chunk(self.pending.popleft(), self.failure)
 
-    def _settle(self, batch: Batch, settle: Callable[[Batch], None]) -> None:
-        settle(batch)
-        self._settled(batch.size)
+    def _fail_sent(self, error: ForebayError) -> None:
+        while self._sent:
+            for chunk in self._sent.popleft().chunks:
+                self._fail_chunk(chunk, error)
+
+    def _fail_chunk(self, chunk: Chunk, error: ForebayError) -> None:
+        if not chunk.direct:
+            self._unreported = self._unreported or error
+        chunk.fail(error)
+        self._settled(chunk.size)
+
+    def raise_unreported(self) -> None:
+        """Raises the first error, since the last call, of a message that nobody waits for."""
+        error, self._unreported = self._unreported, None
+        if error is not None:
+            raise error
 
     # -- connections ----------------------------------------------------------------------------
 
@@ -222,8 +223,7 @@ class ProducerCore:
                 f"{self.options.topic}: the connection was lost before the answer, so the message "
                 f"may or may not be stored: {error}"
             )
-            while self._sent:
-                self._settle(self._sent.popleft(), lambda each: each.fail(unknown))
+            self._fail_sent(unknown)
         if self.pending or self._sent or not self.opened.is_set():
             await self._attempts.failed(error)
             return
@@ -352,7 +352,8 @@ class ProducerCore:
             self._attempts.succeeded()
             if batch.first:
                 self.last_sequence = batch.first + batch.count - 1
-            self._settle(batch, lambda each: each.succeed(response))  # noqa: B023  # called at once
+            batch.succeed(response)
+            self._settled(batch.size)
             self._answered.set()
             if self._closing:
                 self.more.set()
