@@ -36,6 +36,7 @@ from forebay.errors import (
     ServiceError,
     SubscriptionBusy,
     UnknownSubscription,
+    UnknownTopic,
 )
 from forebay.format.cursor import Cursor
 from forebay.format.message import MessageId, StreamMessage
@@ -163,7 +164,10 @@ class Registry:
     # -- topics ---------------------------------------------------------------------------------
 
     async def _state(self, topic: TopicName) -> _TopicState:
-        """Opens the topic, and loads its subscriptions, on first use."""
+        """Opens the topic, and loads its subscriptions, on first use.
+
+        Raises UnknownTopic if there is no such topic: only producers create topics.
+        """
         found = self._topics.get(topic)
         if found is not None:
             return found
@@ -176,6 +180,8 @@ class Registry:
 
     async def _open(self, topic: TopicName) -> _TopicState:
         def load() -> tuple[WalStorage, list[tuple[SubscriptionRow, Cursor]]]:
+            if not self._store.exists(str(topic)):
+                raise UnknownTopic(f"there is no topic {topic}: a producer creates it")
             storage = self._store.storage(str(topic))
             rows = storage.subscriptions()
             return storage, [(row, storage.subscription_cursor(row.name)) for row in rows]
