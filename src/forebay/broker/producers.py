@@ -32,7 +32,7 @@ from forebay.dispatch.fanout import FanoutTopic
 from forebay.dispatch.registry import stable_number
 from forebay.errors import MessageTooLarge, UsageError
 from forebay.format.message import MessageId, StreamMessage
-from forebay.limits import ATTRIBUTES_MAX, OFFSET_MAX
+from forebay.limits import ATTRIBUTES_MAX, KIB, OFFSET_MAX
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.topic.storage import WalStorage
@@ -44,6 +44,8 @@ MESSAGES: Final = Counter(
 MESSAGE_BYTES: Final = Counter(
     "forebay_broker_message_bytes_total", "Payload bytes of messages that were acknowledged."
 )
+_ADDED_BYTES_MAX: Final = 4 * KIB
+"""More than the names, the address and the offset that the server writes into a message."""
 
 
 class ProducerService:
@@ -79,14 +81,12 @@ class ProducerService:
 
     async def send(self, request: pb.StreamMessage, _call: Context) -> pb.MessageResponse:
         size = request.ByteSize()
-        if size > self._settings.message_bytes_max:
-            raise MessageTooLarge(
-                f"the message has {size} bytes with all its fields; at most "
-                f"{self._settings.message_bytes_max} are allowed (broker.message_bytes_max)"
-            )
+        self._require_size(size)
         producer = self._producers.find(request.msg_id.producer_id)
         if producer is None:
             producer = await self._known_again(request)
+        if size + _ADDED_BYTES_MAX > self._settings.message_bytes_max:
+            self._require_size(_delivered_bytes(producer, request, self._context.address))
         if self._pending_bytes + size > self._settings.pending_bytes_max:
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -100,6 +100,14 @@ class ProducerService:
         MESSAGES.add()
         MESSAGE_BYTES.add(len(request.payload))
         return pb.MessageResponse(request_id=request.request_id)
+
+    def _require_size(self, size: int) -> None:
+        limit = self._settings.message_bytes_max
+        if size > limit:
+            raise MessageTooLarge(
+                f"the message has {size} bytes with all its fields; at most {limit} are allowed "
+                "(broker.message_bytes_max)"
+            )
 
     async def _known_again(self, request: pb.StreamMessage) -> Producer:
         """The producer of an earlier run of the server, if the message names it rightly."""
@@ -160,13 +168,26 @@ def _stored(producer: Producer, request: pb.StreamMessage, address: str) -> Stre
 
 
 def _publish(fanout: FanoutTopic, message: StreamMessage, request: pb.StreamMessage) -> None:
+    _stamp(request, message, 0)
+    fanout.publish(request.SerializeToString(), message.routing_key)
+
+
+def _stamp(request: pb.StreamMessage, message: StreamMessage, offset: int) -> None:
+    """Makes the request what consumers get."""
     request.msg_id.producer_id = message.msg_id.producer_id
     request.msg_id.topic_name = message.msg_id.topic_name
     request.msg_id.broker_addr = message.msg_id.broker_addr
-    request.msg_id.topic_offset = 0
+    request.msg_id.topic_offset = offset
     request.publish_time = message.publish_time
     request.producer_name = message.producer_name
-    fanout.publish(request.SerializeToString(), message.routing_key)
+
+
+def _delivered_bytes(producer: Producer, request: pb.StreamMessage, address: str) -> int:
+    """The size of the message as consumers get it, with the longest offset."""
+    delivered = pb.StreamMessage()
+    delivered.CopyFrom(request)
+    _stamp(delivered, _stored(producer, request, address), OFFSET_MAX)
+    return delivered.ByteSize()
 
 
 def services(context: BrokerContext, calls: Calls) -> Sequence[grpc.GenericRpcHandler]:
