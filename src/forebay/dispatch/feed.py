@@ -28,6 +28,8 @@ from forebay.topic.store import Topic
 from forebay.wal.reader import AsyncLogReader
 
 _ENDED: Final = (LogStopped, LogClosed, TopicFenced)
+_PAUSE_SECONDS: Final = 1.0
+"""After an error at the end of the log."""
 
 
 class Delivery:
@@ -118,6 +120,8 @@ class Feed:
         self._readers: deque[AsyncLogReader] = deque()
         self._waiting: dict[Callable[[], None], int] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._ended = False
+        """Whether the log has ended, and must be opened again before the next read."""
 
     async def read(self, offset: int) -> Chunk | None:
         """Returns the messages from `offset` on, or None if there is none yet.
@@ -143,23 +147,25 @@ class Feed:
         return None
 
     async def _fetch(self, offset: int) -> Chunk | None:
+        if self._ended:
+            await self._open_again()
         try:
-            if offset >= self.topic.watermarks().synced:
-                return None
-            reader = self._reader(offset)
-            frames = await reader.next_frames()
+            return await self._fetch_once(offset)
         except _ENDED:
             await self._open_again()
             return await self._fetch_once(offset)
-        self._keep_reader(reader)
-        return None if frames is None else self._keep(Chunk(frames))
 
     async def _fetch_once(self, offset: int) -> Chunk | None:
         if offset >= self.topic.watermarks().synced:
             return None
-        async with self.topic.stream(offset) as reader:
+        reader = self._reader(offset)
+        try:
             frames = await reader.next_frames()
-            return None if frames is None else self._keep(Chunk(frames))
+        except BaseException:
+            reader.close()
+            raise
+        self._keep_reader(reader)
+        return None if frames is None else self._keep(Chunk(frames))
 
     def _reader(self, offset: int) -> AsyncLogReader:
         """A reader that continues here, or a new one; the caller has it alone."""
@@ -214,9 +220,12 @@ class Feed:
                 if self._waiting:
                     async with self.topic.stream(synced) as reader:
                         await reader.wait()
-            except ForebayError:
-                # Those who wake up read, and meet the error themselves.
+            except ForebayError as error:
+                # Those who wake up read, and open the log again or meet the error themselves. The
+                # pause is for those who read nothing and come back at once.
+                self._ended = self._ended or isinstance(error, _ENDED)
                 self._wake(None)
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     def _wake(self, synced: int | None) -> None:
         ready = [
@@ -229,6 +238,7 @@ class Feed:
     async def _open_again(self) -> None:
         self.forget()
         self.topic = await self._reopen()
+        self._ended = False
 
     async def close(self) -> None:
         self._waiting.clear()
