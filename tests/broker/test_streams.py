@@ -33,9 +33,14 @@ async def call_of(
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(broker.address, options) as channel:
         metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        call = channel.stream_stream(f"/forebay.Streams/{method}")(metadata=metadata)
+        call: Any = channel.stream_stream(f"/forebay.Streams/{method}")(metadata=metadata)
         yield call
         call.cancel()
+
+
+async def read_all(call: Any) -> None:
+    while await call.read():
+        pass
 
 
 def opening(**fields: Any) -> bytes:
@@ -263,8 +268,7 @@ async def test_a_first_stream_that_does_not_read_is_ended_too(broker: RunningBro
             await second.write(batch(b"m", first=last + 1))
             assert await answer(second) == range(last, last + 1)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            while await first.read():
-                pass
+            await read_all(first)
         assert caught.value.code() is grpc.StatusCode.ABORTED
 
 
