@@ -24,22 +24,33 @@ from typing import Final, Protocol
 
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.nonreliable import require_not_nonreliable
+from forebay.catalog.records import Deletion
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
-from forebay.errors import DescriptorError, ForebayError, LogClosed, ServiceError, TopicFenced
+from forebay.errors import (
+    DescriptorError,
+    ForebayError,
+    LogClosed,
+    ServiceError,
+    TopicDeleted,
+    TopicFenced,
+    UnknownTopic,
+)
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
-from forebay.format.names import TopicName, is_topic, parse_topic
+from forebay.format.names import TopicName, parse_topic
 from forebay.interrupts import run_aside
 from forebay.limits import CLOSE_SECONDS_MAX, CLOSE_THREADS, FOLLOW_SECONDS
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings
+from forebay.topic.deletion import LocalDeletion, deleted_here, not_deleted, topics_below
 from forebay.topic.metrics import TopicGauges
 from forebay.topic.opening import TopicClaim
 from forebay.topic.resources import StoreResources
 from forebay.topic.storage import WalStorage
+from forebay.upload.deletion import DeletedTopic, begin_deletion, finish_deletion
 from forebay.upload.sweeper import Sweeper
 from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
@@ -54,6 +65,8 @@ FAILURES: Final = Counter(
 )
 _PRODUCERS_SECONDS: Final = 1.0
 """The delay before the numbers of idempotent producers are written to the catalog."""
+_OPENINGS_MAX: Final = 5
+"""How often a topic is opened again because it was deleted meanwhile."""
 _RELEASE_SHARE: Final = 0.8
 """The part of the time for the catalog in which topics are given up one by one. The rest is for
 the one request that ends the lease: it frees all of them."""
@@ -173,6 +186,8 @@ class WalStorageFactory:
         self._lock = threading.Lock()
         self._storages: dict[TopicName, WalStorage] = {}
         self._opening: dict[TopicName, threading.Lock] = {}
+        self._begins: dict[TopicName, int] = {}
+        """Where topics begin that were deleted from a store in memory."""
         self._closed = False
         self._closing = threading.RLock()
         self._revoke_by = float("-inf")
@@ -185,10 +200,20 @@ class WalStorageFactory:
         if self.resources is None:
             return None
         catalog, store = self.resources.catalog, self.resources.store
-        return Sweeper(catalog, store, self.settings.sweeper, self._background_pool, self._clock)
+        return Sweeper(
+            catalog,
+            store,
+            self.settings.sweeper,
+            self._background_pool,
+            self._clock,
+            before=self._finish_deletions,
+        )
 
     def for_topic(self, name: str) -> WalStorage:
         """Returns the topic's storage. Opens, recovers or creates the topic on first use.
+
+        A topic that was deleted is created again, after its deletion was finished if it was
+        interrupted.
 
         Raises TopicOwned if another process owns the topic, CorruptLog (MissingData) if data is
         damaged or missing, TopicKindConflict if the topic is not a stored one, and LogClosed after
@@ -229,6 +254,16 @@ class WalStorageFactory:
         raise LogClosed("the store is closed; open it again")
 
     def _open_storage(self, topic: TopicName, known_offset: int) -> WalStorage:
+        for _ in range(_OPENINGS_MAX):
+            if self._finish_deletion(topic):
+                known_offset = 0  # what this process knew of the topic was deleted
+            try:
+                return self._open_log(topic, known_offset or self._begins.get(topic, 0))
+            except TopicDeleted as error:  # meanwhile, by another process
+                last = error
+        raise last
+
+    def _open_log(self, topic: TopicName, known_offset: int) -> WalStorage:
         directory = self._directory(topic)
         if directory is not None:
             self._require_stored(topic, directory)
@@ -258,6 +293,124 @@ class WalStorageFactory:
             catalog = self.resources.catalog
             if catalog.record(topic) is None:
                 require_not_nonreliable(catalog, topic)
+
+    # -- deleting -------------------------------------------------------------------------------
+
+    def delete(self, name: str) -> DeletedTopic:
+        """Deletes the topic with everything that belongs to it; see `forebay.upload.deletion`.
+
+        Whoever has it open in this process gets TopicDeleted. A deletion that was interrupted is
+        finished. Raises UnknownTopic, TopicOwned if another process owns the topic, and
+        ServiceError if the catalog or the object store is away: call it again to finish it.
+        """
+        topic = parse_topic(name)
+        self._require_own()
+        self.require_outside()
+        return run_aside(partial(self._delete_in_turn, topic))
+
+    def _delete_in_turn(self, topic: TopicName) -> DeletedTopic:
+        with self._lock:
+            self._require_open()
+            turn = self._opening.setdefault(topic, threading.Lock())
+        with turn:
+            return self._delete(topic)
+
+    def _delete(self, topic: TopicName) -> DeletedTopic:
+        resources, directory = self.resources, self._directory(topic)
+        if resources is None or directory is None:
+            return self._delete_from_memory(topic)
+        if resources.catalog.find(topic) is None and self._disk.exists(directory):
+            self._open(topic)  # a log that the catalog does not know: it says where it ends
+        storage = self._storages.get(topic)
+        local = LocalDeletion(resources, self._disk, directory, topic, storage)
+        try:
+            with local.locked():
+                record = begin_deletion(
+                    resources.catalog,
+                    resources.store,
+                    topic,
+                    ended=local.ended,
+                    end=local.end,
+                    before=local.end_storage,
+                )
+                files = local.remove()
+        except UnknownTopic:
+            self._finish_deletion(topic)  # another machine may have deleted it
+            raise
+        self._storages.pop(topic, None)
+        done = finish_deletion(resources.catalog, resources.store, topic)
+        if done is None:  # another process finished it, and has created the topic again
+            done = DeletedTopic(str(topic), record.tail)
+        return replace(done, files=files)
+
+    def _delete_from_memory(self, topic: TopicName) -> DeletedTopic:
+        storage = self._storages.get(topic)
+        if storage is None:
+            raise UnknownTopic(f"there is no topic {topic} in this store")
+        storage.end_for_deletion(deleted_here(topic))
+        storage.abandon()
+        self._begins[topic] = storage.wal.current_offset()
+        del self._storages[topic]
+        return DeletedTopic(str(topic), self._begins[topic])
+
+    def finish_deletions(self) -> list[str]:
+        """Finishes the deletions of topics that were interrupted; returns their names.
+
+        Removes local logs, too, whose topics were deleted from other machines. A topic that is in
+        use, or a service that is away, is logged and left for the next time.
+        """
+        self._require_own()
+        return run_aside(self._finish_deletions)
+
+    def _finish_deletions(self) -> list[str]:
+        if self.resources is None:
+            return []
+        catalog, done = self.resources.catalog, []
+        local = self._local_topics()
+        for topic in catalog.topics(deleted=True):
+            record = catalog.find(topic)
+            if record is None or not record.is_deleted:
+                continue
+            if record.deletion is Deletion.DELETED and topic not in local:
+                continue
+            try:
+                self._finish_in_turn(topic)
+                done.append(str(topic))
+            except (ForebayError, OSError) as error:
+                event(
+                    _log,
+                    logging.WARNING,
+                    "a deletion could not be finished: it is tried again",
+                    topic=topic,
+                    error=error,
+                )
+        return done
+
+    def _finish_in_turn(self, topic: TopicName) -> None:
+        with self._lock:
+            self._require_open()
+            turn = self._opening.setdefault(topic, threading.Lock())
+        with turn:
+            self._finish_deletion(topic)
+
+    def _finish_deletion(self, topic: TopicName) -> bool:
+        """Removes what is left of a topic that was deleted; False if it was not."""
+        resources, directory = self.resources, self._directory(topic)
+        if resources is None or directory is None:
+            return False
+        record = resources.catalog.find(topic)
+        if record is None or not record.is_deleted:
+            return False
+        storage = self._storages.get(topic)
+        if storage is not None:  # fenced, because another process has deleted the topic
+            storage.end_for_deletion(deleted_here(topic))
+            storage.abandon()
+        local = LocalDeletion(resources, self._disk, directory, topic, None)
+        with local.locked():
+            local.remove()
+        self._storages.pop(topic, None)
+        finish_deletion(resources.catalog, resources.store, topic)
+        return True
 
     def _claim(self, topic: TopicName, directory: Path | None) -> TopicClaim | None:
         if self.resources is None or directory is None:
@@ -324,15 +477,17 @@ class WalStorageFactory:
         return run_aside(self._topics)
 
     def _topics(self) -> list[str]:
-        names = {str(topic) for topic in self._storages.copy()}
+        found = set(self._storages.copy())
         if self.resources is not None:
-            names.update(str(topic) for topic in self.resources.catalog.topics())
+            catalog = self.resources.catalog
+            known = set(catalog.topics())
+            found = known.union(not_deleted(catalog, (found | self._local_topics()) - known))
+        return sorted(map(str, found))
+
+    def _local_topics(self) -> set[TopicName]:
+        """The topics with a directory here."""
         root = self._wal_root()
-        if root is not None:
-            for namespace in self._list(root):
-                found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
-                names.update(name for name in found if is_topic(name))
-        return sorted(names)
+        return set() if root is None else topics_below(root, self._list)
 
     def _list(self, path: Path) -> list[str]:
         try:

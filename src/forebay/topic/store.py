@@ -40,6 +40,7 @@ from forebay.topic.factory import WalStorageFactory
 from forebay.topic.storage import StartPosition, WalStorage
 from forebay.topic.subscriptions import Subscription
 from forebay.topic.view import StoreView
+from forebay.upload.deletion import DeletedTopic
 from forebay.wal.log import Durability
 from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.segment import Segment
@@ -358,6 +359,8 @@ class Store:
     def topic(self, name: str) -> Topic:
         """Returns the topic, and creates it if it does not exist. `orders` means `/default/orders`.
 
+        A topic that was deleted is created again, and begins after its last offset.
+
         Raises TopicOwned if another process owns it, and InvalidTopicName for an invalid name.
         """
         return Topic(self._factory.for_topic(name))
@@ -379,6 +382,21 @@ class Store:
             return True
         catalog = self.catalog
         return catalog is not None and run_aside(lambda: catalog.record(topic)) is not None
+
+    def delete(self, name: str) -> DeletedTopic:
+        """Deletes the topic: its messages, its objects, its cursors and its settings.
+
+        This cannot be undone. Readers and producers of it in this process get TopicDeleted. A topic
+        of the same name that is created later begins after the last offset of this one. Raises
+        UnknownTopic, TopicOwned if another process owns the topic, and ServiceError if the catalog
+        or the object store is away. After an error, call it again: a deletion that has begun is
+        finished, by this call, by whoever creates the topic again, or by the next sweep.
+        """
+        return self._factory.delete(name)
+
+    def finish_deletions(self) -> list[str]:
+        """Finishes deletions that were interrupted, and returns the names of the topics."""
+        return self._factory.finish_deletions()
 
     def opened(self, name: str) -> Topic | None:
         """Returns the topic if this store has it open, else None. Opens and creates nothing."""
