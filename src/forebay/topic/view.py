@@ -165,12 +165,12 @@ class TopicView:
         """Moves the view to the current state. Raises UnknownTopic if the topic does not exist."""
         # The record first: what is uploaded was synced and published before.
         resources = self.store.resources()
-        self.record = None if resources is None else resources.catalog.find(self.topic)
-        if self.record is not None and self.record.is_deleted:
-            self.record = self._local = None  # whatever a directory here holds
+        record = None if resources is None else resources.catalog.find(self.topic)
+        if record is not None and record.is_deleted:  # whatever a directory here holds
             raise UnknownTopic(
                 f"there is no topic {self.topic} in {self.store.name}: it was deleted"
             )
+        self.record = record
         self._local = self._look()
         if self._local is not None:
             self._end = self._local.end_offset
