@@ -119,8 +119,6 @@ class TopicConflict(UsageError):
 
 class TopicKindConflict(UsageError):
     """The topic exists as the other kind: one is stored, the other is not."""
-
-
 class MessageTooLarge(UsageError):
     """A message, or its number of attributes, is over the limit."""
 

@@ -161,7 +161,7 @@ def killed_at_random(seed: int) -> None:
                     place.fill()
             place.restart(rng if rng.random() < 0.5 else None)
             place.learn()
-        if place.messages:
+        if not place.deleted:
             place.delete()
         place.store.finish_deletions()
         place.assert_nothing_left()

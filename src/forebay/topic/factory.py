@@ -38,7 +38,7 @@ from forebay.errors import (
 )
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
-from forebay.format.names import TopicName, parse_topic
+from forebay.format.names import TopicName, is_topic, parse_topic
 from forebay.interrupts import run_aside
 from forebay.limits import CLOSE_SECONDS_MAX, CLOSE_THREADS, FOLLOW_SECONDS
 from forebay.logs import event
@@ -48,6 +48,14 @@ from forebay.settings import StoreSettings
 from forebay.topic.deletion import LocalDeletion, deleted_here, not_deleted, topics_below
 from forebay.topic.metrics import TopicGauges
 from forebay.topic.opening import TopicClaim
+from forebay.topic.partitions import (
+    CreatedTopic,
+    has_no_partitions,
+    partition_names,
+    partitions_of,
+    require_no_partitions,
+    require_not_fewer,
+)
 from forebay.topic.resources import StoreResources
 from forebay.topic.storage import WalStorage
 from forebay.upload.deletion import DeletedTopic, begin_deletion, finish_deletion
@@ -186,6 +194,7 @@ class WalStorageFactory:
         self._lock = threading.Lock()
         self._storages: dict[TopicName, WalStorage] = {}
         self._opening: dict[TopicName, threading.Lock] = {}
+        self._creating = threading.Lock()
         self._begins: dict[TopicName, int] = {}
         """Where topics begin that were deleted from a store in memory."""
         self._closed = False
@@ -294,7 +303,86 @@ class WalStorageFactory:
             if catalog.record(topic) is None:
                 require_not_nonreliable(catalog, topic)
 
+    # -- creating -------------------------------------------------------------------------------
+
+    def create(self, name: str, partitions: int | None = None) -> CreatedTopic:
+        """Creates the topic, or so many partitions of it; what exists is left as it is.
+
+        Raises TopicConflict if a topic with partitions and one without would have the same name,
+        and if there are more partitions already; UsageError for a wrong number of them.
+        """
+        topic = parse_topic(name)
+        wanted = [topic] if partitions is None else partition_names(topic, partitions)
+        self._require_own()
+        with self._creating:
+            there = run_aside(partial(self._require_one_kind, topic, wanted, partitions))
+            for each in wanted:
+                self.for_topic(str(each))
+        return CreatedTopic(
+            str(topic),
+            created=not there.issuperset(wanted),
+            partitions=() if partitions is None else tuple(map(str, wanted)),
+        )
+
+    def _require_one_kind(
+        self, topic: TopicName, wanted: list[TopicName], partitions: int | None
+    ) -> set[TopicName]:
+        """Returns the topics of this name that exist, with or without partitions."""
+        base = parse_topic(topic.base)
+        there = self._same_base(base)
+        if partitions is not None:
+            require_not_fewer(base, partitions_of(base, there), partitions)
+        if base in there and wanted != [base]:
+            raise has_no_partitions(wanted[0])
+        if wanted == [base]:
+            require_no_partitions(base, there)
+        return there
+
+    def partitions(self, name: str) -> list[str]:
+        """Returns the names of the partitions of a topic, ordered by their numbers."""
+        base = parse_topic(name)
+        self._require_own()
+        return run_aside(lambda: [str(each) for each in partitions_of(base, self._same_base(base))])
+
+    def _same_base(self, base: TopicName, *, deleting: bool = False) -> set[TopicName]:
+        """Returns the topic and its partitions, as far as they exist.
+
+        With `deleting`, also those whose deletion was not finished.
+        """
+        found = {each for each in self._storages.copy() if each.base == str(base)}
+        root = self._wal_root()
+        if self.resources is None or root is None:
+            return found
+        names = (f"/{base.namespace}/{name}" for name in self._list(root / base.namespace))
+        local = {parse_topic(name) for name in names if is_topic(name)}
+        catalog = self.resources.catalog
+        stored = {base, *catalog.topics(f"{base.namespace}/{base.topic}-part-", deleted=True)}
+        found |= {each for each in local | stored if each.base == str(base)}
+        return {each for each in found if self._is_there(each, deleting=deleting)}
+
+    def _is_there(self, topic: TopicName, *, deleting: bool) -> bool:
+        assert self.resources is not None
+        record = self.resources.catalog.find(topic)
+        if record is not None and record.is_deleted:
+            return deleting and record.deletion is Deletion.DELETING
+        directory = self._directory(topic)
+        return record is not None or (directory is not None and self._disk.exists(directory))
+
     # -- deleting -------------------------------------------------------------------------------
+
+    def delete_partitions(self, name: str) -> list[DeletedTopic]:
+        """Deletes all partitions of a topic, the highest number first; see `delete`.
+
+        Raises UnknownTopic if there is none. After an error, call it again for the rest.
+        """
+        base = parse_topic(name)
+        self._require_own()
+        with self._creating:
+            there = run_aside(lambda: self._same_base(base, deleting=True))
+            found = partitions_of(base, there)
+            if not found:
+                raise UnknownTopic(f"{base} has no partitions in this store")
+            return [self.delete(str(each)) for each in reversed(found)]
 
     def delete(self, name: str) -> DeletedTopic:
         """Deletes the topic with everything that belongs to it; see `forebay.upload.deletion`.
@@ -319,7 +407,9 @@ class WalStorageFactory:
         resources, directory = self.resources, self._directory(topic)
         if resources is None or directory is None:
             return self._delete_from_memory(topic)
-        if resources.catalog.find(topic) is None and self._disk.exists(directory):
+        if resources.catalog.find(topic) is None:
+            if not self._disk.exists(directory):
+                raise self._unknown(topic)
             self._open(topic)  # a log that the catalog does not know: it says where it ends
         storage = self._storages.get(topic)
         local = LocalDeletion(resources, self._disk, directory, topic, storage)
@@ -343,10 +433,15 @@ class WalStorageFactory:
             done = DeletedTopic(str(topic), record.tail)
         return replace(done, files=files)
 
+    def _unknown(self, topic: TopicName) -> UnknownTopic:
+        found = partitions_of(topic, self._same_base(topic))
+        more = f"; it has {len(found)} partitions, such as {found[0]}" if found else ""
+        return UnknownTopic(f"there is no topic {topic} in this store{more}")
+
     def _delete_from_memory(self, topic: TopicName) -> DeletedTopic:
         storage = self._storages.get(topic)
         if storage is None:
-            raise UnknownTopic(f"there is no topic {topic} in this store")
+            raise self._unknown(topic)
         storage.end_for_deletion(deleted_here(topic))
         storage.abandon()
         self._begins[topic] = storage.wal.current_offset()

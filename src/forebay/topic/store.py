@@ -37,6 +37,7 @@ from forebay.read.by_time import milliseconds
 from forebay.settings import StoreSettings
 from forebay.topic.accept import AcceptedLoss
 from forebay.topic.factory import WalStorageFactory
+from forebay.topic.partitions import CreatedTopic
 from forebay.topic.storage import StartPosition, WalStorage
 from forebay.topic.subscriptions import Subscription
 from forebay.topic.view import StoreView
@@ -382,6 +383,23 @@ class Store:
             return True
         catalog = self.catalog
         return catalog is not None and run_aside(lambda: catalog.record(topic)) is not None
+
+    def create(self, name: str, *, partitions: int | None = None) -> CreatedTopic:
+        """Creates a topic, or with `partitions` so many partitions `<name>-part-<number>`.
+
+        What exists already is left as it is, so more partitions can be added later. Raises
+        TopicConflict if the topic exists without partitions and is to have some, or the other way
+        round, and if it has more partitions already.
+        """
+        return self._factory.create(name, partitions)
+
+    def partitions(self, name: str) -> list[str]:
+        """Returns the names of the topic's partitions, ordered by their numbers."""
+        return self._factory.partitions(name)
+
+    def delete_partitions(self, name: str) -> list[DeletedTopic]:
+        """Deletes all partitions of a topic; see `delete`. UnknownTopic if it has none."""
+        return self._factory.delete_partitions(name)
 
     def delete(self, name: str) -> DeletedTopic:
         """Deletes the topic: its messages, its objects, its cursors and its settings.
