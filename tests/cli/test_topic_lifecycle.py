@@ -19,7 +19,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_a_topic_and_its_partitions_are_created_in_a_new_store(tmp_path: Path) -> None:
-    where = ["--data", tmp_path / "new"]
+    where = ["--data", str(tmp_path / "new")]
     assert done("topics", "create", "a", *where) == "/default/a: created\n"
     assert done("topics", "create", "a", *where) == "/default/a: exists already\n"
     found = facts("topics", "create", "/shop/b", "--partitions", "2", *where)
@@ -59,7 +59,7 @@ def test_it_asks_before_it_deletes(data: Path) -> None:
 
 
 def test_all_partitions_are_deleted(tmp_path: Path) -> None:
-    where = ["--data", tmp_path]
+    where = ["--data", str(tmp_path)]
     done("topics", "create", "orders", "--partitions", "3", *where)
     done("topics", "create", "other", *where)
     assert "it has 3 partitions" in refused("topics", "delete", "orders", "--yes", *where)

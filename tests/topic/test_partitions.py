@@ -57,12 +57,9 @@ def test_partitions_are_ordered_by_their_numbers(store: Store) -> None:
 
 def test_a_topic_with_partitions_and_one_without_cannot_have_the_same_name(store: Store) -> None:
     store.create("orders")
-    for create in (
-        lambda: store.create("orders", partitions=2),
-        lambda: store.create("orders-part-5"),
-    ):
+    for name, count in (("orders", 2), ("orders-part-5", None)):
         with pytest.raises(TopicConflict, match="exists as a topic without partitions"):
-            create()
+            store.create(name, partitions=count)
     store.delete("orders")
     store.create("orders", partitions=2)
     with pytest.raises(TopicConflict, match="has 2 partitions, such as /default/orders-part-0"):

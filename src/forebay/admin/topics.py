@@ -102,13 +102,18 @@ class TopicQuery(Struct, frozen=True):
 
 
 class MakeQuery(Struct, frozen=True):
-    partitions: Annotated[
-        int | None,
-        Meta(
-            description="Create so many partitions, `<topic>-part-<number>`, 1 to "
-            f"{PARTITIONS_MAX}; by default a topic without partitions."
-        ),
-    ] = None
+    partitions: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=PARTITIONS_MAX,
+                description="Create so many partitions, `<topic>-part-<number>`; by default a "
+                "topic without partitions.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class DeleteQuery(Struct, frozen=True):
@@ -512,7 +517,8 @@ def _fields(facts: TopicFacts | OffsetFacts | AcceptedLoss) -> dict[str, Any]:
 
 def _create(context: ServerContext, name: TopicName, query: MakeQuery) -> Made:
     """Creates the topic or its partitions, as far as they do not exist."""
-    made = context.store.create(str(name), partitions=query.partitions)
+    partitions = None if query.partitions is UNSET else query.partitions
+    made = context.store.create(str(name), partitions=partitions)
     return Made(made.topic, made.created, list(made.partitions))
 
 

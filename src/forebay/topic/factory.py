@@ -194,7 +194,8 @@ class WalStorageFactory:
         self._lock = threading.Lock()
         self._storages: dict[TopicName, WalStorage] = {}
         self._opening: dict[TopicName, threading.Lock] = {}
-        self._creating = threading.Lock()
+        self._kinds: dict[TopicName, threading.Lock] = {}
+        """For each base name: one call at a time creates or deletes a topic with partitions."""
         self._begins: dict[TopicName, int] = {}
         """Where topics begin that were deleted from a store in memory."""
         self._closed = False
@@ -314,7 +315,7 @@ class WalStorageFactory:
         topic = parse_topic(name)
         wanted = [topic] if partitions is None else partition_names(topic, partitions)
         self._require_own()
-        with self._creating:
+        with self._kind_lock(topic):
             there = run_aside(partial(self._require_one_kind, topic, wanted, partitions))
             for each in wanted:
                 self.for_topic(str(each))
@@ -323,6 +324,10 @@ class WalStorageFactory:
             created=not there.issuperset(wanted),
             partitions=() if partitions is None else tuple(map(str, wanted)),
         )
+
+    def _kind_lock(self, topic: TopicName) -> threading.Lock:
+        with self._lock:
+            return self._kinds.setdefault(parse_topic(topic.base), threading.Lock())
 
     def _require_one_kind(
         self, topic: TopicName, wanted: list[TopicName], partitions: int | None
@@ -377,7 +382,7 @@ class WalStorageFactory:
         """
         base = parse_topic(name)
         self._require_own()
-        with self._creating:
+        with self._kind_lock(base):
             there = run_aside(lambda: self._same_base(base, deleting=True))
             found = partitions_of(base, there)
             if not found:
