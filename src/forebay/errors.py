@@ -119,6 +119,8 @@ class TopicConflict(UsageError):
 
 class TopicKindConflict(UsageError):
     """The topic exists as the other kind: one is stored, the other is not."""
+
+
 class MessageTooLarge(UsageError):
     """A message, or its number of attributes, is over the limit."""
 

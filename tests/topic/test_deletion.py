@@ -12,6 +12,7 @@ import pytest
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.job_state import began_here, is_of_deleted, origin, write_job_state
 from forebay.catalog.kv import Kv, Put
+from forebay.catalog.nonreliable import create_nonreliable, find_nonreliable
 from forebay.catalog.ownership import Session
 from forebay.catalog.records import Deletion, TopicRecord, encode_record
 from forebay.catalog.sqlite import SqliteKv
@@ -24,6 +25,7 @@ from forebay.errors import (
     ServiceUnavailable,
     TopicDeleted,
     TopicFenced,
+    TopicKindConflict,
     TopicOwned,
     UnknownTopic,
 )
@@ -658,3 +660,32 @@ def test_the_catalog_of_a_deleted_topic_is_listed_only_on_request(at: Place) -> 
     catalog: Catalog = at.catalog
     assert list(catalog.topics()) == []
     assert list(catalog.topics(deleted=True)) == [TOPIC]
+
+
+# ---- topics that are not stored ----
+
+
+def test_a_topic_that_is_not_stored_may_follow_a_deleted_one_and_is_deleted_too(at: Place) -> None:
+    at.fill()
+    with pytest.raises(TopicKindConflict):
+        create_nonreliable(at.catalog, TOPIC, 1)
+    at.store.delete(NAME)
+    create_nonreliable(at.catalog, TOPIC, 1)
+    with pytest.raises(TopicKindConflict):
+        at.topic()
+    row = at.catalog.keys.subscriptions(TOPIC) + "all"
+    at.kv.commit([], [Put(row, b"{}")])
+    swept(at)
+    assert row in at.rows(), "it belongs to the other topic"
+    assert at.store.delete(NAME).objects == 0
+    assert find_nonreliable(at.catalog, TOPIC) is None
+    at.assert_nothing_left()
+    at.assert_goes_on()
+
+
+def test_whoever_asked_is_told_of_a_deletion(at: Place) -> None:
+    told: list[object] = []
+    at.store.on_deleted.append(told.append)
+    at.fill()
+    at.store.delete(NAME)
+    assert told == [TOPIC]

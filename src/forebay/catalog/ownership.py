@@ -403,7 +403,8 @@ def _hold(
     for _ in range(_TRIES):
         entry, held = catalog.kv.get(record_key), catalog.kv.get(owner_key)
         record = None if entry is None else decode_record(entry.value, TopicRecord, record_key)
-        if record is None:
+        absent = record is None or record.is_deleted
+        if absent:
             require_not_nonreliable(catalog, topic)
         holder = None if held is None else decode_record(held.value, Owner, owner_key)
         wanted = decide(record, holder)
@@ -422,7 +423,7 @@ def _hold(
             Compare(record_key, entry.revision if entry else ABSENT),
             Compare(owner_key, held.revision if held else ABSENT),
         ]
-        if record is None:
+        if absent:
             compares.append(Compare(catalog.keys.nonreliable(topic), ABSENT))
         if catalog.kv.commit(compares, writes) is not None:
             return wanted

@@ -23,7 +23,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.nonreliable import require_not_nonreliable
+from forebay.catalog.nonreliable import (
+    delete_nonreliable,
+    find_nonreliable,
+    nonreliable_topics,
+    require_not_nonreliable,
+)
 from forebay.catalog.records import Deletion
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
@@ -194,6 +199,8 @@ class WalStorageFactory:
         self._lock = threading.Lock()
         self._storages: dict[TopicName, WalStorage] = {}
         self._opening: dict[TopicName, threading.Lock] = {}
+        self.on_deleted: list[Callable[[TopicName], None]] = []
+        """Called when this process has deleted a topic, on the deleting thread."""
         self._kinds: dict[TopicName, threading.Lock] = {}
         """For each base name: one call at a time creates or deletes a topic with partitions."""
         self._begins: dict[TopicName, int] = {}
@@ -362,12 +369,16 @@ class WalStorageFactory:
         local = {parse_topic(name) for name in names if is_topic(name)}
         catalog = self.resources.catalog
         stored = {base, *catalog.topics(f"{base.namespace}/{base.topic}-part-", deleted=True)}
+        stored.update(each.name for each in nonreliable_topics(catalog))
         found |= {each for each in local | stored if each.base == str(base)}
         return {each for each in found if self._is_there(each, deleting=deleting)}
 
     def _is_there(self, topic: TopicName, *, deleting: bool) -> bool:
         assert self.resources is not None
-        record = self.resources.catalog.find(topic)
+        catalog = self.resources.catalog
+        record = catalog.find(topic)
+        if find_nonreliable(catalog, topic) is not None:
+            return True
         if record is not None and record.is_deleted:
             return deleting and record.deletion is Deletion.DELETING
         directory = self._directory(topic)
@@ -412,6 +423,9 @@ class WalStorageFactory:
         resources, directory = self.resources, self._directory(topic)
         if resources is None or directory is None:
             return self._delete_from_memory(topic)
+        if resources.catalog.record(topic) is None and delete_nonreliable(resources.catalog, topic):
+            self._tell_deleted(topic)
+            return DeletedTopic(str(topic), 0)
         if resources.catalog.find(topic) is None:
             if not self._disk.exists(directory):
                 raise self._unknown(topic)
@@ -433,10 +447,15 @@ class WalStorageFactory:
             self._finish_deletion(topic)  # another machine may have deleted it
             raise
         self._storages.pop(topic, None)
+        self._tell_deleted(topic)
         done = finish_deletion(resources.catalog, resources.store, topic)
         if done is None:  # another process finished it, and has created the topic again
             done = DeletedTopic(str(topic), record.tail)
         return replace(done, files=files)
+
+    def _tell_deleted(self, topic: TopicName) -> None:
+        for call in [*self.on_deleted]:
+            call(topic)
 
     def _unknown(self, topic: TopicName) -> UnknownTopic:
         found = partitions_of(topic, self._same_base(topic))
@@ -451,6 +470,7 @@ class WalStorageFactory:
         storage.abandon()
         self._begins[topic] = storage.wal.current_offset()
         del self._storages[topic]
+        self._tell_deleted(topic)
         return DeletedTopic(str(topic), self._begins[topic])
 
     def finish_deletions(self) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from forebay.files.disk import Disk
 from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
-from forebay.format.names import parse_topic
+from forebay.format.names import TopicName, parse_topic
 from forebay.interrupts import run_aside
 from forebay.objects.store import CloudStore
 from forebay.read.by_time import milliseconds
@@ -411,6 +411,11 @@ class Store:
         finished, by this call, by whoever creates the topic again, or by the next sweep.
         """
         return self._factory.delete(name)
+
+    @property
+    def on_deleted(self) -> list[Callable[[TopicName], None]]:
+        """Functions that are called when this process has deleted a topic, on its thread."""
+        return self._factory.on_deleted
 
     def finish_deletions(self) -> list[str]:
         """Finishes deletions that were interrupted, and returns the names of the topics."""

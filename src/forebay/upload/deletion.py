@@ -347,18 +347,25 @@ def delete_stored(store: Backend, topic: TopicName, found: Stored) -> None:
 
 
 def _remove_rows(catalog: Catalog, topic: TopicName, record: TopicRecord) -> int:
-    """Removes all rows of the topic but its record; returns how many."""
+    """Removes all rows of the topic but its record; returns how many.
+
+    Each transaction compares the record, and that there is no topic of this name that is not
+    stored: none of these rows belongs to a later topic.
+    """
     count = 0
+    other = catalog.keys.nonreliable(topic)
     for page in _pages(catalog, topic):
         for at in range(0, len(page), _ROWS_MAX):
             removes = tuple(Remove(key) for key in page[at : at + _ROWS_MAX])
-            # The record is compared: none of these rows belongs to a later topic of this name.
-            catalog.update(
-                topic,
-                record.epoch,
-                lambda now, removes=removes: Change(now, removes),  # type: ignore[misc]
-                deleted=True,
-            )
+
+            def change(now: TopicRecord, removes: tuple[Remove, ...] = removes) -> Change:
+                if catalog.kv.get(other) is not None:
+                    return Change(now)
+                return Change(now, removes, (Compare(other, ABSENT),))
+
+            if catalog.kv.get(other) is not None:
+                return count
+            catalog.update(topic, record.epoch, change, deleted=True)
             count += len(removes)
     return count
 
