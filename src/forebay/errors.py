@@ -20,6 +20,7 @@
     ├── LogLocked             find the process that has the topic's directory open
     ├── TopicOwned            another process holds the topic's lease: wait, or find it
     ├── TopicFenced           another process took the topic over: open it again
+    │   └── TopicDeleted      the topic was deleted: create it again, or choose another
     ├── LogClosed             open the log again
     ├── DiskError             the log cannot be opened: free space, raise a limit, fix permissions
     ├── LogStopped            the disk failed: page someone, then open the log again
@@ -163,6 +164,10 @@ class TopicOwned(ForebayError):
 
 class TopicFenced(ForebayError):
     """The topic's lease expired, or another process took the topic over: writes are refused."""
+
+
+class TopicDeleted(TopicFenced):
+    """The topic was deleted, or is being deleted. If it is created again, it has new offsets."""
 
 
 class LogLocked(ForebayError):

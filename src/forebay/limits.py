@@ -150,6 +150,9 @@ TOPIC_SETTINGS_BYTES_MAX: Final = 64 * KIB
 JOB_STATE_NAME_BYTES_MAX: Final = 256
 """Percent-encoded, a name may be three times as long, within the 2 KiB of a catalog key."""
 
+PARTITIONS_MAX: Final = 1000
+"""The most partitions that a topic is created with. Each is a topic with a log of its own."""
+
 LOST_RANGES_MAX: Final = 10_000
 """The maximum per topic. A failover to a machine without the local log adds one range."""
 

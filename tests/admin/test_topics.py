@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from forebay.errors import InvalidTopicName, UnknownTopic, UsageError
+from forebay.errors import (
+    InvalidTopicName,
+    TopicConflict,
+    TopicDeleted,
+    UnknownTopic,
+    UsageError,
+)
 from forebay.format.cursor import Cursor
 from forebay.format.subscription import SubscriptionRow
 from forebay.limits import OFFSET_MAX
@@ -366,3 +372,47 @@ def test_a_topic_that_does_not_exist_has_no_settings(shared: Served) -> None:
     with pytest.raises(UnknownTopic):
         change(shared, absent, values={"rolling": True})
     assert "/default/absent" not in shared.store.topics()
+
+
+# ---- topics are created and deleted -----------------------------------------------------------
+
+
+def test_a_deleted_topic_is_gone_and_goes_on_when_it_is_created_again(server: Served) -> None:
+    fill(server)
+    topic = server.store.topic("orders")
+    gone = server.client.json("DELETE", ORDERS)
+    assert gone["topic"] == "/default/orders"
+    [part] = gone["deleted"]
+    assert (part["topic"], part["next_offset"], part["objects"]) == ("/default/orders", 30, 1)
+    assert part["rows"] > 0
+    assert part["files"] > 0
+    assert get(server, "/v1/topics")["topics"] == []
+    for method, path in (("GET", ORDERS), ("DELETE", ORDERS), ("POST", f"{ORDERS}/trim")):
+        with pytest.raises(UnknownTopic):
+            server.client.json(method, path)
+    with pytest.raises(TopicDeleted):
+        topic.append(b"late")
+    assert server.client.json("PUT", ORDERS) == {
+        "topic": "/default/orders",
+        "created": True,
+        "partitions": [],
+    }
+    assert get(server, ORDERS)["start_offset"] == 30
+    assert server.store.topic("orders").append(b"new") == 30
+
+
+def test_partitions_are_created_and_deleted(server: Served) -> None:
+    made = server.client.json("PUT", ORDERS, query={"partitions": 2})
+    names = ["/default/orders-part-0", "/default/orders-part-1"]
+    assert made == {"topic": "/default/orders", "created": True, "partitions": names}
+    assert [each["topic"] for each in get(server, "/v1/topics")["topics"]] == names
+    with pytest.raises(TopicConflict):
+        server.client.json("PUT", ORDERS)
+    for wrong in (0, 1001):
+        with pytest.raises(UsageError):
+            server.client.json("PUT", ORDERS, query={"partitions": wrong})
+    gone = server.client.json("DELETE", ORDERS, query={"partitions": "true"})
+    assert [each["topic"] for each in gone["deleted"]] == names[::-1]
+    assert get(server, "/v1/topics")["topics"] == []
+    with pytest.raises(UnknownTopic):
+        server.client.json("DELETE", ORDERS, query={"partitions": "true"})

@@ -13,6 +13,7 @@ from zlib import crc32
 import pytest
 
 from forebay.catalog.records import (
+    Deletion,
     Life,
     Owner,
     State,
@@ -308,6 +309,14 @@ def test_the_marker_document_shows_a_marker() -> None:
     assert encode_marker(marker) == data
 
 
+def test_the_marker_document_shows_the_marker_of_a_deletion() -> None:
+    data = block("marker.md", 1)
+    nonce = "7d1f0a93c5e24b68a0f3d29b71c8e546"
+    marker = BeginMarker(nonce, nonce, 8, 2600, deleted=True)
+    assert decode_marker(data, "the document") == marker
+    assert encode_marker(marker) == data
+
+
 def test_the_segment_index_document_shows_an_index() -> None:
     data = block("segment-index.md", 0)
     index = SegmentIndex(1_700_000_000_000)
@@ -415,6 +424,23 @@ def test_the_catalog_document_shows_the_note_of_idempotent_producers() -> None:
     row = ProducersRow(1200, (known,), origin="here", epoch=7)
     assert decode_producers_row(data, "the document") == row
     assert encode_producers_row(row) == data
+
+
+def test_the_catalog_document_shows_what_is_left_of_a_deleted_topic() -> None:
+    data = block("catalog.md", 5)
+    record = TopicRecord(
+        epoch=8,
+        start_offset=2600,
+        tail=2600,
+        verified=2600,
+        reserved=2600,
+        assigned=2600,
+        begin=2600,
+        marked=8,
+        deletion=Deletion.DELETED,
+    )
+    assert decode_record(data, TopicRecord, "the document") == record
+    assert encode_record(record) == data
 
 
 def test_the_names_document_shows_a_topics_bytes() -> None:

@@ -227,6 +227,9 @@ class WatchedDisk:
     def unlink(self, path: Path) -> None:
         self.inner.unlink(path)
 
+    def remove_dir(self, path: Path) -> None:
+        self.inner.remove_dir(path)
+
     def sync_dir(self, path: Path) -> None:
         self.inner.sync_dir(path)
 

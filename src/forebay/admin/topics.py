@@ -3,6 +3,7 @@
     GET  /v1/topics                                     names, and how far those open here are
     GET  /v1/topics/{namespace}/{topic}                 watermarks, memory, segments, objects
     PUT  /v1/topics/{namespace}/{topic}                 creates the topic; 200 if it exists
+    DELETE /v1/topics/{namespace}/{topic}               deletes the topic with everything in it
     POST /v1/topics/{namespace}/{topic}/trim            one pass of local retention
     POST /v1/topics/{namespace}/{topic}/accept-loss     readers jump over offsets without messages
     GET  /v1/topics/{namespace}/{topic}/explain/{offset}
@@ -40,7 +41,7 @@ from forebay.admin.request import offset_of, read_body, read_query, topic_of
 from forebay.config.topics import TopicSetting, in_effect
 from forebay.errors import UnknownTopic
 from forebay.format.names import TopicName
-from forebay.limits import KIB
+from forebay.limits import KIB, PARTITIONS_MAX
 from forebay.topic.accept import AcceptedLoss, accept_loss
 from forebay.topic.configure import configure_topic
 from forebay.topic.describe import (
@@ -98,6 +99,25 @@ class TopicQuery(Struct, frozen=True):
             "page before."
         ),
     ] = None
+
+
+class MakeQuery(Struct, frozen=True):
+    partitions: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=PARTITIONS_MAX,
+                description="Create so many partitions, `<topic>-part-<number>`; by default a "
+                "topic without partitions.",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class DeleteQuery(Struct, frozen=True):
+    partitions: Annotated[bool, Meta(description="Delete all partitions of the topic.")] = False
 
 
 class AcceptQuery(Struct, frozen=True):
@@ -260,7 +280,29 @@ class Explanation(Record, frozen=True):
 
 class Made(Record, frozen=True):
     topic: str
-    created: Annotated[bool, Meta(description="False if the topic existed before.")]
+    created: Annotated[bool, Meta(description="False if all of it existed before.")]
+    partitions: Annotated[
+        list[str], Meta(description="All partitions; none for a topic without partitions.")
+    ]
+
+
+class DeletedPart(Record, frozen=True):
+    """A topic or partition that was deleted."""
+
+    topic: str
+    next_offset: Annotated[Count, Meta(description="Where a topic of the same name begins.")]
+    objects: Count
+    bytes: Count
+    rows: Annotated[Count, Meta(description="Rows of the catalog: descriptors, cursors, states.")]
+    files: Annotated[Count, Meta(description="Files of the local log.")]
+    unknown: Annotated[
+        Count, Meta(description="Files in the object store that are not ours: they were kept.")
+    ]
+
+
+class Deleted(Record, frozen=True):
+    topic: str
+    deleted: list[DeletedPart]
 
 
 class RemovedSegment(Record, frozen=True):
@@ -307,10 +349,20 @@ DESCRIBE_TOPIC: Final = Operation(
 MAKE_TOPIC: Final = Operation(
     "makeTopic",
     "topics",
-    "Creates a topic if it does not exist.",
+    "Creates a topic, or partitions of it, if they do not exist.",
     {200: Reply("The topic existed.", Made), 201: Reply("The topic was created.", Made)},
     errors=(400, 409, 502, 507),
     method="PUT",
+    query=MakeQuery,
+)
+DELETE_TOPIC: Final = Operation(
+    "deleteTopic",
+    "topics",
+    "Deletes a topic with its messages, objects, cursors and settings. This cannot be undone.",
+    {200: Reply("What was deleted.", Deleted)},
+    errors=(400, 404, 409, 502, 507),
+    method="DELETE",
+    query=DeleteQuery,
 )
 TRIM_TOPIC: Final = Operation(
     "trimTopic",
@@ -365,9 +417,15 @@ def routes(context: ServerContext) -> list[Endpoint]:
         return json_response(await run_in_threadpool(_describe, context, topic, query))
 
     async def create(request: Request) -> Response:
+        query = read_query(request.scope["query_string"], MakeQuery)
         topic = topic_of(request.path_params)
-        created = await run_in_threadpool(_create, context, topic)
-        return json_response(Made(str(topic), created), 201 if created else 200)
+        made = await run_in_threadpool(_create, context, topic, query)
+        return json_response(made, 201 if made.created else 200)
+
+    async def delete(request: Request) -> Response:
+        query = read_query(request.scope["query_string"], DeleteQuery)
+        topic = topic_of(request.path_params)
+        return json_response(await run_in_threadpool(_delete, context, topic, query))
 
     async def trim(request: Request) -> Response:
         topic = topic_of(request.path_params)
@@ -395,6 +453,7 @@ def routes(context: ServerContext) -> list[Endpoint]:
         Endpoint("/v1/topics", list_all, LIST_TOPICS),
         Endpoint(TOPIC_PATH, show, DESCRIBE_TOPIC),
         Endpoint(TOPIC_PATH, create, MAKE_TOPIC),
+        Endpoint(TOPIC_PATH, delete, DELETE_TOPIC),
         Endpoint(f"{TOPIC_PATH}/trim", trim, TRIM_TOPIC),
         Endpoint(f"{TOPIC_PATH}/accept-loss", accept, ACCEPT_LOSS),
         Endpoint(f"{TOPIC_PATH}/explain/{{offset}}", explain_offset, EXPLAIN_OFFSET),
@@ -456,17 +515,17 @@ def _fields(facts: TopicFacts | OffsetFacts | AcceptedLoss) -> dict[str, Any]:
     return {each.name: getattr(facts, each.name) for each in fields(facts)}
 
 
-def _create(context: ServerContext, name: TopicName) -> bool:
-    """Creates the topic if it does not exist. Returns whether it was created."""
-    with context.store.view() as view:
-        try:
-            view.topic(str(name))
-        except UnknownTopic:
-            created = True
-        else:
-            created = False
-    context.topic(name)
-    return created
+def _create(context: ServerContext, name: TopicName, query: MakeQuery) -> Made:
+    """Creates the topic or its partitions, as far as they do not exist."""
+    partitions = None if query.partitions is UNSET else query.partitions
+    made = context.store.create(str(name), partitions=partitions)
+    return Made(made.topic, made.created, list(made.partitions))
+
+
+def _delete(context: ServerContext, name: TopicName, query: DeleteQuery) -> Deleted:
+    store = context.store
+    done = store.delete_partitions(str(name)) if query.partitions else [store.delete(str(name))]
+    return Deleted(str(name), [DeletedPart(**asdict(each)) for each in done])
 
 
 def _trim(context: ServerContext, name: TopicName) -> Trimmed:

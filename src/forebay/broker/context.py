@@ -13,6 +13,7 @@ from forebay.broker.calls import Gate
 from forebay.broker.known_producers import KnownProducers
 from forebay.broker.topics import Topics
 from forebay.dispatch.registry import Registry
+from forebay.format.names import TopicName
 from forebay.settings import BrokerSettings
 from forebay.topic.store import Store
 
@@ -47,12 +48,24 @@ class BrokerContext:
     async def running(self) -> AsyncIterator[None]:
         """Loads what is known of consumers; ends all subscriptions afterwards."""
         loading = asyncio.create_task(self.registry.load())
+        loop = asyncio.get_running_loop()
+
+        def deleted(topic: TopicName) -> None:
+            asyncio.run_coroutine_threadsafe(self._forget(topic), loop)
+
+        self.store.on_deleted.append(deleted)
         try:
             yield
         finally:
+            self.store.on_deleted.remove(deleted)
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
             await self.registry.close()
+
+    async def _forget(self, topic: TopicName) -> None:
+        """Ends the streams of a topic that was deleted."""
+        self.topics.forget(topic)
+        await self.registry.forget(topic)
 
     async def drain(self) -> None:
         """Refuses producers and delivers nothing more; waits a moment for acknowledgements."""

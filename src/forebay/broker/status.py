@@ -29,6 +29,7 @@ from forebay.errors import (
     TooManyProducers,
     TooManySubscriptions,
     TopicConflict,
+    TopicDeleted,
     TopicFenced,
     TopicKindConflict,
     TopicOwned,
@@ -50,6 +51,7 @@ the client sent."""
 
 _STATUS: Final[Sequence[tuple[type[ForebayError], grpc.StatusCode]]] = (
     (UnknownTopic, grpc.StatusCode.NOT_FOUND),
+    (TopicDeleted, grpc.StatusCode.NOT_FOUND),
     (UnknownSubscription, grpc.StatusCode.NOT_FOUND),
     (SubscriptionBusy, grpc.StatusCode.PERMISSION_DENIED),
     (TooManySubscriptions, grpc.StatusCode.PERMISSION_DENIED),

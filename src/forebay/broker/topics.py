@@ -109,7 +109,8 @@ class Topics:
 
     async def delivery(self, topic: TopicName) -> bool | None:
         """Whether the topic is reliable; None if there is no such topic."""
-        if topic in self._storages:
+        storage = self._storages.get(topic)
+        if storage is not None and not storage.wal.ended:
             return True
         if topic in self._fanouts:
             return False
@@ -132,7 +133,8 @@ class Topics:
 
     def _partitions(self, topic: TopicName) -> list[str]:
         catalog = self._store.catalog
-        found: set[TopicName] = {*self._storages, *self._fanouts}
+        open_here = {at for at, each in self._storages.copy().items() if not each.wal.ended}
+        found: set[TopicName] = {*open_here, *self._fanouts}
         if catalog is not None:
             found.update(catalog.topics(f"{topic.namespace}/{topic.topic}{_PART}"))
             found.update(each.name for each in nonreliable_topics(catalog))

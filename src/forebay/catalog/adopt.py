@@ -49,6 +49,7 @@ ADOPTED_MAX: Final = 24
 _BATCH_BYTES_MAX: Final = 1 * MIB
 _RESTORING: Final = "restore of "
 _IMPORTING: Final = "restore of import"
+_DELETING: Final = "restore of deletion"
 _NEXT_KEY: Final = "\1"
 
 Fill: TypeAlias = Callable[[TopicRecord, int, int], TopicRecord]
@@ -83,8 +84,18 @@ def is_importing(log_id: str | None) -> bool:
     return log_id == _IMPORTING
 
 
+def deleting() -> str:
+    """Returns the log id of a topic that is being deleted.
+
+    It has the mark of a restore, so that releases that do not know deletions leave the topic alone.
+    """
+    return _DELETING
+
+
 def unfinished(log_id: str | None) -> tuple[str, str]:
     """Returns what `is_restoring` found to be unfinished, and the command that finishes it."""
+    if log_id == _DELETING:
+        return "a deletion", "forebay topics delete"
     if is_importing(log_id):
         return "an import", "forebay import-danube"
     return "a restore", "forebay restore"

@@ -34,7 +34,13 @@ from forebay.catalog.records import (
     skip_holes,
 )
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
-from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable, TopicFenced
+from forebay.errors import (
+    CommitRefused,
+    DescriptorError,
+    ServiceUnavailable,
+    TopicDeleted,
+    TopicFenced,
+)
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.names import CatalogKeys, ObjectName, TopicName, after_prefix, parse_object
 from forebay.limits import CATALOG_PAGE, OFFSET_MAX
@@ -94,10 +100,11 @@ class Catalog:
 
     # -- topics ---------------------------------------------------------------------------------
 
-    def topics(self, prefix: str = "") -> Iterator[TopicName]:
+    def topics(self, prefix: str = "", *, deleted: bool = False) -> Iterator[TopicName]:
         """Yields every topic that has a record, ordered by name.
 
-        With a prefix, only those whose `namespace/topic` begins with it.
+        With a prefix, only those whose `namespace/topic` begins with it. With `deleted`, also those
+        that were deleted.
         """
         at = self.keys.topics() + prefix
         end = after_prefix(at)
@@ -106,33 +113,57 @@ class Catalog:
             own = self.keys.topics() + "/".join(parts[:2]) + "/"
             entry = self.kv.get(own + "record")
             topic = self.keys.topic_of_record(entry.key) if entry is not None else None
-            if topic is not None and len(parts) > 2:
+            if (
+                entry is not None
+                and topic is not None
+                and len(parts) > 2
+                and (deleted or not _is_deleted(entry))
+            ):
                 yield topic
             at = after_prefix(own) if len(parts) > 2 else found[0].key + _NEXT_KEY
 
     def record(self, topic: TopicName) -> TopicRecord | None:
+        """Returns the topic's record; None if there is no such topic, or it was deleted."""
+        found = self.find(topic)
+        return None if found is None or found.is_deleted else found
+
+    def find(self, topic: TopicName) -> TopicRecord | None:
+        """`record`, or what is left of it if the topic was deleted."""
         return self._record(topic)[0]
+
+    def superseded(self, topic: TopicName, epoch: int) -> TopicFenced:
+        """Returns the error for a process whose epoch, or whose topic, the catalog does not have.
+
+        It is a TopicDeleted if the topic was deleted.
+        """
+        return fenced(topic, epoch, self.find(topic))
 
     def owner(self, topic: TopicName) -> Owner | None:
         entry = self.kv.get(self.keys.owner(topic))
         return None if entry is None else decode_record(entry.value, Owner, entry.key)
 
     def update(
-        self, topic: TopicName, epoch: int | None, change: Callable[[TopicRecord], Change]
+        self,
+        topic: TopicName,
+        epoch: int | None,
+        change: Callable[[TopicRecord], Change],
+        *,
+        deleted: bool = False,
     ) -> TopicRecord:
         """Commits what `change` returns, in one transaction, and returns the new record.
 
         `change` is called again, with the new record, when another process changed the record
         first. Raises TopicFenced if the topic's epoch is not `epoch`; None skips that check,
         for changes that any process may make. Raises CommitRefused if the topic does not exist,
-        and ServiceUnavailable if every attempt lost against another process.
+        TopicDeleted if it was deleted, unless `deleted` says that this is known, and
+        ServiceUnavailable if every attempt lost against another process.
         """
         for _ in range(_TRIES):
             record, revision = self._record(topic)
             if record is None:
                 raise CommitRefused(f"{topic}: there is no such topic in {self.name}")
-            if epoch is not None and record.epoch != epoch:
-                raise fenced(topic, epoch, record.epoch)
+            if (epoch is not None and record.epoch != epoch) or (record.is_deleted and not deleted):
+                raise fenced(topic, epoch or 0, record)
             wanted = change(record)
             writes = list(wanted.writes)
             if wanted.record != record:
@@ -401,9 +432,9 @@ class Catalog:
         is this one. Raises TopicFenced if the topic's epoch is not `epoch`, and CommitRefused if no
         name is free.
         """
-        record = self.record(topic)
-        if record is None or record.epoch != epoch:
-            raise fenced(topic, epoch, record.epoch if record else 0)
+        record = self.find(topic)
+        if record is None or record.is_deleted or record.epoch != epoch:
+            raise fenced(topic, epoch, record)
         attempt = 0
         for _ in range(_NAMES_MAX):
             object_id = name if isinstance(name, str) else str(name._replace(attempt=attempt))
@@ -466,8 +497,8 @@ class Catalog:
             if life is not None and life.state is State.COMMITTED and life.token == intent.token:
                 # The token, not the name: a later owner may have used the same name.
                 return record
-            if record.epoch != intent.epoch:
-                raise fenced(topic, intent.epoch, record.epoch)
+            if record.is_deleted or record.epoch != intent.epoch:
+                raise fenced(topic, intent.epoch, record)
             raise CommitRefused(
                 f"{topic}: offset {descriptor.start_offset} is already in another object; "
                 "plan again"
@@ -680,11 +711,31 @@ def until_known(change: Callable[[], _Result]) -> _Result:
     return change()
 
 
-def fenced(topic: TopicName, epoch: int, now: int) -> TopicFenced:
+def fenced(topic: TopicName, epoch: int, now: TopicRecord | int | None) -> TopicFenced:
+    """Returns the error for a process of that epoch; `now` is the topic's record, or its epoch."""
+    if isinstance(now, TopicRecord):
+        if now.is_deleted:
+            return was_deleted(topic)
+        now = now.epoch
     return TopicFenced(
-        f"{topic}: another process took the topic over (its epoch is {now}, ours was {epoch}); "
-        "open the topic again to get it back"
+        f"{topic}: another process took the topic over (its epoch is {now or 0}, ours was "
+        f"{epoch}); open the topic again to get it back"
     )
+
+
+def was_deleted(topic: TopicName | str) -> TopicDeleted:
+    return TopicDeleted(
+        f"{topic}: the topic was deleted; open it again to create a new one of that name, which "
+        "has new offsets"
+    )
+
+
+def _is_deleted(entry: Entry) -> bool:
+    """Whether the record is that of a deleted topic. A damaged one is not."""
+    try:
+        return decode_record(entry.value, TopicRecord, entry.key).is_deleted
+    except DescriptorError:
+        return False
 
 
 def _joined(found: Sequence[ObjectDescriptor], start: int) -> bool:

@@ -28,6 +28,28 @@ ORIGIN_NAME: Final = "began"
 
 ORIGIN_HERE: Final = "here"
 
+
+def origin_after(epoch: int) -> str:
+    """The origin of a topic that is created with this epoch, after one of its name was deleted.
+
+    Another text for each, so that nobody trusts a state of the deleted topic that was written late.
+    """
+    return f"{ORIGIN_HERE} since epoch {epoch}"
+
+
+def is_of_deleted(written: str | None, now: str | None) -> bool:
+    """Whether a state with the origin `written` is one of a topic that was deleted since.
+
+    `now` is the origin of the topic that has this name now.
+    """
+    return now is not None and now.startswith(origin_after(0)[:-1]) and written != now
+
+
+def began_here(origin: str | None) -> bool:
+    """Whether the origin says that the catalog knows the topic since it was empty."""
+    return origin is not None and origin.partition(" ")[0] == ORIGIN_HERE
+
+
 _NEXT_KEY: Final = "\1"
 
 
@@ -118,8 +140,9 @@ def job_states(catalog: Catalog, topic: TopicName, prefix: str = "") -> Iterator
 def origin(catalog: Catalog, topic: TopicName) -> str | None:
     """Since when this catalog knows the topic; it changes with a restore.
 
-    ORIGIN_HERE: since the topic was empty, so a state that is absent was never written. Another
-    text: a restore has added to the topic, and states of before may be older than what it added.
+    See `began_here`: since the topic was empty, so a state that is absent was never written.
+    Another text: a restore has added to the topic, and states of before may be older than what it
+    added.
     None: the local log outlived an earlier catalog.
     """
     value = read_job_state(catalog, topic, ORIGIN_NAME)

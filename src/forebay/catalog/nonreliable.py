@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
-from forebay.catalog.records import decode_json
+from forebay.catalog.records import Deletion, TopicRecord, decode_json, decode_record
 from forebay.errors import DescriptorError, ServiceUnavailable, TopicKindConflict
 from forebay.format.names import TopicName, after_prefix
 from forebay.limits import CATALOG_PAGE, OFFSET_MAX, SUBSCRIPTIONS_PAGE
@@ -41,14 +41,21 @@ def create_nonreliable(catalog: Catalog, topic: TopicName, now_ms: int) -> NonRe
         found = find_nonreliable(catalog, topic)
         if found is not None:
             return found
-        if catalog.kv.get(record) is not None:
+        stored = catalog.kv.get(record)
+        if stored is not None and not _may_follow(stored):
             raise TopicKindConflict(
                 f"{topic} is a stored topic; use it as a reliable one, or choose another name"
             )
-        compares = [Compare(key, ABSENT), Compare(record, ABSENT)]
+        compares = [Compare(key, ABSENT), Compare(record, stored.revision if stored else ABSENT)]
         if catalog.kv.commit(compares, [Put(key, value)]) is not None:
             return NonReliableTopic(topic, now_ms)
     raise _contended(catalog, topic)
+
+
+def _may_follow(stored: Entry) -> bool:
+    """Whether the record is that of a topic whose deletion is finished."""
+    record = decode_record(stored.value, TopicRecord, stored.key)
+    return record.is_deleted and record.deletion is Deletion.DELETED
 
 
 def find_nonreliable(catalog: Catalog, topic: TopicName) -> NonReliableTopic | None:

@@ -23,10 +23,16 @@ from dataclasses import replace
 from typing import Final
 
 from forebay.catalog.catalog import Catalog, Change, fenced
-from forebay.catalog.job_state import ORIGIN_HERE, ORIGIN_NAME
+from forebay.catalog.job_state import ORIGIN_HERE, ORIGIN_NAME, origin_after
 from forebay.catalog.kv import ABSENT, Compare, Put, Remove, respond_by
 from forebay.catalog.nonreliable import require_not_nonreliable
-from forebay.catalog.records import Owner, TopicRecord, decode_record, encode_record
+from forebay.catalog.records import (
+    Deletion,
+    Owner,
+    TopicRecord,
+    decode_record,
+    encode_record,
+)
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
 from forebay.errors import (
     LogClosed,
@@ -295,8 +301,8 @@ class Ownership:
             )
 
     def _unchanged(self, record: TopicRecord | None, holder: Owner | None) -> TopicRecord:
-        if record is None or record.epoch != self.epoch:
-            raise fenced(self.topic, self.epoch, record.epoch if record else 0)
+        if record is None or record.is_deleted or record.epoch != self.epoch:
+            raise fenced(self.topic, self.epoch, record)
         if holder is not None and (holder.epoch, holder.name) != (self.epoch, self._session.name):
             raise fenced(self.topic, self.epoch, holder.epoch)
         return record
@@ -351,9 +357,10 @@ def acquire(
 
     `settle` gets the current record, or None for a new topic, and returns the new one; the epoch
     becomes one more than in either. It may raise to refuse, and it may be called more than once.
-    `lock` names the local lock that this process holds. Raises TopicOwned while another process
-    owns the topic. An owner that held the same `lock` must have ended, so its topic is taken at
-    once.
+    What it gets may be what is left of a deleted topic. `lock` names the local lock that this
+    process holds. Raises TopicOwned while another process owns the topic. An owner that held the
+    same `lock` must have ended, so its topic is taken at once. Raises TopicDeleted while a deletion
+    is not finished.
     """
 
     def take(record: TopicRecord | None, holder: Owner | None) -> TopicRecord:
@@ -362,6 +369,8 @@ def acquire(
                 f"{topic} is owned by {holder.name} (epoch {holder.epoch}), whose lease is alive: "
                 "close it there, or wait until its lease ends"
             )
+        if record is not None and record.deletion is Deletion.DELETING:
+            raise fenced(topic, record.epoch, record)
         settled = settle(record)
         before = record.epoch if record else 0
         return replace(settled, epoch=max(before, settled.epoch) + 1)
@@ -394,7 +403,8 @@ def _hold(
     for _ in range(_TRIES):
         entry, held = catalog.kv.get(record_key), catalog.kv.get(owner_key)
         record = None if entry is None else decode_record(entry.value, TopicRecord, record_key)
-        if record is None:
+        absent = record is None or record.is_deleted
+        if absent:
             require_not_nonreliable(catalog, topic)
         holder = None if held is None else decode_record(held.value, Owner, owner_key)
         wanted = decide(record, holder)
@@ -402,13 +412,18 @@ def _hold(
             Put(record_key, encode_record(wanted)),
             Put(owner_key, encode_record(replace(owner, epoch=wanted.epoch)), lease),
         ]
+        origin = None
         if record is None and wanted.reserved == 0:
-            writes.append(Put(catalog.keys.job_state(topic, ORIGIN_NAME), ORIGIN_HERE.encode()))
+            origin = ORIGIN_HERE
+        elif record is not None and record.is_deleted:
+            origin = origin_after(wanted.epoch)
+        if origin is not None:
+            writes.append(Put(catalog.keys.job_state(topic, ORIGIN_NAME), origin.encode()))
         compares = [
             Compare(record_key, entry.revision if entry else ABSENT),
             Compare(owner_key, held.revision if held else ABSENT),
         ]
-        if record is None:
+        if absent:
             compares.append(Compare(catalog.keys.nonreliable(topic), ABSENT))
         if catalog.kv.commit(compares, writes) is not None:
             return wanted

@@ -62,6 +62,15 @@ def may_become(before: State | None, after: State | None) -> bool:
     return before == after or after in _NEXT[before]
 
 
+class Deletion(StrEnum):
+    """How far the deletion of a topic is. The record of a deleted topic stays for ever."""
+
+    DELETING = "deleting"
+    """What the topic had may still be there. Nobody may use it any more."""
+    DELETED = "deleted"
+    """Only the record is left, and a begin marker in the object store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Life:
     """The row of one object key."""
@@ -117,8 +126,21 @@ class TopicRecord:
     """Ranges that were lost or unknown until an operator accepted that."""
     accept: bool = False
     """A restore accepted in advance what the next opening records as lost or unknown."""
+    deletion: Deletion | None = None
+    """Set if the topic was deleted: see `is_deleted`."""
     extra: str = ""
     """The fields that only a later release knows, as JSON, so that changes keep them."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether this is all that is left, or will be left, of a topic that was deleted.
+
+        Every offset is then the one at which a topic of the same name begins. A release that does
+        not know `deletion` keeps the field when it creates the topic again, so the log id decides.
+        """
+        return self.deletion is not None and (
+            self.log_id is None or self.deletion is Deletion.DELETING
+        )
 
     @property
     def offset_limit(self) -> int:
@@ -325,6 +347,8 @@ _Record = TypeVar("_Record", Life, TopicRecord, Owner)
 
 def encode_record(record: Life | TopicRecord | Owner) -> bytes:
     body = asdict(record)
+    if body.get("deletion", "") is None:  # as earlier releases write it
+        del body["deletion"]
     if extra := body.pop("extra", ""):
         body = {**json.loads(extra), **body}
     return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
@@ -387,15 +411,27 @@ _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _TEXTS: Final = frozenset({"token", "name", "lock"})
 _OPTIONAL: Final = frozenset({"log_id", "nonce"})
 _ADDED: Final = frozenset(
-    {"nonce", "assigned", "begin", "begin_attempt", "marked", "unknown", "accepted", "accept"}
+    {
+        "nonce",
+        "assigned",
+        "begin",
+        "begin_attempt",
+        "marked",
+        "unknown",
+        "accepted",
+        "accept",
+        "deletion",
+    }
 )
-"""Fields that records of the first release lack."""
+"""Fields that records of earlier releases lack."""
 _RANGES: Final = frozenset({"lost", "unknown", "accepted"})
 
 
 def _checked(name: str, value: Any) -> Any:
     if name == "state":
         return State(value)
+    if name == "deletion":
+        return None if value is None else Deletion(value)
     if name in _RANGES:
         ranges = tuple(_checked_range(each) for each in value)
         if any(one[1] > then[0] for one, then in pairwise(ranges)):

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.kv import ABSENT, Compare, Entry, Put, Remove
-from forebay.catalog.records import decode_json
+from forebay.catalog.records import TopicRecord, decode_json, decode_record
 from forebay.errors import DescriptorError, ServiceUnavailable, UnknownTopic, UsageError
 from forebay.format.names import TopicName
 from forebay.limits import TOPIC_SETTINGS_BYTES_MAX
@@ -41,10 +41,12 @@ def change_topic_settings(
     catalog does not have the topic, UsageError if there is too much to store, and
     ServiceUnavailable if every attempt lost against another process.
     """
-    if catalog.record(topic) is None:
-        raise UnknownTopic(f"there is no topic {topic} in {catalog.name}")
     key = catalog.keys.settings(topic)
     for _ in range(_TRIES):
+        # Compared too: the settings of a topic that is being deleted must not come back.
+        known = catalog.kv.get(catalog.keys.record(topic))
+        if known is None or decode_record(known.value, TopicRecord, known.key).is_deleted:
+            raise UnknownTopic(f"there is no topic {topic} in {catalog.name}")
         entry = catalog.kv.get(key)
         before = _decoded(entry)
         after = dict(change(dict(before)))
@@ -56,9 +58,12 @@ def change_topic_settings(
                 f"the settings of {topic} have {len(value)} bytes; at most "
                 f"{TOPIC_SETTINGS_BYTES_MAX} are allowed"
             )
-        compare = Compare(key, entry.revision if entry else ABSENT)
+        compares = [
+            Compare(known.key, known.revision),
+            Compare(key, entry.revision if entry else ABSENT),
+        ]
         write = Put(key, value) if after else Remove(key)
-        if catalog.kv.commit([compare], [write]) is not None:
+        if catalog.kv.commit(compares, [write]) is not None:
             return after
     raise ServiceUnavailable(
         f"{topic}: other processes kept changing its settings in {catalog.name}; try again"

@@ -169,7 +169,9 @@ def viewed_topic(store: StoreView, name: str) -> TopicView:
         from forebay.format.names import objects_prefix, parse_topic
         from forebay.objects.store import connect
 
-        topic = parse_topic(name)
+        topic, resources = parse_topic(name), store.resources()
+        if resources is not None and resources.catalog.find(topic) is not None:
+            raise  # it was deleted
         with closing(connect(store.settings.cloud, Path(store.name))) as objects:
             there = next(iter(objects.list(objects_prefix(topic))), None) is not None
         if not there:
@@ -262,19 +264,19 @@ def chosen_server(settings: StoreSettings, url: str | None) -> ServerAddress | N
     return ServerAddress(url, None, known_token(settings), settings.admin.ca_file)
 
 
-def connected(address: ServerAddress) -> ServerClient:
+def connected(address: ServerAddress, *, timeout_seconds: float = 60) -> ServerClient:
     """A client that accepts only the store that the server at the address serves now."""
     from forebay.client.http import ServerClient
 
-    client = ServerClient(address)
+    client = ServerClient(address, timeout_seconds=timeout_seconds)
     client.pin()
     return client
 
 
 @contextmanager
-def client_of(server: ServerAddress) -> Iterator[ServerClient]:
+def client_of(server: ServerAddress, *, timeout_seconds: float = 60) -> Iterator[ServerClient]:
     """A client of the server; a refused token raises an error that says how to set one."""
-    with connected(server) as client:
+    with connected(server, timeout_seconds=timeout_seconds) as client:
         try:
             yield client
         except ServiceRefused as error:

@@ -31,6 +31,7 @@ from forebay.cli.options import (
     url_option,
     viewed_topic,
 )
+from forebay.cli.topic_lifecycle import create, delete
 from forebay.cli.topic_settings import configure, setting_lines
 from forebay.errors import UsageError
 from forebay.limits import OFFSET_MAX
@@ -63,7 +64,7 @@ _PIECES_MAX: Final = 1000
 def topics(
     context: click.Context, url: str | None, config: Path | None, data: Path | None, as_json: bool
 ) -> None:
-    """Lists the topics of a store, or with `configure` changes the settings of one.
+    """Lists the topics of a store, or creates, deletes or configures one.
 
     These are the topics in the catalog and those that have a local directory. No topic is opened.
 
@@ -71,7 +72,9 @@ def topics(
     Examples:
       forebay topics
       forebay topics --config forebay.yml --json
+      forebay topics create orders --partitions 4
       forebay topics configure orders max_open_seconds=60s
+      forebay topics delete orders
     """
     if context.invoked_subcommand is not None:
         if as_json or any(each is not None for each in (url, config, data)):
@@ -89,6 +92,8 @@ def topics(
 
 
 topics.add_command(configure)
+topics.add_command(create)
+topics.add_command(delete)
 
 
 def _served_topics(server: ServerAddress) -> list[str]:

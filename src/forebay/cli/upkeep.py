@@ -111,7 +111,7 @@ def _require_known(resources: StoreResources, topic: TopicName) -> None:
     from forebay.format.names import objects_prefix
 
     listed = resources.store.list(objects_prefix(topic))
-    if resources.catalog.record(topic) is None and next(listed, None) is None:
+    if resources.catalog.find(topic) is None and next(listed, None) is None:
         raise UsageError(
             f"neither {resources.catalog.name} nor {resources.store.name} knows {topic}"
         )
@@ -351,6 +351,9 @@ def _print_restored(done: RestoredTopic, *, as_json: bool) -> None:
 
 
 def _restore_lines(report: RestoreReport) -> Iterator[str]:
+    if report.deleted:
+        yield f"{report.topic}: was deleted, and stays so; the next offset is {report.next_offset}"
+        return
     did = "would adopt" if report.dry_run else "adopted"
     start, end = report.start_offset, report.tail
     held = f"offsets {start} to {end - 1}" if start < end else "no offsets"

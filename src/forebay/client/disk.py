@@ -151,6 +151,9 @@ class ServerDisk:
     def unlink(self, path: Path) -> None:
         self._refused(path)
 
+    def remove_dir(self, path: Path) -> None:
+        self._refused(path)
+
     def sync_dir(self, path: Path) -> None:
         self._refused(path)
 

@@ -97,6 +97,9 @@ class Disk(Protocol):
 
     def unlink(self, path: Path) -> None: ...
 
+    def remove_dir(self, path: Path) -> None:
+        """Removes an empty directory; OSError if it is not empty. `sync_dir` makes it durable."""
+
     def sync_dir(self, path: Path) -> None:
         """Returns once the names in the directory are on the device, or raises."""
 

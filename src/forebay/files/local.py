@@ -218,6 +218,9 @@ class LocalDisk:
     def unlink(self, path: Path) -> None:
         path.unlink()
 
+    def remove_dir(self, path: Path) -> None:
+        path.rmdir()
+
     def sync_dir(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -30,10 +30,15 @@ class BeginMarker:
     """The epoch of the owner that opened it."""
     begin: int
     """The offset at which the log begins: offsets before it are in other logs or in objects."""
+    deleted: bool = False
+    """The topic was deleted: no message before `begin` is in it, and no log begins here yet."""
 
 
 def encode_marker(marker: BeginMarker) -> bytes:
-    return json.dumps(asdict(marker), separators=(",", ":"), sort_keys=True).encode()
+    body = asdict(marker)
+    if not marker.deleted:  # as earlier releases write it
+        del body["deleted"]
+    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
 
 
 def decode_marker(data: bytes, what: str) -> BeginMarker:
@@ -53,5 +58,5 @@ def decode_marker(data: bytes, what: str) -> BeginMarker:
         } if _ID.fullmatch(log_id) and _ID.fullmatch(nonce):
             if not (0 <= epoch <= OFFSET_MAX and 0 <= begin <= OFFSET_MAX):
                 raise FormatError(f"{what}: a number is not in 0..{OFFSET_MAX}")
-            return BeginMarker(log_id, nonce, epoch, begin)
+            return BeginMarker(log_id, nonce, epoch, begin, body.get("deleted") is True)
     raise FormatError(f"{what}: it does not have the fields of a begin marker")

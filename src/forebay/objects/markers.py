@@ -19,7 +19,6 @@ from forebay.format.marker import (
 )
 from forebay.format.names import MARKER_START, MarkerName, TopicName, objects_prefix, parse_marker
 from forebay.objects.backend import Backend, ObjectMeta
-from forebay.objects.store import CloudStore
 
 _ATTEMPTS_MAX: Final = 1000
 
@@ -58,9 +57,7 @@ def read_marker(store: Backend, marker: StoredMarker) -> BeginMarker | None:
         return None
 
 
-def create_marker(
-    store: CloudStore, topic: TopicName, offset: int, marker: BeginMarker
-) -> MarkerName:
+def create_marker(store: Backend, topic: TopicName, offset: int, marker: BeginMarker) -> MarkerName:
     """Creates a marker for an opening at `offset`, under a name after those at this offset.
 
     A marker of this opening that exists already is a success: an earlier request may have got no
@@ -79,7 +76,7 @@ def create_marker(
         try:
             store.put_object(key, data, create=True)
         except ObjectExists:
-            if bytes(store.get_object(key, MARKER_BYTES_MAX)) != data:
+            if read_marker(store, StoredMarker(name, store.head(key))) != marker:
                 continue
         return name
     raise ServiceRefused(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from forebay.catalog.catalog import Catalog
+from forebay.catalog.catalog import Catalog, was_deleted
 from forebay.catalog.records import TopicRecord
 from forebay.errors import ForebayError, MissingData, OffsetOutOfRange
 from forebay.format.descriptor import ObjectDescriptor
@@ -227,6 +227,9 @@ class CatalogSource:
 
     def _why(self, record: TopicRecord | None, offset: int) -> ForebayError:
         if record is None:
+            left = self._catalog.find(self.topic)
+            if left is not None and left.is_deleted:
+                return was_deleted(self.topic)
             return MissingData(f"{self.topic}: there is no such topic in {self._catalog.name}")
         hole = record.lost_range(offset)
         if hole is not None:

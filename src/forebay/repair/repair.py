@@ -184,12 +184,20 @@ class _TopicRepair:
             return False
         if self._record is not None:
             return True
+        self._require_not_deleted()
         if self._has_objects():
             self._point_to_restore("the store has objects of a topic that is not in the catalog")
             return False
         if not self._disk.exists(self._directory):
             raise UnknownTopic(f"there is no topic {self._topic} in {self._view.name}")
         return True
+
+    def _require_not_deleted(self) -> None:
+        left = None if self._resources is None else self._resources.catalog.find(self._topic)
+        if left is not None and left.is_deleted:
+            raise UnknownTopic(
+                f"there is no topic {self._topic} in {self._view.name}: it was deleted"
+            )
 
     def _has_objects(self) -> bool:
         prefix = objects_prefix(self._topic)

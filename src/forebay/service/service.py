@@ -374,13 +374,22 @@ class TopicOpener:
         """The last error of each topic that cannot be opened."""
 
     async def run(self) -> None:
-        """Returns when all topics are open."""
+        """Returns when all topics are open. Deletions that were interrupted are finished first."""
+        await asyncio.to_thread(self._finish_deletions)
         left = await asyncio.to_thread(self._with_local_log)
         left = await self._open_all(left, self._on_progress)
         self._on_progress(None)
         while left:
             await asyncio.sleep(self._retry_seconds)
             left = await self._open_all(left, lambda _words: None)
+
+    def _finish_deletions(self) -> None:
+        try:
+            self._store.finish_deletions()
+        except LogClosed:  # the server is stopping
+            return
+        except (ForebayError, OSError) as error:  # the sweeper tries again
+            event(_log, logging.ERROR, "deletions were not looked for", error=error)
 
     def _with_local_log(self) -> list[str]:
         with self._store.view() as view:

@@ -497,6 +497,13 @@ class CrashDisk:
             change: dict[str, _Node | None] = {path.name: None}
             self._directory(path.parent).change(change, self._machine.clock.now_ms())
 
+    def remove_dir(self, path: Path) -> None:
+        with self._machine.lock:
+            if self._directory(path).names:
+                raise os_error(ENOTEMPTY, path)
+            change: dict[str, _Node | None] = {path.name: None}
+            self._directory(path.parent).change(change, self._machine.clock.now_ms())
+
     def sync_dir(self, path: Path) -> None:
         with self._machine.lock:
             self._directory(path).sync()

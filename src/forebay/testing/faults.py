@@ -56,6 +56,7 @@ Operation: TypeAlias = Literal[
     "open_locked",
     "open_read",
     "read_into",
+    "remove_dir",
     "replace",
     "size",
     "sync",
@@ -351,6 +352,10 @@ class FaultDisk:
         freed = self._file_size(path)
         self.inner.unlink(path)
         self._script.give_back(freed)
+
+    def remove_dir(self, path: Path) -> None:
+        self._script.enter("remove_dir", path)
+        self.inner.remove_dir(path)
 
     def sync_dir(self, path: Path) -> None:
         self._script.enter("sync_dir", path)

@@ -23,10 +23,24 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.nonreliable import require_not_nonreliable
+from forebay.catalog.nonreliable import (
+    delete_nonreliable,
+    find_nonreliable,
+    nonreliable_topics,
+    require_not_nonreliable,
+)
+from forebay.catalog.records import Deletion
 from forebay.client.address import wal_root
 from forebay.clock import SYSTEM_CLOCK, Clock, since_1970
-from forebay.errors import DescriptorError, ForebayError, LogClosed, ServiceError, TopicFenced
+from forebay.errors import (
+    DescriptorError,
+    ForebayError,
+    LogClosed,
+    ServiceError,
+    TopicDeleted,
+    TopicFenced,
+    UnknownTopic,
+)
 from forebay.files.disk import Disk
 from forebay.files.local import LocalDisk
 from forebay.format.names import TopicName, is_topic, parse_topic
@@ -36,10 +50,20 @@ from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings
+from forebay.topic.deletion import LocalDeletion, deleted_here, not_deleted, topics_below
 from forebay.topic.metrics import TopicGauges
 from forebay.topic.opening import TopicClaim
+from forebay.topic.partitions import (
+    CreatedTopic,
+    has_no_partitions,
+    partition_names,
+    partitions_of,
+    require_no_partitions,
+    require_not_fewer,
+)
 from forebay.topic.resources import StoreResources
 from forebay.topic.storage import WalStorage
+from forebay.upload.deletion import DeletedTopic, begin_deletion, finish_deletion
 from forebay.upload.sweeper import Sweeper
 from forebay.wal.log import Wal
 from forebay.wal.pool import WriterPool
@@ -54,6 +78,8 @@ FAILURES: Final = Counter(
 )
 _PRODUCERS_SECONDS: Final = 1.0
 """The delay before the numbers of idempotent producers are written to the catalog."""
+_OPENINGS_MAX: Final = 5
+"""How often a topic is opened again because it was deleted meanwhile."""
 _RELEASE_SHARE: Final = 0.8
 """The part of the time for the catalog in which topics are given up one by one. The rest is for
 the one request that ends the lease: it frees all of them."""
@@ -173,6 +199,12 @@ class WalStorageFactory:
         self._lock = threading.Lock()
         self._storages: dict[TopicName, WalStorage] = {}
         self._opening: dict[TopicName, threading.Lock] = {}
+        self.on_deleted: list[Callable[[TopicName], None]] = []
+        """Called when this process has deleted a topic, on the deleting thread."""
+        self._kinds: dict[TopicName, threading.Lock] = {}
+        """For each base name: one call at a time creates or deletes a topic with partitions."""
+        self._begins: dict[TopicName, int] = {}
+        """Where topics begin that were deleted from a store in memory."""
         self._closed = False
         self._closing = threading.RLock()
         self._revoke_by = float("-inf")
@@ -185,10 +217,20 @@ class WalStorageFactory:
         if self.resources is None:
             return None
         catalog, store = self.resources.catalog, self.resources.store
-        return Sweeper(catalog, store, self.settings.sweeper, self._background_pool, self._clock)
+        return Sweeper(
+            catalog,
+            store,
+            self.settings.sweeper,
+            self._background_pool,
+            self._clock,
+            before=self._finish_deletions,
+        )
 
     def for_topic(self, name: str) -> WalStorage:
         """Returns the topic's storage. Opens, recovers or creates the topic on first use.
+
+        A topic that was deleted is created again, after its deletion was finished if it was
+        interrupted.
 
         Raises TopicOwned if another process owns the topic, CorruptLog (MissingData) if data is
         damaged or missing, TopicKindConflict if the topic is not a stored one, and LogClosed after
@@ -229,6 +271,16 @@ class WalStorageFactory:
         raise LogClosed("the store is closed; open it again")
 
     def _open_storage(self, topic: TopicName, known_offset: int) -> WalStorage:
+        for _ in range(_OPENINGS_MAX):
+            if self._finish_deletion(topic):
+                known_offset = 0  # what this process knew of the topic was deleted
+            try:
+                return self._open_log(topic, known_offset or self._begins.get(topic, 0))
+            except TopicDeleted as error:  # meanwhile, by another process
+                last = error
+        raise last
+
+    def _open_log(self, topic: TopicName, known_offset: int) -> WalStorage:
         directory = self._directory(topic)
         if directory is not None:
             self._require_stored(topic, directory)
@@ -258,6 +310,227 @@ class WalStorageFactory:
             catalog = self.resources.catalog
             if catalog.record(topic) is None:
                 require_not_nonreliable(catalog, topic)
+
+    # -- creating -------------------------------------------------------------------------------
+
+    def create(self, name: str, partitions: int | None = None) -> CreatedTopic:
+        """Creates the topic, or so many partitions of it; what exists is left as it is.
+
+        Raises TopicConflict if a topic with partitions and one without would have the same name,
+        and if there are more partitions already; UsageError for a wrong number of them.
+        """
+        topic = parse_topic(name)
+        wanted = [topic] if partitions is None else partition_names(topic, partitions)
+        self._require_own()
+        with self._kind_lock(topic):
+            there = run_aside(partial(self._require_one_kind, topic, wanted, partitions))
+            for each in wanted:
+                self.for_topic(str(each))
+        return CreatedTopic(
+            str(topic),
+            created=not there.issuperset(wanted),
+            partitions=() if partitions is None else tuple(map(str, wanted)),
+        )
+
+    def _kind_lock(self, topic: TopicName) -> threading.Lock:
+        with self._lock:
+            return self._kinds.setdefault(parse_topic(topic.base), threading.Lock())
+
+    def _require_one_kind(
+        self, topic: TopicName, wanted: list[TopicName], partitions: int | None
+    ) -> set[TopicName]:
+        """Returns the topics of this name that exist, with or without partitions."""
+        base = parse_topic(topic.base)
+        there = self._same_base(base)
+        if partitions is not None:
+            require_not_fewer(base, partitions_of(base, there), partitions)
+        if base in there and wanted != [base]:
+            raise has_no_partitions(wanted[0])
+        if wanted == [base]:
+            require_no_partitions(base, there)
+        return there
+
+    def partitions(self, name: str) -> list[str]:
+        """Returns the names of the partitions of a topic, ordered by their numbers."""
+        base = parse_topic(name)
+        self._require_own()
+        return run_aside(lambda: [str(each) for each in partitions_of(base, self._same_base(base))])
+
+    def _same_base(self, base: TopicName, *, deleting: bool = False) -> set[TopicName]:
+        """Returns the topic and its partitions, as far as they exist.
+
+        With `deleting`, also those whose deletion was not finished.
+        """
+        found = {each for each in self._storages.copy() if each.base == str(base)}
+        root = self._wal_root()
+        if self.resources is None or root is None:
+            return found
+        names = (f"/{base.namespace}/{name}" for name in self._list(root / base.namespace))
+        local = {parse_topic(name) for name in names if is_topic(name)}
+        catalog = self.resources.catalog
+        stored = {base, *catalog.topics(f"{base.namespace}/{base.topic}-part-", deleted=True)}
+        stored.update(each.name for each in nonreliable_topics(catalog))
+        found |= {each for each in local | stored if each.base == str(base)}
+        return {each for each in found if self._is_there(each, deleting=deleting)}
+
+    def _is_there(self, topic: TopicName, *, deleting: bool) -> bool:
+        assert self.resources is not None
+        catalog = self.resources.catalog
+        record = catalog.find(topic)
+        if find_nonreliable(catalog, topic) is not None:
+            return True
+        if record is not None and record.is_deleted:
+            return deleting and record.deletion is Deletion.DELETING
+        directory = self._directory(topic)
+        return record is not None or (directory is not None and self._disk.exists(directory))
+
+    # -- deleting -------------------------------------------------------------------------------
+
+    def delete_partitions(self, name: str) -> list[DeletedTopic]:
+        """Deletes all partitions of a topic, the highest number first; see `delete`.
+
+        Raises UnknownTopic if there is none. After an error, call it again for the rest.
+        """
+        base = parse_topic(name)
+        self._require_own()
+        with self._kind_lock(base):
+            there = run_aside(lambda: self._same_base(base, deleting=True))
+            found = partitions_of(base, there)
+            if not found:
+                raise UnknownTopic(f"{base} has no partitions in this store")
+            return [self.delete(str(each)) for each in reversed(found)]
+
+    def delete(self, name: str) -> DeletedTopic:
+        """Deletes the topic with everything that belongs to it; see `forebay.upload.deletion`.
+
+        Whoever has it open in this process gets TopicDeleted. A deletion that was interrupted is
+        finished. Raises UnknownTopic, TopicOwned if another process owns the topic, and
+        ServiceError if the catalog or the object store is away: call it again to finish it.
+        """
+        topic = parse_topic(name)
+        self._require_own()
+        self.require_outside()
+        return run_aside(partial(self._delete_in_turn, topic))
+
+    def _delete_in_turn(self, topic: TopicName) -> DeletedTopic:
+        with self._lock:
+            self._require_open()
+            turn = self._opening.setdefault(topic, threading.Lock())
+        with turn:
+            return self._delete(topic)
+
+    def _delete(self, topic: TopicName) -> DeletedTopic:
+        resources, directory = self.resources, self._directory(topic)
+        if resources is None or directory is None:
+            return self._delete_from_memory(topic)
+        if resources.catalog.record(topic) is None and delete_nonreliable(resources.catalog, topic):
+            self._tell_deleted(topic)
+            return DeletedTopic(str(topic), 0)
+        if resources.catalog.find(topic) is None:
+            if not self._disk.exists(directory):
+                raise self._unknown(topic)
+            self._open(topic)  # a log that the catalog does not know: it says where it ends
+        storage = self._storages.get(topic)
+        local = LocalDeletion(resources, self._disk, directory, topic, storage)
+        try:
+            with local.locked():
+                record = begin_deletion(
+                    resources.catalog,
+                    resources.store,
+                    topic,
+                    ended=local.ended,
+                    end=local.end,
+                    before=local.end_storage,
+                )
+                files = local.remove()
+        except UnknownTopic:
+            self._finish_deletion(topic)  # another machine may have deleted it
+            raise
+        self._storages.pop(topic, None)
+        self._tell_deleted(topic)
+        done = finish_deletion(resources.catalog, resources.store, topic)
+        if done is None:  # another process finished it, and has created the topic again
+            done = DeletedTopic(str(topic), record.tail)
+        return replace(done, files=files)
+
+    def _tell_deleted(self, topic: TopicName) -> None:
+        for call in [*self.on_deleted]:
+            call(topic)
+
+    def _unknown(self, topic: TopicName) -> UnknownTopic:
+        found = partitions_of(topic, self._same_base(topic))
+        more = f"; it has {len(found)} partitions, such as {found[0]}" if found else ""
+        return UnknownTopic(f"there is no topic {topic} in this store{more}")
+
+    def _delete_from_memory(self, topic: TopicName) -> DeletedTopic:
+        storage = self._storages.get(topic)
+        if storage is None:
+            raise self._unknown(topic)
+        storage.end_for_deletion(deleted_here(topic))
+        storage.abandon()
+        self._begins[topic] = storage.wal.current_offset()
+        del self._storages[topic]
+        self._tell_deleted(topic)
+        return DeletedTopic(str(topic), self._begins[topic])
+
+    def finish_deletions(self) -> list[str]:
+        """Finishes the deletions of topics that were interrupted; returns their names.
+
+        Removes local logs, too, whose topics were deleted from other machines. A topic that is in
+        use, or a service that is away, is logged and left for the next time.
+        """
+        self._require_own()
+        return run_aside(self._finish_deletions)
+
+    def _finish_deletions(self) -> list[str]:
+        if self.resources is None:
+            return []
+        catalog, done = self.resources.catalog, []
+        local = self._local_topics()
+        for topic in catalog.topics(deleted=True):
+            record = catalog.find(topic)
+            if record is None or not record.is_deleted:
+                continue
+            if record.deletion is Deletion.DELETED and topic not in local:
+                continue
+            try:
+                self._finish_in_turn(topic)
+                done.append(str(topic))
+            except (ForebayError, OSError) as error:
+                event(
+                    _log,
+                    logging.WARNING,
+                    "a deletion could not be finished: it is tried again",
+                    topic=topic,
+                    error=error,
+                )
+        return done
+
+    def _finish_in_turn(self, topic: TopicName) -> None:
+        with self._lock:
+            self._require_open()
+            turn = self._opening.setdefault(topic, threading.Lock())
+        with turn:
+            self._finish_deletion(topic)
+
+    def _finish_deletion(self, topic: TopicName) -> bool:
+        """Removes what is left of a topic that was deleted; False if it was not."""
+        resources, directory = self.resources, self._directory(topic)
+        if resources is None or directory is None:
+            return False
+        record = resources.catalog.find(topic)
+        if record is None or not record.is_deleted:
+            return False
+        storage = self._storages.get(topic)
+        if storage is not None:  # fenced, because another process has deleted the topic
+            storage.end_for_deletion(deleted_here(topic))
+            storage.abandon()
+        local = LocalDeletion(resources, self._disk, directory, topic, None)
+        with local.locked():
+            local.remove()
+        self._storages.pop(topic, None)
+        finish_deletion(resources.catalog, resources.store, topic)
+        return True
 
     def _claim(self, topic: TopicName, directory: Path | None) -> TopicClaim | None:
         if self.resources is None or directory is None:
@@ -324,15 +597,17 @@ class WalStorageFactory:
         return run_aside(self._topics)
 
     def _topics(self) -> list[str]:
-        names = {str(topic) for topic in self._storages.copy()}
+        found = set(self._storages.copy())
         if self.resources is not None:
-            names.update(str(topic) for topic in self.resources.catalog.topics())
+            catalog = self.resources.catalog
+            known = set(catalog.topics())
+            found = known.union(not_deleted(catalog, (found | self._local_topics()) - known))
+        return sorted(map(str, found))
+
+    def _local_topics(self) -> set[TopicName]:
+        """The topics with a directory here."""
         root = self._wal_root()
-        if root is not None:
-            for namespace in self._list(root):
-                found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
-                names.update(name for name in found if is_topic(name))
-        return sorted(names)
+        return set() if root is None else topics_below(root, self._list)
 
     def _list(self, path: Path) -> list[str]:
         try:

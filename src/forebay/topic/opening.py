@@ -102,7 +102,8 @@ def settle(
     """Returns the record with which this process takes the topic. The caller sets the epoch.
 
     If its `log_id` is `fresh_id`, a new log begins at its `tail`, and the local log is set aside.
-    A record without a log id was rebuilt from the objects, and the local log continues it. Raises
+    That is so if the topic was deleted: nothing of the deleted one is continued. Another record
+    without a log id was rebuilt from the objects, and the local log continues it. Raises
     MissingData if a restore is not finished, if the local log is an older copy, or if messages are
     in neither objects nor the log.
     """
@@ -120,6 +121,9 @@ def settle(
     if is_restoring(record.log_id):
         begun, command = unfinished(record.log_id)
         raise MissingData(f"{begun} of the topic is not finished: run `{command}` again")
+    if record.is_deleted:
+        return replace(_fresh(record, local, fresh_id, nonce), deletion=None)
+    record = replace(record, deletion=None)  # an earlier release created the topic again
     standing = stand(record, local)
     if standing is Standing.OLDER:
         raise MissingData(_older(record, local))
@@ -301,7 +305,7 @@ class TopicClaim:
 
     def _still(self, record: TopicRecord | None, error: MissingData) -> ForebayError:
         """Returns the error, or TopicOwned if another process took the topic during the look."""
-        if self._session.catalog.record(self._topic) != record:
+        if self._session.catalog.find(self._topic) != record:
             return TopicOwned(f"{self._topic}: another process has just taken the topic; try again")
         return error
 
@@ -344,7 +348,7 @@ class TopicClaim:
 
     def _advised(self, error: MissingData, record: TopicRecord | None, local: LocalLog) -> str:
         """Returns the text of the error. Asks the store whether the log or the catalog is older."""
-        if record is None or is_restoring(record.log_id):
+        if record is None or is_restoring(record.log_id) or record.is_deleted:
             return str(error)
         if stand(record, local) is not Standing.OLDER:
             return str(error)

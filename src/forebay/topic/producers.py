@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from forebay.catalog.catalog import Catalog, Change
-from forebay.catalog.job_state import ORIGIN_HERE, origin
+from forebay.catalog.job_state import began_here, is_of_deleted, origin
 from forebay.catalog.kv import Put
 from forebay.catalog.records import TopicRecord
 from forebay.errors import (
@@ -320,11 +320,11 @@ class TopicProducers:
         key = self._catalog.keys.job_state(self._topic, ROW_NAME)
         entry = self._catalog.kv.get(key)
         began = origin(self._catalog, self._topic)
-        if entry is None:
+        row = None if entry is None else decode_producers_row(entry.value, key)
+        if row is None or is_of_deleted(row.origin, began):
             # No idempotent producer was ever connected, if the catalog has known the topic always.
-            start = end if began == ORIGIN_HERE and not self._doubted else self._log.start()
+            start = end if began_here(began) and not self._doubted else self._log.start()
             return ProducersRow(start, complete=True, origin=began), start
-        row = decode_producers_row(entry.value, key)
         if row.complete and row.origin == began and not self._doubted:
             return row, end
         return replace(row, origin=began), max(row.offset, self._log.start())

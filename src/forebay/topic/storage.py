@@ -20,7 +20,14 @@ from forebay.catalog.chain import Chain
 from forebay.catalog.records import TopicRecord, offset_before, unread_between
 from forebay.clock import SYSTEM_CLOCK
 from forebay.config.topics import TopicSetting
-from forebay.errors import ForebayError, OffsetOutOfRange, TopicFenced, UsageError
+from forebay.errors import (
+    ForebayError,
+    LogClosed,
+    OffsetOutOfRange,
+    TopicDeleted,
+    TopicFenced,
+    UsageError,
+)
 from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.message import StreamMessage
@@ -517,6 +524,10 @@ class WalStorage(PersistentStorage):
         except TopicFenced as error:
             self.fence(error)
             raise
+        except LogClosed:
+            if self.wal.deletion is not None:
+                raise TopicDeleted(str(self.wal.deletion)) from None
+            raise
 
     def fence(self, error: TopicFenced) -> None:
         self.wal.fence(error)
@@ -569,6 +580,22 @@ class WalStorage(PersistentStorage):
             run_aside(self._require_uploader().record)
         self.start_unsure = False
         return gone
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch with which this process took the topic; None for a store in memory."""
+        return None if self._claim is None else self._claim.ownership.epoch
+
+    def end_for_deletion(self, error: TopicDeleted) -> None:
+        """Lets nothing more be appended, read or uploaded: everybody gets `error`.
+
+        An upload that runs now ends at its next step.
+        """
+        if self.uploader is not None:
+            self.uploader.stop()
+        if self._claim is not None:
+            self._claim.ownership.refuse(error)
+        self.wal.fence(error)
 
     def abandon(self) -> None:
         """Releases a topic whose log stopped, so that it can be opened again."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from datetime import datetime
 from pathlib import Path
@@ -30,16 +30,18 @@ from forebay.files.disk import Disk
 from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.layout import Buffer
-from forebay.format.names import parse_topic
+from forebay.format.names import TopicName, parse_topic
 from forebay.interrupts import run_aside
 from forebay.objects.store import CloudStore
 from forebay.read.by_time import milliseconds
 from forebay.settings import StoreSettings
 from forebay.topic.accept import AcceptedLoss
 from forebay.topic.factory import WalStorageFactory
+from forebay.topic.partitions import CreatedTopic
 from forebay.topic.storage import StartPosition, WalStorage
 from forebay.topic.subscriptions import Subscription
 from forebay.topic.view import StoreView
+from forebay.upload.deletion import DeletedTopic
 from forebay.wal.log import Durability
 from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.segment import Segment
@@ -358,6 +360,8 @@ class Store:
     def topic(self, name: str) -> Topic:
         """Returns the topic, and creates it if it does not exist. `orders` means `/default/orders`.
 
+        A topic that was deleted is created again, and begins after its last offset.
+
         Raises TopicOwned if another process owns it, and InvalidTopicName for an invalid name.
         """
         return Topic(self._factory.for_topic(name))
@@ -379,6 +383,43 @@ class Store:
             return True
         catalog = self.catalog
         return catalog is not None and run_aside(lambda: catalog.record(topic)) is not None
+
+    def create(self, name: str, *, partitions: int | None = None) -> CreatedTopic:
+        """Creates a topic, or with `partitions` so many partitions `<name>-part-<number>`.
+
+        What exists already is left as it is, so more partitions can be added later. Raises
+        TopicConflict if the topic exists without partitions and is to have some, or the other way
+        round, and if it has more partitions already.
+        """
+        return self._factory.create(name, partitions)
+
+    def partitions(self, name: str) -> list[str]:
+        """Returns the names of the topic's partitions, ordered by their numbers."""
+        return self._factory.partitions(name)
+
+    def delete_partitions(self, name: str) -> list[DeletedTopic]:
+        """Deletes all partitions of a topic; see `delete`. UnknownTopic if it has none."""
+        return self._factory.delete_partitions(name)
+
+    def delete(self, name: str) -> DeletedTopic:
+        """Deletes the topic: its messages, its objects, its cursors and its settings.
+
+        This cannot be undone. Readers and producers of it in this process get TopicDeleted. A topic
+        of the same name that is created later begins after the last offset of this one. Raises
+        UnknownTopic, TopicOwned if another process owns the topic, and ServiceError if the catalog
+        or the object store is away. After an error, call it again: a deletion that has begun is
+        finished, by this call, by whoever creates the topic again, or by the next sweep.
+        """
+        return self._factory.delete(name)
+
+    @property
+    def on_deleted(self) -> list[Callable[[TopicName], None]]:
+        """Functions that are called when this process has deleted a topic, on its thread."""
+        return self._factory.on_deleted
+
+    def finish_deletions(self) -> list[str]:
+        """Finishes deletions that were interrupted, and returns the names of the topics."""
+        return self._factory.finish_deletions()
 
     def opened(self, name: str) -> Topic | None:
         """Returns the topic if this store has it open, else None. Opens and creates nothing."""

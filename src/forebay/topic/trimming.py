@@ -93,11 +93,11 @@ class Trimmer:
         Raises TopicFenced if the topic has another epoch. The catalog's record then describes the
         log of another owner, and messages that only this log holds may be recorded as lost.
         """
-        record = self._catalog.record(self._topic)
+        record = self._catalog.find(self._topic)
         if record is None:
             return []
-        if record.epoch != epoch:
-            raise fenced(self._topic, epoch, record.epoch)
+        if record.is_deleted or record.epoch != epoch:
+            raise fenced(self._topic, epoch, record)
         segments = [segment for segment in self._wal.segments() if segment.count]
         wanted = self._deleter.choose(
             segments,

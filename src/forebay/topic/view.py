@@ -29,10 +29,11 @@ from forebay.errors import (
 )
 from forebay.files.disk import Disk
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.names import SegmentNames, TopicName, is_topic, parse_topic
+from forebay.format.names import SegmentNames, TopicName, parse_topic
 from forebay.read.by_time import TimeSearch
 from forebay.settings import StoreSettings
 from forebay.topic.configure import accepted
+from forebay.topic.deletion import not_deleted, topics_below
 from forebay.topic.resources import StoreResources, catalog_file
 from forebay.wal.checkpoints import read_published
 from forebay.wal.identity import read_log_id
@@ -80,12 +81,12 @@ class StoreView:
     def topics(self) -> list[str]:
         """Returns the names of all topics in the catalog or in a local directory, sorted."""
         resources = self.resources()
-        names = set() if resources is None else {str(topic) for topic in resources.catalog.topics()}
-        root = wal_root(self.settings)
-        for namespace in self._list(root):
-            found = (f"/{namespace}/{topic}" for topic in self._list(root / namespace))
-            names.update(name for name in found if is_topic(name))
-        return sorted(names)
+        local = topics_below(wal_root(self.settings), self._list)
+        if resources is None:
+            return sorted(map(str, local))
+        found = set(resources.catalog.topics())
+        found.update(not_deleted(resources.catalog, local - found))
+        return sorted(map(str, found))
 
     def topic(self, name: str) -> TopicView:
         """Returns a view of the topic; UnknownTopic if neither catalog nor directory has it."""
@@ -164,7 +165,12 @@ class TopicView:
         """Moves the view to the current state. Raises UnknownTopic if the topic does not exist."""
         # The record first: what is uploaded was synced and published before.
         resources = self.store.resources()
-        self.record = None if resources is None else resources.catalog.record(self.topic)
+        record = None if resources is None else resources.catalog.find(self.topic)
+        if record is not None and record.is_deleted:  # whatever a directory here holds
+            raise UnknownTopic(
+                f"there is no topic {self.topic} in {self.store.name}: it was deleted"
+            )
+        self.record = record
         self._local = self._look()
         if self._local is not None:
             self._end = self._local.end_offset

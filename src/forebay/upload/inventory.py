@@ -33,6 +33,7 @@ from forebay.format.layout import Buffer
 from forebay.format.names import (
     SIDECAR_ENDING,
     TOPICS_PREFIX,
+    MarkerName,
     ObjectName,
     TopicName,
     after_prefix,
@@ -44,7 +45,7 @@ from forebay.format.names import (
 )
 from forebay.limits import DESCRIPTOR_BYTES_MAX, MIB, OFFSET_MAX
 from forebay.objects.backend import Backend, ObjectMeta
-from forebay.objects.markers import StoredMarker, in_order
+from forebay.objects.markers import StoredMarker, in_order, read_marker
 
 # -- which objects make the chain ---------------------------------------------------------------
 
@@ -224,9 +225,30 @@ class Inventory:
     """The key of an object of Danube whose name does not say which offsets it holds."""
     markers: list[StoredMarker] = field(default_factory=list)
     """The topic's begin markers, the newest last."""
+    deletion: MarkerName | None = None
+    """The marker of the last deletion of a topic of this name. Objects before it do not count."""
+    deletion_epoch: int = 0
+    dead: int = 0
+    """Objects that were left, or written late, by a topic that was deleted."""
+    continued: bool = False
+    """Whether the store shows that the topic was created again after the last deletion."""
     discarded: list[Candidate] = field(default_factory=list)
     """Objects that are damaged for certain. They are in no range any more."""
     _all: list[Candidate] = field(default_factory=list)
+
+    def bury(self, marker: MarkerName, epoch: int, newest_epoch: int) -> None:
+        """Leaves out the objects of a topic that was deleted. Call it before the ranges are used.
+
+        `newest_epoch` is the highest one of all markers.
+        """
+        self.deletion, self.deletion_epoch = marker, epoch
+        dead = [each for each in self._all if each.name.end < marker.offset]
+        self.dead = len(dead)
+        self._all = [each for each in self._all if each.name.end >= marker.offset]
+        for each in dead:
+            self.ranges.pop((each.name.start, each.name.end), None)
+        self.end = max((each.name.end + 1 for each in self._all), default=0)
+        self.continued = bool(self._all) or newest_epoch > epoch
 
     def discard(self, candidate: Candidate) -> None:
         range_ = (candidate.name.start, candidate.name.end)
@@ -281,7 +303,7 @@ class Describe(Protocol):
 
 
 def take_stock(store: Backend, topic: TopicName) -> Inventory:
-    """Lists the topic's objects and begin markers. Reads none of them."""
+    """Lists the topic's objects and begin markers, and reads the markers."""
     stock = Inventory()
     for found in walk(store, topic):
         if isinstance(found, ObjectMeta):
@@ -299,6 +321,15 @@ def take_stock(store: Backend, topic: TopicName) -> Inventory:
                     stock.named_by_time = found.object.key
                 stock.add(_candidate(name, found, found.object))
     stock.markers = in_order(stock.markers)
+    contents = [(each, read_marker(store, each)) for each in stock.markers]
+    found_markers = [(each, content) for each, content in contents if content is not None]
+    deletions = [(content.epoch, each) for each, content in found_markers if content.deleted]
+    if deletions:
+        # By the epoch: an owner that was fenced may have created a marker late.
+        epoch, last = max(deletions, key=lambda each: each[0])
+        newest_epoch = max(content.epoch for _, content in found_markers)
+        stock.bury(last.name, epoch, newest_epoch)
+        stock.markers = [each for each in stock.markers if each.name >= last.name]
     return stock
 
 

@@ -14,6 +14,10 @@ The next offset (rule R9): after the last object or begin marker, at M, a log ma
 to `limits.LOG_DISTANCE` offsets. So the next log begins at M + LOG_DISTANCE, unless the newest log
 is still there. `assume_nothing_lost` and `next_offset` say otherwise.
 
+A topic that was deleted stays deleted, even if only a marker in the store shows the deletion.
+Objects before that marker are not adopted, and if a topic of the name was created since, its chain
+begins after them.
+
 Beware: offsets that no object holds are refused. With `allow_gaps` they are recorded as lost, or as
 unknown if a log began right after them. Damaged objects that were left out keep their names: their
 keys are marked as gone, and a sweep removes them after the grace time. Copy them elsewhere before,
@@ -45,6 +49,7 @@ from forebay.catalog.job_state import ORIGIN_NAME
 from forebay.catalog.kv import ABSENT, Compare, Put, Remove
 from forebay.catalog.ownership import Ownership, Session, acquire
 from forebay.catalog.records import (
+    Deletion,
     Life,
     State,
     TopicRecord,
@@ -65,11 +70,12 @@ from forebay.errors import (
 )
 from forebay.format.danube import segments_prefix
 from forebay.format.descriptor import ObjectDescriptor, decode_descriptor
-from forebay.format.names import TopicName, objects_prefix
+from forebay.format.names import MarkerName, TopicName, objects_prefix
 from forebay.limits import LOG_DISTANCE, OFFSET_MAX
 from forebay.logs import event
 from forebay.objects.backend import Backend
 from forebay.objects.markers import read_marker
+from forebay.upload.deletion import adopt_deletion, deleted_record, finish_deletion
 from forebay.upload.inventory import (
     Candidate,
     Chain,
@@ -126,6 +132,10 @@ class RestoreReport:
     example by an earlier restore."""
     accepted: bool = False
     """The operator accepted all that is lost or unknown."""
+    deleted: bool = False
+    """The topic was deleted, and stays so: what was left of it was removed."""
+    dead: int = 0
+    """Objects of a deleted topic of this name, which are not adopted."""
 
     @property
     def lost(self) -> Range | None:
@@ -182,15 +192,65 @@ def restore_topic(
     adopted, and a second run continues after them.
     """
     stock = stock if stock is not None else take_stock(store, topic)
-    run = _Restore(catalog, store, session, topic, stock, choices, local, describe)
+    if not choices.dry_run:
+        _finish_deleted(catalog, store, topic, stock)
+    record = _recorded(catalog, topic, stock)
+    if record is not None and record.is_deleted and not stock.continued:
+        return _left_deleted(topic, record, stock, choices)
+    run = _Restore(catalog, store, session, topic, stock, choices, local, describe, record)
     return run(progress or (lambda _done, _all: None))
+
+
+def _finish_deleted(catalog: Catalog, store: Backend, topic: TopicName, stock: Inventory) -> None:
+    """Finishes a deletion that the catalog or a marker in the store shows."""
+    record = catalog.find(topic)
+    if stock.deletion is not None and _is_unknown(stock.deletion, record):
+        record = adopt_deletion(catalog, topic, stock.deletion, stock.deletion_epoch)
+    if record is not None and record.deletion is Deletion.DELETING:
+        finish_deletion(catalog, store, topic)
+
+
+def _recorded(catalog: Catalog, topic: TopicName, stock: Inventory) -> TopicRecord | None:
+    """Returns the topic's record, as it is once a deletion that the store shows is finished."""
+    record = catalog.find(topic)
+    if stock.deletion is None or not _is_unknown(stock.deletion, record):
+        return record
+    base = record or TopicRecord()
+    epoch = max(base.epoch, stock.deletion_epoch)
+    return deleted_record(base, stock.deletion.offset, epoch)
+
+
+def _is_unknown(deletion: MarkerName, record: TopicRecord | None) -> bool:
+    """Whether the record does not know of the deletion. A later topic begins after it."""
+    return record is None or (not record.is_deleted and record.start_offset < deletion.offset)
+
+
+def _left_deleted(
+    topic: TopicName, record: TopicRecord, stock: Inventory, choices: RestoreChoices
+) -> RestoreReport:
+    at = record.tail
+    return RestoreReport(
+        topic,
+        choices.dry_run,
+        objects_found=stock.dead,
+        markers=len(stock.markers),
+        start_offset=at,
+        tail=at,
+        assigned=at,
+        next_offset=at,
+        deleted=True,
+        dead=stock.dead,
+    )
 
 
 def to_be_described(
     catalog: Catalog, topic: TopicName, stock: Inventory, *, verify: bool
 ) -> Iterator[Candidate]:
     """Yields the objects that a restore would describe, in its order, if none is damaged."""
-    known = _survey(catalog, topic, stock)
+    record = _recorded(catalog, topic, stock)
+    if record is not None and record.is_deleted and not stock.continued:
+        return
+    known = _survey(catalog, topic, stock, record)
     if verify:
         yield from known.objects
     for range_ in known.choose(stock)[1].ranges:
@@ -270,9 +330,10 @@ def _count(ranges: list[Range]) -> int:
     return sum(end - start for start, end in ranges)
 
 
-def _survey(catalog: Catalog, topic: TopicName, stock: Inventory) -> _Known:
+def _survey(
+    catalog: Catalog, topic: TopicName, stock: Inventory, record: TopicRecord | None
+) -> _Known:
     """Compares the descriptors with the listing. Objects of another size are left out of both."""
-    record = catalog.record(topic)
     states = {object_id: life.state for object_id, life in catalog.lives(topic)}
     known = _Known(record, states, {})
     expected = record.start_offset if record is not None else None
@@ -348,7 +409,9 @@ class _Restore:
         choices: RestoreChoices,
         local: LocalLog | None,
         describe: Describe,
+        record: TopicRecord | None,
     ) -> None:
+        self._record = record
         self._catalog = catalog
         self._store = store
         self._session = session
@@ -362,11 +425,12 @@ class _Restore:
         self._damaged: list[Candidate] = []
         self._progress: Callable[[int, int], None] = lambda _done, _all: None
         self._refuse_danube()
-        if not len(stock) and not stock.markers and catalog.record(topic) is None:
+        if not len(stock) and not stock.markers and record is None:
             raise MissingData(f"{store.name} has no objects of {topic}")
         report = self._report
         report.objects_found, report.pending = len(stock), stock.pending
         report.unknown_files, report.markers = stock.unknown, len(stock.markers)
+        report.dead = stock.dead
         self._marker = read_marker(store, stock.markers[-1]) if stock.markers else None
         self._found_local = local
         self._compare()
@@ -376,7 +440,7 @@ class _Restore:
 
         A restore would take such objects for damaged, and their messages for lost.
         """
-        found, record = self._stock.named_by_time, self._catalog.record(self._topic)
+        found, record = self._stock.named_by_time, self._record
         if found is None and record is None:
             other = next(iter(self._store.list(segments_prefix(self._topic))), None)
             found = None if other is None else other.key
@@ -395,7 +459,7 @@ class _Restore:
     def _compare(self) -> None:
         """Compares the catalog with the store, and chooses the chain."""
         stock, report = self._stock, self._report
-        self._known = known = _survey(self._catalog, self._topic, stock)
+        self._known = known = _survey(self._catalog, self._topic, stock, self._record)
         local = self._found_local
         if known.record is None and not known.rows and not stock.ranges and self._marker:
             # Only markers are left: the topic begins where its newest log does.
@@ -628,6 +692,7 @@ class _Restore:
             record,
             log_id=restoring(log_id),
             nonce=nonce,
+            deletion=None,
             epoch=max(record.epoch, marker.epoch if marker is not None else 0),
             tail=max(record.tail, self._begin),
             verified=min(record.verified, self._begin),
@@ -798,7 +863,9 @@ class _Restore:
         seen = None if before is None else (before.tail, before.start_offset)
 
         def settle(record: TopicRecord | None) -> TopicRecord:
-            if (None if record is None else (record.tail, record.start_offset)) != seen:
+            changed = (None if record is None else (record.tail, record.start_offset)) != seen
+            deleted = record is not None and record.is_deleted
+            if changed or deleted != (before is not None and before.is_deleted):
                 raise CommitRefused(
                     f"{self._topic}: the topic changed during the restore; restore again"
                 )

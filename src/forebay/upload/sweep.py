@@ -14,7 +14,11 @@ An object is removed only if its messages are not needed, or are in committed ob
 The catalog may be an older copy, whose rows say nothing about newer objects. So objects after the
 tail are kept whatever their rows say.
 
-Begin markers have no rows. The newest ones are kept, and those that tell where a log began.
+Begin markers have no rows. The newest ones are kept, and those that tell where a log began or
+where a topic was deleted.
+
+Of a deleted topic, a sweep finishes the deletion, and removes what was written late: objects that
+a stalled executor put after the deletion are found when they are older than the grace time.
 
 Beware: the objects of a topic that is not in the catalog are not garbage. They are reported, and
 kept for `restore`.
@@ -30,7 +34,14 @@ from typing import Final, NamedTuple, Protocol
 
 from forebay.catalog.adopt import is_restoring
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.records import Life, Range, State, TopicRecord, outside_holes
+from forebay.catalog.records import (
+    Deletion,
+    Life,
+    Range,
+    State,
+    TopicRecord,
+    outside_holes,
+)
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.errors import (
     CommitRefused,
@@ -42,6 +53,7 @@ from forebay.errors import (
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import (
     STAGING_PREFIX,
+    MarkerName,
     ObjectName,
     TopicName,
     is_compressed,
@@ -55,6 +67,7 @@ from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.objects.backend import Backend, ObjectMeta
 from forebay.objects.markers import StoredMarker, in_order, read_marker
+from forebay.upload.deletion import DeletedTopic, belongs_before, finish_deletion
 from forebay.upload.inventory import Stored, topics_in_store, walk
 
 # -- the decision -------------------------------------------------------------------------------
@@ -93,6 +106,9 @@ class Kind(StrEnum):
     NEWER = "object newer than the catalog"
     """It is after the tail and has no row: the catalog is an older copy. It may be the only one."""
     MARKER = "superseded begin marker"
+    DELETED = "object of a deleted topic"
+    UNFINISHED = "topic whose deletion was not finished"
+    ROWS = "rows of a deleted topic"
     UNRESTORED = "objects of a topic unknown to the catalog"
     TOPIC = "topic that could not be swept"
 
@@ -333,9 +349,9 @@ def _log_item(level: int, text: str, item: SweepItem) -> None:
 
 
 def _all_topics(catalog: Catalog, store: Backend) -> Iterator[TopicName]:
-    yield from catalog.topics()
+    yield from catalog.topics(deleted=True)
     for topic in topics_in_store(store):
-        if catalog.record(topic) is None:
+        if catalog.find(topic) is None:
             yield topic
 
 
@@ -370,7 +386,11 @@ class _TopicSweep:
             raise error
 
     def run(self, report: SweepReport, tell: Callable[[SweepItem], None]) -> None:
-        record = self._catalog.record(self._topic)
+        record = self._catalog.find(self._topic)
+        if record is not None and record.is_deleted:
+            for late in self._sweep_deleted(record):
+                tell(late)
+            return
         if record is None or is_restoring(record.log_id):
             self._leave_alone(record, tell)
             return
@@ -411,6 +431,68 @@ class _TopicSweep:
         reason = f"{why} ({len(sizes)} keys)"
         key = objects_prefix(self._topic)
         tell(self._item(Kind.UNRESTORED, key, sum(sizes), None, Action.KEPT, reason))
+
+    # -- deleted topics -------------------------------------------------------------------------
+
+    def _sweep_deleted(self, record: TopicRecord) -> Iterator[SweepItem]:
+        """Finishes a deletion, and removes what was written late by those who used the topic."""
+        key, now_ms = objects_prefix(self._topic), self._clock.now_ms()
+        if record.deletion is Deletion.DELETING:
+            action, reason = Action.WOULD_REMOVE, "it was interrupted"
+            if not self._dry_run:
+                finish_deletion(self._catalog, self._store, self._topic, self.check)
+                action = Action.REMOVED
+            yield self._item(Kind.UNFINISHED, key, 0, None, action, reason)
+            return
+        left = DeletedTopic(str(self._topic), record.tail)
+        if not self._dry_run:
+            left = finish_deletion(self._catalog, self._store, self._topic, self.check) or left
+        if left.rows:
+            reason = f"{left.rows} rows were written after the deletion"
+            yield self._item(Kind.ROWS, key, 0, None, Action.REMOVED, reason)
+        kept = MarkerName(record.begin, record.begin_attempt)
+        for found in walk(self._store, self._topic):
+            self.check()
+            item = self._settle_late(found, record, kept, now_ms)
+            if item is not None:
+                yield item
+
+    def _settle_late(
+        self,
+        found: Stored | StoredMarker | ObjectMeta,
+        record: TopicRecord,
+        kept: MarkerName,
+        now_ms: int,
+    ) -> SweepItem | None:
+        metas = _metas(found)
+        age_ms = max(now_ms - max(each.modified_ms for each in metas), 0)
+        size, key = sum(each.size for each in metas), metas[0].key
+        if isinstance(found, ObjectMeta):
+            reason = "its name is not an object's"
+            return self._item(Kind.UNKNOWN, key, size, age_ms, Action.KEPT, reason)
+        if isinstance(found, StoredMarker):
+            if found.name == kept:
+                return None
+            content = None if found.name < kept else read_marker(self._store, found)
+            late = content is not None and content.epoch <= record.epoch
+            kind, ours = Kind.MARKER, found.name < kept or late
+        else:
+            kind, ours = Kind.DELETED, belongs_before(found.object_id, record.tail)
+        if not ours:
+            reason = "the catalog is an older copy: run `forebay restore`"
+            return self._item(Kind.NEWER, key, size, age_ms, Action.KEPT, reason)
+        if age_ms < self._grace_ms:
+            return self._item(kind, key, size, age_ms, Action.KEPT, TOO_YOUNG)
+        action, reason = Action.WOULD_REMOVE, "the topic was deleted"
+        if not self._dry_run:
+            try:
+                for each in metas:
+                    self._store.delete_object(each.key)
+                action = Action.REMOVED
+            except ServiceError as error:
+                self.give_up_in_outage(error)
+                action, reason = Action.FAILED, str(error)
+        return self._item(kind, key, size, age_ms, action, reason)
 
     # -- rows and listing, merged ---------------------------------------------------------------
 
@@ -462,7 +544,7 @@ class _TopicSweep:
         Its row is older than the object, so it is there now unless the catalog is an older copy.
         """
         life = self._catalog.life(self._topic, stored.object_id)
-        record = self._catalog.record(self._topic) or situation.record
+        record = self._catalog.find(self._topic) or situation.record
         verdict = judge(life, stored, replace(situation, record=record), self)
         if verdict is not None and verdict.kind is Kind.NEWER:
             try:
@@ -552,7 +634,10 @@ class _TopicSweep:
         if newest is None:
             return
         needed = {newest.begin, *(end for _, end in situation.record.holes)}
+        deletion = self._last_deletion(old)
         for each in old:
+            if each.name == deletion:
+                continue
             if each.name.offset in needed:
                 needed.discard(each.name.offset)  # the first one at this offset is enough
                 continue
@@ -567,6 +652,15 @@ class _TopicSweep:
                     action, reason = Action.FAILED, str(error)
             age_ms = situation.now_ms - meta.modified_ms
             yield self._item(Kind.MARKER, meta.key, meta.size, age_ms, action, reason)
+
+    def _last_deletion(self, markers: list[StoredMarker]) -> MarkerName | None:
+        """Returns the marker of the last deletion of a topic of this name, which is kept: with it
+        a restore knows which objects in the store do not count."""
+        for each in reversed(markers):
+            content = read_marker(self._store, each)
+            if content is not None and content.deleted:
+                return each.name
+        return None
 
     # -- descriptors without objects ------------------------------------------------------------
 
@@ -614,6 +708,15 @@ class _TopicSweep:
 
 
 # -- staged rows --------------------------------------------------------------------------------
+
+
+def _metas(found: Stored | StoredMarker | ObjectMeta) -> list[ObjectMeta]:
+    """The files of one name, the sidecar first."""
+    if isinstance(found, ObjectMeta):
+        return [found]
+    if isinstance(found, StoredMarker):
+        return [found.meta]
+    return [each for each in (found.sidecar, found.object) if each is not None]
 
 
 def sweep_staging(

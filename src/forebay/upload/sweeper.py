@@ -20,6 +20,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,8 +69,11 @@ class Sweeper:
         settings: SweeperSettings,
         pool: WriterPool,
         clock: Clock,
+        *,
+        before: Callable[[], object] = lambda: None,
     ) -> None:
-        """`pool` is only used for its timers."""
+        """`pool` is only used for its timers. `before` is called before it looks at the catalog."""
+        self._before = before
         self._catalog = catalog
         self._store = store
         self._settings = settings
@@ -153,6 +157,7 @@ class Sweeper:
     def _run(self) -> None:
         wait = self._seconds
         try:
+            self._before()
             self.run_if_due()
             wait = self._wait_seconds(self._catalog.kv.get(self._catalog.keys.sweep()))
         except LogClosed:

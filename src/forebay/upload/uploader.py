@@ -230,14 +230,14 @@ class Uploader:
 
         Raises MissingData if the catalog has no record, and TopicFenced if it has a new epoch.
         """
-        record = self.catalog.record(self.topic)
+        record = self.catalog.find(self.topic)
         if record is None:
             raise MissingData(
                 f"{self.topic}: the topic is no longer in {self.catalog.name}; "
                 "`forebay restore` rebuilds it from the objects"
             )
-        if record.epoch != self.epoch:
-            raise fenced(self.topic, self.epoch, record.epoch)
+        if record.is_deleted or record.epoch != self.epoch:
+            raise fenced(self.topic, self.epoch, record)
         self.follow(record)
         return record
 

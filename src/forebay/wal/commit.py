@@ -38,6 +38,7 @@ from forebay.errors import (
     LogClosed,
     LogStopped,
     ServiceError,
+    TopicDeleted,
     TopicFenced,
     UsageError,
     WaitTimeout,
@@ -224,6 +225,11 @@ class GroupCommit:
     def ended(self) -> bool:
         """Whether the log takes no more appends: it was closed, or an error ended it."""
         return self._error is not None or self._closed
+
+    @property
+    def deletion(self) -> TopicDeleted | None:
+        """The error for readers, if the log ended because its topic was deleted."""
+        return self._error if isinstance(self._error, TopicDeleted) else None
 
     @property
     def released(self) -> bool:
@@ -709,7 +715,8 @@ class GroupCommit:
 
     def _stop(self, error: BaseException) -> None:
         """Ends the log after an error: nothing more is written, and every waiter gets the error."""
-        event(_log, logging.ERROR, "log stopped", topic=self._topic, at=self.synced, error=error)
+        level = logging.INFO if isinstance(error, TopicDeleted) else logging.ERROR
+        event(_log, level, "log stopped", topic=self._topic, at=self.synced, error=error)
         with self.lock:
             self._error = error
             self._end()
@@ -741,6 +748,8 @@ class _NoRoomError(Exception):
 
 def _stopped(topic: str, error: BaseException, synced: int) -> ForebayError:
     """The exception for users of a log that ended with `error`."""
+    if isinstance(error, TopicDeleted):
+        return TopicDeleted(str(error))
     unknown = f"messages from offset {synced} on may or may not be stored"
     if isinstance(error, TopicFenced | ServiceError):
         return TopicFenced(f"{topic}: this process may no longer append; {unknown}; {error}")

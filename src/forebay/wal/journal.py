@@ -309,11 +309,11 @@ class Journal:
 class VolatileJournal:
     """The journal of a log in memory: it has no files, and keeps only what the cache holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, next_offset: int = 0) -> None:
         self.checkpoints = None
         self.segments = SegmentSet()
-        self.start_offset = 0
-        self.next_offset = 0
+        self.start_offset = next_offset
+        self.next_offset = next_offset
 
     def commit(self, batches: Sequence[FrameBatch]) -> None:
         self.next_offset = batches[-1].end_offset
@@ -349,15 +349,15 @@ def open_journal(
 ) -> AnyJournal:
     """Locks the directory, recovers the log in it, acquires the claim and opens the files.
 
-    Everything before `known_offset` must be in the log, otherwise this raises MissingData. Raises
-    LogLocked, DiskError, CorruptLog, and what the claim raises.
+    Everything before `known_offset` must be in the log, otherwise this raises MissingData; a log in
+    memory begins there. Raises LogLocked, DiskError, CorruptLog, and what the claim raises.
     """
     if settings.dir is None:
         if not settings.cache_capacity:
             raise InvalidSetting(
                 "cache_capacity is 0; a log in memory (dir is None) needs at least 1"
             )
-        return VolatileJournal()
+        return VolatileJournal(known_offset)
     # A later change of the working directory must not move the log.
     directory = Path(settings.dir).absolute()
     try:

@@ -26,6 +26,7 @@ from forebay.errors import (
     LogStopped,
     MissingData,
     OffsetOutOfRange,
+    TopicDeleted,
     TopicFenced,
     UsageError,
 )
@@ -427,6 +428,11 @@ class Wal:
         return self._committer.ended
 
     @property
+    def deletion(self) -> TopicDeleted | None:
+        """The error for readers, if the log ended because its topic was deleted."""
+        return self._committer.deletion
+
+    @property
     def released(self) -> bool:
         """Whether `shutdown` has finished: nothing is written from then on."""
         return self._committer.released
@@ -575,10 +581,15 @@ class Wal:
 
     @mended
     def plan(self, reader: LogReader) -> Plan:
-        """Says where the reader's next offset is now. Raises OffsetOutOfRange if it was removed."""
+        """Says where the reader's next offset is now.
+
+        Raises OffsetOutOfRange if it was removed, and TopicDeleted if the whole topic was.
+        """
         offset, committer = reader.wanted, self._committer
         with committer.lock:
             reader.pinned = None
+            if (deletion := committer.deletion) is not None:
+                raise TopicDeleted(str(deletion))
             if offset >= committer.watermark(reader.visibility):
                 return None
             batches = committer.batches_from(offset)
@@ -597,6 +608,8 @@ class Wal:
             return self._out_of_range(
                 reader.wanted, f"the oldest offset here is {self.start_offset}"
             )
+        if (deletion := self._committer.deletion) is not None:
+            return TopicDeleted(str(deletion))
         if self.ended:  # the directory's next owner may have removed it, or set it aside
             return LogClosed(
                 f"{self.topic}: the log is no longer open here, and {segment.path} was removed "

@@ -611,13 +611,14 @@ class _Run:
         the tail or the name of the object has changed.
         """
         topic, catalog = task.topic, self._offload.catalog()
-        record = catalog.record(topic)
+        record = catalog.find(topic)
         if (
             record is None
+            or record.is_deleted
             or record.log_id != task.log_id
             or record.tail != task.planned.start_offset
         ):
-            raise fenced(topic, task.intent.epoch, record.epoch if record else 0)
+            raise fenced(topic, task.intent.epoch, record)
         intent = catalog.intend(topic, record.epoch, task.planned.name)
         if intent.object_id != task.intent.object_id:
             catalog.withdraw(topic, intent.object_id, intent.token)

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from forebay.catalog.job_state import ORIGIN_HERE, origin
+from forebay.catalog.job_state import began_here, origin
 from forebay.catalog.records import TopicRecord, messages_between
 from forebay.errors import ForebayError, LostOffsets, UsageError
 from forebay.format.names import TopicName, parse_topic, staged_file
@@ -333,7 +333,7 @@ class _Replay:
         elif catalog.record(self._into) is None:
             return  # the target does not exist yet
         came_from = origin(catalog, self._into)
-        if came_from == ORIGIN_HERE or (state is not None and state.origin == came_from):
+        if began_here(came_from) or (state is not None and state.origin == came_from):
             return
         if writer is None:
             raise UsageError(

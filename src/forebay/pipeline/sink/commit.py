@@ -42,7 +42,14 @@ from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
 
 from forebay.catalog.catalog import Catalog
-from forebay.catalog.job_state import ORIGIN_HERE, JobState, find_job_state, origin, write_job_state
+from forebay.catalog.job_state import (
+    JobState,
+    began_here,
+    find_job_state,
+    is_of_deleted,
+    origin,
+    write_job_state,
+)
 from forebay.errors import DescriptorError, FormatError, UsageError
 from forebay.format.names import TopicName, parse_topic, write_of_staged
 from forebay.limits import OFFSET_MAX
@@ -249,7 +256,7 @@ def decide(
     if not batch.named:
         return Decision(Action.APPEND)
     if state is None:
-        return Decision(Action.APPEND, None if origin == ORIGIN_HERE else 0)
+        return Decision(Action.APPEND, None if began_here(origin) else 0)
     if state.batch > batch.number:
         raise below(topic, batch, state.batch)
     known = batch.query is not None and state.query is not None
@@ -560,6 +567,8 @@ class _Commit:
                 None if job_state is None else decode_state(job_state.value, f"{topic}: {name}")
             )
             came_from = origin(self._catalog, topic)
+            if before is not None and is_of_deleted(before.origin, came_from):
+                before = None
         decision = decide(topic, self._batch, before, came_from, rows, content_of(parts))
         return _Target(topic, staged, rows, job_state, before, came_from, decision)
 
