@@ -79,11 +79,11 @@ class Walk:
         number, now = self.chance.randrange(CONSUMERS), self.time()
         filters, name = self.chance.choice(FILTERS), f"consumer-{number}"
         others = [each for each in self.model.consumers if each.number != number]
-        self.model.tick(now)
         if self.kind is SubscriptionType.EXCLUSIVE and others:
             assert refused(lambda: self.window.join(number, name, filters, now))
         else:
             self.window.join(number, name, filters, now)
+            self.model.tick(now)
             self.model.join(number, name, filters)
 
     def leave(self) -> None:
