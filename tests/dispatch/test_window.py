@@ -53,13 +53,25 @@ def test_a_message_that_was_never_read_cannot_be_acknowledged() -> None:
     made = window(SHARED, cursor=Cursor(0, ((10, 12),)))
     feed(made, 3)
     for start, end in ((3, 4), (2, 4), (0, 13), (11, 13)):
-        with pytest.raises(UsageError, match="was not delivered"):
+        with pytest.raises(UsageError, match="not delivered"):
             made.ack(start, end)
     for start, end in ((2, 2), (-1, 1), (2, 1)):
         with pytest.raises(UsageError, match="not a range"):
             made.ack(start, end)
     assert made.outstanding == 3, "a call that is refused changes nothing"
     assert not made.ack(10, 12), "acknowledged before a restart"
+
+
+def test_answers_from_before_a_restart_spare_a_delivery() -> None:
+    made = window(SHARED, cursor=Cursor(10, ((14, 16),)))
+    assert made.ack_unread(12, 13)
+    assert made.ack_unread(13, 15)
+    assert not made.ack_unread(12, 16)
+    assert made.counters.skipped == 0
+    assert made.cursor() == Cursor(10, ((12, 16),))
+    assert offsets(feed(made, 3)) == [10, 11, 16]
+    assert made.ack_unread(10, 18)
+    assert made.next_offset == made.position == 18
 
 
 def test_a_restart_reads_only_what_was_not_acknowledged() -> None:
@@ -307,6 +319,41 @@ def test_a_clock_that_goes_back_stands_still() -> None:
     assert made.outstanding == 0
     assert made.due(0, 10) == []
     assert made.due(115, 10) == [0, 1]
+
+
+def test_a_policy_with_a_timeout_leaves_what_is_under_way_its_whole_time() -> None:
+    made = window(SHARED, policy=Policy(ack_timeout_ms=None))
+    feed(made, 2)
+    made.configure(Policy(ack_timeout_ms=100), 500)
+    feed(made, 1, now_ms=550)
+    made.expire(599)
+    assert made.counters.timed_out == 0
+    assert made.next_time_ms() == 600
+    made.expire(600)
+    assert made.counters.timed_out == 2
+    made.configure(Policy(ack_timeout_ms=None), 610)
+    made.expire(10**6)
+    assert made.outstanding == 1
+
+
+def test_a_shorter_timeout_holds_for_all_messages() -> None:
+    made = window(SHARED, policy=Policy(ack_timeout_ms=1000))
+    feed(made, 1)
+    made.configure(Policy(ack_timeout_ms=10), 0)
+    feed(made, 1)
+    assert made.next_time_ms() == 10
+    made.expire(10)
+    assert made.counters.timed_out == 2
+
+
+def test_a_policy_with_less_room_takes_nothing_away() -> None:
+    made = window(SHARED, policy=Policy(max_unacked_messages=3))
+    feed(made, 3)
+    made.configure(Policy(max_unacked_messages=1), 0)
+    made.ack(0, 2)
+    assert (made.outstanding, made.wants_new()) == (1, False)
+    made.ack(2, 3)
+    assert made.wants_new()
 
 
 # ---- order ----

@@ -179,6 +179,16 @@ def test_a_dropped_message_lets_its_key_move() -> None:
     assert feed_due(made, 0) == [(1, 2)]
 
 
+def test_a_key_goes_back_to_its_old_consumer_when_the_new_one_leaves() -> None:
+    key = key_of(2)
+    made = window(KEY_SHARED)
+    feed(made, 1, [key])
+    made.join(2, "c2", (), 0)
+    assert feed(made, 1, [key]) == []
+    made.leave(2, 0)
+    assert feed_due(made, 0) == [(1, 1)], "although it has not answered"
+
+
 def test_a_key_that_waits_holds_back_no_other() -> None:
     made = window(KEY_SHARED)
     feed(made, 2, ["a", "b"])

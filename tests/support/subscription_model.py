@@ -279,6 +279,13 @@ class Model:
             times = self.unwritten[offset] = self.unwritten.get(offset, 0) + 1
             self.held[offset] = Held("retry", self.now + self.delay(times))
 
+    def configure(self, policy: Policy) -> None:
+        if policy.ack_timeout_ms != self.policy.ack_timeout_ms:
+            self.deadline.clear()
+            if policy.ack_timeout_ms is not None:
+                self.deadline = dict.fromkeys(self.at, self.now + policy.ack_timeout_ms)
+        self.policy = policy
+
     def start_at(self, cursor: Cursor) -> None:
         self.floor = self.next = cursor.position
         self.acked = {each for start, end in cursor.ranges for each in range(start, end)}

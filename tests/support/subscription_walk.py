@@ -79,11 +79,11 @@ class Walk:
         number, now = self.chance.randrange(CONSUMERS), self.time()
         filters, name = self.chance.choice(FILTERS), f"consumer-{number}"
         others = [each for each in self.model.consumers if each.number != number]
-        self.model.tick(now)
         if self.kind is SubscriptionType.EXCLUSIVE and others:
             assert refused(lambda: self.window.join(number, name, filters, now))
         else:
             self.window.join(number, name, filters, now)
+            self.model.tick(now)
             self.model.join(number, name, filters)
 
     def leave(self) -> None:
@@ -224,6 +224,21 @@ class Walk:
         self.model.tick(now)
         self.model.unpoison(offset)
 
+    def ack_unread(self) -> None:
+        """As after a restart: what was delivered before it is acknowledged now."""
+        start = self.any_offset() + self.chance.choice((0, 1, 3, 9))
+        end = start + self.chance.randint(1, 4)
+        if end < len(self.keys) - 20:
+            assert self.window.ack_unread(start, end) == (self.model.ack(start, end) > 0)
+            self.end = max(self.end, end)
+
+    def configure(self) -> None:
+        now = self.time()
+        self.policy = random_policy(self.chance)
+        self.window.configure(self.policy, now)
+        self.model.tick(now)
+        self.model.configure(self.policy)
+
     def decide(self) -> None:
         """An operator acknowledges a message that is blocked."""
         for offset in self.window.blocked[:1]:
@@ -283,7 +298,6 @@ class Walk:
         ]
         found = self.window.consumers
         assert [(e.consumer, e.name, e.filters, e.unacked, e.active) for e in found] == wanted
-        assert all(each.unacked <= self.policy.max_unacked_messages for each in found)
 
     def check_due(self, found: list[int], limit: int) -> None:
         """Nothing that may not be sent, and nothing left out that could have been."""
@@ -357,6 +371,8 @@ WEIGHTS: tuple[tuple[Callable[[Walk], None], int], ...] = (
     (Walk.skip, 4),
     (Walk.write_dead_letters, 15),
     (Walk.decide, 4),
+    (Walk.ack_unread, 4),
+    (Walk.configure, 3),
     (Walk.seek, 1),
     (Walk.restart, 1),
 )

@@ -176,7 +176,7 @@ class Subscription:
             consumer.end()
             return
         if policy is not None:
-            self.window.configure(policy)
+            self.window.configure(policy, _now_ms())
         others = self._consumers.keys() - {consumer.number}
         if self.window.kind is SubscriptionType.EXCLUSIVE and others:
             self._standby.append(consumer)
@@ -254,16 +254,11 @@ class Subscription:
                 self._held.append((start, end))
             return
         window = self.window
-        read = min(end, window.next_offset)
-        changed = start < read and window.ack(start, read)
         if end > window.next_offset:
-            known = min(self.feed.topic.watermarks().synced, window.next_offset + ACKS_AHEAD_MAX)
-            ahead = max(start, window.next_offset), min(end, known)
-            if ahead[0] < ahead[1]:
-                window.skip(*ahead)
-                window.counters.skipped -= ahead[1] - ahead[0]
-                changed = True
-        if changed:
+            synced = self.feed.topic.watermarks().synced
+            known = min(synced, window.next_offset + ACKS_AHEAD_MAX)
+            end = min(end, max(known, window.next_offset))
+        if start < end and window.ack_unread(start, end):
             self._changed()
 
     def nack(self, offset: int, delay_ms: int | None) -> None:

@@ -14,12 +14,14 @@ Beware: every time comes from one clock that does not go back. An earlier time c
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
+from operator import itemgetter
 from typing import Final
 
 from forebay.dispatch.key_filter import check_key_filters
@@ -124,18 +126,32 @@ class Window:
         self.counters = Counters()
         self._start_at(cursor)
 
-    def configure(self, policy: Policy) -> None:
-        """Uses another policy from now on; what is under way keeps its times."""
-        if policy != self.policy:
-            self.policy = policy
-            self._unacked_max = policy.max_unacked_messages
-            for consumer in self._consumers.values():
-                self._refresh(consumer)
+    def configure(self, policy: Policy, now_ms: int) -> None:
+        """Uses another policy from now on.
+
+        If it has another ack time-out, that of what consumers have starts now. Redeliveries that
+        wait keep their times, and what is blocked stays blocked.
+        """
+        self._now = max(self._now, now_ms)
+        old, self.policy = self.policy, policy
+        self._unacked_max = policy.max_unacked_messages
+        for consumer in self._consumers.values():
+            self._refresh(consumer)
+        if policy.ack_timeout_ms != old.ack_timeout_ms:
+            self._restart_timeouts()
+
+    def _restart_timeouts(self) -> None:
+        """So that of one consumer's messages the first still times out first."""
+        self._alarms.clear()
+        for consumer in self._consumers.values():
+            consumer.alarmed = False
+            for message in consumer.sent.values():
+                self._start_timeout(message, consumer)
 
     def _start_at(self, cursor: Cursor) -> None:
         self._template = cursor
         self._next = cursor.position
-        self._ahead = deque(cursor.ranges)
+        self._ahead = [*cursor.ranges]
         """Acknowledged ranges above the next offset; none of them touch it."""
         self._messages: OrderedDict[int, Message] = OrderedDict()
         """All that is not acknowledged and was read, ascending: nothing is ever put back."""
@@ -395,7 +411,7 @@ class Window:
 
     def _join_ahead(self) -> None:
         if self._ahead[0][0] == self._next:
-            self._next = self._ahead.popleft()[1]
+            self._next = self._ahead.pop(0)[1]
 
     def _keep(self, message: Message) -> tuple[Verdict, None]:
         self._kept += 1
@@ -447,13 +463,16 @@ class Window:
         if group is not None:
             group.sent += 1
             group.owner = consumer
+        self._start_timeout(message, consumer)
+        if len(consumer.sent) >= self._unacked_max:
+            self._refresh(consumer)
+
+    def _start_timeout(self, message: Message, consumer: Consumer) -> None:
         timeout = self.policy.ack_timeout_ms
         if timeout is not None:
             message.time_ms = self._now + timeout
             if not consumer.alarmed:
                 self._set_alarm(consumer, message.time_ms)
-        if len(consumer.sent) >= self._unacked_max:
-            self._refresh(consumer)
 
     def _set_alarm(self, consumer: Consumer, time_ms: int) -> None:
         consumer.alarmed = True
@@ -463,11 +482,23 @@ class Window:
         """Counts offsets from `start` to before `end` as acknowledged: they have no messages."""
         _check_range(start, end)
         self.counters.skipped += self._forget_range(start, min(end, self._next))
-        if end > self._next:
-            before = Cursor(self._next, tuple(self._ahead))
-            after = before.with_range(max(start, self._next), end)
-            self._next, self._ahead = after.position, deque(after.ranges)
-            self.counters.skipped += _offsets_in(after) - _offsets_in(before)
+        self.counters.skipped += self._cover(start, end)
+
+    def _cover(self, start: int, end: int) -> int:
+        """Counts offsets that were never read as acknowledged; returns how many it changed."""
+        start = max(start, self._next)
+        if start >= end:
+            return 0
+        ahead = self._ahead
+        low = bisect_left(ahead, start, key=itemgetter(1))
+        high = bisect_right(ahead, end, key=itemgetter(0))
+        touched = ahead[low:high]
+        new = end - start - sum(min(end, last) - max(start, first) for first, last in touched)
+        if touched:
+            start, end = min(start, touched[0][0]), max(end, touched[-1][1])
+        ahead[low:high] = [(start, end)]
+        self._join_ahead()
+        return new
 
     # -- answers
 
@@ -489,12 +520,22 @@ class Window:
         self._gone(message)
         return True
 
+    def ack_unread(self, start: int, end: int) -> bool:
+        """Acknowledges offsets that were not read yet, too; returns whether it changed any.
+
+        For answers to what was delivered before a restart: the caller knows that it was.
+        """
+        _check_range(start, end)
+        forgotten = self._forget_range(start, min(end, self._next))
+        return self._cover(start, end) + forgotten > 0
+
     def _check_ahead(self, start: int, end: int) -> None:
-        known = Cursor(self._next, tuple(self._ahead))
-        if known.with_range(start, end) != known:
+        first = max(start, self._next)
+        at = bisect_right(self._ahead, first, key=itemgetter(0)) - 1
+        if at < 0 or self._ahead[at][1] < end:
             raise UsageError(
                 f"offsets {start} to {end - 1} cannot be acknowledged: "
-                f"{max(start, self._next)} was not delivered; wait until it is delivered again"
+                "some were not delivered; wait until they are delivered again"
             )
 
     def _forget_range(self, start: int, end: int) -> int:
@@ -754,7 +795,3 @@ _WITHOUT_ONE_GROUP: Final = frozenset({SubscriptionType.SHARED, SubscriptionType
 def _check_range(start: int, end: int) -> None:
     if not 0 <= start < end <= OFFSET_MAX:
         raise UsageError(f"{start} to {end} is not a range of offsets")
-
-
-def _offsets_in(cursor: Cursor) -> int:
-    return cursor.position + sum(end - start for start, end in cursor.ranges)
