@@ -211,6 +211,8 @@ OBJECT_BYTES_MAX: Final = 5 * 1024 * GIB
 
 CLIENT_NAME_BYTES_MAX: Final = 256
 """The limit for the names of producers, consumers and subscriptions."""
+TOPIC_NAMES_KNOWN_MAX: Final = 4096
+"""Topic names that the broker remembers to be valid."""
 PRODUCERS_MAX: Final = 100_000
 """Producers that the broker remembers; those used longest ago are forgotten, and known again by
 their next message."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from forebay.errors import UsageError
 from forebay.format.names import TopicName, parse_topic
-from forebay.limits import CLIENT_NAME_BYTES_MAX
+from forebay.limits import CLIENT_NAME_BYTES_MAX, TOPIC_NAMES_KNOWN_MAX
 
 
+@lru_cache(TOPIC_NAMES_KNOWN_MAX)  # every acknowledgement names its topic
 def parse_topic_name(name: str) -> TopicName:
     """Parses `/namespace/topic`. Clients send nothing shorter, and compare names byte for byte."""
     topic = parse_topic(name)

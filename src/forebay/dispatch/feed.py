@@ -142,10 +142,16 @@ class Feed:
             return found
         task = self._reading.get(offset)
         if task is None:
+            if self._is_near(offset):
+                return await self._fetch(offset)
             task = asyncio.create_task(self._fetch(offset))
             self._reading[offset] = task
             task.add_done_callback(lambda done: self._fetched(offset, done))
         return await asyncio.shield(task)
+
+    def _is_near(self, offset: int) -> bool:
+        """Whether the read waits for nothing, so that nobody else could share it."""
+        return not self.topic.ended and offset >= self.topic.in_memory().start
 
     def _fetched(self, offset: int, task: asyncio.Task[Chunk | None]) -> None:
         del self._reading[offset]
@@ -231,17 +237,22 @@ class Feed:
     async def _watch_end(self) -> None:
         while self._waiting:
             try:
-                synced = self.topic.watermarks().synced
-                self._wake(synced)
-                if self._waiting:
-                    async with self.topic.stream(synced) as reader:
-                        await reader.wait()
+                await self._wake_at_end()
             except _ENDED:
                 self._wake(None)  # those who wake up read, and open the log again
             except Exception as error:  # noqa: BLE001  # nobody may wait for ever
                 event(_log, logging.ERROR, "the end of a log cannot be watched", error=repr(error))
                 await asyncio.sleep(_RETRY_SECONDS)
                 self._wake(None)
+
+    async def _wake_at_end(self) -> None:
+        async with self.topic.stream("latest") as reader:
+            while self._waiting:
+                synced = self.topic.watermarks().synced
+                self._wake(synced)
+                reader.release(synced)
+                if self._waiting:
+                    await reader.wait()
 
     def _wake(self, synced: int | None) -> None:
         ready = [

@@ -156,6 +156,11 @@ class Subscription:
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        """When the timer fires."""
+        self._at_end = False
+        """Whether everything that there is was delivered: only what wakes the task gives it more to
+        do, and acknowledgements do not."""
         self._cursor_timer: asyncio.TimerHandle | None = None
         self._pause = _RETRY_SECONDS
         self._stopped = False
@@ -259,7 +264,7 @@ class Subscription:
             known = min(synced, window.next_offset + ACKS_AHEAD_MAX)
             end = min(end, max(known, window.next_offset))
         if start < end and window.ack_unread(start, end):
-            self._changed()
+            self._changed(wake=not self._at_end)
 
     def nack(self, offset: int, delay_ms: int | None) -> None:
         self.window.nack(offset, delay_ms, _now_ms())
@@ -274,11 +279,12 @@ class Subscription:
         self.problem = None
         self._wake()
 
-    def _changed(self) -> None:
+    def _changed(self, *, wake: bool = True) -> None:
         if self._cursor_timer is None:
             loop = asyncio.get_running_loop()
             self._cursor_timer = loop.call_later(_CURSOR_SECONDS, self.save)
-        self._wake()
+        if wake:
+            self._wake()
 
     def save(self) -> None:
         """Hands the cursor to the topic's cursors."""
@@ -319,6 +325,7 @@ class Subscription:
         while not self._stopped:
             await self._woken.wait()
             self._woken.clear()
+            self._at_end = False
             try:
                 while await self._step():
                     self._recovered()
@@ -344,6 +351,7 @@ class Subscription:
         offset = window.next_offset
         chunk = await self._read(offset)
         if chunk is None:
+            self._at_end = not window.waiting and not window.kept
             self.feed.wake_beyond(offset, self._wake)
             return False
         if chunk.first > offset:
@@ -484,14 +492,21 @@ class Subscription:
         self.problem = str(error)
 
     def _arm(self) -> None:
-        """Sets the timer for the next time-out or redelivery."""
+        """Sets the timer for the next time-out or redelivery, unless one fires before that."""
+        at = self.window.next_time_ms()
         if self._timer is not None:
+            if at is not None and self._timer_ms <= at:
+                return
             self._timer.cancel()
             self._timer = None
-        at = self.window.next_time_ms()
         if at is not None:
             seconds = max(at - _now_ms(), 1) / 1000
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._wake)
+            self._timer_ms = at
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._wake()
 
     # -- the end --------------------------------------------------------------------------------
 
