@@ -314,6 +314,12 @@ class AsyncReader(_Context):
         self._stream: FrameStream | None = None
         self._messages: Iterator[StreamMessage] = iter(())
 
+    async def open(self) -> int:
+        """Opens the reader, which the first read does otherwise; returns the next offset."""
+        if self._stream is None:
+            self._stream = await self._opened()
+        return await self._stream.open()
+
     async def next_frames(self) -> Scan | None:
         """Returns the next frames, at least one; None at the end. Do not mix it with iteration."""
         if self._stream is None:

@@ -258,6 +258,10 @@ class Reader(_SyncContext):
         self._messages: Iterator[StreamMessage] = iter(())
         self._closed = False
 
+    def open(self) -> int:
+        """See `AsyncReader.open`."""
+        return self._loop.call(self._reader.open())
+
     def next_frames(self) -> Scan | None:
         """See `AsyncReader.next_frames`. The next ones are fetched meanwhile."""
         if self._closed:
