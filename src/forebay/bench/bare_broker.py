@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -73,6 +74,10 @@ class BareBroker:
         request = pb.AckRequest.FromString(raw)
         return pb.AckResponse(request_id=request.request_id).SerializeToString()
 
+    async def echo(self, requests: AsyncIterator[bytes], call: _Context) -> None:
+        async for raw in requests:
+            await call.write(raw)
+
     async def lookup(self, _raw: bytes, call: _Context) -> bytes:
         await call.abort(grpc.StatusCode.NOT_FOUND, "the client goes on with the address it has")
         raise AssertionError("abort raises")
@@ -104,6 +109,7 @@ class BareBroker:
                 "TopicPartitions": unary(self.partitions),
             },
             "danube.HealthCheck": {"HealthCheck": unary(self.health)},
+            "forebay.Streams": {"Echo": grpc.stream_stream_rpc_method_handler(self.echo)},
         }
         return [grpc.method_handlers_generic_handler(name, each) for name, each in methods.items()]
 

@@ -8,7 +8,8 @@ messages it writes and syncs every payload on a thread.
 Sends are measured with 1, 8 and 64 of them in flight. Consuming is one message after the other,
 each acknowledged before the next is taken, from a topic that has them all. The delay of deliveries
 is measured at 1,000 messages a second, from before the send to after the receipt: one clock. A
-ratio of delays is the bare service's over ours, so that more is better, as with rates.
+ratio of delays is the bare service's over ours, so that more is better, as with rates. The streams
+of Forebay's own client are measured beside an echo stream: `forebay.bench.broker_streams`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.bench.bare_broker import MODULE
+from forebay.bench.broker_streams import stream_rows
 from forebay.bench.measure import (
     Measurement,
     Timed,
@@ -46,6 +48,8 @@ GOAL: Final = 0.6
 IN_FLIGHT: Final = (1, 8, 64)
 MESSAGE_BYTES: Final = 1024
 RATE: Final = 1000
+_STREAM_TIMES: Final = 32
+"""How many times as many messages the streams are measured with."""
 DURABILITIES: Final = ("synced", "buffered")
 _BESIDE: Final = {
     "synced": "a bare service, write + fdatasync on a thread",
@@ -115,6 +119,9 @@ def _rows(clients: dict[str, Pair], messages: int) -> list[Measurement]:
                 GOAL,
             )
         )
+        addresses = pair.ours.address, pair.bare.address
+        many = messages * _STREAM_TIMES
+        rows += stream_rows(durability, *addresses, many, pair.ours.run)
     return rows
 
 
@@ -131,16 +138,16 @@ class Client:
     _client: DanubeClient | None = None
 
     def sends(self, in_flight: int, messages: int) -> Timed:
-        return lambda _: self._run(self._sends_a_second(in_flight, messages))
+        return lambda _: self.run(self._sends_a_second(in_flight, messages))
 
     def consumes(self, messages: int) -> Timed:
-        return lambda _: self._run(self._consumed_a_second(messages))
+        return lambda _: self.run(self._consumed_a_second(messages))
 
     def delays(self, seconds: float, rate: int) -> list[float]:
         """How long each message took, in seconds; sorted."""
-        return self._run(self._delays(max(int(seconds * rate), 1), rate))
+        return self.run(self._delays(max(int(seconds * rate), 1), rate))
 
-    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return self.runner.run(asyncio.wait_for(work, _PATIENCE_SECONDS))
 
     # -- what is measured
