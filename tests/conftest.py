@@ -18,6 +18,7 @@ from support.jvm import LAUNCHER_OPTIONS, SPARK_OPTIONS  # noqa: E402  # is rewr
 
 pytest_plugins = [
     "support.server_fixtures",  # before those that import it
+    "support.broker_fixtures",
     "support.browser_fixtures",
     "support.cluster_fixtures",
     "support.connect_fixtures",
