@@ -14,7 +14,7 @@ import pytest
 from grpc.aio import AioRpcError
 
 from forebay.broker import danube_pb2 as pb
-from support.danube_clients import RunningBroker, running_broker, within
+from support.danube_brokers import DanubeBroker, running_broker, within
 
 TOPIC = "/default/t1"
 NAME = TOPIC.encode().hex()
@@ -32,7 +32,7 @@ def varint(number: int) -> str:
     return (bytes(found) + bytes([number])).hex()
 
 
-async def test_recorded_calls_in_the_order_of_a_client(broker: RunningBroker) -> None:
+async def test_recorded_calls_in_the_order_of_a_client(broker: DanubeBroker) -> None:
     async def call(method: str, recorded: str) -> bytes:
         return await broker.call(f"danube.{method}", bytes.fromhex(recorded))
 
@@ -67,7 +67,7 @@ async def test_recorded_calls_in_the_order_of_a_client(broker: RunningBroker) ->
 
 
 async def test_a_producer_of_version_0_5_0_sends_its_schema_inside_the_request(
-    broker: RunningBroker,
+    broker: DanubeBroker,
 ) -> None:
     """Field 4 was a message `Schema` of its own: name, data and type."""
     schema = "0a06 736368656d61 1202 7b7d 1803"
@@ -78,7 +78,7 @@ async def test_a_producer_of_version_0_5_0_sends_its_schema_inside_the_request(
 
 
 async def test_a_client_of_version_0_5_0_finds_the_broker_in_field_5(
-    broker: RunningBroker,
+    broker: DanubeBroker,
 ) -> None:
     """`brokerServiceUrl`, which is `connect_url` today."""
     await broker.call("danube.ProducerService/CreateProducer", bytes.fromhex(CREATE))
@@ -87,7 +87,7 @@ async def test_a_client_of_version_0_5_0_finds_the_broker_in_field_5(
     assert b"\x2a" + bytes([len(url)]) + url in raw
 
 
-async def test_unknown_fields_of_newer_clients_are_ignored(broker: RunningBroker) -> None:
+async def test_unknown_fields_of_newer_clients_are_ignored(broker: DanubeBroker) -> None:
     newer = bytes.fromhex(CREATE + "fa3f0568656c6c6f")
     await broker.call("danube.ProducerService/CreateProducer", newer)
 
@@ -106,12 +106,12 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_bytes_that_are_no_message_are_refused(broker: RunningBroker, method: str) -> None:
+async def test_bytes_that_are_no_message_are_refused(broker: DanubeBroker, method: str) -> None:
     for raw in (b"\xff", b"\x0a\xff\xff\xff\xff\x0f"):
         assert await broker.refused(method, raw) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_stream_that_asks_with_no_message_is_refused(broker: RunningBroker) -> None:
+async def test_a_stream_that_asks_with_no_message_is_refused(broker: DanubeBroker) -> None:
     call: Any = broker.channel.unary_stream("/danube.ConsumerService/ReceiveMessages")
     with pytest.raises(AioRpcError) as caught:
         await within(call(b"\xff").read())
@@ -122,7 +122,7 @@ async def test_a_stream_that_asks_with_no_message_is_refused(broker: RunningBrok
     "method", ["danube.Discovery/GetSchema", "danube.AuthService/Authenticate", "a.B/C"]
 )
 async def test_a_call_that_does_not_exist_is_unimplemented(
-    broker: RunningBroker, method: str
+    broker: DanubeBroker, method: str
 ) -> None:
     assert await broker.refused(method, b"") is grpc.StatusCode.UNIMPLEMENTED
 
@@ -148,6 +148,6 @@ async def test_a_call_during_the_stop_is_unavailable(tmp_path: Path) -> None:
         assert found is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_many_calls_at_once_are_all_answered(broker: RunningBroker) -> None:
+async def test_many_calls_at_once_are_all_answered(broker: DanubeBroker) -> None:
     calls = (broker.refused(METHODS[5], bytes.fromhex(LOOKUP)) for _ in range(500))
     assert set(await within(asyncio.gather(*calls))) == {grpc.StatusCode.NOT_FOUND}

@@ -14,10 +14,10 @@ from grpc.aio import AioRpcError
 from forebay.broker import danube_pb2 as pb
 from forebay.dispatch.subscription import Subscription
 from forebay.format.names import parse_topic
-from support.danube_clients import (
+from support.danube_brokers import (
+    DanubeBroker,
     DanubeUser,
     Inbox,
-    RunningBroker,
     calls_of,
     end_connections,
     running_broker,
@@ -37,7 +37,7 @@ async def send(producer: Any, count: int, first: int = 0) -> None:
         await within(producer.send(payload))
 
 
-async def subscription(broker: RunningBroker, topic: str = TOPIC, name: str = "s1") -> Subscription:
+async def subscription(broker: DanubeBroker, topic: str = TOPIC, name: str = "s1") -> Subscription:
     return await broker.context.registry.find(parse_topic(topic), name)
 
 
@@ -53,7 +53,7 @@ async def test_messages_come_in_the_order_in_which_they_were_sent(danube: Danube
 
 
 async def test_a_message_is_delivered_as_it_was_sent(
-    danube: DanubeUser, broker: RunningBroker
+    danube: DanubeUser, broker: DanubeBroker
 ) -> None:
     producer = await danube.producer(TOPIC, "maker")
     inbox = await danube.inbox(TOPIC)
@@ -70,7 +70,7 @@ async def test_a_message_is_delivered_as_it_was_sent(
 
 
 async def test_messages_that_came_another_way_are_delivered_and_acknowledged(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     """The client acknowledges nothing whose topic is not the one it subscribed to."""
     topic = broker.store.topic(TOPIC)
@@ -158,7 +158,7 @@ async def test_a_slow_consumer_loses_nothing(danube: DanubeUser) -> None:
 
 
 async def test_a_message_of_a_topic_with_a_long_history_is_found(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     """A subscription that lags reads objects, then segments, then what is in memory."""
     producer = await danube.producer(TOPIC)
@@ -309,7 +309,7 @@ def ack(offset: int, topic: str = TOPIC, name: str = "s1") -> bytes:
 
 
 async def test_acknowledgements_that_come_late_or_twice_change_nothing(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     producer = await danube.producer(TOPIC)
     inbox = await danube.inbox(TOPIC)
@@ -325,7 +325,7 @@ async def test_acknowledgements_that_come_late_or_twice_change_nothing(
 
 
 async def test_acknowledgements_of_what_does_not_exist_are_harmless(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     producer = await danube.producer(TOPIC)
     inbox = await danube.inbox(TOPIC)
@@ -347,7 +347,7 @@ async def test_acknowledgements_of_what_does_not_exist_are_harmless(
 
 
 async def test_the_same_consumer_takes_over_and_the_old_stream_stays_open(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     """An old stream that ended would be opened again at once, and take over in its turn."""
     producer = await danube.producer(TOPIC)
@@ -365,7 +365,7 @@ async def test_the_same_consumer_takes_over_and_the_old_stream_stays_open(
 
 
 async def test_an_old_stream_that_leaves_disturbs_nobody(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     producer = await danube.producer(TOPIC)
     client = await danube.client()
@@ -379,7 +379,7 @@ async def test_an_old_stream_that_leaves_disturbs_nobody(
 
 
 async def test_an_unknown_consumer_makes_few_calls(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     """NOT_FOUND at once would make the client open 2,000 streams a second."""
     await danube.producer(TOPIC)
@@ -391,14 +391,14 @@ async def test_an_unknown_consumer_makes_few_calls(
     assert calls_of("ReceiveMessages") == before + 1
 
 
-async def test_an_unknown_consumer_is_told_so_in_the_end(broker: RunningBroker) -> None:
+async def test_an_unknown_consumer_is_told_so_in_the_end(broker: DanubeBroker) -> None:
     with pytest.raises(AioRpcError) as caught:
         await within(broker.stream(4711).read())
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_stream_stays_open_when_the_log_ends_for_a_while(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     producer = await danube.producer(TOPIC)
     inbox = await danube.inbox(TOPIC)
@@ -460,19 +460,19 @@ def subscribe(**fields: Any) -> bytes:
     ],
 )
 async def test_what_cannot_be_subscribed_to_is_refused(
-    broker: RunningBroker, danube: DanubeUser, fields: dict[str, Any], status: grpc.StatusCode
+    broker: DanubeBroker, danube: DanubeUser, fields: dict[str, Any], status: grpc.StatusCode
 ) -> None:
     await danube.producer(TOPIC)
     assert await broker.refused("danube.ConsumerService/Subscribe", subscribe(**fields)) is status
 
 
-async def test_subscribing_creates_no_topic(broker: RunningBroker) -> None:
+async def test_subscribing_creates_no_topic(broker: DanubeBroker) -> None:
     await broker.refused("danube.ConsumerService/Subscribe", subscribe())
     assert not broker.store.exists(TOPIC)
 
 
 async def test_subscribing_again_gives_the_same_number(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     await danube.producer(TOPIC)
     answers = [

@@ -14,10 +14,10 @@ from grpc.aio import AioRpcError
 
 from forebay.broker import danube_pb2 as pb
 from forebay.format.names import parse_topic
-from support.danube_clients import (
+from support.danube_brokers import (
+    DanubeBroker,
     DanubeUser,
     Inbox,
-    RunningBroker,
     end_connections,
     running_broker,
     until,
@@ -31,13 +31,13 @@ def numbers(count: int, first: int = 0) -> list[bytes]:
     return [b"%d" % each for each in range(first, first + count)]
 
 
-async def connected(broker: RunningBroker, count: int) -> None:
+async def connected(broker: DanubeBroker, count: int) -> None:
     found = await broker.context.registry.find(parse_topic(TOPIC), "s1")
     await until(lambda: len(found.consumers) == count, f"{count} consumers")
 
 
 async def inboxes(
-    broker: RunningBroker, count: int, kind: SubType, filters: Sequence[list[str]] = ()
+    broker: DanubeBroker, count: int, kind: SubType, filters: Sequence[list[str]] = ()
 ) -> list[Inbox]:
     """Consumers c0, c1 and so on, in the order of their connecting."""
     found = []
@@ -77,7 +77,7 @@ async def test_an_exclusive_subscription_refuses_a_second_consumer(danube: Danub
 
 
 async def test_an_exclusive_subscription_is_free_when_its_consumer_has_left(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     producer = await danube.producer(TOPIC)
     client = await danube.client()
@@ -107,7 +107,7 @@ async def test_a_subscription_in_use_keeps_its_type(danube: DanubeUser, reliable
 
 
 async def test_a_subscription_that_nobody_uses_changes_its_type_and_keeps_its_place(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     producer = await danube.producer(TOPIC)
     client = await danube.client()
@@ -139,7 +139,7 @@ async def test_consumers_that_share_get_messages_in_turn(tmp_path: Path, reliabl
 
 
 async def all_get_one(
-    broker: RunningBroker, producer: Any, boxes: Sequence[Inbox], *, reliable: bool
+    broker: DanubeBroker, producer: Any, boxes: Sequence[Inbox], *, reliable: bool
 ) -> None:
     """Waits until all consumers are connected."""
     if reliable:
@@ -165,7 +165,7 @@ async def test_a_consumer_that_acknowledges_nothing_holds_back_nobody(tmp_path: 
 # -- failover -----------------------------------------------------------------------------------
 
 
-async def test_the_first_consumer_gets_everything_until_it_leaves(broker: RunningBroker) -> None:
+async def test_the_first_consumer_gets_everything_until_it_leaves(broker: DanubeBroker) -> None:
     danube = broker.user
     producer = await danube.producer(TOPIC)
     clients = [await danube.client() for _ in range(3)]
@@ -190,7 +190,7 @@ async def test_the_first_consumer_gets_everything_until_it_leaves(broker: Runnin
 
 
 async def test_the_first_consumer_keeps_its_place_when_it_connects_again(
-    broker: RunningBroker,
+    broker: DanubeBroker,
 ) -> None:
     producer = await broker.user.producer(TOPIC)
     _, second = await inboxes(broker, 2, SubType.FAILOVER)
@@ -211,7 +211,7 @@ async def send_keys(producer: Any, count: int, keys: int, first: int = 0) -> Non
         await within(producer.send_with_key(b"%d" % number, None, f"key-{number % keys}"))
 
 
-async def test_a_key_is_read_by_one_consumer_in_order(broker: RunningBroker) -> None:
+async def test_a_key_is_read_by_one_consumer_in_order(broker: DanubeBroker) -> None:
     producer = await broker.user.producer(TOPIC)
     boxes = await inboxes(broker, 3, SubType.KEY_SHARED)
     await send_keys(producer, 120, keys=24)
@@ -227,7 +227,7 @@ async def test_a_key_is_read_by_one_consumer_in_order(broker: RunningBroker) -> 
             assert own == sorted(own)
 
 
-async def test_keys_stay_where_they_are_when_a_consumer_comes(broker: RunningBroker) -> None:
+async def test_keys_stay_where_they_are_when_a_consumer_comes(broker: DanubeBroker) -> None:
     producer = await broker.user.producer(TOPIC)
     boxes = await inboxes(broker, 2, SubType.KEY_SHARED)
     await send_keys(producer, 40, keys=40)
@@ -242,7 +242,7 @@ async def test_keys_stay_where_they_are_when_a_consumer_comes(broker: RunningBro
     assert after[2], "the new one gets some"
 
 
-async def test_a_keys_messages_wait_until_its_last_consumer_is_done(broker: RunningBroker) -> None:
+async def test_a_keys_messages_wait_until_its_last_consumer_is_done(broker: DanubeBroker) -> None:
     """A consumer that leaves has some messages of a key: they come first."""
     danube = broker.user
     producer = await danube.producer(TOPIC)
@@ -281,7 +281,7 @@ async def test_key_filters_choose_what_a_consumer_gets(tmp_path: Path, reliable:
         assert got[2] >= {b"us-east", b"asia"}
 
 
-async def test_a_key_that_nobody_wants_waits_and_holds_back_nobody(broker: RunningBroker) -> None:
+async def test_a_key_that_nobody_wants_waits_and_holds_back_nobody(broker: DanubeBroker) -> None:
     producer = await broker.user.producer(TOPIC)
     (box,) = await inboxes(broker, 1, SubType.KEY_SHARED, [["a*"]])
     for key in ["b", "a1", "b", "a2"]:
@@ -297,7 +297,7 @@ async def test_a_key_that_nobody_wants_waits_and_holds_back_nobody(broker: Runni
 # -- non-reliable topics ------------------------------------------------------------------------
 
 
-async def test_a_non_reliable_topic_stores_nothing(broker: RunningBroker) -> None:
+async def test_a_non_reliable_topic_stores_nothing(broker: DanubeBroker) -> None:
     danube = broker.user
     producer = await danube.producer(TOPIC, reliable=False)
     await within(producer.send(b"to nobody"))
@@ -339,7 +339,7 @@ async def test_an_exclusive_non_reliable_subscription_has_one_consumer(danube: D
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_the_same_consumer_takes_over_a_non_reliable_stream(broker: RunningBroker) -> None:
+async def test_the_same_consumer_takes_over_a_non_reliable_stream(broker: DanubeBroker) -> None:
     danube = broker.user
     producer = await danube.producer(TOPIC, reliable=False)
     old = await danube.inbox(TOPIC)

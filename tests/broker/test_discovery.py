@@ -11,7 +11,8 @@ import pytest
 from danube import DanubeError
 
 from forebay.broker import danube_pb2 as pb
-from support.danube_clients import DanubeUser, RunningBroker, free_port, running_broker, within
+from support.danube_brokers import DanubeBroker, DanubeUser, running_broker, within
+from support.s3_server import free_ports
 
 TOPIC = "/default/t1"
 
@@ -20,21 +21,21 @@ def lookup(topic: str) -> bytes:
     return pb.TopicLookupRequest(request_id=9, topic=topic).SerializeToString()
 
 
-async def partitions(broker: RunningBroker, topic: str) -> list[str]:
+async def partitions(broker: DanubeBroker, topic: str) -> list[str]:
     answer = await broker.call("danube.Discovery/TopicPartitions", lookup(topic))
     found = pb.TopicPartitionsResponse.FromString(answer)
     assert found.request_id == 9
     return list(found.partitions)
 
 
-async def health(broker: RunningBroker, client: Any, number: int) -> int:
+async def health(broker: DanubeBroker, client: Any, number: int) -> int:
     raw = pb.HealthCheckRequest(request_id=1, client=client, id=number).SerializeToString()
     answer = await broker.call("danube.HealthCheck/HealthCheck", raw)
     return pb.HealthCheckResponse.FromString(answer).status
 
 
 async def test_a_topic_is_not_found_until_a_producer_creates_it(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     method = "danube.Discovery/TopicLookup"
     assert await broker.refused(method, lookup(TOPIC)) is grpc.StatusCode.NOT_FOUND
@@ -52,7 +53,9 @@ async def test_a_topic_is_not_found_until_a_producer_creates_it(
 
 
 async def test_clients_are_told_the_configured_address(tmp_path: Path) -> None:
-    async with running_broker(tmp_path, listen=f"127.0.0.1:{free_port()}", url="here:1") as broker:
+    async with running_broker(
+        tmp_path, listen=f"127.0.0.1:{free_ports(1)[0]}", url="here:1"
+    ) as broker:
         await broker.call(
             "danube.ProducerService/CreateProducer",
             pb.ProducerRequest(producer_name="p", topic_name=TOPIC).SerializeToString(),
@@ -64,7 +67,7 @@ async def test_clients_are_told_the_configured_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["TopicLookup", "TopicPartitions"])
 @pytest.mark.parametrize("name", ["", "t1", "/default", "/a/b/c", "/default/a b", "/default/\n"])
 async def test_a_name_that_is_no_topic_is_refused(
-    broker: RunningBroker, method: str, name: str
+    broker: DanubeBroker, method: str, name: str
 ) -> None:
     found = await broker.refused(f"danube.Discovery/{method}", lookup(name))
     assert found is grpc.StatusCode.INVALID_ARGUMENT
@@ -72,7 +75,7 @@ async def test_a_name_that_is_no_topic_is_refused(
 
 @pytest.mark.parametrize("reliable", [True, False])
 async def test_partitions_are_exactly_those_of_the_topic(
-    broker: RunningBroker, danube: DanubeUser, reliable: bool
+    broker: DanubeBroker, danube: DanubeUser, reliable: bool
 ) -> None:
     await danube.producer("/default/a", partitions=12, reliable=reliable)
     await danube.producer("/default/ab", reliable=reliable)
@@ -95,7 +98,7 @@ async def test_partitions_are_the_same_after_a_restart(tmp_path: Path) -> None:
             assert await partitions(broker, name) == [f"{name}-part-0", f"{name}-part-1"]
 
 
-async def test_health_checks_know_who_is_there(broker: RunningBroker, danube: DanubeUser) -> None:
+async def test_health_checks_know_who_is_there(broker: DanubeBroker, danube: DanubeUser) -> None:
     producer = await danube.producer(TOPIC)
     consumer = await danube.consumer(TOPIC)
     known, check = pb.HealthCheckRequest, pb.HealthCheckResponse
@@ -107,7 +110,7 @@ async def test_health_checks_know_who_is_there(broker: RunningBroker, danube: Da
     assert await health(broker, known.Consumer, 1) == check.CLOSE
 
 
-async def test_a_client_of_no_known_type_is_refused(broker: RunningBroker) -> None:
+async def test_a_client_of_no_known_type_is_refused(broker: DanubeBroker) -> None:
     raw = bytes.fromhex("0801 1005 1801")
     found = await broker.refused("danube.HealthCheck/HealthCheck", raw)
     assert found is grpc.StatusCode.INVALID_ARGUMENT
@@ -127,7 +130,7 @@ async def test_health_stays_good_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_consumer_that_was_told_to_close_gets_its_message_all_the_same(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     """The client drops the message that tells it, subscribes again, and gets it again."""
     producer = await danube.producer(TOPIC)
@@ -139,7 +142,7 @@ async def test_a_consumer_that_was_told_to_close_gets_its_message_all_the_same(
     assert await inbox.read(1) == [b"two"]
 
 
-async def test_descriptors_of_objects_are_listed(broker: RunningBroker, danube: DanubeUser) -> None:
+async def test_descriptors_of_objects_are_listed(broker: DanubeBroker, danube: DanubeUser) -> None:
     producer = await danube.producer(TOPIC)
     method = "danube.StorageService/ListSegmentDescriptors"
     for _ in range(2):

@@ -13,9 +13,9 @@ from grpc.aio import AioRpcError
 from forebay.broker import danube_pb2 as pb
 from forebay.format.names import parse_topic
 from forebay.limits import MIB, OFFSET_MAX
-from support.danube_clients import (
+from support.danube_brokers import (
+    DanubeBroker,
     DanubeUser,
-    RunningBroker,
     calls_of,
     running_broker,
     within,
@@ -40,7 +40,7 @@ def request(
     ).SerializeToString()
 
 
-async def create(broker: RunningBroker, raw: bytes) -> pb.ProducerResponse:
+async def create(broker: DanubeBroker, raw: bytes) -> pb.ProducerResponse:
     answer = await broker.call("danube.ProducerService/CreateProducer", raw)
     return pb.ProducerResponse.FromString(answer)
 
@@ -55,9 +55,7 @@ def message(number: int, payload: bytes = b"x", topic: str = TOPIC, name: str = 
     ).SerializeToString()
 
 
-async def test_a_message_is_stored_as_it_was_sent(
-    broker: RunningBroker, danube: DanubeUser
-) -> None:
+async def test_a_message_is_stored_as_it_was_sent(broker: DanubeBroker, danube: DanubeUser) -> None:
     producer = await danube.producer(TOPIC)
     assert await within(producer.send(b"one", {"k": "v"})) == 2  # the client's own number
     assert await within(producer.send_with_key(b"two", None, "key")) == 3
@@ -70,13 +68,13 @@ async def test_a_message_is_stored_as_it_was_sent(
     assert {each.msg_id.topic_name for each in found} == {TOPIC}
 
 
-async def test_a_sent_message_is_synced(broker: RunningBroker, danube: DanubeUser) -> None:
+async def test_a_sent_message_is_synced(broker: DanubeBroker, danube: DanubeUser) -> None:
     producer = await danube.producer(TOPIC)
     await within(asyncio.gather(*(producer.send(b"%d" % each) for each in range(50))))
     assert broker.store.topic(TOPIC).watermarks().synced == 50
 
 
-async def test_a_producer_that_comes_again_has_the_same_id(broker: RunningBroker) -> None:
+async def test_a_producer_that_comes_again_has_the_same_id(broker: DanubeBroker) -> None:
     first = await create(broker, request())
     again = await create(broker, request())
     other = await create(broker, request(name="p2"))
@@ -84,7 +82,7 @@ async def test_a_producer_that_comes_again_has_the_same_id(broker: RunningBroker
     assert first.producer_id == again.producer_id != other.producer_id
 
 
-async def test_what_a_client_says_about_itself_is_not_stored(broker: RunningBroker) -> None:
+async def test_what_a_client_says_about_itself_is_not_stored(broker: DanubeBroker) -> None:
     number = (await create(broker, request())).producer_id
     lie = message(number, topic="/default/other", name="somebody")
     await broker.call("danube.ProducerService/SendMessage", lie)
@@ -102,14 +100,14 @@ async def test_a_message_names_a_producer_of_an_earlier_run(tmp_path: Path) -> N
         assert broker.store.topic(TOPIC).watermarks().synced == 1
 
 
-async def test_a_producer_that_nobody_created_is_not_found(broker: RunningBroker) -> None:
+async def test_a_producer_that_nobody_created_is_not_found(broker: DanubeBroker) -> None:
     await create(broker, request())
     send = "danube.ProducerService/SendMessage"
     assert await broker.refused(send, message(12345)) is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_message_without_an_id_is_refused_and_the_server_goes_on(
-    broker: RunningBroker,
+    broker: DanubeBroker,
 ) -> None:
     number = (await create(broker, request())).producer_id
     bare = pb.StreamMessage(request_id=1, payload=b"x").SerializeToString()
@@ -121,7 +119,7 @@ async def test_a_message_without_an_id_is_refused_and_the_server_goes_on(
 @pytest.mark.parametrize(
     "name", ["", "t1", "default/t1", "/default", "/default/a/b", "/default/a b", "//t1"]
 )
-async def test_a_name_that_is_no_topic_is_refused(broker: RunningBroker, name: str) -> None:
+async def test_a_name_that_is_no_topic_is_refused(broker: DanubeBroker, name: str) -> None:
     create_ = "danube.ProducerService/CreateProducer"
     assert await broker.refused(create_, request(name)) is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -143,7 +141,7 @@ async def test_topics_are_created_only_where_that_is_allowed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("reliable", [True, False])
 async def test_a_topic_is_reliable_or_not_as_its_first_producer_asked(
-    broker: RunningBroker, reliable: bool
+    broker: DanubeBroker, reliable: bool
 ) -> None:
     await create(broker, request(reliable=reliable))
     create_ = "danube.ProducerService/CreateProducer"
@@ -172,7 +170,7 @@ async def test_a_topic_is_partitioned_or_not(danube: DanubeUser) -> None:
         await danube.producer("/default/parts")
 
 
-async def test_an_exclusive_producer_keeps_others_away(broker: RunningBroker) -> None:
+async def test_an_exclusive_producer_keeps_others_away(broker: DanubeBroker) -> None:
     create_ = "danube.ProducerService/CreateProducer"
     await create(broker, request(exclusive=True))
     await create(broker, request(exclusive=True))  # itself, after it lost the connection
@@ -202,7 +200,7 @@ async def test_a_partitioned_producer_takes_the_partitions_in_turn(danube: Danub
 
 
 async def test_a_key_always_goes_to_the_same_partition(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     producer = await danube.producer(TOPIC, partitions=3)
     for number in range(30):
@@ -215,7 +213,7 @@ async def test_a_key_always_goes_to_the_same_partition(
 
 
 async def test_partitions_are_acknowledged_each_by_itself(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     producer = await danube.producer(TOPIC, partitions=2)
     inbox = await danube.inbox(TOPIC)
@@ -230,7 +228,7 @@ async def test_partitions_are_acknowledged_each_by_itself(
 # -- the size of messages -----------------------------------------------------------------------
 
 
-def delivered_size(broker: RunningBroker, payload: int) -> int:
+def delivered_size(broker: DanubeBroker, payload: int) -> int:
     """The size of a message as a consumer gets it, with the longest offset."""
     found = pb.StreamMessage(
         request_id=2,
@@ -247,12 +245,12 @@ def delivered_size(broker: RunningBroker, payload: int) -> int:
     return found.ByteSize()
 
 
-def largest_payload(broker: RunningBroker) -> int:
+def largest_payload(broker: DanubeBroker) -> int:
     return 4 * MIB - (delivered_size(broker, 4 * MIB) - 4 * MIB)
 
 
 async def test_a_message_of_exactly_the_limit_is_delivered(
-    broker: RunningBroker, danube: DanubeUser
+    broker: DanubeBroker, danube: DanubeUser
 ) -> None:
     producer = await danube.producer(TOPIC)
     inbox = await danube.inbox(TOPIC)
@@ -266,7 +264,7 @@ async def test_a_message_of_exactly_the_limit_is_delivered(
 @pytest.mark.parametrize("more", [1, 100, 100_000, 3 * MIB])
 @pytest.mark.parametrize("reliable", [True, False])
 async def test_a_larger_message_is_refused_at_once_and_for_good(
-    broker: RunningBroker, danube: DanubeUser, more: int, reliable: bool
+    broker: DanubeBroker, danube: DanubeUser, more: int, reliable: bool
 ) -> None:
     producer = await danube.producer(TOPIC, reliable=reliable)
     before = calls_of("SendMessage")
@@ -277,7 +275,7 @@ async def test_a_larger_message_is_refused_at_once_and_for_good(
     await within(producer.send(b"smaller"))
 
 
-async def test_names_that_a_client_leaves_out_count(broker: RunningBroker) -> None:
+async def test_names_that_a_client_leaves_out_count(broker: DanubeBroker) -> None:
     number = (await create(broker, request())).producer_id
     bare = pb.StreamMessage(msg_id=pb.MsgID(producer_id=number), payload=bytes(4 * MIB - 24))
     assert bare.ByteSize() < 4 * MIB

@@ -21,12 +21,12 @@ class RunningBroker:
     def __init__(self, store: Store, server: BrokerServer, address: str) -> None:
         self.store = store
         self.address = address
+        self.context = BrokerContext(store, address)
         self._server = server
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        context = BrokerContext(self.store, self.address)
-        self._serving = asyncio.create_task(self._server.serve(context))
+        self._serving = asyncio.create_task(self._server.serve(self.context))
         while not self._server.started:
             await asyncio.wait({self._serving}, timeout=0.01)
             if self._serving.done():

@@ -36,14 +36,16 @@ class ServerProcess:
         log: Path,
         before: Sequence[str] = (),
         options: Sequence[str] = (),
+        broker: str = "127.0.0.1:0",
     ) -> None:
         """`place`: a directory, or a file that ends with `.yml`; `before` goes before Python.
 
-        `options` go before the command.
+        `options` go before the command. `broker` is the address of the gRPC server.
         """
         option = "--config" if place.suffix == ".yml" else "--data"
         self._log = log
-        arguments = [*options, command, option, str(place), "--listen", "127.0.0.1:0", "--json"]
+        servers = ["--listen", "127.0.0.1:0", "--broker", broker]
+        arguments = [*options, command, option, str(place), *servers, "--json"]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [*before, sys.executable, "-m", "forebay", *arguments],

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,9 +22,8 @@ from danube import (
 
 from forebay.broker.calls import CALLS
 from forebay.broker.context import BrokerContext
-from forebay.broker.server import BrokerServer
-from forebay.settings import BrokerSettings, StoreSettings
 from forebay.topic.store import Store
+from support import brokers
 
 PATIENCE: Final = 60.0
 """Seconds that anything may take on a busy machine before it counts as hung."""
@@ -157,7 +153,7 @@ async def end_connections(client: DanubeClient) -> None:
 
 
 @dataclass(slots=True)
-class RunningBroker:
+class DanubeBroker:
     """A broker in this event loop."""
 
     store: Store
@@ -196,38 +192,19 @@ def _varint(number: int) -> bytes:
     return bytes(found)
 
 
-def free_port() -> int:
-    """A port that nothing else takes, not for a connection either."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            return port
-
-
 def calls_of(method: str) -> int:
     """How many calls of a method have begun in this process."""
     return int(CALLS.value(method))
 
 
 @asynccontextmanager
-async def running_broker(data: Path | None, **settings: Any) -> AsyncIterator[RunningBroker]:
+async def running_broker(data: Path, **settings: Any) -> AsyncIterator[DanubeBroker]:
     """A broker on a free port of the loopback; `settings` are those of BrokerSettings."""
-    broker = BrokerSettings(**{"listen": "127.0.0.1:0", **settings})
-    store = Store(StoreSettings(data=data, broker=broker))
-    server = BrokerServer(broker)
-    address = server.bind()
-    context = BrokerContext(store, address)
-    serving = asyncio.create_task(server.serve(context))
-    here = address if broker.url is None else broker.listen
-    user = DanubeUser(f"http://{here}")
-    try:
-        await until(lambda: server.started or serving.done(), "the start")
-        async with grpc.aio.insecure_channel(here) as channel:
-            yield RunningBroker(store, context, address, user, channel)
-    finally:
-        await user.close()  # first, or consumers would try for ever
-        server.stop()
-        await serving
-        server.close()
-        await asyncio.to_thread(store.close)
+    async with brokers.running_broker(data, **settings) as running:
+        here = settings["listen"] if "url" in settings else running.address
+        user = DanubeUser(f"http://{here}")
+        try:
+            async with grpc.aio.insecure_channel(here) as channel:
+                yield DanubeBroker(running.store, running.context, running.address, user, channel)
+        finally:
+            await user.close()  # first, or consumers would try for ever
