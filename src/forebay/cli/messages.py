@@ -290,13 +290,14 @@ def _wanted(
         raise UsageError(f"--start is {begin[:40]!r}; it must be an offset, earliest or latest")
     if end is not None and begin.isdecimal() and end < int(begin):
         raise UsageError(f"--end {end} is before the start, offset {begin}")
-    start_time, end_time = _moment("--since", since), _moment("--until", until)
+    start_time, end_time = moment_of("--since", since), moment_of("--until", until)
     if start_time is not None and end_time is not None and end_time < start_time:
         raise UsageError(f"--until {until} is before --since {since}")
     return Wanted(begin, end, *rest, start_time, end_time, last)
 
 
-def _moment(option: str, text: str | None) -> int | None:
+def moment_of(option: str, text: str | None) -> int | None:
+    """The milliseconds since 1970 of an option such as `--since 10m`; UsageError if it has none."""
     from forebay.config.quantities import MOMENT_FORMS, parse_moment
 
     found = None if text is None else parse_moment(text, int(time.time() * 1000))
