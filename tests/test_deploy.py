@@ -132,6 +132,22 @@ def test_the_dashboard_shows_what_matters(what: str) -> None:
     assert any(what in expression for expression in expressions())
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "forebay_subscription_lag_seconds",
+        "forebay_subscription_failing",
+        "forebay_subscription_dead_letters_total",
+        "forebay_subscription_gone_total",
+        "forebay_subscription_unread_removed_total",
+    ],
+)
+def test_an_alert_tells_what_is_wrong_with_a_subscription(what: str) -> None:
+    (group,) = yaml.safe_load((DEPLOY / "forebay-alerts.yml").read_text())["groups"]
+    (rule,) = [each for each in group["rules"] if what in each["expr"]]
+    assert rule["annotations"]["summary"].endswith(".")
+
+
 def test_prometheus_is_told_where_the_server_is() -> None:
     found = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
     (job,) = found["scrape_configs"]

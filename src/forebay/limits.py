@@ -234,6 +234,9 @@ FEED_CHUNKS_MAX: Final = 32
 FEED_READERS_MAX: Final = 4
 """Readers of a topic that stay open, for subscriptions at different places."""
 
+LAG_OBJECTS_MAX: Final = 4 * CATALOG_PAGE
+"""Objects whose sizes are added up for the lag of a subscription; more are estimated from these."""
+
 FOLLOW_SECONDS: Final = 5.0
 """How often an owner checks how far the pipeline has uploaded its topics."""
 TASK_BYTES: Final = 128 * MIB

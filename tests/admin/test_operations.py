@@ -129,6 +129,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         )
         topic.upload()
         topic.append(b"more", routing_key="key", durability="synced")
+        server.client.json("PUT", "/v1/topics/default/orders/subscriptions/billing")
         server.context.jobs = OneJob()
         yield server
 
@@ -180,6 +181,8 @@ def asked_for() -> list[tuple[str, str, bytes, type[Record]]]:
         "produce": b'{"payload":"x"}',
         "startJob": b'{"kind":"offload"}',
         "configureTopic": b'{"values":{"rolling":false}}',
+        "seekSubscription": b'{"start":0}',
+        "skipMessages": b'{"messages":1}',
     }
     bodies["forgetBatch"] = json.dumps(
         {"sink_id": "s", "batch": 0, "named": False, "parts": []}
@@ -278,6 +281,7 @@ THERE: Final = {
     "Range": "bytes=0-9",
     "id": "1",
     "name": "index.html",
+    "subscription": "billing",
 }
 """Parameters whose values the server has something for."""
 CHECKS: Final = [

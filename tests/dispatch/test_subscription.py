@@ -11,7 +11,6 @@ import pytest
 from forebay.dispatch.policy import SubscriptionType
 from forebay.dispatch.registry import stable_number
 from forebay.errors import SubscriptionBusy, UnknownSubscription, UnknownTopic
-from forebay.format.cursor import Cursor
 from forebay.format.names import parse_topic
 from forebay.limits import OUTBOX_BYTES_MAX
 from support.dispatching import TOPIC, Dispatching, dispatching, eventually, settled
@@ -244,7 +243,7 @@ async def test_a_seek_starts_again_there_and_survives_a_restart(tmp_path: Path) 
         consumer = await found.consumer()
         await consumer.take(6)
         consumer.subscription.ack(0, 6)
-        await found.registry.seek(TOPIC, "s1", Cursor(4))
+        await found.registry.seek(TOPIC, "s1", 4)
         assert await consumer.take(2) == numbered(4, 6)
     async with dispatching(tmp_path) as found:
         consumer = await found.connected(stable_number(str(TOPIC), "s1", "c1"))

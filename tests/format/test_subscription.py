@@ -101,7 +101,7 @@ def test_fields_of_a_later_release_are_kept() -> None:
 def test_a_kind_of_a_later_release_can_be_read() -> None:
     row = decode_subscription(b'{"kind":9,"name":"s"}', "it")
     assert row.kind_name == "kind 9"
-    assert SubscriptionRow("s", 3).kind_name == "KeyShared"
+    assert SubscriptionRow("s", 3).kind_name == "key-shared"
     with pytest.raises(UsageError, match="kind is 9; it must be 0 to 3"):
         encode_subscription(row)
 

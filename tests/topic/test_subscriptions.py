@@ -343,7 +343,7 @@ def test_a_topic_has_a_limited_number_of_subscriptions(tmp_path: Path) -> None:
 def test_a_subscription_is_shown_with_its_lag(opened: Opened) -> None:
     opened.storage.create_subscription(ROW, Cursor(10, ((20, 30),)))
     (shown,) = opened.topic.subscriptions()
-    assert (shown.name, shown.type, shown.created_ms) == ("billing", "Shared", 5)
+    assert (shown.name, shown.type, shown.created_ms) == ("billing", "shared", 5)
     assert (shown.cursor.position, shown.cursor.ranges) == (10, ((20, 30),))
     assert shown.consumers == ROW.consumers
     assert shown.lag == 80
@@ -366,12 +366,16 @@ def test_describe_shows_subscriptions_and_does_not_list_their_cursors_twice(
         facts = describe(views.topic("orders"))
     assert [each.name for each in facts.cursors] == ["checkpoint"]
     audit, billing = facts.subscriptions
-    assert (audit.name, audit.type, audit.lag, audit.consumers) == ("audit", "Exclusive", 0, 0)
+    assert (audit.name, audit.type, audit.lag, audit.consumers) == ("audit", "exclusive", 0, 0)
     assert (billing.position, billing.ranges, billing.lag, billing.consumers) == (5, 1, 13, 1)
+    said = done("describe", "orders", "--data", data)
     assert (
-        "subscription billing: Shared, acknowledged before 5, and 1 ranges after it, lag 13 "
-        "messages, consumers known: 1"
-    ) in done("describe", "orders", "--data", data)
+        "subscription billing: shared, acknowledged before 5, and 1 ranges after it; lag 13 "
+        "messages, "
+    ) in said
+    assert (
+        "subscription audit: exclusive, acknowledged before 20; lag 0 messages; no consumer" in said
+    )
     shown = json.loads(done("describe", "orders", "--data", data, "--json"))
     assert [each["name"] for each in shown["subscriptions"]] == ["audit", "billing"]
     assert shown["subscriptions"][1]["lag"] == 13
@@ -432,7 +436,7 @@ def test_a_topic_in_memory_has_subscriptions_in_memory() -> None:
         assert topic.seek("billing", 1) == 1
         assert storage.subscription_cursor("billing") == Cursor(1)
         storage.update_subscription(SubscriptionRow("billing", 3))
-        assert topic.subscriptions()[0].type == "KeyShared"
+        assert topic.subscriptions()[0].type == "key-shared"
         topic.delete_subscription("billing")
         storage.put_cursor("billing", Cursor(4))
         assert topic.cursors() == {}

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay import __version__, metrics
-from forebay.admin import executors, jobs, messages, sink_commits, topics
+from forebay.admin import executors, jobs, messages, sink_commits, subscriptions, topics
 from forebay.admin.context import ServerContext
 from forebay.admin.errors import error_response, on_bug, on_forebay_error, on_http_error
 from forebay.admin.guard import Guard
@@ -48,6 +48,9 @@ class Health(Record, frozen=True):
     instance: Annotated[str, Meta(description="The id of this run of the server.")]
     store: Annotated[str, Meta(description="The id of the store, the same in every run.")]
     up_seconds: float
+    broker: Annotated[
+        str | None, Meta(description="The URL of the gRPC server; null if there is none.")
+    ]
 
 
 class Ready(Record, frozen=True):
@@ -100,6 +103,7 @@ def build_app(context: ServerContext) -> Starlette:
         *_server_routes(context),
         *messages.routes(context),
         *topics.routes(context),
+        *subscriptions.routes(context),
         *jobs.routes(context),
         *executors.routes(context),
         *sink_commits.routes(context),
@@ -145,7 +149,9 @@ def _server_routes(context: ServerContext) -> list[Endpoint]:
     STARTED.set(context.started)
 
     async def healthz(_request: Request) -> Response:
-        return json_response(Health("ok", context.instance, context.store_id, context.up_seconds))
+        return json_response(
+            Health("ok", context.instance, context.store_id, context.up_seconds, context.broker)
+        )
 
     async def readyz(_request: Request) -> Response:
         if context.unready is not None:

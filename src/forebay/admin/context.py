@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from forebay.admin.page.watch import Watch
 from forebay.admin.response import ResponseMemory
+from forebay.dispatch.gauges import SubscriptionGauges
+from forebay.dispatch.registry import Registry
 from forebay.format.names import TopicName
 from forebay.settings import StoreSettings
 from forebay.topic.store import Store, Topic
@@ -40,12 +42,19 @@ class ServerContext:
     """Set when the server begins to stop: streams end."""
     jobs: Jobs | None = None
     """The queue of jobs on Spark; None for a server without Spark."""
+    broker: str | None = None
+    """The URL of the gRPC server; None for a server without a broker."""
+    registry: Registry = field(init=False)
+    """The subscriptions, which the broker delivers, if there is one."""
+    gauges: SubscriptionGauges = field(init=False)
     watch: Watch = field(init=False)
     """What the page shows besides the present state: history, log events, the store probe."""
     response_memory: ResponseMemory = field(init=False)
     """What all responses that are sent in chunks may hold together."""
 
     def __post_init__(self) -> None:
+        self.registry = Registry(self.store, self.settings.broker)
+        self.gauges = SubscriptionGauges(self.store, self.registry)
         self.watch = Watch(self.store)
         self.response_memory = ResponseMemory(self.settings.admin)
 

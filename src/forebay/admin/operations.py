@@ -23,6 +23,7 @@ from starlette.routing import Route
 from forebay.admin.errors import Error, ErrorFields
 from forebay.admin.records import JSON, Offset, Record
 from forebay.admin.request import query_schema
+from forebay.limits import SUBSCRIPTION_NAME_BYTES_MAX
 
 Json: TypeAlias = dict[str, Any]
 BYTES: Final = "application/octet-stream"
@@ -112,6 +113,10 @@ PATH_PARAMETERS: Final[Mapping[str, Any]] = {
     ],
     "id": Annotated[str, Meta(min_length=1, description="The job's id.")],
     "name": Annotated[str, Meta(min_length=1, description="The file's name.")],
+    "subscription": Annotated[
+        str,
+        Meta(min_length=1, max_length=SUBSCRIPTION_NAME_BYTES_MAX, description="Its name."),
+    ],
 }
 _SHARED: Final = ("namespace", "topic")
 _ALWAYS: Final = (401, 403, 412, 500, 503)
@@ -119,7 +124,7 @@ ERRORS: Final = {
     400: ("UsageError", "The request is invalid: the message says what to change."),
     401: ("TokenWanted", "A token is needed: `Authorization: Bearer`."),
     403: ("Refused", "The request comes from the page of another site, or names another host."),
-    404: ("NotFound", "The topic, object, job or file in the path does not exist."),
+    404: ("NotFound", "The topic, subscription, object, job or file in the path does not exist."),
     409: ("Conflict", "The state of the server or of the topic does not allow the request."),
     410: ("Lost", "The offsets are recorded as lost; `end` is where to continue."),
     412: ("AnotherStore", "`Forebay-Store` names another store: nothing was applied."),

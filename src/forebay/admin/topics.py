@@ -39,6 +39,7 @@ from forebay.admin.records import (
 )
 from forebay.admin.request import offset_of, read_body, read_query, topic_of
 from forebay.config.topics import TopicSetting, in_effect
+from forebay.dispatch.report import subscriptions_of
 from forebay.errors import UnknownTopic
 from forebay.format.names import TopicName
 from forebay.limits import KIB, PARTITIONS_MAX
@@ -51,12 +52,12 @@ from forebay.topic.describe import (
     ObjectFacts,
     OffsetFacts,
     SegmentFacts,
-    SubscriptionFacts,
     TopicFacts,
     UploadedBy,
     describe,
     explain,
 )
+from forebay.topic.subscription_facts import SubscriptionFacts
 
 TOPICS_MAX: Final = 1000
 PARTS_MAX: Final = 1000
@@ -212,8 +213,8 @@ class Topic(Record, frozen=True):
     subscriptions: Annotated[
         list[SubscriptionFacts],
         Meta(
-            description="With what they acknowledged and their lag in messages, as the catalog "
-            "has it."
+            description="With what they acknowledged and their lags, as this server has it, or "
+            "the catalog."
         ),
     ]
     problems: Annotated[list[str], Meta(description="Contradictions that were found.")]
@@ -485,7 +486,10 @@ def _outline(context: ServerContext, name: str) -> TopicOutline:
 
 def _describe(context: ServerContext, name: TopicName, query: TopicQuery) -> Topic:
     with context.store.view() as view:
-        facts = _fields(describe(view.topic(str(name)), query.limit, query.before))
+        seen = view.topic(str(name))
+        facts = _fields(describe(seen, query.limit, query.before))
+        if context.registry.loaded(name) is not None:
+            facts["subscriptions"], _ = subscriptions_of(context.registry, seen)
     topic = context.store.opened(str(name))
     if topic is None:
         return Topic(**facts, open=False, appended=None, memory=None)

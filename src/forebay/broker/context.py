@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from forebay.broker.calls import Gate
@@ -26,14 +26,16 @@ class BrokerContext:
     store: Store
     address: str
     """Where clients connect to, such as `127.0.0.1:6650`."""
+    shared: InitVar[Registry | None] = None
+    """The subscriptions of the process, if it has them already."""
     gate: Gate = field(init=False)
     registry: Registry = field(init=False)
     topics: Topics = field(init=False)
     producers: KnownProducers = field(default_factory=KnownProducers)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, shared: Registry | None) -> None:
         self.gate = Gate(self.settings.token)
-        self.registry = Registry(self.store, self.settings)
+        self.registry = shared or Registry(self.store, self.settings)
         self.topics = Topics(self.store, self.settings, self.registry.fanouts)
 
     @property

@@ -253,11 +253,15 @@ def messages_between(record: TopicRecord, start: int, end: int) -> int:
 
 def unread_between(record: TopicRecord, cursor: Cursor, start: int, end: int) -> int:
     """Returns how many messages of `start..end` the cursor's consumer has not acknowledged."""
+    return sum(each[1] - each[0] for each in unread_ranges(record, cursor, start, end))
+
+
+def unread_ranges(record: TopicRecord, cursor: Cursor, start: int, end: int) -> list[Range]:
+    """Returns the messages of `start..end` that the cursor's consumer has not acknowledged."""
     if start >= end:
-        return 0
+        return []
     there = _without([(start, end)], record.holes)
-    left = _without(there, [(0, cursor.position), *cursor.ranges])
-    return sum(each[1] - each[0] for each in left)
+    return list(_without(there, [(0, cursor.position), *cursor.ranges]))
 
 
 def ranges_within(ranges: Iterable[Range], start: int, end: int) -> list[Range]:

@@ -29,6 +29,7 @@ from forebay.cli.inspect import inspect
 from forebay.cli.messages import consume, produce
 from forebay.cli.offload import compact, offload, pipeline
 from forebay.cli.options import log_to_stderr, plain_errors, say_error
+from forebay.cli.subscriptions import subscriptions
 from forebay.cli.topics import accept_loss, describe, explain, topics
 from forebay.cli.up import demo, serve, up
 from forebay.cli.upkeep import repair, restore, sweep, verify
@@ -108,6 +109,7 @@ _COMMANDS = (
     produce,
     consume,
     topics,
+    subscriptions,
     describe,
     explain,
     offload,

@@ -31,6 +31,7 @@ from forebay.cli.options import (
     url_option,
     viewed_topic,
 )
+from forebay.cli.subscriptions import acknowledged, subscription_lines
 from forebay.cli.topic_lifecycle import create, delete
 from forebay.cli.topic_settings import configure, setting_lines
 from forebay.errors import UsageError
@@ -83,7 +84,7 @@ def topics(
     settings = chosen_settings(config, data, os.environ)
     server = chosen_server(settings, url)
     if server is not None:
-        names = _served_topics(server)
+        names = served_topics(server)
     else:
         with open_view(settings) as store:
             names = store.topics()
@@ -96,7 +97,7 @@ topics.add_command(create)
 topics.add_command(delete)
 
 
-def _served_topics(server: ServerAddress) -> list[str]:
+def served_topics(server: ServerAddress) -> list[str]:
     names: list[str] = []
     with client_of(server) as client:
         query: dict[str, str | int] = {"limit": _PAGE}
@@ -388,17 +389,10 @@ def _head(facts: Facts) -> Iterator[str]:
 def _cursors(facts: Facts) -> Iterator[str]:
     """What consumers acknowledged. A server of an earlier release has none of it."""
     for each in facts.get("cursors", ()):
-        yield f"  cursor     {each['name']}: {_acknowledged(each)}"
+        yield f"  cursor     {each['name']}: {acknowledged(each)}"
     for each in facts.get("subscriptions", ()):
-        yield (
-            f"  subscription {each['name']}: {each['type']}, {_acknowledged(each)}, "
-            f"lag {each['lag']} messages, consumers known: {each['consumers']}"
-        )
-
-
-def _acknowledged(each: Facts) -> str:
-    more = f", and {each['ranges']} ranges after it" if each["ranges"] else ""
-    return f"acknowledged before {each['position']}{more}"
+        for at, line in enumerate(subscription_lines(each)):
+            yield f"  subscription {line}" if at == 0 else f"    {line}"
 
 
 def _holes(facts: Facts, kind: str) -> Sequence[Sequence[int]]:

@@ -1,11 +1,12 @@
 """How to find the server of a data directory: it writes `server.json` there while it runs.
 
     {"url": "http://127.0.0.1:8650", "instance": "<32 hex digits>", "pid": 4711,
-     "store": "<32 hex digits>"}
+     "store": "<32 hex digits>", "broker": "http://127.0.0.1:6650"}
 
 `instance` is new with each start of the server. A process that finds the expected instance in this
 file sees the server's own directory, and can read it without the server. `store` is the same in
 every run (`store.id` in the directory). A client that knows it checks it on every connection.
+`broker` is the gRPC server's address, or null if there is none.
 
 Beware: after a crash the file is still there. Before trusting it, ask the address for its instance,
 as `find_server` does.
@@ -40,6 +41,8 @@ class ServerInfo:
     pid: int
     store: str | None = None
     """None if an older version wrote the file."""
+    broker: str | None = None
+    """The URL of the gRPC server; None if there is none."""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -54,8 +57,13 @@ def read_server_info(data: Path | str) -> ServerInfo | None:
     try:
         with server_file(data).open("rb") as file:
             found: Any = json.loads(file.read(_FILE_BYTES_MAX))
+        broker = found.get("broker")
         info = ServerInfo(
-            str(found["url"]), str(found["instance"]), int(found["pid"]), found.get("store")
+            str(found["url"]),
+            str(found["instance"]),
+            int(found["pid"]),
+            found.get("store"),
+            broker if isinstance(broker, str) else None,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

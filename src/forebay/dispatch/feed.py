@@ -90,6 +90,11 @@ class Chunk:
             self._known.append(Delivery(message, self._frames, at))
         return self._known[row]
 
+    def published_ms(self, offset: int) -> int | None:
+        """When the message at an offset of this chunk was published, if it was decoded before."""
+        row = offset - self.first
+        return self._known[row].message.publish_time if row < len(self._known) else None
+
 
 class ChunkCache:
     """The chunks that the feeds of all topics keep, within one limit of bytes."""
@@ -163,6 +168,13 @@ class Feed:
             if offset in chunk:
                 self._cache.used(chunk)
                 return chunk
+        return None
+
+    def published_ms(self, offset: int) -> int | None:
+        """When a message was published, if it was read not long ago. For any thread."""
+        for chunk in reversed(self._chunks):
+            if offset in chunk:
+                return chunk.published_ms(offset)
         return None
 
     async def _fetch(self, offset: int) -> Chunk | None:

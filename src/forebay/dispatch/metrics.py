@@ -1,4 +1,4 @@
-"""The counters of subscriptions. Their gauges are collected in `forebay.dispatch.registry`."""
+"""The metrics of subscriptions. Gauges are set by `forebay.dispatch.gauges`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ LAG: Final = Collected(
     "Synced messages that a subscription has not acknowledged.",
     ["topic", "subscription"],
 )
+LAG_BYTES: Final = Collected(
+    "forebay_subscription_lag_bytes",
+    "About how many bytes these messages have.",
+    ["topic", "subscription"],
+)
+LAG_SECONDS: Final = Collected(
+    "forebay_subscription_lag_seconds",
+    "Age of the oldest message that a subscription has not acknowledged; left out while unknown.",
+    ["topic", "subscription"],
+)
 OUTSTANDING: Final = Collected(
     "forebay_subscription_outstanding_messages",
     "Messages that were delivered and not acknowledged.",
@@ -52,6 +62,10 @@ REDELIVERED: Final = Collected(
     "forebay_subscription_redelivered_messages",
     "Messages delivered again since the server started.",
     ["topic", "subscription"],
+)
+NOT_SHOWN: Final = Collected(
+    "forebay_subscriptions_not_shown",
+    "Subscriptions that are loaded and not reported: those after 1000.",
 )
 FAILING: Final = Collected(
     "forebay_subscription_failing",

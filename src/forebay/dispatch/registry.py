@@ -20,10 +20,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
-from forebay import metrics as process_metrics
-from forebay.catalog.nonreliable import nonreliable_topics
+from forebay.catalog.nonreliable import nonreliable_topics, require_not_nonreliable
+from forebay.catalog.records import TopicRecord, unread_ranges
 from forebay.catalog.subscriptions import note_listener, read_all
 from forebay.dispatch import metrics
 from forebay.dispatch.fanout import FanoutTopic
@@ -44,11 +44,12 @@ from forebay.format.cursor import Cursor
 from forebay.format.message import MessageId, StreamMessage
 from forebay.format.names import TopicName, parse_topic
 from forebay.format.subscription import ConsumerRow, SubscriptionRow
-from forebay.limits import SUBSCRIPTION_CONSUMERS_MAX, SUBSCRIPTIONS_MAX
+from forebay.limits import OFFSET_MAX, SUBSCRIPTION_CONSUMERS_MAX, SUBSCRIPTIONS_MAX
 from forebay.logs import event
 from forebay.settings import BrokerSettings
+from forebay.topic.lag import Lags
 from forebay.topic.storage import WalStorage
-from forebay.topic.store import Store, Topic
+from forebay.topic.store import Start, Store, Topic
 
 _log: Final = logging.getLogger("forebay.dispatch")
 _EXPECTED_SECONDS: Final = 10.0
@@ -57,7 +58,28 @@ _SEEN_MS: Final = 3_600_000
 """How old the time at which a consumer was seen may be in the catalog."""
 _LOAD_SECONDS: Final = 1.0
 _DEAD_LETTERS: Final = "-dead-letters"
-_SHOWN_MAX: Final = 1000
+
+
+Skipped: TypeAlias = int | Literal["all", "blocked"]
+"""A number of messages, or which ones."""
+
+
+def _to_skip(
+    storage: WalStorage, cursor: Cursor, blocked: Sequence[int], what: Skipped
+) -> tuple[list[tuple[int, int]], int]:
+    """Returns the offsets to skip, and how many messages they have. Asks the catalog for holes."""
+    if what == "blocked":
+        return [(offset, offset + 1) for offset in blocked], len(blocked)
+    record = TopicRecord() if storage.uploader is None else storage.uploader.record()
+    synced = storage.wal.watermarks().synced
+    left = OFFSET_MAX if what == "all" else what
+    skipped, reached = 0, cursor.position
+    for start, end in unread_ranges(record, cursor, storage.start_known, synced):
+        if skipped < left:
+            reached = min(end, start + left - skipped)
+            skipped += reached - start
+    # One range: offsets without messages, and those acknowledged before, are in it.
+    return ([(cursor.position, reached)] if skipped else []), skipped
 
 
 def stable_number(*names: str) -> int:
@@ -116,12 +138,23 @@ class _Active:
         return gone
 
 
+class LoadedTopic(Protocol):
+    """A topic whose subscriptions are loaded, for those who look at them."""
+
+    storage: WalStorage
+
+    def rows(self) -> list[tuple[SubscriptionRow, Subscription]]: ...
+
+
 @dataclass(slots=True)
 class _TopicState:
     storage: WalStorage
     feed: Feed
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     active: dict[str, _Active] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[SubscriptionRow, Subscription]]:
+        return [(each.row, each.subscription) for each in self.active.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +193,7 @@ class Registry:
         self._fanout_names: dict[TopicName, set[str]] = {}
         """The subscriptions of non-reliable topics."""
         self._loaded = asyncio.Event()
-        process_metrics.collect_from(self)
+        self.lags = Lags(store.catalog)
 
     # -- known consumers ------------------------------------------------------------------------
 
@@ -215,6 +248,8 @@ class Registry:
         """Opens the topic, and loads its subscriptions, on first use."""
         found = self._topics.get(topic)
         if found is not None:
+            if found.storage.wal.ended:
+                await self._reopen(topic)
             return found
         lock = self._opening.setdefault(topic, asyncio.Lock())
         try:
@@ -253,6 +288,8 @@ class Registry:
     def _existing(self, topic: TopicName) -> WalStorage:
         """Opens a topic, and never creates one."""
         if not self._store.exists(str(topic)):
+            if self._store.catalog is not None:
+                require_not_nonreliable(self._store.catalog, topic)
             raise UnknownTopic(f"there is no topic {topic}: a producer creates it")
         return self._store.storage(str(topic))
 
@@ -372,14 +409,19 @@ class Registry:
             )
         names.add(name)
 
-    async def _create(self, state: _TopicState, name: str, kind: SubscriptionType) -> _Active:
+    async def _create(
+        self,
+        state: _TopicState,
+        name: str,
+        kind: SubscriptionType,
+        start: Start | None = None,
+    ) -> _Active:
         row = SubscriptionRow(name, int(kind), int(time.time() * 1000))
-        earliest = self._settings_of(state).subscription_start == "earliest"
+        place: Start = self._settings_of(state).subscription_start if start is None else start
 
         def create() -> tuple[SubscriptionRow, Cursor]:
-            storage = state.storage
-            start = storage.start_offset if earliest else storage.wal.current_offset()
-            return storage.create_subscription(row, Cursor(start))
+            position = Topic(state.storage).position_of(place)
+            return state.storage.create_subscription(row, Cursor(position))
 
         return self._activate(state, *await asyncio.to_thread(create))
 
@@ -457,13 +499,62 @@ class Registry:
 
     # -- for operators --------------------------------------------------------------------------
 
-    async def seek(self, topic: TopicName, name: str, cursor: Cursor) -> None:
-        """Moves the subscription to the cursor, in the catalog first."""
+    async def create(
+        self, topic: TopicName, name: str, kind: SubscriptionType, start: Start | None = None
+    ) -> tuple[int, bool]:
+        """Creates a subscription; returns its position, and whether it did not exist.
+
+        One that exists stays as it is; SubscriptionBusy if its type is another one. Without a
+        start, it begins where the settings say.
+        """
+        state = await self._state(topic)
+        async with state.lock:
+            active = state.active.get(name)
+            created = active is None
+            if active is None:
+                active = await self._create(state, name, kind, start)
+            if active.kind is not kind:
+                raise SubscriptionBusy(
+                    f"{topic} has a subscription {name!r} that is {active.row.kind_name}: delete "
+                    "it first, or create one with another name"
+                )
+        return active.subscription.window.position, created
+
+    async def seek(self, topic: TopicName, name: str, start: Start) -> int:
+        """Moves the subscription, back or on; returns the offset. The catalog has it first.
+
+        Everything before the offset counts as acknowledged, and nothing after it. What consumers
+        have is forgotten, and so is which messages failed. See `Topic.seek`.
+        """
         state, active = await self._find(topic, name)
         async with state.lock:
+            position = await asyncio.to_thread(Topic(state.storage).position_of, start)
             with active.subscription.frozen():
+                cursor = Cursor(position)
                 await asyncio.to_thread(state.storage.reset_cursor, name, cursor)
                 active.subscription.seek(cursor)
+        return position
+
+    async def skip(self, topic: TopicName, name: str, what: Skipped) -> tuple[int, int]:
+        """Acknowledges messages that nobody has processed; returns the position and their number.
+
+        These are the next so many, whether consumers have them or not; or all that are synced; or
+        those that failed too often and block the subscription. The catalog has it first.
+        """
+        state, active = await self._find(topic, name)
+        async with state.lock:
+            subscription = active.subscription
+            with subscription.frozen(moves=False):
+                cursor = subscription.window.cursor()
+                ranges, messages = await asyncio.to_thread(
+                    _to_skip, state.storage, cursor, subscription.window.blocked, what
+                )
+                for start, end in ranges:
+                    cursor = cursor.with_range(start, end)
+                if ranges:
+                    await asyncio.to_thread(state.storage.reset_cursor, name, cursor)
+                subscription.skip(ranges, messages)
+        return subscription.window.position, messages
 
     async def delete(self, topic: TopicName, name: str) -> None:
         """Deletes the subscription. The streams of its consumers end."""
@@ -489,12 +580,13 @@ class Registry:
                 await active.subscription.close(save=False)
             await state.feed.close()
 
-    def loaded(self, topic: TopicName) -> dict[str, tuple[SubscriptionRow, Subscription]]:
-        """The subscriptions of a topic that this process has loaded, by name."""
-        state = self._topics.get(topic)
-        if state is None:
-            return {}
-        return {name: (each.row, each.subscription) for name, each in state.active.items()}
+    def topics(self) -> list[LoadedTopic]:
+        """The topics whose subscriptions are loaded. For any thread."""
+        return list(self._topics.copy().values())
+
+    def loaded(self, topic: TopicName) -> LoadedTopic | None:
+        """The subscriptions of a topic, if this process has loaded them. For any thread."""
+        return self._topics.get(topic)
 
     # -- dead letters ---------------------------------------------------------------------------
 
@@ -520,30 +612,6 @@ class Registry:
 
     def _append_dead_letter(self, name: str, message: StreamMessage) -> None:
         self._store.storage(name).append_message(message, "synced")
-
-    # -- metrics --------------------------------------------------------------------------------
-
-    def collect(self) -> None:
-        """Sets the gauges of the subscriptions that are loaded. Called on another thread."""
-        shown = 0
-        for state in list(self._topics.values()):
-            synced = state.storage.wal.watermarks().synced
-            for active in list(state.active.values()):
-                if shown == _SHOWN_MAX:
-                    return
-                shown += 1
-                self._show(state.storage.name, active.subscription, synced)
-
-    def _show(self, topic: str, subscription: Subscription, synced: int) -> None:
-        window, labels = subscription.window, (topic, subscription.name)
-        metrics.POSITION.set(window.position, *labels)
-        metrics.LAG.set(subscription.lag(synced), *labels)
-        metrics.OUTSTANDING.set(window.outstanding, *labels)
-        metrics.CONSUMERS.set(len(subscription.consumers), *labels)
-        metrics.DELIVERED.set(subscription.delivered, *labels)
-        metrics.REDELIVERED.set(window.counters.redelivered, *labels)
-        failing = subscription.problem is not None or bool(window.blocked)
-        metrics.FAILING.set(int(failing), *labels)
 
     # -- the end --------------------------------------------------------------------------------
 

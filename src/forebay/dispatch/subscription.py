@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -117,6 +117,8 @@ class LostCounts:
     """Recorded as lost, or accepted as such."""
     removed: int = 0
     """Removed by retention before the subscription read them."""
+    skipped: int = 0
+    """Messages that an operator skipped."""
 
 
 class Subscription:
@@ -279,6 +281,17 @@ class Subscription:
         self.problem = None
         self._wake()
 
+    def skip(self, ranges: Sequence[tuple[int, int]], messages: int) -> None:
+        """Counts offsets as acknowledged, which have so many messages; the caller has stored that.
+
+        Consumers keep what they have been sent of them.
+        """
+        for start, end in ranges:
+            self.window.skip(start, end)
+        self.counts.skipped += messages
+        self.problem = None
+        self._wake()
+
     def _changed(self, *, wake: bool = True) -> None:
         if self._cursor_timer is None:
             loop = asyncio.get_running_loop()
@@ -300,15 +313,17 @@ class Subscription:
             self._report(error)
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def frozen(self, *, moves: bool = True) -> Iterator[None]:
         """Within the block nothing is acknowledged, and the cursor is not handed over.
 
-        If the block raises, the acknowledgements that came meanwhile count.
+        Acknowledgements that came meanwhile count afterwards, unless the block `moves` the
+        subscription and does not raise: then they are for what was delivered before.
         """
         self._frozen = True
         try:
             yield
-            self._held.clear()
+            if moves:
+                self._held.clear()
         finally:
             self._frozen = False
             held, self._held = self._held, []

@@ -28,7 +28,7 @@ from forebay.limits import (
     SUBSCRIPTION_NAME_BYTES_MAX,
 )
 
-KINDS: Final = ("Exclusive", "Shared", "Failover", "KeyShared")
+KINDS: Final = ("exclusive", "shared", "failover", "key-shared")
 """The kinds of subscriptions; each one's place is its number."""
 
 _ID_MAX: Final = 2**64 - 1

@@ -106,7 +106,8 @@ class BrokerListener:
         return self._address
 
     async def serve(self) -> None:
-        await self._server.serve(BrokerContext(self._service.context.store, self._address))
+        shared = self._service.context
+        await self._server.serve(BrokerContext(shared.store, self._address, shared.registry))
 
     @property
     def started(self) -> bool:
@@ -180,8 +181,15 @@ class Service:
             url=urls[0],
             unready="topics are being opened",
             store_id=directory.store_id,
+            broker=self._broker_url(),
         )
-        note = ServerInfo(self.context.url, self.context.instance, os.getpid(), directory.store_id)
+        note = ServerInfo(
+            self.context.url,
+            self.context.instance,
+            os.getpid(),
+            directory.store_id,
+            self.context.broker,
+        )
         directory.announce(note)
         if self._spark:
             admin = self.settings.admin
@@ -195,6 +203,14 @@ class Service:
                 "storage.uploader.runner is spark, but this server runs no Spark: nothing is "
                 "uploaded unless you run `forebay pipeline` or `forebay offload`",
             )
+
+    def _broker_url(self) -> str | None:
+        if self._broker is None:
+            return None
+        if "://" in self._broker:
+            return self._broker
+        secure = self.settings.broker.cert_file is not None
+        return f"{'https' if secure else 'http'}://{self._broker}"
 
     def info(self) -> ServiceInfo:
         settings = self.settings

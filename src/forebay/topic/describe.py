@@ -17,20 +17,18 @@ from typing import Any, Final, Literal
 from forebay.catalog.adopt import is_restoring, unfinished
 from forebay.catalog.chain import Totals
 from forebay.catalog.cursors import read_cursors
-from forebay.catalog.records import TopicRecord, skip_holes, unread_between
-from forebay.catalog.subscriptions import read_subscriptions
+from forebay.catalog.records import TopicRecord, skip_holes
 from forebay.config.topics import TopicSetting, in_effect
 from forebay.errors import CorruptFrame, CorruptLog, DescriptorError, ServiceError
 from forebay.format.blocks import BlockAssembler, object_decoder
-from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.frame import HEADER_BYTES
 from forebay.format.names import object_key, subscription_of_cursor
-from forebay.format.subscription import SubscriptionRow
 from forebay.limits import MIB, OFFSET_MAX
 from forebay.read.verify import require_known_form
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings
 from forebay.topic.configure import accepted
+from forebay.topic.subscription_facts import SubscriptionFacts, stored_subscriptions
 from forebay.topic.view import TopicView
 from forebay.wal.retention import Deleter
 from forebay.wal.segment import ChunkReader, Segment, require_complete
@@ -39,7 +37,6 @@ OBJECTS_LISTED: Final = 100
 """Segments and objects on one page, unless the caller says otherwise."""
 
 CURSORS_LISTED: Final = 1000
-SUBSCRIPTIONS_LISTED: Final = 1000
 
 Range = tuple[int, int]
 """A range of offsets, end not included."""
@@ -84,24 +81,6 @@ class CursorFacts:
     ranges: int
     """Ranges of acknowledged offsets after it."""
     updated_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionFacts:
-    name: str
-    type: str
-    """Exclusive, Shared, Failover or KeyShared."""
-    position: int
-    """Every message before this offset is acknowledged."""
-    ranges: int
-    """Ranges of acknowledged offsets after it."""
-    lag: int
-    """Messages that are not acknowledged. Those that are lost or were removed do not count."""
-    consumers: int
-    """Consumers that are known, connected or not."""
-    created_ms: int
-    updated_ms: int
-    """When its cursor was written."""
 
 
 @dataclass(slots=True)
@@ -205,7 +184,7 @@ def describe(
     listed, totals = _listed(view, newest, OFFSET_MAX if before is None else before)
     local = _outlines(view, segments[0].first_offset) if segments else []
     owner = view.owner()
-    cursors, subscriptions, damaged = _consumers(view)
+    subscriptions, damaged = stored_subscriptions(view)
     now_ms = view.store.clock.now_ms()
     kept = kept_because(segments, view.record, local, settings.deleter, now_ms)
     first = max(len(segments) - newest, 0)
@@ -237,7 +216,7 @@ def describe(
         objects_before=listed[0].start_offset if older else None,
         uploaded_by=uploaded_by(settings.uploader),
         settings=listed_settings,
-        cursors=cursors,
+        cursors=_cursors(view),
         subscriptions=subscriptions,
     )
 
@@ -263,48 +242,17 @@ def _settings(view: TopicView) -> tuple[StoreSettings, list[TopicSetting], list[
         return store, in_effect(store, own), [str(error)]
 
 
-def _consumers(
-    view: TopicView,
-) -> tuple[list[CursorFacts], list[SubscriptionFacts], list[str]]:
-    """Returns the cursors, the subscriptions with theirs, and what is damaged among the latter."""
+def _cursors(view: TopicView) -> list[CursorFacts]:
+    """The cursors that are not those of subscriptions."""
     resources = view.store.resources()
     if resources is None:
-        return [], [], []
-    rows: list[SubscriptionRow] = []
-    damage: list[str] = []
-    try:
-        # Appended one by one: those before a damaged one are shown.
-        for row in islice(read_subscriptions(resources.catalog, view.topic), SUBSCRIPTIONS_LISTED):
-            rows.append(row)  # noqa: PERF402
-    except DescriptorError as error:
-        damage.append(str(error))
-    listed = {row.name for row in rows}
-    cursors: list[CursorFacts] = []
-    of_subscriptions: dict[str, Cursor] = {}
-    for name, each in read_cursors(resources.catalog, view.topic):
-        subscription = subscription_of_cursor(name)
-        if subscription in listed:
-            of_subscriptions[subscription] = each
-        elif subscription is None and len(cursors) < CURSORS_LISTED:
-            cursors.append(CursorFacts(name, each.position, len(each.ranges), each.updated_ms))
-    shown = [
-        _subscription_facts(view, row, of_subscriptions.get(row.name, Cursor())) for row in rows
-    ]
-    return cursors, shown, damage
-
-
-def _subscription_facts(view: TopicView, row: SubscriptionRow, cursor: Cursor) -> SubscriptionFacts:
-    record = view.record or TopicRecord()
-    return SubscriptionFacts(
-        row.name,
-        row.kind_name,
-        cursor.position,
-        len(cursor.ranges),
-        unread_between(record, cursor, view.start_offset, view.end_offset),
-        len(row.consumers),
-        row.created_ms,
-        cursor.updated_ms,
+        return []
+    found = (
+        CursorFacts(name, each.position, len(each.ranges), each.updated_ms)
+        for name, each in read_cursors(resources.catalog, view.topic)
+        if subscription_of_cursor(name) is None
     )
+    return list(islice(found, CURSORS_LISTED))
 
 
 def _segment_facts(segment: Segment, record: TopicRecord, why: str | None) -> SegmentFacts:

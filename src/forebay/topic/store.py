@@ -25,7 +25,7 @@ from forebay.catalog.catalog import Catalog
 from forebay.clock import SYSTEM_CLOCK, Clock
 from forebay.config import settings_from
 from forebay.config.topics import TopicSetting
-from forebay.errors import UnknownSubscription, UsageError
+from forebay.errors import OffsetOutOfRange, UnknownSubscription, UsageError
 from forebay.files.disk import Disk
 from forebay.format.cursor import Cursor
 from forebay.format.descriptor import ObjectDescriptor
@@ -264,16 +264,31 @@ class Topic:
         `read`. The catalog has it when this returns. Raises UnknownSubscription, and
         OffsetOutOfRange if the offset is not in the topic, nor the next one.
         """
-        position = self._position(start)
+        position = self.position_of(start)
         self._storage.reset_cursor(subscription, Cursor(position))
         return position
 
-    def _position(self, start: Start) -> int:
+    def position_of(self, start: Start) -> int:
+        """Returns the offset of a start, that of the next append for "latest".
+
+        Raises OffsetOutOfRange if it is not in the topic, nor the next one. May read files and
+        objects.
+        """
         if isinstance(start, datetime):
             return self.offset_at_ms(milliseconds(start))
-        found = self._start(start)
-        self._storage.require_start(found, self.start_offset)
-        return self._wal.current_offset() if found.value == "latest" else found.value
+        found, oldest = self._start(start), self.start_offset
+        self._storage.require_start(found, oldest)
+        end = self._wal.current_offset()
+        if found.value == "latest":
+            return end
+        if found.value > end:
+            raise OffsetOutOfRange(
+                f"{self.name}: offset {found.value} is not in the topic: its oldest is {oldest}, "
+                f"its next {end}",
+                start=oldest,
+                end=end,
+            )
+        return found.value
 
     def delete_subscription(self, name: str) -> None:
         """Deletes a subscription with its cursor; raises UnknownSubscription if it is not there."""

@@ -35,7 +35,7 @@ class Subscription:
 
     name: str
     type: str
-    """Exclusive, Shared, Failover or KeyShared."""
+    """exclusive, shared, failover or key-shared."""
     cursor: Cursor
     """What was acknowledged."""
     lag: int
