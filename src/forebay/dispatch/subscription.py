@@ -262,7 +262,7 @@ class Subscription:
         read = min(end, window.next_offset)
         changed = start < read and window.ack(start, read)
         if end > window.next_offset:
-            known = min(self.feed.topic.watermarks().synced, window.next_offset + ACKS_AHEAD_MAX)
+            known = min(self.feed.topic.synced_offset, window.next_offset + ACKS_AHEAD_MAX)
             ahead = max(start, window.next_offset), min(end, known)
             if ahead[0] < ahead[1]:
                 window.skip(*ahead)
