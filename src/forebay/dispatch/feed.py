@@ -5,8 +5,8 @@ within a limit of bytes, so that subscriptions at the same place read a range on
 tier it is in. A message is decoded when the first subscription needs it, and its encoding for
 clients is made once.
 
-At the end of the log nobody polls: one task of the feed waits for the log, and wakes the
-subscriptions that asked to be woken.
+At the end of the log nobody polls: the log wakes the feed, and the feed wakes the subscriptions
+that asked for it.
 
 Beware: a feed belongs to one event loop. A log that has ended, after an error of the disk, has a
 successor in the store, which recovers it: whoever reads next gets the topic from there again. The
@@ -26,9 +26,9 @@ from forebay.errors import LogClosed, LogStopped, TopicFenced
 from forebay.format.frame import HEADER_BYTES, Scan
 from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import FEED_BYTES_MAX, FEED_CHUNKS_MAX, FEED_READERS_MAX
-from forebay.logs import event
 from forebay.topic.store import Topic
 from forebay.wal.reader import AsyncLogReader
+from forebay.wal.watermarks import CallWaiter
 
 _log: Final = logging.getLogger("forebay.dispatch")
 _RETRY_SECONDS: Final = 1.0
@@ -133,7 +133,8 @@ class Feed:
         self._reading: dict[int, asyncio.Task[Chunk | None]] = {}
         self._readers: deque[AsyncLogReader] = deque()
         self._waiting: dict[Callable[[], None], int] = {}
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: tuple[Topic, CallWaiter] | None = None
+        """What is woken when the log has more, and the topic that wakes it."""
         self._opening = asyncio.Lock()
 
     async def read(self, offset: int) -> Chunk | None:
@@ -142,6 +143,8 @@ class Feed:
         The chunk begins after `offset` if there are only accepted holes before it. Raises
         OffsetOutOfRange, LostOffsets, and what reading raises.
         """
+        if offset >= self.topic.synced_offset and not self.topic.ended:
+            return None
         found = self._kept(offset)
         if found is not None:
             return found
@@ -187,7 +190,7 @@ class Feed:
             return await self._fetch_once(offset)
 
     async def _fetch_once(self, offset: int) -> Chunk | None:
-        if offset >= self.topic.watermarks().synced:
+        if offset >= self.topic.synced_offset:
             return None
         reader = self._reader(offset)
         try:
@@ -233,38 +236,41 @@ class Feed:
 
     def wake_beyond(self, offset: int, wake: Callable[[], None]) -> None:
         """Calls `wake` once there is a message at `offset` or later, or the log has ended."""
-        if offset < self.topic.watermarks().synced:
-            wake()  # it came after the caller looked, and the task may have seen it already
+        if offset < self.topic.synced_offset:
+            wake()  # it came after the caller looked
             return
         self._waiting[wake] = offset
-        if self._watch is None or self._watch.done():
-            self._watch = asyncio.create_task(self._watch_end())
+        if self._watch is None:
+            self._watch_end()
 
     def wake_no_more(self, wake: Callable[[], None]) -> None:
         self._waiting.pop(wake, None)
-        if not self._waiting and self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if not self._waiting:
+            self._watch_no_more()
 
-    async def _watch_end(self) -> None:
-        while self._waiting:
-            try:
-                await self._wake_at_end()
-            except _ENDED:
-                self._wake(None)  # those who wake up read, and open the log again
-            except Exception as error:  # noqa: BLE001  # nobody may wait for ever
-                event(_log, logging.ERROR, "the end of a log cannot be watched", error=repr(error))
-                await asyncio.sleep(_RETRY_SECONDS)
-                self._wake(None)
+    def _watch_end(self) -> None:
+        waiter = CallWaiter(lambda: self._end_moved(waiter))
+        self._watch = self.topic, waiter
+        try:
+            enlisted = self.topic.enlist(self.topic.synced_offset + 1, waiter)
+        except _ENDED:
+            enlisted = False  # those who wake up read, and open the log again
+        if not enlisted:
+            waiter.wake()
 
-    async def _wake_at_end(self) -> None:
-        async with self.topic.stream("latest") as reader:
-            while self._waiting:
-                synced = self.topic.watermarks().synced
-                self._wake(synced)
-                reader.release(synced)
-                if self._waiting:
-                    await reader.wait()
+    def _watch_no_more(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            topic, waiter = watch
+            topic.delist(waiter)
+
+    def _end_moved(self, waiter: CallWaiter) -> None:
+        if self._watch is None or self._watch[1] is not waiter:
+            return  # it gave up, and was woken nevertheless
+        topic, self._watch = self._watch[0], None
+        self._wake(None if topic.ended else topic.synced_offset)
+        if self._waiting and self._watch is None:
+            self._watch_end()
 
     def _wake(self, synced: int | None) -> None:
         ready = [
@@ -283,7 +289,8 @@ class Feed:
 
     async def close(self) -> None:
         self._waiting.clear()
-        tasks = [*self._reading.values(), *([self._watch] if self._watch else [])]
+        self._watch_no_more()
+        tasks = [*self._reading.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

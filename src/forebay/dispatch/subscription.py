@@ -262,8 +262,7 @@ class Subscription:
             return
         window = self.window
         if end > window.next_offset:
-            synced = self.feed.topic.watermarks().synced
-            known = min(synced, window.next_offset + ACKS_AHEAD_MAX)
+            known = min(self.feed.topic.synced_offset, window.next_offset + ACKS_AHEAD_MAX)
             end = min(end, max(known, window.next_offset))
         if start < end and window.ack_unread(start, end):
             self._changed(wake=not self._at_end)

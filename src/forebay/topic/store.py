@@ -45,7 +45,7 @@ from forebay.upload.deletion import DeletedTopic
 from forebay.wal.log import Durability
 from forebay.wal.reader import AsyncLogReader, LogReader
 from forebay.wal.segment import Segment
-from forebay.wal.watermarks import Visibility, Watermarks
+from forebay.wal.watermarks import Visibility, Waiter, Watermarks
 
 Start: TypeAlias = int | datetime | Literal["earliest", "latest"]
 AnyDurability: TypeAlias = Durability | Literal["uploaded"]
@@ -66,6 +66,23 @@ class Topic:
     def ended(self) -> bool:
         """Whether an error or `close` ended the log: get the topic from the store again."""
         return self._wal.ended
+
+    @property
+    def synced_offset(self) -> int:
+        """The offset before which every message is synced."""
+        return self._wal.synced_offset
+
+    def enlist(self, target: int, waiter: Waiter) -> bool:
+        """Wakes `waiter` once every offset before `target` is synced, or the log has ended.
+
+        Returns False if they are already. Raises LogStopped, TopicFenced or LogClosed if the log
+        has ended before.
+        """
+        return self._wal.enlist(target, waiter, "synced")
+
+    def delist(self, waiter: Waiter) -> None:
+        """Removes a waiter that gave up."""
+        self._wal.delist(waiter, "synced")
 
     @property
     def start_offset(self) -> int:

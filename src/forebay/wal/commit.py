@@ -280,6 +280,16 @@ class GroupCommit:
     def join(self, target: int) -> ThreadWaiter:
         """Adds the calling producer to the next commit; pass the result to `await_commit`."""
         waiter = ThreadWaiter(producer=True)
+        self._join(target, waiter)
+        return waiter
+
+    def join_task(self, target: int) -> TaskWaiter:
+        """`join` for asyncio; pass the result to `await_task`."""
+        waiter = TaskWaiter(producer=True)
+        self._join(target, waiter)
+        return waiter
+
+    def _join(self, target: int, waiter: Waiter) -> None:
         self._sync_waiters.add(target, waiter)
         self.notice_bytes = 0
         if self.queue.tail_bytes >= self._batch_bytes:
@@ -288,7 +298,6 @@ class GroupCommit:
         self._gather.arrived()
         if len(self._buffered_waiters):
             self._buffered_waiters.wake_reached(self.queue.next_offset)
-        return waiter
 
     def append_batch(self, count: int, encode: Encode) -> range:
         """Appends `count` messages with consecutive offsets and returns them as a range.
@@ -638,8 +647,11 @@ class GroupCommit:
     ) -> None:
         """Waits in asyncio until the watermark reaches `target`; may be cancelled at any time."""
         waiter = TaskWaiter(producer=producer)
-        if not self.enlist(target, waiter, visibility):
-            return
+        if self.enlist(target, waiter, visibility):
+            await self.await_task(waiter, target, visibility)
+
+    async def await_task(self, waiter: TaskWaiter, target: int, visibility: Visibility) -> None:
+        """Waits for a waiter that was enlisted; may be cancelled at any time."""
         try:
             await waiter.future
         except GeneratorExit:
@@ -649,7 +661,8 @@ class GroupCommit:
         except BaseException:
             self.delist(waiter, visibility)
             raise
-        self._require_reached(target, visibility)
+        if visibility != "synced" or self.synced < target:
+            self._require_reached(target, visibility)
 
     @mended
     def _require_reached(self, target: int, visibility: Visibility) -> None:

@@ -207,10 +207,14 @@ class Wal:
         return offset
 
     def _add_message(self, message: StreamMessage) -> int:
+        offset = self._encode_to_queue(message)
+        self._committer.after_append()
+        return offset
+
+    def _encode_to_queue(self, message: StreamMessage) -> int:
         queue = self._committer.queue
         offset = queue.next_offset
         add_frame(queue.tail, encode_frame(offset, encode_message(message, offset)))
-        self._committer.after_append()
         return offset
 
     async def append_message_async(
@@ -219,17 +223,31 @@ class Wal:
         """`append_message` for asyncio: neither a full queue nor a sync blocks the event loop."""
         if durability not in _DURABILITIES:
             raise _unknown_durability(durability)
-        while isinstance(offset := self._append_message_or_wait(message), TaskWaiter):
-            await offset.future
-        if durability == "synced":
-            await self.wait_async(offset)
+        while isinstance(added := self._append_message_or_wait(message, durability), TaskWaiter):
+            await added.future
+        offset, waiter = added
+        if waiter is not None:
+            await self._committer.await_task(waiter, offset + 1, "synced")
         return offset
 
     @mended
-    def _append_message_or_wait(self, message: StreamMessage) -> int | TaskWaiter:
-        """Appends the message, or returns a waiter to await before the next try."""
-        with self._committer.lock:
-            return self._committer.room_waiter() or self._add_message(message)
+    def _append_message_or_wait(
+        self, message: StreamMessage, durability: Durability
+    ) -> TaskWaiter | tuple[int, TaskWaiter | None]:
+        """Appends the message, or returns a waiter to await before the next try.
+
+        The offset comes with a waiter for the commit, if the message is to be synced.
+        """
+        committer = self._committer
+        with committer.lock:
+            no_room = committer.room_waiter()
+            if no_room is not None:
+                return no_room
+            offset = self._encode_to_queue(message)
+            if durability == "synced":
+                return offset, committer.join_task(offset + 1)
+            committer.after_append()
+            return offset, None
 
     async def append_async(
         self,
@@ -416,6 +434,11 @@ class Wal:
 
     def watermarks(self) -> Watermarks:
         return self._committer.watermarks()
+
+    @property
+    def synced_offset(self) -> int:
+        """The offset before which everything is synced; `watermarks` without the lock."""
+        return self._committer.synced
 
     @property
     def stopped(self) -> bool:

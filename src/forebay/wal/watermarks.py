@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -78,6 +80,22 @@ class TaskWaiter:
     def _resolve(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
+
+
+class CallWaiter:
+    """Calls a function in the event loop that made it."""
+
+    __slots__ = ("_call", "_loop", "producer", "since")
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.producer = False
+        self.since = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._call = call
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._call)
 
 
 class Waiters:
