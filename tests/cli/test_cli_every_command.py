@@ -32,6 +32,10 @@ WORKS: Final[Mapping[str, tuple[list[str], str]]] = {
     "produce": (["orders"], "1 message in /default/orders, synced"),
     "consume": (["orders", "--limit", "1"], "0\n"),
     "topics": ([], "/default/orders\n"),
+    "subscriptions": (
+        ["create", "orders", "billing"],
+        "/default/orders: billing was created; it is at 100\n",
+    ),
     "describe": (["orders"], "  uploaded   60\n"),
     "explain": (["orders", "70"], "/default/orders, offset 70: stored\n"),
     "offload": (["orders", "--dry-run"], "would upload 1 objects with 40 messages"),
@@ -68,6 +72,10 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
         (["orders", "--start", "700"], "the next one is 100"),
         (["orders", "--start", "5", "--end", "4"], "--end 4 is before the start, offset 5"),
         (["orders", "--limit", "-1"], "Invalid value for '--limit'"),
+        (["orders", "--consumer", "c"], "--type, --consumer and --filter need --subscription"),
+        (["orders", "--subscription", "s", "--start", "5"], "a subscription continues where it is"),
+        (["absent", "--subscription", "s"], "there is no topic /default/absent"),
+        (["orders", "--subscription", "s" * 300], "256 bytes"),
     ],
     "topics": [
         (["surplus"], "No such command 'surplus'"),
@@ -82,6 +90,11 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
         (["configure", "orders", "--unset", "rollin"], "did you mean rolling?"),
         (["configure", "orders", "rolling=on", "--unset", "rolling"], "both set and unset"),
         (["--json", "configure", "orders"], "write the options after `configure`"),
+    ],
+    "subscriptions": [
+        (["surplus"], "No such command 'surplus'"),
+        (["list", "absent"], "there is no topic /default/absent"),
+        (["seek", "orders", "absent", "--latest"], "has no subscription 'absent'"),
     ],
     "describe": [(["absent"], "there is no topic /default/absent")],
     "explain": [

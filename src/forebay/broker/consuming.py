@@ -58,6 +58,9 @@ class SubscriptionStream:
         self._options = options
         self._attempts = Attempts(options.timeout)
         self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
+        self._reading: asyncio.Task[Any] | None = None
+        """The read that is under way. A caller that is cancelled leaves it to the next one: gRPC
+        would end the call with it, and acknowledgements could not be sent any more."""
         self._acks: list[int] = []
         self._nacks: list[tuple[int, int | None]] = []
         self._answering: asyncio.Task[None] | None = None
@@ -90,7 +93,7 @@ class SubscriptionStream:
             await self.open()
             assert self._call is not None
             try:
-                raw = await self._call.read()
+                raw = await self._read(self._call)
             except grpc.aio.AioRpcError as error:
                 await self._lost(error)
                 continue
@@ -99,6 +102,16 @@ class SubscriptionStream:
                 raise ServiceUnavailable("the server has ended the stream")
             self._attempts.succeeded()
             return self._decoded(pb.FetchResponse.FromString(raw).frames)
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> Any:
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(call.read())
+        reading = self._reading
+        try:
+            return await asyncio.shield(reading)
+        finally:
+            if reading.done() and self._reading is reading:
+                self._reading = None
 
     def _decoded(self, frames: bytes) -> list[StreamMessage]:
         found = scan(frames)
@@ -146,6 +159,9 @@ class SubscriptionStream:
         call, self._call = self._call, None
         self._acks.clear()
         self._nacks.clear()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
         if call is not None:
             call.cancel()
 
@@ -159,7 +175,7 @@ class SubscriptionStream:
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 await call.done_writing()
                 async with asyncio.timeout(1):
-                    while isinstance(await call.read(), bytes):
+                    while isinstance(await self._read(call), bytes):
                         pass
         self._forget()
 

@@ -29,6 +29,7 @@ from forebay.cli.options import (
     url_option,
     viewed_topic,
 )
+from forebay.cli.subscriptions import type_option
 from forebay.errors import LostOffsets, ServiceRefused, UsageError
 from forebay.limits import ATTRIBUTES_MAX, KIB, MESSAGE_BYTES_MAX, MIB
 from forebay.settings import ServerAddress, StoreSettings
@@ -223,6 +224,21 @@ def _append_lines(log: Topic, parts: MessageParts, *, synced: bool) -> None:
     help="Print this for each message: %o offset, %v payload, %k key, %h attributes, %T time in "
     "ms, %t topic, %p partition, %S and %K bytes of payload and key, %% and \\n.",
 )
+@click.option(
+    "--subscription",
+    metavar="NAME",
+    help="Continue where this subscription is, acknowledge each message after it was printed, and "
+    "wait for more. It is created if it does not exist.",
+)
+@type_option
+@click.option("--consumer", metavar="NAME", help="The consumer's name in the subscription.")
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="GLOB",
+    help="Of a key-shared subscription, only keys that match. May be given several times.",
+)
 @url_option
 @store_options
 @json_option
@@ -237,6 +253,10 @@ def consume(
     limit: int | None,
     skip_lost: bool,
     template: str | None,
+    subscription: str | None,
+    kind: str | None,
+    consumer: str | None,
+    filters: tuple[str, ...],
     url: str | None,
     settings: StoreSettings,
     as_json: bool,
@@ -251,6 +271,9 @@ def consume(
     since 1970. Publish times need not ascend: --since begins at the lowest offset of that time or
     later, and --until ends before the first message it reads of that time or later.
 
+    With --subscription, a server's broker delivers the messages, or this command if there is no
+    server. What was printed and not yet acknowledged when it ends is delivered again.
+
     \b
     Examples:
       forebay consume greetings
@@ -260,8 +283,21 @@ def consume(
       forebay consume numbers --since 10m --follow
       forebay consume numbers --since 2026-01-01T00:00Z --until 2026-01-02T00:00Z
       forebay consume orders --last 5 --format '%o %k %v\\n'
+      forebay consume orders --subscription billing --type shared
     """
     line = _line_of(topic, template, as_json=as_json)
+    if subscription is not None:
+        places = (start, since, last, end, until)
+        if skip_lost or any(each is not None for each in places):
+            raise UsageError(
+                "a subscription continues where it is: --start, --since, --last, --end, --until "
+                "and --skip-lost do not go with --subscription; `forebay subscriptions seek` "
+                "moves it"
+            )
+        _consume_as(topic, subscription, kind, (consumer, filters, limit), settings, url, line)
+        return
+    if kind is not None or consumer is not None or filters:
+        raise UsageError("--type, --consumer and --filter need --subscription")
     wanted = _wanted(start, since, last, end, until, (follow, limit, skip_lost))
     server = chosen_server(settings, url)
     if server is not None:
@@ -270,6 +306,22 @@ def consume(
     with open_view(settings) as store:
         view = viewed_topic(store, topic)
         _print_all(_here(view, wanted), wanted, line)
+
+
+def _consume_as(
+    topic: str,
+    subscription: str,
+    kind: str | None,
+    rest: tuple[str | None, tuple[str, ...], int | None],
+    settings: StoreSettings,
+    url: str | None,
+    line: Callable[[Facts], bytes],
+) -> None:
+    from forebay.cli.consume_subscription import Subscriber, consume_subscription
+    from forebay.format.names import parse_topic
+
+    wanted = Subscriber(parse_topic(topic), subscription, kind, *rest)
+    consume_subscription(chosen_server(settings, url), settings, wanted, line)
 
 
 def _wanted(
@@ -390,7 +442,7 @@ def _here(view: TopicView, wanted: Wanted) -> Generator[Facts, None, None]:
                         if wanted.is_over(message.publish_time):
                             return
                         offset = message.offset + 1
-                        yield _message_facts(message)
+                        yield message_facts(message)
                     offset = reader.position  # after a jump over an accepted range, it is later
         except LostOffsets as lost:
             if not wanted.skip_lost:
@@ -457,7 +509,8 @@ def payload_facts(payload: bytes) -> dict[str, str]:
         return {"payload_base64": base64.b64encode(payload).decode()}
 
 
-def _message_facts(message: StreamMessage) -> Facts:
+def message_facts(message: StreamMessage) -> Facts:
+    """A message as --json prints it."""
     return {
         "offset": message.offset,
         "publish_time": message.publish_time,
