@@ -75,7 +75,7 @@ def test_a_server_without_a_broker_is_refused(tmp_path: Path) -> None:
 def test_a_server_delivers_and_an_interrupt_loses_nothing(tmp_path: Path) -> None:
     data = tmp_path / "data"
     fill(data)
-    with ServerProcess("serve", data, tmp_path / "log"):
+    with ServerProcess("serve", data, tmp_path / "log") as server:
         done("subscriptions", "create", "orders", "billing", "--earliest", "--data", data)
         assert consume("--limit", "4", data=data) == "0\n1\n2\n3\n"
         command = [sys.executable, "-m", "forebay", "consume", "orders", "--data", str(data)]
@@ -91,4 +91,5 @@ def test_a_server_delivers_and_an_interrupt_loses_nothing(tmp_path: Path) -> Non
             assert running.wait(PATIENCE) == 130
         shown = facts("subscriptions", "list", "orders", "--data", data)
         assert (shown["position"], shown["lag"], shown["live"]) == (10, 0, True)
+        server.stop()
     assert facts("subscriptions", "list", "orders", "--data", data)["position"] == 10

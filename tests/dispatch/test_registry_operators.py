@@ -15,7 +15,7 @@ from forebay.dispatch.report import live_subscriptions
 from forebay.errors import SubscriptionBusy
 from forebay.metrics import render
 from forebay.topic.subscription_facts import SubscriptionFacts
-from support.dispatching import TOPIC, Dispatching, dispatching, eventually
+from support.dispatching import TOPIC, Dispatching, dispatching
 
 EXCLUSIVE = SubscriptionType.EXCLUSIVE
 LABELS = ("/default/orders", "s1")
@@ -57,7 +57,7 @@ async def test_acknowledgements_during_a_skip_count(tmp_path: Path) -> None:
         consumer = await found.consumer()
         await consumer.take(10)
         skipping = asyncio.create_task(found.registry.skip(TOPIC, "s1", 3))
-        await eventually(lambda: consumer.subscription._frozen)
+        await asyncio.sleep(0)  # it computes now what to skip
         consumer.subscription.ack(7, 9)
         assert await skipping == (3, 3)
         assert consumer.subscription.window.cursor().ranges == ((7, 9),)
