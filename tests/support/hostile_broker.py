@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -63,7 +63,7 @@ class RawClient:
         await self.channel.close()
 
     async def call(self, method: str, raw: bytes, seconds: float = PATIENCE) -> bytes:
-        stub = self.channel.unary_unary(f"/danube.{method}")
+        stub: Any = self.channel.unary_unary(f"/danube.{method}")
         answer: bytes = await stub(raw, timeout=seconds, metadata=self.metadata)
         return answer
 
@@ -103,11 +103,10 @@ class RawClient:
 
     def receive(self, consumer: int) -> Any:
         request = pb.ReceiveRequest(consumer_id=consumer).SerializeToString()
-        return self.channel.unary_stream("/danube.ConsumerService/ReceiveMessages")(
-            request, metadata=self.metadata
-        )
+        stub: Any = self.channel.unary_stream("/danube.ConsumerService/ReceiveMessages")
+        return stub(request, metadata=self.metadata)
 
-    async def messages(self, consumer: int, name: str = "s") -> AsyncIterator[pb.StreamMessage]:
+    async def messages(self, consumer: int, name: str = "s") -> AsyncGenerator[pb.StreamMessage]:
         """The messages of a consumer, each acknowledged after it was used."""
         stream = self.receive(consumer)
         async for raw in stream:
