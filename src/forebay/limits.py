@@ -218,6 +218,9 @@ PRODUCERS_MAX: Final = 100_000
 their next message."""
 OUTBOX_BYTES_MAX: Final = 256 * KIB
 """What waits to be written to one consumer, besides one message of any size."""
+OUTBOXES_BYTES_MAX: Final = 256 * MIB
+"""What waits to be written to all consumers. gRPC copies what it sends, so they take up to
+three times that."""
 REDELIVERIES_AT_ONCE: Final = 64
 """Messages that a subscription reads again before it looks at other work."""
 ACKS_AHEAD_MAX: Final = 100_000

@@ -165,6 +165,8 @@ def _decoded(decode: Callable[[bytes], _Request], raw: bytes) -> _Request:
 async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, grpc.aio.InternalError):  # a write failed: the client is gone
+        raise asyncio.CancelledError from error
     status = status_of(error)
     ERRORS.add(1, method, status.name)
     await context.abort(status, details_of(error, method), trailers_of(error))

@@ -71,10 +71,20 @@ class ConsumerService:
                 grpc.StatusCode.NOT_FOUND,
                 f"there is no consumer {request.consumer_id}: subscribe again",
             ) from None
+        writing = asyncio.create_task(self._write(consumer, call))
+        cut = asyncio.create_task(consumer.cut.wait())
         try:
-            await self._write(consumer, call)
+            await asyncio.wait({writing, cut}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            writing.cancel()
+            cut.cancel()
+            ended = await asyncio.gather(writing, return_exceptions=True)
             subscription.leave(consumer)
+        if isinstance(ended[0], Exception):
+            raise ended[0]
+        if consumer.cut.is_set():
+            # No status would reach a client that does not read.
+            raise asyncio.CancelledError
         if self._context.gate.stopping.is_set():
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
         raise Refused(grpc.StatusCode.NOT_FOUND, "the subscription was deleted")

@@ -15,10 +15,16 @@ Only a server that stops ends streams.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
+import logging
 import resource
 import socket
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -28,9 +34,13 @@ from forebay.broker.context import BrokerContext
 from forebay.errors import UsageError
 from forebay.limits import MIB
 from forebay.listening import bind_socket, host_and_port, shown_address
+from forebay.logs import event
 from forebay.settings import BrokerSettings
 
+_log: Final = logging.getLogger("forebay.broker")
 _STOP_SECONDS: Final = 2.0
+_REPLACED_MAX: Final = 4
+"""Servers that a malformed call has ended and whose other calls may go on."""
 _CALLS_MAX: Final = 16_384
 """Calls at the same time, streams included; more are refused with RESOURCE_EXHAUSTED."""
 _CONNECTIONS_MAX: Final = 8_192
@@ -49,6 +59,9 @@ class BrokerServer:
         self._reserved: socket.socket | None = None
         self._address = ""
         self._stop = asyncio.Event()
+        self._crashed = asyncio.Event()
+        self._replaced: deque[grpc.aio.Server] = deque()
+        """Servers whose loops have ended. Calls that had begun go on."""
         self.started = False
 
     def bind(self) -> str:
@@ -67,17 +80,57 @@ class BrokerServer:
     async def serve(self, context: BrokerContext) -> None:
         """Serves until `stop`."""
         assert self._reserved is not None, "bind it first"
-        server = grpc.aio.server(options=self._options(), maximum_concurrent_rpcs=_CALLS_MAX)
         calls = Calls(context.gate)
-        for each in (producers, consumers, discovery, streams):
-            server.add_generic_rpc_handlers(each.services(context, calls))
-        self._add_port(server)
+        handlers = [
+            handler
+            for each in (producers, consumers, discovery, streams)
+            for handler in each.services(context, calls)
+        ]
         async with context.running():
-            await server.start()
+            server = await self._start(handlers)
             self.started = True
-            await self._stop.wait()
+            while not await self._stops_by_request():
+                server = await self._replace(server, handlers)
             await context.drain()
-            await server.stop(_STOP_SECONDS)
+            await asyncio.gather(
+                *(each.stop(_STOP_SECONDS) for each in (server, *self._replaced)),
+                return_exceptions=True,
+            )
+
+    async def _start(self, handlers: Sequence[grpc.GenericRpcHandler]) -> grpc.aio.Server:
+        server = grpc.aio.server(options=self._options(), maximum_concurrent_rpcs=_CALLS_MAX)
+        server.add_generic_rpc_handlers(handlers)
+        self._add_port(server)
+        self._crashed = crashed = asyncio.Event()
+        before = asyncio.all_tasks()
+        await server.start()
+        # gRPC's loop that takes calls ends with the first error, and tells nobody: a path that is
+        # not UTF-8 is enough. It is a coroutine of Cython, unlike what else may have begun.
+        for task in asyncio.all_tasks() - before:
+            if not inspect.iscoroutine(task.get_coro()):
+                task.add_done_callback(partial(_note_crash, crashed))
+        return server
+
+    async def _stops_by_request(self) -> bool:
+        """Waits until the server is to stop, or its loop has ended; returns whether it is to."""
+        tasks = [asyncio.create_task(each.wait()) for each in (self._stop, self._crashed)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return self._stop.is_set()
+
+    async def _replace(
+        self, old: grpc.aio.Server, handlers: Sequence[grpc.GenericRpcHandler]
+    ) -> grpc.aio.Server:
+        """A new server on the same port. The calls of the old one may end, for some time."""
+        event(_log, logging.ERROR, "the gRPC server ended after a malformed call: it starts again")
+        self._replaced.append(old)
+        if len(self._replaced) > _REPLACED_MAX:
+            with contextlib.suppress(Exception):
+                await self._replaced.popleft().stop(None)
+        return await self._start(handlers)
 
     def _options(self) -> list[tuple[str, int]]:
         return [
@@ -113,6 +166,11 @@ class BrokerServer:
     def close(self) -> None:
         if self._reserved is not None:
             self._reserved.close()
+
+
+def _note_crash(crashed: asyncio.Event, task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        crashed.set()
 
 
 def _connections_max() -> int:

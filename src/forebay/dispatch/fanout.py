@@ -82,6 +82,7 @@ class FanoutSubscription:
         self._router.add(consumer.number, consumer.name, consumer.filters)
 
     def leave(self, consumer: Consumer) -> None:
+        consumer.leave()
         if self.consumers.get(consumer.number) is consumer:
             self.leave_number(consumer.number)
 

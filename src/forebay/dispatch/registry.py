@@ -30,7 +30,7 @@ from forebay.dispatch.fanout import FanoutTopic
 from forebay.dispatch.feed import ChunkCache, Delivery, Feed
 from forebay.dispatch.key_filter import check_key_filters
 from forebay.dispatch.policy import Policy, SubscriptionType
-from forebay.dispatch.subscription import Consumer, Encode, Subscription
+from forebay.dispatch.subscription import Consumer, Encode, Outboxes, Subscription
 from forebay.dispatch.window import Window
 from forebay.errors import (
     ForebayError,
@@ -184,6 +184,7 @@ class Registry:
         self._patience_seconds = patience_seconds
         self._settings = settings
         self._cache = ChunkCache()
+        self._outboxes = Outboxes()
         self._topics: dict[TopicName, _TopicState] = {}
         self._opening: dict[TopicName, asyncio.Lock] = {}
         self.fanouts: dict[TopicName, FanoutTopic] = {}
@@ -303,6 +304,7 @@ class Registry:
             lambda changed: state.storage.put_cursor(name, changed),
             partial(self._store_dead_letter, state),
             skip_lost=self._settings_of(state).on_lost == "skip",
+            outboxes=self._outboxes,
         )
         active = state.active[name] = _Active(row, subscription)
         topic = parse_topic(state.storage.name)
@@ -471,7 +473,7 @@ class Registry:
         if active is None or row is None:
             self._places.pop(number, None)
             raise UnknownSubscription(f"{topic} has no subscription {name!r}: subscribe again")
-        consumer = Consumer(number, row.name, row.filters, encode)
+        consumer = Consumer(number, row.name, row.filters, encode, self._outboxes)
         active.expected.pop(number, None)
         active.subscription.join(consumer, self._policy(state))
         return active.subscription, consumer
@@ -482,7 +484,7 @@ class Registry:
         fanout = self.fanouts.setdefault(topic, FanoutTopic(str(topic)))
         subscription = fanout.subscription(row.name, SubscriptionType(row.kind))
         own = next(each for each in row.consumers if each.id == number)
-        consumer = Consumer(number, own.name, own.filters, encode)
+        consumer = Consumer(number, own.name, own.filters, encode, self._outboxes)
         subscription.join(consumer)
         return subscription, consumer
 

@@ -35,7 +35,13 @@ from forebay.errors import (
     OffsetOutOfRange,
 )
 from forebay.format.cursor import Cursor
-from forebay.limits import ACKS_AHEAD_MAX, ACKS_HELD_MAX, OUTBOX_BYTES_MAX, REDELIVERIES_AT_ONCE
+from forebay.limits import (
+    ACKS_AHEAD_MAX,
+    ACKS_HELD_MAX,
+    OUTBOX_BYTES_MAX,
+    OUTBOXES_BYTES_MAX,
+    REDELIVERIES_AT_ONCE,
+)
 from forebay.logs import event
 
 _log: Final = logging.getLogger("forebay.dispatch")
@@ -44,6 +50,8 @@ _RETRY_SECONDS_MAX: Final = 30.0
 _CURSOR_SECONDS: Final = 0.2
 """How long acknowledgements are collected before the topic's cursors get them."""
 _TOO_LARGE_DELAY_MS: Final = 60_000
+_STALL_SECONDS: Final = 5.0
+"""A consumer that has read nothing for this long may be disconnected if there is no room."""
 
 
 class _PassedError(Exception):
@@ -54,22 +62,98 @@ Encode: TypeAlias = Callable[[Delivery], bytes]
 """Makes what a client gets of a message; MessageTooLarge if this client cannot get it."""
 
 
+class Outboxes:
+    """What waits to be written to all consumers of a server, within one limit of bytes.
+
+    When it is reached, nothing is delivered until a consumer has read. Consumers that have not read
+    for some time are disconnected then: what they hold would hold back everybody. Call every method
+    in one event loop.
+    """
+
+    def __init__(
+        self, bytes_max: int = OUTBOXES_BYTES_MAX, stall_seconds: float = _STALL_SECONDS
+    ) -> None:
+        self._bytes_max = bytes_max
+        self._stall_seconds = stall_seconds
+        self._waiting: dict[Callable[[], None], None] = {}
+        self._holders: dict[Consumer, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.bytes = 0
+
+    @property
+    def full(self) -> bool:
+        return self.bytes >= self._bytes_max
+
+    def add(self, consumer: Consumer, size: int) -> None:
+        self._holders[consumer] = None
+        self.bytes += size
+        if self.full and self._timer is None:
+            self._look()
+
+    def remove(self, consumer: Consumer, size: int, *, all_gone: bool) -> None:
+        if all_gone:
+            self._holders.pop(consumer, None)
+        self.bytes -= size
+        if self._waiting and not self.full:
+            waiting, self._waiting = self._waiting, {}
+            for wake in waiting:
+                wake()
+
+    def wake_when_free(self, wake: Callable[[], None]) -> None:
+        self._waiting[wake] = None
+
+    def _look(self) -> None:
+        """Disconnects those that do not read, while there is no room."""
+        self._timer = None
+        if not self.full:
+            return
+        before = time.monotonic() - self._stall_seconds
+        stalled = [each for each in self._holders if each.taken_at < before]
+        for consumer in stalled:
+            consumer.cut.set()
+        if stalled:
+            event(
+                _log,
+                logging.WARNING,
+                "consumers that do not read are disconnected: there is no room for others",
+                consumers=len(stalled),
+                first=stalled[0].name,
+            )
+        later = asyncio.get_running_loop().call_later
+        self._timer = later(min(self._stall_seconds / 2, 1.0), self._look)
+
+
 class Consumer:
     """A consumer with a stream, and the messages that wait to be written to it.
 
     They wait in an outbox, encoded, within a limit of bytes. A consumer that does not read fills
-    its outbox and gets no more until it has room: it holds back nobody else.
+    its outbox and gets no more until it has room: it holds back nobody else. What `take` returned
+    counts until it is called again, when that was written.
     """
 
-    def __init__(self, number: int, name: str, filters: tuple[str, ...], encode: Encode) -> None:
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        filters: tuple[str, ...],
+        encode: Encode,
+        outboxes: Outboxes | None = None,
+    ) -> None:
         self.number = number
         self.name = name
         self.filters = filters
         self.encode = encode
         self.delivered = 0
         self.on_room: Callable[[], None] = lambda: None
+        self.cut = asyncio.Event()
+        """Set when the stream is to end although the subscription does not."""
+        self.taken_at = float("inf")
+        """When what is being written was taken, in monotonic time; infinity if nothing is."""
+        self._outboxes = outboxes or Outboxes()
         self._queue: deque[bytes] = deque()
         self._bytes = 0
+        self._written = 0
+        """Bytes of what is being written: a part of `_bytes`."""
         self._ended = False
         self._waiting: asyncio.Future[None] | None = None
 
@@ -80,6 +164,7 @@ class Consumer:
     def put(self, data: bytes) -> None:
         self._queue.append(data)
         self._bytes += len(data)
+        self._outboxes.add(self, len(data))
         self.delivered += 1
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
@@ -89,18 +174,38 @@ class Consumer:
 
         Returns nothing if the subscription has ended.
         """
+        self._release(self._written)
         while not self._queue and not self._ended:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        taken, was_full = list(self._queue), self.full
-        self.clear()
-        if was_full:
-            self.on_room()
+        taken = list(self._queue)
+        self._queue.clear()
+        self._written = self._bytes
+        self.taken_at = time.monotonic()
         return taken
 
+    def _release(self, size: int) -> None:
+        """So many bytes are gone from the outbox."""
+        self._written = 0
+        self.taken_at = float("inf")
+        if size:
+            was_full = self.full
+            self._bytes -= size
+            self._outboxes.remove(self, size, all_gone=not self._bytes)
+            if was_full and not self.full:
+                self.on_room()
+
     def clear(self) -> None:
+        """Drops what waits; what is being written still counts."""
         self._queue.clear()
-        self._bytes = 0
+        written, taken_at = self._written, self.taken_at
+        self._release(self._bytes - written)
+        self._written, self.taken_at = written, taken_at
+
+    def leave(self) -> None:
+        """The stream has ended: nothing is being written any more."""
+        self._queue.clear()
+        self._release(self._bytes)
 
     def end(self) -> None:
         """Ends the stream."""
@@ -133,6 +238,7 @@ class Subscription:
         dead_letter: Callable[[Delivery, str], Awaitable[None]],
         *,
         skip_lost: bool = True,
+        outboxes: Outboxes | None = None,
     ) -> None:
         """`save` gets the cursor after changes; `dead_letter` stores a message elsewhere."""
         self.name = name
@@ -146,6 +252,7 @@ class Subscription:
         self._save = save
         self._dead_letter = dead_letter
         self._skip_lost = skip_lost
+        self._outboxes = outboxes or Outboxes()
         self._consumers: dict[int, Consumer] = {}
         self._standby: list[Consumer] = []
         """Streams that get nothing for now: of another consumer of an exclusive subscription, or
@@ -209,6 +316,7 @@ class Subscription:
 
     def leave(self, consumer: Consumer) -> None:
         """Ends the delivery; what the consumer has not acknowledged is delivered to others."""
+        consumer.leave()
         if consumer in self._standby:
             self._standby.remove(consumer)
         if self._consumers.get(consumer.number) is not consumer:
@@ -357,6 +465,9 @@ class Subscription:
         window, now = self.window, _now_ms()
         window.expire(now)
         await self._write_dead_letters()
+        if self._outboxes.full:
+            self._outboxes.wake_when_free(self._wake)
+            return False
         due = window.due(now, REDELIVERIES_AT_ONCE)
         if due:
             return await self._deliver(due)
@@ -379,8 +490,8 @@ class Subscription:
         for offset in due:
             if chunk is None or offset not in chunk:
                 chunk = await self._read(offset)
-            if offset > self.window.next_offset:
-                return True  # it was moved back meanwhile
+            if offset > self.window.next_offset or self._outboxes.full:
+                return True  # it was moved back meanwhile, or there is no room: look again
             if chunk is None:
                 raise MissingData(
                     f"{self.topic}: offset {offset} was delivered, and is not in the log any more"
@@ -396,9 +507,9 @@ class Subscription:
         """Returns whether anything came of it. If not, only another event can change that."""
         before = self.window.next_offset
         while (offset := self.window.next_offset) in chunk and self.window.wants_new():
-            if not self._offer(chunk, offset):
+            if self._outboxes.full or not self._offer(chunk, offset):
                 break
-        return self.window.next_offset != before
+        return self._outboxes.full or self.window.next_offset != before
 
     def _offer(self, chunk: Chunk, offset: int) -> bool:
         """Returns False if nobody can take it now."""
