@@ -20,7 +20,7 @@ from forebay.errors import MaybeStored
 from forebay.topic.store import Store
 from support.brokers import broker_settings, running_broker
 from support.proxy import FaultProxy, Faults
-from support.server_processes import ServerProcess
+from support.server_processes import PATIENCE, ServerProcess
 
 LOST_ANSWERS = Faults(timeout_after_success_rate=0.1, hang_seconds=0.02)
 
@@ -132,11 +132,13 @@ def test_kill_9_of_the_server_neither_loses_nor_repeats_a_message(tmp_path: Path
         with client.producer("orders", name="shop", idempotent=True) as producer:
             while not stop.is_set():
                 sent.append(producer.submit(b"%d" % len(sent)))
+                if len(sent) > 500:  # so many are on their way
+                    sent[-500].result()
 
     def answered(since: int) -> bool:
         return sum(each.done() for each in sent[since:]) > 500
 
-    with forebay.connect(server.address) as client:
+    with forebay.connect(server.address, timeout=PATIENCE) as client:
         thread = threading.Thread(target=produce, args=(client,))
         with server.running() as process:
             thread.start()

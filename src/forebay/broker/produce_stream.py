@@ -31,6 +31,7 @@ import grpc
 from forebay.broker import streams_pb2 as pb
 from forebay.broker.calls import Context
 from forebay.broker.context import BrokerContext
+from forebay.broker.producers import MESSAGE_BYTES, MESSAGES
 from forebay.broker.requests import parse_name, parse_topic_name
 from forebay.broker.status import Refused
 from forebay.dispatch.registry import stable_number
@@ -42,17 +43,10 @@ from forebay.limits import (
     STREAM_BATCH_MESSAGES_MAX,
     STREAM_IN_FLIGHT_BYTES,
 )
-from forebay.metrics import Counter
 from forebay.topic.producers import Appended, IdempotentProducer
 from forebay.topic.storage import WalStorage
 from forebay.wal.log import ProducerParts
 
-MESSAGES: Final = Counter(
-    "forebay_stream_messages_total", "Messages that were acknowledged to streams of producers."
-)
-MESSAGE_BYTES: Final = Counter(
-    "forebay_stream_message_bytes_total", "Payload bytes of messages acknowledged to streams."
-)
 _BATCH_BYTES: Final = 512
 """What a batch counts in addition to its size, so that empty ones are limited too."""
 
