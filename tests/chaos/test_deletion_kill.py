@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def kill_again_and_again(data: Path, seed: int, times: int) -> None:
         )
         assert process.stdout is not None
         lines = rng.randint(1, 40)
-        said = [line for line, _ in zip(process.stdout, range(lines), strict=False)]
+        said = list(itertools.islice(process.stdout, lines))
         time.sleep(rng.random() * 0.03)  # the moment of the kill is what is random here
         process.kill()
         said += process.stdout.readlines()
