@@ -33,7 +33,8 @@ _LOOK_SECONDS: Final = 0.01
 
 
 async def within(awaited: Awaitable[Any], seconds: float = PATIENCE) -> Any:
-    return await asyncio.wait_for(awaited, seconds)
+    async with asyncio.timeout(seconds):  # wait_for of Python 3.11 can lose a cancellation
+        return await awaited
 
 
 async def until(ready: Callable[[], object], what: str) -> None:
@@ -56,9 +57,9 @@ class Inbox:
         """Messages that have arrived and were not taken."""
         return self._queue.qsize()
 
-    async def take(self) -> Any:
+    async def take(self, seconds: float = PATIENCE) -> Any:
         """The next message, not acknowledged."""
-        return await within(self._queue.get())
+        return await within(self._queue.get(), seconds)
 
     async def take_many(self, count: int) -> list[Any]:
         return [await self.take() for _ in range(count)]
@@ -79,7 +80,7 @@ class Inbox:
     async def is_quiet(self, seconds: float = 0.3) -> bool:
         """Whether nothing comes in this time."""
         try:
-            await asyncio.wait_for(self._queue.get(), seconds)
+            await within(self._queue.get(), seconds)
         except TimeoutError:
             return True
         return False
