@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forebay.admin.page.subscriptions import PageSubscriptions
 from forebay.admin.page.watch import Watch
 from forebay.admin.response import ResponseMemory
 from forebay.dispatch.gauges import SubscriptionGauges
@@ -47,6 +48,7 @@ class ServerContext:
     registry: Registry = field(init=False)
     """The subscriptions, which the broker delivers, if there is one."""
     gauges: SubscriptionGauges = field(init=False)
+    page_subscriptions: PageSubscriptions = field(init=False)
     watch: Watch = field(init=False)
     """What the page shows besides the present state: history, log events, the store probe."""
     response_memory: ResponseMemory = field(init=False)
@@ -55,6 +57,7 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.registry = Registry(self.store, self.settings.broker)
         self.gauges = SubscriptionGauges(self.store, self.registry)
+        self.page_subscriptions = PageSubscriptions(self.store, self.registry)
         self.watch = Watch(self.store)
         self.response_memory = ResponseMemory(self.settings.admin)
 

@@ -125,11 +125,15 @@ def facts_of(
 
 
 def stored_subscriptions(
-    view: TopicView, lags: Lags | None = None, only: str | None = None
+    view: TopicView,
+    lags: Lags | None = None,
+    only: str | None = None,
+    *,
+    cheap: bool = False,
 ) -> tuple[list[SubscriptionFacts], list[str]]:
     """The subscriptions as the catalog has them, and what is damaged among them.
 
-    With `only`, the one of that name.
+    With `only`, the one of that name. For `cheap` see `Lags`.
     """
     resources = view.store.resources()
     if resources is None:
@@ -146,7 +150,7 @@ def stored_subscriptions(
             view.record,
             start,
             lags,
-            cheap=at >= _READ_AT_ONCE,
+            cheap=cheap or at >= _READ_AT_ONCE,
         )
         for at, row in enumerate(rows)
     ], damage

@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from forebay.errors import ServiceError
+from forebay.format.names import parse_topic
 from forebay.limits import KIB
 from forebay.settings import (
     AdminSettings,
@@ -149,6 +150,41 @@ def point(page: Page, share: float) -> None:
     box = bar(page).bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + share * box["width"], box["y"] + OBJECTS_SHARE * box["height"])
+
+
+def test_the_subscriptions_of_a_topic_are_a_table(server: Served, visit: Visits) -> None:
+    topic = server.store.topic(NAME)
+    fill(topic, 200)
+    client = server.client
+    path = f"/v1/topics{NAME}/subscriptions/billing"
+    client.json("PUT", path, value={"type": "key-shared", "start": 150})
+    page = visit(server.url).page
+    table = page.get_by_role("table", name=f"Subscriptions of {NAME}")
+    row = table.locator("[data-subscription=billing]")
+    cells = ["billing", "key-shared", "none", "150"]
+    for at, text in enumerate(cells):
+        expect(row.locator("th, td").nth(at)).to_have_text(text)
+    expect(row).to_contain_text(re.compile(r"50, [\d.]+ KiB"))
+    client.json("POST", f"{path}/skip", value={"messages": "all"})
+    expect(row.locator("td").nth(3)).to_have_text("none")
+    expect(row.locator("td").nth(2)).to_have_text("200")
+    client.json("DELETE", path)
+    expect(table).to_be_hidden()
+
+
+def test_a_subscription_that_blocks_is_an_alert(server: Served, visit: Visits) -> None:
+    fill(server.store.topic(NAME), 100)
+    client = server.client
+    client.json("PUT", f"/v1/topics{NAME}/subscriptions/billing", value={"start": 0})
+    loaded = server.context.registry.loaded(parse_topic(NAME))
+    assert loaded is not None
+    ((_, subscription),) = loaded.rows()
+    subscription.problem = "the message at offset 0 cannot be read"
+    page = visit(server.url).page
+    expect(page.locator("[data-kind=subscription]")).to_contain_text(
+        f"The subscription billing of {NAME}: the message at offset 0 cannot be read."
+    )
+    expect(page.locator("tr.problem")).to_have_text("the message at offset 0 cannot be read")
 
 
 # ---- looking closer ----

@@ -21,6 +21,8 @@ from forebay.admin.page.topic_states import TopicStates
 from forebay.errors import ForebayError
 from forebay.format.descriptor import decode_outline
 from forebay.format.names import parse_topic
+from forebay.limits import OFFSET_MAX
+from forebay.topic.lag import bytes_in, parts_of
 from forebay.topic.store import Store, Topic
 from forebay.wal.segment import Segment
 
@@ -106,11 +108,7 @@ class TopicTrace:
 
 def bytes_after(segments: Sequence[Segment], offset: int) -> int:
     """About how many bytes of local files are at or after `offset`."""
-    total = 0.0
-    for each in segments:
-        if each.end_offset > offset and each.count:
-            total += each.size * min((each.end_offset - offset) / each.count, 1)
-    return round(total)
+    return bytes_in(parts_of(segments), [(offset, OFFSET_MAX)])
 
 
 class History:

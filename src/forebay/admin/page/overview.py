@@ -445,6 +445,16 @@ def _topic_alerts(context: ServerContext, page: TopicPage) -> list[Alert]:
         found.append(
             Alert("trouble", "warning", f"{row.name}: {row.trouble.rstrip('.')}.", row.name)
         )
+    found += [
+        Alert(
+            "subscription",
+            "warning",
+            f"The subscription {each.name} of {row.name}: {each.problem.rstrip('.')}.",
+            row.name,
+        )
+        for each in row.subscriptions
+        if each.problem is not None
+    ]
     uploader = context.settings.uploader
     waits = row.upload_seconds
     allowed = math.inf if waits is None else waits + _LATE * uploader.interval_seconds

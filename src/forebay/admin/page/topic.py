@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from forebay.admin.context import ServerContext
 from forebay.admin.page.history import TopicTrace, bytes_after
+from forebay.admin.page.subscriptions import SubscriptionLine
 from forebay.admin.page.topic_states import OBJECTS_READ, TopicState
 from forebay.admin.records import Count, OffsetRange, Record, Seconds
 from forebay.catalog.records import TopicRecord, ranges_within
@@ -140,6 +141,10 @@ class TopicRow(Record, frozen=True):
     own_settings: Annotated[
         dict[str, str], Meta(description="The settings that the topic has of its own.")
     ]
+    subscriptions: Annotated[
+        list[SubscriptionLine], Meta(description="The first ones; see `subscriptions_total`.")
+    ]
+    subscriptions_total: Count
     sizes: Sizes
     spans: list[Span]
 
@@ -193,6 +198,7 @@ def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPag
     marks = state.marks
     trace = context.watch.history.trace(state.name)
     settings = state.settings or context.settings
+    subscriptions, total = context.page_subscriptions.rows(state)
     append_rate, upload_rate = trace.rates() if trace is not None else (0.0, 0.0)
     row = TopicRow(
         name=state.name,
@@ -216,6 +222,8 @@ def topic_page(context: ServerContext, state: TopicState, most: int) -> TopicPag
         uploaded_by=uploaded_by(settings.uploader),
         upload_seconds=settings.uploader.max_open_seconds,
         own_settings=differing(context.settings, settings),
+        subscriptions=subscriptions,
+        subscriptions_total=total,
         sizes=_sizes(state, spans),
         spans=bounded(spans, state.start, marks.appended, most),
     )

@@ -5,6 +5,7 @@ import { Charts } from "./charts.js";
 import { forgetPalette, paintSwatches } from "./paint.js";
 import { jobRow, noticeRow } from "./rows.js";
 import { uploadsWhen } from "./spanwords.js";
+import { showSubscriptions, subscriptionTable } from "./subscriptions.js";
 import { showTiers } from "./tiers.js";
 import { bytes, count, duration, make, plural, rate, say } from "./words.js";
 
@@ -231,8 +232,8 @@ function addTopic(name) {
       make("div", { class: "zoom", role: "group", "aria-label": "Zoom of " + name },
         button("Zoom out of", "−", () => bar.zoom(1 / 2)), button("Zoom into", "+", () => bar.zoom(2)), all)),
     make("p", { class: "trouble", hidden: "" }),
-    make("div", { class: "bar-row" }, lanes, bar.canvas), bar.detail);
-  return { bar, root, numbers };
+    make("div", { class: "bar-row" }, lanes, bar.canvas), bar.detail, subscriptionTable(name));
+  return { bar, root, numbers, subscriptions: root.lastChild };
 }
 
 function showTopics(found) {
@@ -274,6 +275,7 @@ function showTopic(view, topic) {
   trouble.hidden = !topic.trouble;
   say(trouble, topic.trouble || "");
   view.root.classList.toggle("closed", !topic.open);
+  showSubscriptions(view.subscriptions, topic);
   view.bar.update(topic);
 }
 
