@@ -4,8 +4,9 @@
 
 It has the event loop of `forebay serve`, and the methods that the client calls. It knows no topics:
 it keeps messages for one consumer each, in memory, and passes them on as they came. `synced` writes
-the payload to FILE, and syncs it, on a thread before it answers; `buffered` answers at once. It
-prints one line of JSON with its address as `broker` and serves until its standard input ends.
+the payload to FILE, and syncs it, on a thread before it answers; `buffered` answers at once.
+`forebay.Streams/ProduceStream` returns every request as it came. The service prints one line of
+JSON with its address as `broker` and serves until its standard input ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -87,6 +89,10 @@ class BareBroker:
     async def health(self, _raw: bytes, _call: _Context) -> bytes:
         return pb.HealthCheckResponse().SerializeToString()
 
+    async def echo(self, requests: AsyncIterator[bytes], call: _Context) -> None:
+        async for raw in requests:
+            await call.write(raw)
+
     def services(self) -> list[grpc.GenericRpcHandler]:
         unary = grpc.unary_unary_rpc_method_handler
         methods: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {
@@ -104,6 +110,7 @@ class BareBroker:
                 "TopicPartitions": unary(self.partitions),
             },
             "danube.HealthCheck": {"HealthCheck": unary(self.health)},
+            "forebay.Streams": {"ProduceStream": grpc.stream_stream_rpc_method_handler(self.echo)},
         }
         return [grpc.method_handlers_generic_handler(name, each) for name, each in methods.items()]
 
