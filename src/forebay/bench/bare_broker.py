@@ -4,8 +4,9 @@
 
 It has the event loop of `forebay serve`, and the methods that the client calls. It knows no topics:
 it keeps messages for one consumer each, in memory, and passes them on as they came. `synced` writes
-the payload to FILE, and syncs it, on a thread before it answers; `buffered` answers at once. It
-prints one line of JSON with its address as `broker` and serves until its standard input ends.
+the payload to FILE, and syncs it, on a thread before it answers; `buffered` answers at once.
+`forebay.Streams/ProduceStream` returns every request as it came. The service prints one line of
+JSON with its address as `broker` and serves until its standard input ends.
 """
 
 from __future__ import annotations
@@ -74,10 +75,6 @@ class BareBroker:
         request = pb.AckRequest.FromString(raw)
         return pb.AckResponse(request_id=request.request_id).SerializeToString()
 
-    async def echo(self, requests: AsyncIterator[bytes], call: _Context) -> None:
-        async for raw in requests:
-            await call.write(raw)
-
     async def lookup(self, _raw: bytes, call: _Context) -> bytes:
         await call.abort(grpc.StatusCode.NOT_FOUND, "the client goes on with the address it has")
         raise AssertionError("abort raises")
@@ -91,6 +88,10 @@ class BareBroker:
 
     async def health(self, _raw: bytes, _call: _Context) -> bytes:
         return pb.HealthCheckResponse().SerializeToString()
+
+    async def echo(self, requests: AsyncIterator[bytes], call: _Context) -> None:
+        async for raw in requests:
+            await call.write(raw)
 
     def services(self) -> list[grpc.GenericRpcHandler]:
         unary = grpc.unary_unary_rpc_method_handler
@@ -109,7 +110,7 @@ class BareBroker:
                 "TopicPartitions": unary(self.partitions),
             },
             "danube.HealthCheck": {"HealthCheck": unary(self.health)},
-            "forebay.Streams": {"Echo": grpc.stream_stream_rpc_method_handler(self.echo)},
+            "forebay.Streams": {"ProduceStream": grpc.stream_stream_rpc_method_handler(self.echo)},
         }
         return [grpc.method_handlers_generic_handler(name, each) for name, each in methods.items()]
 
