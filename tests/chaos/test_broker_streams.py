@@ -8,12 +8,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import pytest
 
 from forebay.broker import danube_pb2 as pb
+from forebay.broker import streams_pb2
 from forebay.limits import MIB
 from support.dispatching import eventually
 from support.hostile_broker import (
@@ -144,6 +145,27 @@ async def test_producers_that_never_wait_are_told_to_wait(tmp_path: Path) -> Non
         assert set(got) <= allowed
         await serves(server.where["broker"])
         assert resident_mib(server.pid) < 900
+
+
+async def test_a_request_that_nacks_billions_of_messages_is_refused(server: ServerProcess) -> None:
+    opening = streams_pb2.OpenFetch(
+        topic=TOPIC,
+        subscription=streams_pb2.SubscriptionStart(name="s", consumer_name="c", type=1),
+    )
+    many = [streams_pb2.OffsetRange(start=0, end=100_000)] * 50_000
+    nacking = streams_pb2.Acknowledge(nacks=many)
+    requests = [
+        streams_pb2.FetchRequest(open=opening).SerializeToString(),
+        streams_pb2.FetchRequest(acknowledge=nacking).SerializeToString(),
+    ]
+    async with RawClient(server.where["broker"]) as client:
+        await client.producer()
+        stub: Any = client.channel.stream_stream("/forebay.Streams/FetchStream")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub(iter(requests), timeout=60):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await serves(server.where["broker"])
 
 
 async def test_a_stop_under_load_loses_no_acknowledged_message(tmp_path: Path) -> None:

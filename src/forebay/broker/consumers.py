@@ -76,10 +76,10 @@ class ConsumerService:
         try:
             await asyncio.wait({writing, cut}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            subscription.leave(consumer)
             writing.cancel()
             cut.cancel()
             ended = await asyncio.gather(writing, return_exceptions=True)
-            subscription.leave(consumer)
         if isinstance(ended[0], Exception):
             raise ended[0]
         if consumer.cut.is_set():

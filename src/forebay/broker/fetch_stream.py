@@ -138,7 +138,9 @@ class FetchStreams:
             await call.write(pb.FetchResponse().SerializeToString())
             bytes_max = request.max_bytes or STREAM_FETCH_BYTES
             await self._until_stopped(
-                _deliver(consumer, bytes_max, call), self._answer(topic, name, requests)
+                _deliver(consumer, bytes_max, call),
+                self._answer(topic, name, requests),
+                _until_cut(consumer),
             )
         finally:
             subscription.leave(consumer)
@@ -149,6 +151,7 @@ class FetchStreams:
             if request.WhichOneof("request") != "acknowledge":
                 raise UsageError("a request after the first one must acknowledge")
             answer = request.acknowledge
+            _require_few(answer)
             subscription = await self._context.registry.find(topic, name)
             for each in answer.acks:
                 subscription.ack(*_range(each))
@@ -156,6 +159,16 @@ class FetchStreams:
             for each in answer.nacks:
                 for offset in range(*_range(each)):
                     subscription.nack(offset, delay)
+
+
+def _require_few(answer: pb.Acknowledge) -> None:
+    """One request must not keep the event loop busy for long."""
+    nacked = sum(max(each.end - each.start, 1) for each in answer.nacks)
+    if len(answer.acks) > STREAM_BATCH_MESSAGES_MAX or nacked > STREAM_BATCH_MESSAGES_MAX:
+        raise UsageError(
+            f"a request acknowledges or nacks over {STREAM_BATCH_MESSAGES_MAX} messages: send "
+            "several"
+        )
 
 
 def _range(found: pb.OffsetRange) -> tuple[int, int]:
@@ -168,6 +181,14 @@ def _range(found: pb.OffsetRange) -> tuple[int, int]:
 
 def _frame(delivery: Delivery) -> bytes:
     return bytes(delivery.frame)
+
+
+async def _until_cut(consumer: Consumer) -> None:
+    await consumer.cut.wait()
+    raise Refused(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "the consumer did not read, and others need the room: open the stream again",
+    )
 
 
 async def _deliver(consumer: Consumer, bytes_max: int, call: Context) -> None:

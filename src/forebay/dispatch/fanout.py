@@ -93,7 +93,7 @@ class FanoutSubscription:
     def publish(self, data: bytes, key: str | None) -> bool:
         """Whether a consumer got it."""
         consumer = self._chosen(key)
-        if consumer is None or consumer.full:
+        if consumer is None or consumer.full or consumer.crowded:
             return False
         consumer.put(data)
         return True

@@ -161,6 +161,11 @@ class Consumer:
     def full(self) -> bool:
         return self._bytes >= OUTBOX_BYTES_MAX
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the consumers together have no room, whoever holds it."""
+        return self._outboxes.full
+
     def put(self, data: bytes) -> None:
         self._queue.append(data)
         self._bytes += len(data)
