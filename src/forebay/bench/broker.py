@@ -174,7 +174,7 @@ class Client:
         return self._run(lambda: self._delays(max(int(seconds * rate), 1), rate))
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Measures again if gRPC cancelled a call: it does once in some 100,000, with any server."""
+        """Measures again if gRPC cancelled a call, as it does once in some 100,000."""
         for _ in range(_REPEATS_MAX):
             try:
                 return self.runner.run(asyncio.wait_for(work(), _PATIENCE_SECONDS))
