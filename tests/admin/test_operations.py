@@ -196,7 +196,11 @@ def asked_for() -> list[tuple[str, str, bytes, type[Record]]]:
             if isinstance(kinds[0], type) and issubclass(kinds[0], Record):
                 body = bodies.get(operation.name, b"")
                 found.append((operation.method, path, body, kinds[0]))
-    return sorted(found, key=lambda each: each[0] == "DELETE")  # the topic is there for the others
+    # What is deleted is there for the others, and a topic for its subscriptions.
+    deleting = sorted(
+        (each for each in found if each[0] == "DELETE"), key=lambda each: -len(each[1])
+    )
+    return [*(each for each in found if each[0] != "DELETE"), *deleting]
 
 
 def test_a_response_is_the_record_that_its_operation_declares(server: Served) -> None:

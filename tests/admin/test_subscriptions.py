@@ -185,6 +185,16 @@ def test_a_deleted_subscription_is_gone_and_begins_anew(tmp_path: Path) -> None:
         assert call(server, "PUT", BILLING, start="latest")["position"] == 3
 
 
+def test_a_topic_that_was_deleted_takes_its_subscriptions_with_it(server: Served) -> None:
+    call(server, "PUT", BILLING, start=1)
+    call(server, "DELETE", ORDERS)
+    with pytest.raises(UnknownTopic):
+        call(server, "GET", SUBSCRIPTIONS)
+    server.store.topic("orders").append(b"x", durability="synced")
+    assert call(server, "GET", SUBSCRIPTIONS)["subscriptions"] == []
+    assert call(server, "PUT", BILLING)["created"]
+
+
 # ---- seek, reset, skip ------------------------------------------------------------------------
 
 

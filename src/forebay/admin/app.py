@@ -98,7 +98,7 @@ CONFIG: Final = Operation(
 
 
 def build_app(context: ServerContext) -> Starlette:
-    """The whole application. It starts and stops the context's watch with its lifespan."""
+    """The whole application. The context runs with its lifespan."""
     routes: list[Endpoint] = [
         *_server_routes(context),
         *messages.routes(context),
@@ -117,7 +117,7 @@ def build_app(context: ServerContext) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[guard],
-        lifespan=lambda _app: context.watch.running(),
+        lifespan=lambda _app: context.running(),
         exception_handlers={
             ForebayError: on_forebay_error,
             HTTPException: on_http_error,

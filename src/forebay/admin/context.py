@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,6 +62,21 @@ class ServerContext:
         self.page_subscriptions = PageSubscriptions(self.store, self.registry)
         self.watch = Watch(self.store)
         self.response_memory = ResponseMemory(self.settings.admin)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Around the life of the server, in its event loop."""
+        loop = asyncio.get_running_loop()
+
+        def deleted(topic: TopicName) -> None:
+            asyncio.run_coroutine_threadsafe(self.registry.forget(topic), loop)
+
+        self.store.on_deleted.append(deleted)
+        try:
+            async with self.watch.running():
+                yield
+        finally:
+            self.store.on_deleted.remove(deleted)
 
     @property
     def up_seconds(self) -> float:
