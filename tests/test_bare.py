@@ -121,7 +121,12 @@ for use in (lambda: forebay.pipeline.register, forebay.pipeline.spark_session):
     assert done.stdout.count("pip install 'pyspark[sql]") == 2, done.stderr
 
 
-PROVIDERS: Final = {"google": "protobuf", "grpc": "grpcio", "yaml": "pyyaml"}
+PROVIDERS: Final = {
+    "danube": "danube-client",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "yaml": "pyyaml",
+}
 """Packages whose distributions have other names."""
 
 

@@ -275,7 +275,7 @@ DOES: Final[dict[Callable[[Scene], None], tuple[str, ...]]] = {
 
 ELSEWHERE: Final = (
     *("compact_", "export_", "pipeline_", "replay_", "sink_", "verify_"),
-    *("build_", "http_", "job", "start_", "spark_", "driver_"),
+    *("broker_", "build_", "http_", "job", "start_", "spark_", "driver_", "subscription"),
 )
 """Metrics of jobs and of servers, if they were imported; their own suites look at them."""
 NOW: Final = {
