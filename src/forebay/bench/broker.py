@@ -19,11 +19,13 @@ import importlib.util
 import itertools
 import statistics
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
 
 from forebay.bench.bare_broker import MODULE
 from forebay.bench.broker_streams import stream_rows
@@ -57,6 +59,7 @@ _BESIDE: Final = {
 }
 _STAMP_BYTES: Final = 8
 _PATIENCE_SECONDS: Final = 60.0
+_REPEATS_MAX: Final = 2
 
 _T = TypeVar("_T")
 
@@ -138,17 +141,27 @@ class Client:
     _client: DanubeClient | None = None
 
     def sends(self, in_flight: int, messages: int) -> Timed:
-        return lambda _: self.run(self._sends_a_second(in_flight, messages))
+        return lambda _: self._measured(lambda: self._sends_a_second(in_flight, messages))
 
     def consumes(self, messages: int) -> Timed:
-        return lambda _: self.run(self._consumed_a_second(messages))
+        return lambda _: self._measured(lambda: self._consumed_a_second(messages))
 
     def delays(self, seconds: float, rate: int) -> list[float]:
         """How long each message took, in seconds; sorted."""
-        return self.run(self._delays(max(int(seconds * rate), 1), rate))
+        return self._measured(lambda: self._delays(max(int(seconds * rate), 1), rate))
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return self.runner.run(asyncio.wait_for(work, _PATIENCE_SECONDS))
+
+    def _measured(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Measures again if gRPC cancelled a call, as it rarely does, with either server."""
+        for _ in range(_REPEATS_MAX):
+            try:
+                return self.run(work())
+            except (grpc.aio.AioRpcError, ExceptionGroup) as error:
+                if not _is_cancelled(error):
+                    raise
+        return self.run(work())
 
     # -- what is measured
 
@@ -218,6 +231,12 @@ class Client:
         consumer = builder.with_subscription_type(SubType.EXCLUSIVE).build()
         await consumer.subscribe()
         return consumer
+
+
+def _is_cancelled(error: Exception) -> bool:
+    if isinstance(error, ExceptionGroup):
+        return all(map(_is_cancelled, error.exceptions))
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.CANCELLED
 
 
 async def send_all(producer: Producer, in_flight: int, messages: int) -> None:
