@@ -117,7 +117,7 @@ class KilledServer:
 
     @contextmanager
     def running(self) -> Iterator[ServerProcess]:
-        with ServerProcess("serve", self._config, self._log) as server:
+        with ServerProcess("serve", self._config, self._log, broker=self.address) as server:
             server.wait_ready()
             yield server
 
