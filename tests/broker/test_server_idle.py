@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -39,7 +40,7 @@ def name_of(number: int) -> str:
 
 
 async def create_topics(channel: grpc.aio.Channel, count: int) -> None:
-    call = channel.unary_unary(
+    call: Any = channel.unary_unary(
         "/danube.ProducerService/CreateProducer",
         request_serializer=pb.ProducerRequest.SerializeToString,
     )
@@ -58,18 +59,21 @@ async def create_topics(channel: grpc.aio.Channel, count: int) -> None:
 
 async def connect(channel: grpc.aio.Channel, number: int) -> object:
     """A consumer with an open stream."""
-    subscribe = channel.unary_unary(
+    subscribe: Any = channel.unary_unary(
         "/danube.ConsumerService/Subscribe",
         request_serializer=pb.ConsumerRequest.SerializeToString,
         response_deserializer=pb.ConsumerResponse.FromString,
     )
-    receive = channel.unary_stream(
+    receive: Any = channel.unary_stream(
         "/danube.ConsumerService/ReceiveMessages",
         request_serializer=pb.ReceiveRequest.SerializeToString,
     )
     answer = await subscribe(
         pb.ConsumerRequest(
-            topic_name=name_of(number), consumer_name="c", subscription="s", subscription_type=1
+            topic_name=name_of(number),
+            consumer_name="c",
+            subscription="s",
+            subscription_type=pb.ConsumerRequest.Shared,
         )
     )
     return receive(pb.ReceiveRequest(consumer_id=answer.consumer_id))
