@@ -11,6 +11,7 @@ Beware: object names give the last offset, not one more.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -106,6 +107,11 @@ def parse_topic(name: str) -> TopicName:
     """Parses a topic name as users write it; raises InvalidTopicName with the rule."""
     if not isinstance(name, str):
         raise InvalidTopicName(f"{name!r} is not a topic name: it is not a str")
+    return _parsed(name)
+
+
+@lru_cache(4096)  # of the same names again and again: every acknowledgement names its topic
+def _parsed(name: str) -> TopicName:
     parts = name.split("/")
     if len(parts) == 1:
         parts = ["", DEFAULT_NAMESPACE, name]
