@@ -43,6 +43,8 @@ GROWTH_MIB: Final = 400
 """More than the buffers of the calls at the same time, and far less than what is sent."""
 FAULTS: Final = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS}
 """Statuses that only a fault of the server has."""
+WRITE_FAILED: Final = "Internal error from Core"
+"""The client's own status if the server has refused the stream before the client had written."""
 METHODS: Final[dict[str, Any]] = {
     "danube.ProducerService/CreateProducer": pb.ProducerRequest,
     "danube.ProducerService/SendMessage": pb.StreamMessage,
@@ -207,7 +209,7 @@ async def test_every_method_answers_hostile_requests_with_a_status(server: Serve
         async with gate:
             status, details = await answer(channel, method, raw)
         statuses[method, status.name] += 1
-        if status in FAULTS:
+        if status in FAULTS and details != WRITE_FAILED:
             bad.append(f"{method} {status.name} {details} {raw[:200]!r}")
 
     async with RawClient(address) as client:

@@ -95,6 +95,8 @@ async def _first(requests: AsyncIterator[tuple[int, _Message]], context: BrokerC
         if not reading.done():
             reading.cancel()
             await asyncio.wait({reading})
+        if not reading.cancelled():
+            reading.exception()  # seen, also if this call is cancelled
     received = None if reading.cancelled() else reading.result()
     if received is None or received[1].WhichOneof("request") != "open":
         if context.gate.stopping.is_set():
