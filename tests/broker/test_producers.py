@@ -290,3 +290,13 @@ async def test_a_producer_waits_while_too_much_is_being_stored(tmp_path: Path) -
         sends = (producer.send(bytes(3 * MIB)) for _ in range(4))
         assert len(await within(asyncio.gather(*sends))) == 4
         assert broker.store.topic(TOPIC).watermarks().synced >= 4
+
+
+async def test_thousands_of_messages_sent_at_once_are_all_acknowledged(
+    broker: DanubeBroker, danube: DanubeUser
+) -> None:
+    # gRPC would cancel some of them, because more than 1,000 wait for the event loop.
+    producer = await danube.producer(TOPIC)
+    answers = await within(asyncio.gather(*(producer.send(b"x") for _ in range(4000))))
+    assert len(set(answers)) == 4000
+    assert broker.store.topic(TOPIC).watermarks().synced == 4000

@@ -140,8 +140,8 @@ class BrokerServer:
             ("grpc.max_allowed_incoming_connections", _connections_max()),
             # Calls that have come and were not looked at. gRPC cancels some of more than 1,000: a
             # burst of 2,000 consumers that connect again lost 120 of them.
-            ("grpc.server_max_pending_requests", _CALLS_MAX),
-            ("grpc.server_max_pending_requests_hard_limit", 2 * _CALLS_MAX),
+            ("grpc.server.max_pending_requests", _CALLS_MAX),
+            ("grpc.server.max_pending_requests_hard_limit", 2 * _CALLS_MAX),
             # A consumer whose machine is gone is noticed, so that others get its messages.
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
