@@ -26,6 +26,7 @@ from forebay.broker import danube_pb2 as pb
 
 MODULE: Final = "forebay.bench.bare_broker"
 _STOP_SECONDS: Final = 1.0
+_CALLS_MAX: Final = 16_384
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -116,7 +117,9 @@ class BareBroker:
 
 
 async def serve(broker: BareBroker) -> None:
-    server = grpc.aio.server()
+    # gRPC would cancel some of more than 1,000 calls that wait; the broker accepts them too.
+    limits = ("grpc.server.max_pending_requests", "grpc.server.max_pending_requests_hard_limit")
+    server = grpc.aio.server(options=[(name, _CALLS_MAX) for name in limits])
     server.add_generic_rpc_handlers(tuple(broker.services()))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -21,7 +21,7 @@ import importlib.util
 import itertools
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +65,6 @@ _BESIDE: Final = {
 }
 _STAMP_BYTES: Final = 8
 _PATIENCE_SECONDS: Final = 60.0
-_REPEATS_MAX: Final = 2
 
 _T = TypeVar("_T")
 _Stream: TypeAlias = grpc.aio.StreamStreamCall[Any, Any]
@@ -158,30 +157,23 @@ class Client:
     _client: DanubeClient | None = None
 
     def sends(self, in_flight: int, messages: int) -> Timed:
-        return lambda _: self._run(lambda: self._sends_a_second(in_flight, messages))
+        return lambda _: self._run(self._sends_a_second(in_flight, messages))
 
     def consumes(self, messages: int) -> Timed:
-        return lambda _: self._run(lambda: self._consumed_a_second(messages))
+        return lambda _: self._run(self._consumed_a_second(messages))
 
     def produces(self, batches: int) -> Timed:
-        return lambda _: self._run(lambda: self._produced_a_second(batches))
+        return lambda _: self._run(self._produced_a_second(batches))
 
     def fetches(self, batches: int) -> Timed:
-        return lambda _: self._run(lambda: self._fetched_a_second(batches))
+        return lambda _: self._run(self._fetched_a_second(batches))
 
     def delays(self, seconds: float, rate: int) -> list[float]:
         """How long each message took, in seconds; sorted."""
-        return self._run(lambda: self._delays(max(int(seconds * rate), 1), rate))
+        return self._run(self._delays(max(int(seconds * rate), 1), rate))
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Measures again if gRPC cancelled a call, as it does once in some 100,000."""
-        for _ in range(_REPEATS_MAX):
-            try:
-                return self.runner.run(asyncio.wait_for(work(), _PATIENCE_SECONDS))
-            except (grpc.aio.AioRpcError, ExceptionGroup) as error:
-                if not _is_cancelled(error):
-                    raise
-        return self.runner.run(asyncio.wait_for(work(), _PATIENCE_SECONDS))
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return self.runner.run(asyncio.wait_for(work, _PATIENCE_SECONDS))
 
     # -- what is measured
 
@@ -272,12 +264,6 @@ class Client:
         consumer = builder.with_subscription_type(SubType.EXCLUSIVE).build()
         await consumer.subscribe()
         return consumer
-
-
-def _is_cancelled(error: Exception) -> bool:
-    if isinstance(error, ExceptionGroup):
-        return all(map(_is_cancelled, error.exceptions))
-    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.CANCELLED
 
 
 @asynccontextmanager

@@ -137,11 +137,11 @@ class BrokerServer:
             ("grpc.max_receive_message_length", self._settings.message_bytes_max + _RECEIVED_MORE),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 1),
-            ("grpc.max_allowed_incoming_connections", _connections_max()),
-            # Calls that have come and were not looked at. gRPC cancels some of more than 1,000: a
-            # burst of 2,000 consumers that connect again lost 120 of them.
+            # From 1,000 waiting calls on, gRPC would cancel some, and Danube's client gives up.
+            # Beyond our own limit it gets RESOURCE_EXHAUSTED, and sends again.
             ("grpc.server.max_pending_requests", _CALLS_MAX),
-            ("grpc.server.max_pending_requests_hard_limit", 2 * _CALLS_MAX),
+            ("grpc.server.max_pending_requests_hard_limit", _CALLS_MAX),
+            ("grpc.max_allowed_incoming_connections", _connections_max()),
             # A consumer whose machine is gone is noticed, so that others get its messages.
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
