@@ -34,6 +34,8 @@ TOPIC_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "max_object_messages": ("uploader", "max_object_messages"),
     "max_open_seconds": ("uploader", "max_open_seconds"),
     "max_idle_seconds": ("uploader", "max_idle_seconds"),
+    "format": ("uploader", "format"),
+    "ledger_block_bytes": ("uploader", "ledger_block_bytes"),
     "compression": ("uploader", "compression"),
     "compression_level": ("uploader", "compression_level"),
     "retention_time_minutes": ("deleter", "retention_time_minutes"),

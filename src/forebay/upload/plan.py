@@ -70,6 +70,8 @@ class PlannedObject:
     extents: tuple[Extent, ...]
     closed_by: Closed = Closed.AGE
     compressed: bool = False
+    ledger: bool = False
+    """Whether it is written as a ledger of Pulsar."""
 
     @property
     def full(self) -> bool:
@@ -96,7 +98,13 @@ class PlannedObject:
         return LogPosition(last.seq, last.end, last.next_offset)
 
     @property
+    def span(self) -> tuple[int, int]:
+        """Its offsets, the end not included."""
+        return self.start_offset, self.next_offset
+
+    @property
     def name(self) -> ObjectName:
+        """Its name; that of a ledger is chosen when it is intended."""
         return ObjectName(self.start_offset, self.next_offset - 1, compressed=self.compressed)
 
     def holds(self, error: ForebayError) -> bool:
@@ -183,7 +191,8 @@ def plan_object(
             break
     if not extents or not (full or overdue):
         return None
-    return PlannedObject(tuple(extents), full or Closed.AGE, settings.compression != "none")
+    compressed = settings.compression != "none"
+    return PlannedObject(tuple(extents), full or Closed.AGE, compressed, settings.ledgers)
 
 
 def batch_bytes(settings: UploaderSettings) -> int:
@@ -209,12 +218,15 @@ class TopicPlanner:
         clock: Clock,
         *,
         whole_segments: bool = False,
+        owned: bool = True,
     ) -> None:
+        """`owned` says that the log is this process's own, so that it can seal its segments."""
         self._topic = topic
         self._source = source
         self._settings = settings
         self._clock = clock
-        self._whole_segments = whole_segments
+        self._whole_segments = whole_segments or settings.ledgers
+        self._owned = owned
 
     def due(
         self,
@@ -227,12 +239,16 @@ class TopicPlanner:
     ) -> Iterator[PlannedObject]:
         """Yields the objects that are due, beginning at the tail of the chain.
 
-        `force` plans everything regardless of the thresholds. `known` is a possible position of the
-        tail in the log; it is checked before use. `waiting_since` returns lower bounds, in
+        `force` plans everything regardless of the thresholds. Ledgers hold sealed segments only, so
+        who forces them seals the log before. In the log of another process, the last ledger then
+        holds the segment that is not sealed, as far as it is synced. `known` is a possible position
+        of the tail in the log; it is checked before use. `waiting_since` returns lower bounds, in
         milliseconds, of the time when the oldest message that is not uploaded was written. The
         latest of them is used.
         """
         left = self.segments_from(segments, tail)
+        if self._settings.ledgers and (self._owned or not force):
+            left = [each for each in left if each.sealed]
         if not left:
             return
         start = self.locate(left[0], tail, known)

@@ -40,6 +40,7 @@ from forebay.logs import event
 from forebay.settings import UploaderSettings
 from forebay.upload import engine, metrics
 from forebay.upload.engine import Uploaded, UploadPorts, set_aside
+from forebay.upload.ledgers import remove_attempt
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.checkpoints import CheckpointStore
 from forebay.wal.log import Wal
@@ -286,14 +287,27 @@ class Uploader:
             raise
 
     def _upload_whole(self, planned: PlannedObject, done: list[ObjectDescriptor]) -> TopicRecord:
-        task = engine.intend(self.catalog, self.topic, self.epoch, planned)
+        store = self.ports.store
+        task = engine.intend(self.catalog, self.topic, self.epoch, planned, store=store)
         try:
             uploaded = engine.upload(self.ports, self.source, task, self._require_going)
-        except CorruptLog as error:
-            if not planned.holds(error):
-                set_aside(self.catalog, self.ports.store, self.topic, task.intent, error)
+        except ForebayError as error:
+            if planned.ledger:
+                self._remove(task.intent)
+            elif isinstance(error, CorruptLog) and not planned.holds(error):
+                set_aside(self.catalog, store, self.topic, task.intent, error)
             raise
-        return self.commit(task.intent, uploaded, planned.end, done)
+        try:
+            return self.commit(task.intent, uploaded, planned.end, done)
+        except (CommitRefused, TopicFenced):  # other errors may follow a commit that was made
+            if planned.ledger:
+                self._remove(task.intent)
+            raise
+
+    def _remove(self, intent: Intent) -> None:
+        """Removes what a failed attempt at a ledger left."""
+        store, object_id = self.ports.store, intent.object_id
+        remove_attempt(self.catalog, store, self.topic, object_id, certain=True)
 
     def commit(
         self, intent: Intent, uploaded: Uploaded, end: LogPosition, done: list[ObjectDescriptor]
