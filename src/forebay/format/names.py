@@ -256,7 +256,7 @@ def _ending(compressed: bool) -> str:
 def is_ledger(object_id: str) -> bool:
     """Whether it is the name of an object that is a ledger: that of its data object."""
     name = parse_ledger(object_id)
-    return name is not None and name.data_name == object_id
+    return name is not None and not name.is_index
 
 
 def object_of_file(name: str) -> str:
