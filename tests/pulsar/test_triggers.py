@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.errors import InvalidSetting
-from forebay.limits import MIB
-from forebay.pulsar.triggers import (
-    Thresholds,
-    lag_has_passed,
-    next_due_ms,
-    require_below_retention,
-    select_ledgers,
-)
-from forebay.settings import DeleterSettings, RemoteRetentionSettings, StoreSettings
+from forebay.config.offload_policies import Thresholds
+from forebay.pulsar.triggers import lag_has_passed, next_due_ms, select_ledgers
 
 NOW = 1_700_000_000_000
 
@@ -141,44 +133,3 @@ def test_a_local_copy_goes_after_the_lag_and_not_at_it() -> None:
 @pytest.mark.parametrize("lag", [None, -1])
 def test_a_lag_that_is_negative_or_not_set_never_passes(lag: int | None) -> None:
     assert not lag_has_passed(0, lag, 2**62)
-
-
-RETAINED = StoreSettings(
-    data=None,
-    deleter=DeleterSettings(retention_time_minutes=10, retention_size_mb=5),
-    remote_retention=RemoteRetentionSettings(time_minutes=5, size_mb=3),
-)
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "rule"),
-    [
-        (Thresholds(size_bytes=3 * MIB), "remote_retention.size_mb"),
-        (Thresholds(size_bytes=5 * MIB), "retention_size_mb"),
-        (Thresholds(age_seconds=300), "remote_retention.time_minutes"),
-        (Thresholds(age_seconds=600), "retention_time_minutes"),
-    ],
-)
-def test_a_threshold_that_retention_would_reach_first_is_refused(
-    thresholds: Thresholds, rule: str
-) -> None:
-    with pytest.raises(InvalidSetting, match=f"lower than {rule}"):
-        require_below_retention(thresholds, RETAINED)
-
-
-@pytest.mark.parametrize(
-    "thresholds",
-    [Thresholds(), Thresholds(-5, -5), Thresholds(3 * MIB - 1, 299), Thresholds(0, 0)],
-)
-def test_a_threshold_below_retention_is_accepted(thresholds: Thresholds) -> None:
-    require_below_retention(thresholds, RETAINED)
-
-
-def test_zero_is_below_any_retention() -> None:
-    none_is_kept = DeleterSettings(retention_time_minutes=0, retention_size_mb=0)
-    require_below_retention(Thresholds(0, 0), StoreSettings(data=None, deleter=none_is_kept))
-
-
-def test_retention_without_a_limit_allows_any_threshold() -> None:
-    unlimited = DeleterSettings(retention_time_minutes=None, retention_size_mb=None)
-    require_below_retention(Thresholds(2**62, 2**62), StoreSettings(data=None, deleter=unlimited))

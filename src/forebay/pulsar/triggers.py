@@ -11,13 +11,11 @@ Beware: the sizes of open and of offloaded ledgers count, although these are not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from forebay.errors import InvalidSetting
-from forebay.limits import MIB
-from forebay.settings import StoreSettings
+from forebay.config.offload_policies import Thresholds
 
 
 class LedgerFacts(Protocol):
@@ -40,23 +38,6 @@ class LedgerFacts(Protocol):
 
 
 AnyLedger = TypeVar("AnyLedger", bound=LedgerFacts)
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """When ledgers are offloaded by themselves. None, or a negative number, is never."""
-
-    size_bytes: int | None = None
-    """How much of the topic's newest ledgers may stay without being offloaded."""
-    age_seconds: int | None = None
-    """How long a ledger may be closed without being offloaded."""
-
-    @property
-    def off(self) -> bool:
-        """Whether they never offload anything."""
-        return not any(
-            each is not None and each >= 0 for each in (self.size_bytes, self.age_seconds)
-        )
 
 
 def select_ledgers(
@@ -90,7 +71,7 @@ def next_due_ms(ledgers: Sequence[AnyLedger], thresholds: Thresholds) -> int | N
         return None
     return min(
         (
-            ledger.closed_ms + age * 1000
+            math.ceil(ledger.closed_ms + age * 1000)
             for ledger in ledgers
             if ledger.closed_ms is not None and not ledger.offloaded
         ),
@@ -104,31 +85,3 @@ def lag_has_passed(offloaded_ms: int, lag_ms: int | None, now_ms: int) -> bool:
     A lag of None, or a negative one, never passes.
     """
     return lag_ms is not None and lag_ms >= 0 and now_ms - offloaded_ms > lag_ms
-
-
-def require_below_retention(thresholds: Thresholds, settings: StoreSettings) -> None:
-    """Raises InvalidSetting unless ledgers are offloaded before retention may delete them.
-
-    Each threshold must be lower than the retention of local segments and that of objects, as far
-    as these are set. 0 always is: the ledger is offloaded as soon as there is one.
-    """
-    size, age = thresholds.size_bytes, thresholds.age_seconds
-    local, remote = settings.deleter, settings.remote_retention
-    for name, minutes in (
-        ("retention_time_minutes", local.retention_time_minutes),
-        ("remote_retention.time_minutes", remote.time_minutes),
-    ):
-        if age and minutes is not None and minutes * 60 <= age:
-            raise InvalidSetting(
-                f"the offload threshold is {age} seconds; it must be lower than {name}, which is "
-                f"{minutes:g} minutes"
-            )
-    for name, mb in (
-        ("retention_size_mb", local.retention_size_mb),
-        ("remote_retention.size_mb", remote.size_mb),
-    ):
-        if size and mb is not None and mb * MIB <= size:
-            raise InvalidSetting(
-                f"the offload threshold is {size} bytes; it must be lower than {name}, which is "
-                f"{mb:g} MiB"
-            )
