@@ -35,7 +35,8 @@
     ├── FormatError           bytes that do not have the expected format
     │   ├── MessageError
     │   ├── CheckpointError
-    │   └── DescriptorError
+    │   ├── DescriptorError
+    │   └── LedgerError       an object of Pulsar's tiered storage is damaged, or unknown
     └── CorruptLog            stored data is damaged or missing: page someone
         ├── CorruptFrame
         ├── MissingData
@@ -250,6 +251,10 @@ class CheckpointError(FormatError):
 
 class DescriptorError(FormatError):
     """A descriptor, or another record of the catalog, is malformed."""
+
+
+class LedgerError(FormatError):
+    """Bytes of a Pulsar ledger that are damaged, cut off, or of a version that is not known."""
 
 
 class CorruptLog(ForebayError):

@@ -20,6 +20,7 @@ from forebay.limits import (
     CURSOR_NAME_BYTES_MAX,
     FILE_NAME_BYTES_MAX,
     JOB_STATE_NAME_BYTES_MAX,
+    OFFSET_MAX,
     SUBSCRIPTION_NAME_BYTES_MAX,
     TOPIC_NAME_BYTES_MAX,
 )
@@ -207,6 +208,10 @@ _PENDING: Final = re.compile(
     rf"data-(?P<start>{_OFFSET})-pending(?:-(?P<token>[0-9a-f]{{1,32}}))?\.dnb1(?:\.zst)?"
 )
 _MARKER: Final = re.compile(rf"begin-(?P<offset>{_OFFSET})(?:-(?P<attempt>[1-9][0-9]{{0,8}}))?")
+_LEDGER: Final = re.compile(
+    rf"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-ledger-(?P<id>{_OFFSET})"
+    r"(?P<index>-index)?"
+)
 MARKER_START: Final = "begin-"
 """What the names of begin markers start with."""
 SIDECAR_ENDING: Final = ".json"
@@ -260,6 +265,50 @@ def parse_pending(name: str) -> int | None:
     """The start offset in a pending object's name, with or without a token; None if not one."""
     match = _PENDING.fullmatch(name)
     return None if match is None else int(match["start"])
+
+
+class LedgerName(NamedTuple):
+    """The name of one of the two objects of an offloaded Pulsar ledger, data or index.
+
+    `uid` is the UUID of one attempt to offload it, in lower case: a ledger of which two attempts
+    are complete has two pairs of objects with the same entries.
+    """
+
+    uid: str
+    ledger_id: int
+    is_index: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.uid}-ledger-{self.ledger_id}{'-index' if self.is_index else ''}"
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data object."""
+        return str(self._replace(is_index=False))
+
+    @property
+    def index_name(self) -> str:
+        """The name of the index object."""
+        return str(self._replace(is_index=True))
+
+
+def ledger_name(uid: str, ledger_id: int) -> LedgerName:
+    """The name of a ledger's data object; raises UsageError if it would not be parsed again."""
+    found = parse_ledger(f"{uid}-ledger-{ledger_id}")
+    if found is None or found.is_index:
+        raise UsageError(
+            f"a ledger is named by a UUID in lower case and a number, not by {uid!r} and "
+            f"{ledger_id!r}"
+        )
+    return found
+
+
+def parse_ledger(name: str) -> LedgerName | None:
+    """Parses the name of a ledger's data or index object; None if `name` is not one."""
+    match = _LEDGER.fullmatch(name)
+    if match is None or int(match["id"]) > OFFSET_MAX:
+        return None
+    return LedgerName(match["uid"], int(match["id"]), match["index"] is not None)
 
 
 class MarkerName(NamedTuple):
