@@ -120,6 +120,11 @@ def parse_policies(body: object) -> dict[str, Any]:
     return found
 
 
+def parse_policy(name: str, value: object) -> Any:
+    """Returns the value of one field, checked; raises InvalidSetting if it is wrong."""
+    return _checked(name, value)
+
+
 _KNOWN: Final = _NUMBERS.keys() | _TEXTS | {READ_PRIORITY, EXTRA}
 
 
