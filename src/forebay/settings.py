@@ -116,12 +116,13 @@ class DeleterSettings:
     """How long a segment is kept after its last message."""
     retention_size_mb: float | None = 10240
     """How much of a topic is kept; beyond that the oldest segments are deleted, of any age."""
-    deletion_lag_minutes: float = 240
-    """How long a segment is kept after its objects were created."""
+    deletion_lag_minutes: float | None = 240
+    """How long a segment is kept after its objects were created; None keeps it for ever."""
 
     def __post_init__(self) -> None:
         require(self, "retention_time_minutes", "retention_size_mb", least=0, optional=True)
-        require(self, "deletion_lag_minutes", least=0, most=INTERVAL_SECONDS_MAX / 60)
+        most = INTERVAL_SECONDS_MAX / 60
+        require(self, "deletion_lag_minutes", least=0, most=most, optional=True)
         require(self, "check_interval_minutes", least=0.01, most=INTERVAL_SECONDS_MAX / 60)
 
 
@@ -151,6 +152,13 @@ class UploaderSettings:
     sets no limit: messages wait until an object is full."""
     max_idle_seconds: float | None = None
     """A rolling object is completed when nothing was appended for this long; None sets no limit."""
+    offload_threshold_bytes: int | None = 0
+    """How many bytes of a topic of ledgers may stay without being uploaded, as Pulsar counts them:
+    every sealed segment beyond it is uploaded, and so is the one that crosses it. 0 uploads a
+    segment as soon as it is sealed. None sets no limit."""
+    offload_threshold_seconds: float | None = None
+    """How long a segment of a topic of ledgers may be sealed without being uploaded. None sets no
+    limit."""
     max_batch_bytes: int | None = None
     """The most bytes that one cycle of a topic uploads, before other topics get their turn; the
     topic goes on after them, without waiting for the interval. An object that is not rolling is not
@@ -198,6 +206,8 @@ class UploaderSettings:
         require(self, "max_open_seconds", "max_idle_seconds", least=0, most=most, optional=True)
         for name in ("max_object_bytes", "max_object_messages", "max_batch_bytes"):
             require(self, name, least=1, whole=True, optional=True)
+        require(self, "offload_threshold_bytes", least=0, whole=True, optional=True)
+        require(self, "offload_threshold_seconds", least=0, most=most, optional=True)
         require(self, "index_every_messages", "index_every_bytes", least=1, whole=True)
         require(self, "stream_chunk_size", least=PART_BYTES_MIN, most=GIB, whole=True)
         require(self, "concurrent_parts", least=1, most=64, whole=True)

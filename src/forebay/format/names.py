@@ -482,6 +482,10 @@ class CatalogKeys:
         """The key of the row that says when the last sweep of the store began."""
         return f"{self._root}/storage/sweep"
 
+    def offload_policies(self, namespace: str) -> str:
+        """The key of the offload policies of a namespace."""
+        return f"{self._root}/namespaces/{namespace}/offload"
+
     def topic(self, topic: TopicName) -> str:
         """The prefix of all keys of one topic."""
         return f"{self._root}/{_TOPICS}{topic.namespace}/{topic.topic}/"

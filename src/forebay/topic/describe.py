@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from math import inf
 from typing import Any, Final, Literal
 
 from forebay.catalog.adopt import is_restoring, unfinished
@@ -236,11 +237,13 @@ def _settings(view: TopicView) -> tuple[StoreSettings, list[TopicSetting], list[
     """
     store = view.store.settings
     own: dict[str, Any] = {}
+    policies: dict[str, Any] = {}
     try:
+        policies = view.namespace_policies()
         own = view.own_settings()
-        return accepted(view.topic, store, own), in_effect(store, own), []
+        return accepted(view.topic, store, own, policies), in_effect(store, own, policies), []
     except DescriptorError as error:
-        return store, in_effect(store, own), [str(error)]
+        return store, in_effect(store, own, policies), [str(error)]
 
 
 def _cursors(view: TopicView) -> list[CursorFacts]:
@@ -348,7 +351,8 @@ def kept_because(
         segments, committed_offset=OFFSET_MAX, pinned=(), now_ms=now_ms
     )
     due = {segment.seq for segment in wanted}
-    lag_ms = settings.deletion_lag_minutes * 60_000
+    lag = settings.deletion_lag_minutes
+    lag_ms = inf if lag is None else lag * 60_000
     reasons: list[str | None] = []
     for at, segment in enumerate(segments):
         reason = None

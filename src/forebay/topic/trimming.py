@@ -142,12 +142,14 @@ class Trimmer:
 
     def _covered(self, segment: Segment) -> bool:
         """Whether objects hold the whole segment, are old enough, and still exist unchanged."""
-        lag_ms = self._deleter.settings.deletion_lag_minutes * 60_000
+        lag_minutes = self._deleter.settings.deletion_lag_minutes
+        if lag_minutes is None:
+            return False
         offset = segment.first_offset
         for descriptor in self._catalog.get_object_descriptors(self._topic, offset):
             if descriptor.start_offset > offset:
                 return False
-            if self._age_ms(descriptor) < lag_ms:
+            if self._age_ms(descriptor) < lag_minutes * 60_000:
                 return False
             if not self._resources.require_there(self._topic, descriptor):
                 self._require_same_frames(segment, descriptor)
