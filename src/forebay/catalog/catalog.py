@@ -668,8 +668,9 @@ class Catalog:
     ) -> str | None:
         """Marks the key as being deleted, if its row is still `seen`.
 
-        `span` are the offsets of a ledger without a row, if they are known. Returns the token for `bury`. Returns None if the row has changed or a descriptor names the
-        object; the object must not be deleted then.
+        `span` are the offsets of a ledger without a row, if they are known. Returns the token for
+        `bury`. Returns None if the row has changed or a descriptor names the object; the object
+        must not be deleted then.
         """
         key = self.keys.life(topic, object_id)
         entry = self.kv.get(key)

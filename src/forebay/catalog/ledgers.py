@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import uuid4
 
-from forebay.catalog.chain import Write
+from forebay.catalog.chain import Write, stored
 from forebay.catalog.kv import ABSENT, Compare, Entry, Kv, Put, Remove
 from forebay.catalog.records import Range, decode_json
-from forebay.errors import CommitRefused, DescriptorError
-from forebay.format.descriptor import ObjectDescriptor
+from forebay.errors import CommitRefused, DescriptorError, ServiceUnavailable
+from forebay.format.descriptor import ObjectDescriptor, decode_descriptor, encode_descriptor
 from forebay.format.names import (
     CatalogKeys,
     LedgerName,
@@ -39,6 +39,7 @@ from forebay.limits import CATALOG_PAGE, OFFSET_MAX
 LEDGER_BITS: Final = 40
 """The low bits of an id count the ledgers of one topic."""
 _NEXT_KEY: Final = "\1"
+_TRIES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class LedgerAttempt:
     end: int
     """One more than the last offset."""
     attempted_ms: int
+    descriptor: ObjectDescriptor | None = None
+    """Set once the ledger was written and read back: only its commit is missing, because a ledger
+    before it is missing too."""
 
     @property
     def span(self) -> Range:
@@ -96,7 +100,7 @@ class Prepared:
 
 
 class Ledgers:
-    """The rows of one topic. Every method may raise ServiceError, and DescriptorError for damage."""
+    """The rows of one topic. Methods may raise ServiceError, and DescriptorError for damage."""
 
     def __init__(self, kv: Kv, keys: CatalogKeys, topic: TopicName) -> None:
         self._kv = kv
@@ -152,6 +156,21 @@ class Ledgers:
         writes.append(Put(self._keys.ledger_topics(), _encode_count(number)))
         return LedgerIds(number)
 
+    def written(self, descriptor: ObjectDescriptor) -> None:
+        """Records that a ledger was written and read back, which cannot be committed yet.
+
+        Raises CommitRefused if another attempt has begun since.
+        """
+        key = self._keys.ledger_attempt(self._topic, descriptor.start_offset)
+        for _ in range(_TRIES):
+            entry = self._kv.get(key)
+            attempt = self._own(entry, descriptor.object_id, descriptor.start_offset)
+            done = replace(attempt, descriptor=stored(descriptor))
+            put = Put(key, _encode_attempt(done))
+            if done == attempt or self._kv.commit([Compare(key, _revision(entry))], [put]):
+                return
+        raise ServiceUnavailable(f"{self._topic}: other processes kept changing {key}; try again")
+
     def completed(self, object_id: str, start: int) -> tuple[Compare, Write]:
         """Returns what the commit of a ledger compares and writes: its attempt ends.
 
@@ -159,12 +178,22 @@ class Ledgers:
         """
         key = self._keys.ledger_attempt(self._topic, start)
         entry = self._kv.get(key)
-        if entry is None or _decode_attempt(entry).object_id != object_id:
+        self._own(entry, object_id, start)
+        return Compare(key, _revision(entry)), Remove(key)
+
+    def _own(self, entry: Entry | None, object_id: str, start: int) -> LedgerAttempt:
+        attempt = None if entry is None else _decode_attempt(entry)
+        if attempt is None or attempt.object_id != object_id:
             raise CommitRefused(
                 f"{self._topic}: another attempt to write the ledger at offset {start} has begun "
                 f"since {object_id}; plan again"
             )
-        return Compare(key, entry.revision), Remove(key)
+        return attempt
+
+    def attempt_at(self, start: int) -> LedgerAttempt | None:
+        """Returns the last attempt at the ledger that begins there."""
+        entry = self._kv.get(self._keys.ledger_attempt(self._topic, start))
+        return None if entry is None else _decode_attempt(entry)
 
     def given_up(self, object_id: str, start: int) -> tuple[Compare, Write] | None:
         """Returns what ends the attempt if it is the last one at its offsets, or None."""
@@ -231,25 +260,42 @@ def _decode_ids(entry: Entry) -> LedgerIds:
 
 
 def _encode_attempt(attempt: LedgerAttempt) -> bytes:
-    body = {
+    body: dict[str, object] = {
         "attempted_ms": attempt.attempted_ms,
         "end": attempt.end,
         "object_id": attempt.object_id,
         "start": attempt.start,
     }
+    if attempt.descriptor is not None:
+        body["descriptor"] = encode_descriptor(attempt.descriptor).decode()
     return json.dumps(body, separators=(",", ":")).encode()
 
 
 def _decode_attempt(entry: Entry) -> LedgerAttempt:
-    match decode_json(entry.value, entry.key):
+    body = decode_json(entry.value, entry.key)
+    match body:
         case {
             "attempted_ms": int() as attempted_ms,
             "end": int() as end,
             "object_id": str() as object_id,
             "start": int() as start,
         } if _is_number(attempted_ms, start, end) and start < end and is_ledger(object_id):
-            return LedgerAttempt(object_id, start, end, attempted_ms)
+            return LedgerAttempt(object_id, start, end, attempted_ms, _descriptor(entry, body))
     raise DescriptorError(f"{entry.key} does not hold an attempt to write a ledger")
+
+
+def _descriptor(entry: Entry, body: dict[str, object]) -> ObjectDescriptor | None:
+    match body.get("descriptor"):
+        case None:
+            return None
+        case str() as text:
+            try:
+                found = decode_descriptor(text.encode())
+            except DescriptorError as error:
+                raise DescriptorError(f"{entry.key}: {error}") from error
+            if (found.object_id, found.start_offset) == (body["object_id"], body["start"]):
+                return found
+    raise DescriptorError(f"{entry.key} does not hold the descriptor of its ledger")
 
 
 def _is_number(*values: int) -> bool:

@@ -204,7 +204,7 @@ def uncommitted_object(
 
 
 def complete_ledger(store: CloudStore, topic: TopicName, attempt: LedgerAttempt) -> str | None:
-    """Returns the key of the index object of an attempt, if it wrote one: the ledger is complete."""
+    """Returns the key of the index object of an attempt, if it is there: the ledger is complete."""
     key = object_key(topic, attempt.name.index_name)
     try:
         store.head(key)

@@ -471,6 +471,11 @@ class WalStorage(PersistentStorage):
         self.seal_for_ledgers()
         return self._fencing(lambda: uploader.run_once(force=True))
 
+    def offload(self, until: int) -> list[ObjectDescriptor]:
+        """Uploads the sealed segments before `until` as ledgers: see `Uploader.offload`."""
+        uploader = self._require_uploader()
+        return self._fencing(lambda: uploader.offload(until))
+
     def seal_for_ledgers(self) -> None:
         """Begins a new segment if the topic is uploaded as ledgers, which hold sealed segments."""
         uploader = self._require_uploader()

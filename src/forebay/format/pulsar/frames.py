@@ -1,21 +1,26 @@
-"""PROVISIONAL stand-in until the real module is merged."""
+"""A stand-in for the codec of frames and entries: every entry holds its frame verbatim.
+
+Beware: it is slow.
+"""
 
 from __future__ import annotations
 
 import struct
-import zlib
 from array import array
 from collections.abc import Iterator
+from zlib import crc32
 
 from forebay.errors import LedgerError
-from forebay.format.frame import HEADER_BYTES, Corruption, Scan, scan
+from forebay.format.frame import Corruption, Scan, scan
 from forebay.format.layout import Buffer
 from forebay.format.message import decode_message
-from forebay.format.pulsar.blocks import EntryPacker, EntryScanner
+from forebay.format.pulsar.blocks import ENTRY_HEADER_BYTES, EntryPacker, EntryScanner
 from forebay.format.pulsar.entry import MessageMetadata, decode_entry, encode_entry
 
 
 class FramePacker:
+    """Encodes frames as entries, and packs them into blocks."""
+
     def __init__(self, block_bytes: int) -> None:
         self.packer = EntryPacker(block_bytes)
         self.positions = array("Q")
@@ -25,7 +30,9 @@ class FramePacker:
         for frame in frames:
             message = decode_message(frame.payload, offset=frame.offset)
             metadata = MessageMetadata(
-                message.producer_name, message.request_id, message.publish_time,
+                message.producer_name,
+                message.request_id,
+                message.publish_time,
                 properties=tuple(message.attributes.items()),
                 extension=bytes(frame.payload),
             )
@@ -40,6 +47,8 @@ class FramePacker:
 
 
 class EntryAssembler:
+    """Decodes the entries of a data object to the frames that they were made of."""
+
     def __init__(self, offset: int, position: int, size: int, start: int, block_bytes: int) -> None:
         self.offset = offset
         self.corruption: Corruption | None = None
@@ -65,18 +74,17 @@ class EntryAssembler:
             out = bytearray()
             self.positions = array("Q")
             for number, entry in enumerate(found):
+                at = found.base + found.positions[number] - ENTRY_HEADER_BYTES
                 try:
-                    raw = decode_entry(entry.data).metadata.extension
-                    if raw is None:
-                        raise LedgerError("not Forebay's")
+                    raw = decode_entry(entry.data).metadata.extension or b""
                 except LedgerError as error:
                     if out:
                         yield self._scan(out)
-                    at = found.base + found.positions[number] - 12
                     self.corruption = Corruption(str(error), at, self.offset)
                     return
-                out += struct.pack("<QII", self._start + entry.entry_id, len(raw), zlib.crc32(raw)) + raw
-                self.positions.append(found.base + found.positions[number] - 12)
+                offset = self._start + entry.entry_id
+                out += struct.pack("<QII", offset, len(raw), crc32(raw)) + raw
+                self.positions.append(at)
             if out:
                 yield self._scan(out)
         if self._scanner.damage is not None:
