@@ -96,7 +96,7 @@ def offload_and_read_back(
     report = offload(settings, spark=spark)
     assert report.ok, report.rows
     assert report.messages == len(sums)
-    assert settings.data is not None
+    assert isinstance(settings.data, Path)
     shutil.rmtree(settings.data / "wal")
     with Store(settings) as store:
         topic = store.topic(NAME)
