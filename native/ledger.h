@@ -2,7 +2,7 @@
  * Ledgers of Pulsar in C11, without Python: the same as `src/forebay/format/pulsar/pure.py`.
  *
  *   entry    [i32 length][i64 id][data], big-endian, docs/formats/pulsar-ledger.md
- *   data     [0x0e01][u32 crc32c][u32 size][MessageMetadata][payload]
+ *   data     [0x0e01][u32 crc32c][u32 size][MessageMetadata][payload], docs/formats/pulsar-entry.md
  *
  * A frame becomes an entry that a Pulsar client can read, and from which the frame is built again,
  * byte for byte. What Pulsar has no field for is in an extension field of the metadata.
