@@ -128,6 +128,11 @@ FB_INLINE enum fb_entries_end check_entry(const uint8_t *at, size_t room, uint64
     return *length > room - FB_ENTRY_HEADER_BYTES ? FB_ENTRIES_TORN : FB_ENTRIES_COMPLETE;
 }
 
+void fb_store_entry_header(uint8_t *at, uint32_t length, uint64_t entry_id) {
+    store_be32(at, length);
+    store_be64(at + 4, entry_id);
+}
+
 bool fb_scan_entries(const uint8_t *data, size_t bytes, size_t start, uint64_t left,
                      uint64_t entry_id, fb_frames *rows, size_t *stop, enum fb_entries_end *end) {
     size_t at = start;
@@ -416,8 +421,7 @@ static void put_entry(sink *out, const packed *of, uint64_t entry_id) {
     out->at += FB_ENTRY_HEADER_BYTES + 10;
     put_metadata(out, of);
     put(out, of->data + payload.position, payload.length);
-    store_be32(head, (uint32_t)of->size);
-    store_be64(head + 4, entry_id);
+    fb_store_entry_header(head, (uint32_t)of->size, entry_id);
     head[12] = 0x0E;
     head[13] = 0x01;
     store_be32(head + 18, (uint32_t)of->metadata);
@@ -433,6 +437,39 @@ FB_INLINE bool row_span(const uint8_t *positions, const uint8_t *lengths, size_t
     if (length > bytes || position > bytes - length)
         return false;
     *span = (fb_span){(size_t)position, length};
+    return true;
+}
+
+/* Whether these bytes can be a message, and have the checksum that they say. */
+static bool is_whole(const uint8_t *at, size_t left) {
+    if (left >= 6 && at[0] == 0x0E && at[1] == 0x02) {
+        uint32_t broker = load_be32(at + 2);
+        if (broker > left - 6)
+            return false;
+        at += 6 + broker;
+        left -= 6 + broker;
+    }
+    if (left >= 6 && at[0] == 0x0E && at[1] == 0x01) {
+        if (fb_crc32c(at + 6, left - 6) != load_be32(at + 2))
+            return false;
+        at += 6;
+        left -= 6;
+    }
+    if (left < 4)
+        return false;
+    uint32_t metadata = load_be32(at);
+    return metadata >= FB_METADATA_BYTES_MIN && metadata <= left - 4;
+}
+
+bool fb_check_entries(const uint8_t *data, size_t bytes, const uint8_t *positions,
+                      const uint8_t *lengths, size_t rows, size_t *bad) {
+    for (*bad = 0; *bad < rows; ++*bad) {
+        fb_span span;
+        if (!row_span(positions, lengths, *bad, bytes, &span))
+            return false;
+        if (!is_whole(data + span.position, span.length))
+            break;
+    }
     return true;
 }
 

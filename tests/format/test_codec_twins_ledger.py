@@ -112,3 +112,48 @@ def test_twins_agree_on_cut_and_damaged_entries(
     same("scan_entries", cut, 0, max(left, 0), 0)
     if whole:
         same("scan_entries", data.draw(damage(whole)), 0, max(left, 0), 0)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4), st.integers(0, 5), st.data())
+def test_twins_agree_on_which_entry_is_damaged(
+    bodies: list[bytes], row: int, data: st.DataObject
+) -> None:
+    entries = []
+    for rest in bodies:
+        size = data.draw(st.sampled_from([len(rest), 6, 5, 0, 2**32 - 1]))
+        body = size.to_bytes(4, "big") + rest
+        checked = b"\x0e\x01" + pure.crc32c(body).to_bytes(4, "big") + body
+        broker = data.draw(st.sampled_from([b"", b"\x0e\x02\0\0\0\x02ab", b"\x0e\x02\xff"]))
+        entries.append(broker + data.draw(st.sampled_from([body, checked])))
+    block = b"".join(
+        pure.ENTRY_HEADER.pack(len(entry), number) + entry for number, entry in enumerate(entries)
+    )
+    places, sizes, *_ = pure.scan_entries(block, 0, len(block), 0)
+    same("check_entries", block, places, sizes, row)
+    if block:
+        damaged = (data.draw(damage(block)) + bytes(len(block)))[: len(block)]
+        same("check_entries", damaged, places, sizes, row)
+
+
+@given(
+    st.lists(st.binary(max_size=40), max_size=6),
+    st.integers(-1, 7),
+    numbers,
+    st.integers(0, 200),
+    st.integers(0, 220),
+)
+def test_twins_agree_on_packed_entries(
+    entries: list[bytes], index: int, entry_id: int, room: int, at: int
+) -> None:
+    blocks = bytearray(room), bytearray(room)
+    found = [
+        outcome(twin.pack_entries, list(entries), index, entry_id, block, at)
+        for twin, block in zip((pure, _core), blocks, strict=True)
+    ]
+    assert found[0] == found[1]
+    assert blocks[0] == blocks[1]
+
+
+def test_twins_refuse_entries_that_are_no_list_or_no_bytes() -> None:
+    for entries in ((b"",), ["text"], [b"", None]):
+        same("pack_entries", entries, 0, 0, bytearray(100), 0)
