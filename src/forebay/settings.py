@@ -21,6 +21,7 @@ from forebay.limits import (
     GIB,
     INTERVAL_SECONDS_MAX,
     KIB,
+    LEDGER_BLOCK_BYTES_MIN,
     MIB,
     OBJECT_BYTES_MAX,
     OBJECT_INDEX_BYTES,
@@ -60,6 +61,8 @@ _SECRET: Final = re.compile(
     r"|(?<![a-z])(key|sas|sig|pwd)(?![a-z])",
     re.IGNORECASE,
 )
+_LEDGER_GROWTH_MAX: Final = 16
+"""How many times larger than the frames a ledger of very small messages may be, with room."""
 _SCHEMES: Final = {
     "s3": ("s3", "s3a"),
     "gcs": ("gs", "gcs"),
@@ -165,6 +168,12 @@ class UploaderSettings:
     index_every_bytes: int = OBJECT_INDEX_BYTES
     """An object's index gets an entry after this many bytes. Beyond 4,096 entries the interval
     doubles."""
+    format: Literal["dnb1", "pulsar"] = "dnb1"
+    """What new objects are: `dnb1` are frames, and `pulsar` are ledgers that brokers of Pulsar can
+    read. A ledger holds whole sealed segments, unless a limit cuts it."""
+    ledger_block_bytes: int = 64 * MIB
+    """The size of the blocks of a ledger. Pulsar itself writes none below 5 MiB. A message that is
+    larger makes the blocks of its ledger larger."""
     compression: Literal["none", "zstd"] = "none"
     """How new objects are compressed; Danube reads only those of `none`."""
     compression_level: int = 3
@@ -188,7 +197,10 @@ class UploaderSettings:
         require_type(self, "root_prefix", str)
         require_choice(self, "runner", ("inline", "spark"))
         require_choice(self, "compression", ("none", "zstd"))
+        require_choice(self, "format", ("dnb1", "pulsar"))
+        require(self, "ledger_block_bytes", least=LEDGER_BLOCK_BYTES_MIN, most=GIB, whole=True)
         require(self, "compression_level", least=1, most=19, whole=True)
+        self._require_plain_ledgers()
         most = INTERVAL_SECONDS_MAX
         require(self, "interval_seconds", least=0.01, most=most)
         require(self, "max_open_seconds", "max_idle_seconds", least=0, most=most, optional=True)
@@ -201,6 +213,26 @@ class UploaderSettings:
         require(self, "concurrent_parts", least=1, most=64, whole=True)
         require(self, "concurrent_topics", least=1, most=BACKGROUND_THREADS_MAX, whole=True)
 
+    def _require_plain_ledgers(self) -> None:
+        """Refuses what ledgers cannot have: they are written at once, in Pulsar's own format."""
+        if self.format != "pulsar":
+            return
+        if self.compression != "none":
+            raise InvalidSetting(
+                f"compression is {self.compression!r}, but objects of the format 'pulsar' are not "
+                "compressed; set it to 'none'"
+            )
+        if self.rolling:
+            raise InvalidSetting(
+                "rolling is true, but objects of the format 'pulsar' hold sealed segments, which "
+                "are uploaded at once; set it to false"
+            )
+
+    @property
+    def ledgers(self) -> bool:
+        """Whether new objects are ledgers of Pulsar."""
+        return self.format == "pulsar"
+
     @property
     def by_owner(self) -> bool:
         """Whether a topic's owner uploads it. Only an owner can keep a rolling object open."""
@@ -208,8 +240,11 @@ class UploaderSettings:
 
     @property
     def object_bytes_max(self) -> int:
-        """The largest size of an object: `max_object_bytes`, within the limits of the stores."""
-        most = self.stored_bytes_max
+        """The largest size of an object: `max_object_bytes`, within the limits of the stores.
+
+        It counts bytes of frames. An entry of a ledger has up to some hundred bytes more.
+        """
+        most = self.stored_bytes_max // (_LEDGER_GROWTH_MAX if self.ledgers else 1)
         return most if self.max_object_bytes is None else min(self.max_object_bytes, most)
 
     @property

@@ -36,6 +36,8 @@ TOPIC_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "max_object_messages": ("uploader", "max_object_messages"),
     "max_open_seconds": ("uploader", "max_open_seconds"),
     "max_idle_seconds": ("uploader", "max_idle_seconds"),
+    "format": ("uploader", "format"),
+    "ledger_block_bytes": ("uploader", "ledger_block_bytes"),
     "offload_threshold_bytes": ("uploader", "offload_threshold_bytes"),
     "offload_threshold_seconds": ("uploader", "offload_threshold_seconds"),
     "compression": ("uploader", "compression"),

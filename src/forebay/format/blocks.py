@@ -33,6 +33,7 @@ from forebay.format.frame import (
     scan,
 )
 from forebay.format.layout import Buffer
+from forebay.format.pulsar.frames import EntryAssembler
 from forebay.format.resync import OffsetPosition, ReadAt
 from forebay.limits import BLOCK_BYTES, OFFSET_MAX
 
@@ -195,10 +196,12 @@ class ObjectDecoder(Protocol):
 
     offset: int
     """The offset of the next frame."""
-    position: int
-    """The position in the object of the next frame, or of its block."""
     corruption: Corruption | None
     """Once this is set, nothing more is decoded."""
+
+    @property
+    def position(self) -> int:
+        """The position in the object of the next frame, of its block, or of its entry."""
 
     @property
     def needed(self) -> int:
@@ -224,6 +227,14 @@ def object_decoder(
     """
     if descriptor.codec == ZSTD:
         return BlockAssembler(offset, position, descriptor.size, wanted)
+    if descriptor.is_ledger:
+        return EntryAssembler(
+            offset,
+            position,
+            descriptor.size,
+            descriptor.start_offset,
+            descriptor.ledger_number("block_bytes") or descriptor.size,
+        )
     return FrameAssembler(offset, position, descriptor.size)
 
 

@@ -25,6 +25,7 @@ from forebay.format.blocks import BlockAssembler, object_decoder
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.frame import HEADER_BYTES
 from forebay.format.names import object_key, subscription_of_cursor
+from forebay.format.pulsar.frames import EntryAssembler
 from forebay.limits import MIB, OFFSET_MAX
 from forebay.read.verify import require_known_form
 from forebay.settings import DeleterSettings, StoreSettings, UploaderSettings
@@ -480,6 +481,8 @@ def _in_object(
                 if isinstance(decoder, BlockAssembler):
                     block = decoder.block_position
                     return FrameLocation("object", key, block, size, descriptor.codec, inside)
+                if isinstance(decoder, EntryAssembler):
+                    return FrameLocation("object", key, decoder.positions[row], size)
                 return FrameLocation("object", key, at + inside, size)
             at += len(found.raw)
         damage = decoder.corruption

@@ -30,7 +30,7 @@ from forebay.catalog.subscriptions import subscription_cursors
 from forebay.errors import CorruptLog, DescriptorError, ForeignObject
 from forebay.format.content import ContentHash
 from forebay.format.descriptor import ObjectDescriptor
-from forebay.format.names import TopicName, object_key, sidecar
+from forebay.format.names import TopicName, object_files, object_key, sidecar
 from forebay.logs import event
 from forebay.metrics import Counter
 from forebay.read.cloud_reader import CloudReader
@@ -311,7 +311,8 @@ class Trimmer:
     def _delete(self, descriptor: ObjectDescriptor, token: str) -> None:
         """Deletes an object that was removed from the chain. If this fails, a sweep deletes it."""
         self._store.delete_object(object_key(self._topic, sidecar(descriptor.object_id)))
-        self._store.delete_object(object_key(self._topic, descriptor.object_id))
+        for name in object_files(descriptor.object_id):
+            self._store.delete_object(object_key(self._topic, name))
         self._catalog.bury(self._topic, descriptor.object_id, token, certain=True)
         OBJECTS_DELETED.add()
         event(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.config.offload_policies import Thresholds
-from forebay.pulsar.triggers import lag_has_passed, next_due_ms, select_ledgers
+from forebay.upload.triggers import lag_has_passed, next_due_ms, select_ledgers
 
 NOW = 1_700_000_000_000
 

@@ -6,7 +6,8 @@ is offloaded. The ledger that crosses it is one of them. A threshold of seconds 
 ledger that was closed so long ago. Either is enough. 0 bytes, or 0 seconds, offloads a ledger as
 soon as it is closed; None, or a negative number, never offloads.
 
-Beware: the sizes of open and of offloaded ledgers count, although these are not offloaded again.
+Beware: the sizes of offloaded ledgers count, although these are not offloaded again. That of the
+open one does not.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ def select_ledgers(
     found: list[AnyLedger] = []
     summed = 0
     for ledger in reversed(ledgers):
+        if ledger.closed_ms is None:
+            continue
         summed += ledger.size
-        if ledger.closed_ms is None or ledger.offloaded:
+        if ledger.offloaded:
             continue
         large = size is not None and 0 <= size < summed
         # A clock that was put back shows an age below zero: such a ledger is not old.
