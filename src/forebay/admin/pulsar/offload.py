@@ -3,14 +3,14 @@
     PUT  /admin/v2/persistent/{tenant}/{namespace}/{topic}/offload   starts one, before a message
     GET  …/offload                                                   how the last one went
     GET  …/internalStats                                             ledgers with their sizes
-    GET  …/internal-info                                             ledgers with the uuids of offloads
+    GET  …/internal-info                                             ledgers with their offloads
 
-An offload runs in the background, one at a time for each topic. How it went is in memory only, as in
-Pulsar's brokers: after a restart none was run. What is offloaded is in the catalog all the same.
+An offload runs in the background, one at a time for each topic. How it went is in memory only, as
+in Pulsar's brokers: after a restart none was run. What is offloaded is in the catalog all the same.
 `pulsar-admin topics offload -s` adds up the sizes of `internalStats` itself, and sends the position
 of the first ledger to keep.
 
-Beware: these calls open the topic, because only its owner knows the segments that are not offloaded.
+Beware: these calls open the topic, because only its owner knows what is not offloaded.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class InfoOfLedger(Record, frozen=True, rename="camel"):
         bool, Meta(description="As in Pulsar: whether an offload was begun; it may have failed.")
     ]
     offloaded_context_uuid: Annotated[
-        str | None, Meta(description="The uuid of the last attempt, as in the names of its objects.")
+        str | None,
+        Meta(description="The uuid of the last attempt, as in the names of its objects."),
     ]
 
 
@@ -215,11 +216,18 @@ def _stats(context: ServerContext, topic: TopicName) -> InternalStats:
         last_confirmed_entry=f"{current.ledger_id}:{current.entries - 1}",
         state="LedgerOpened",
         ledgers=[
-            *(StatsOfLedger(each.ledger_id, each.entries, each.size, each.offloaded) for each in closed),
+            *(
+                StatsOfLedger(each.ledger_id, each.entries, each.size, each.offloaded)
+                for each in closed
+            ),
             StatsOfLedger(current.ledger_id, 0, 0, offloaded=False),
         ],
         cursors={},
     )
+
+
+def _stats_of(ledger: Ledger) -> StatsOfLedger:
+    return StatsOfLedger(ledger.ledger_id, ledger.entries, ledger.size, ledger.offloaded)
 
 
 def _iso(time_ms: int) -> str:

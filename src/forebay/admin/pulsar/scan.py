@@ -11,14 +11,14 @@ complete; BAD-UUID, another attempt at it is; UNKNOWN, the object is in no topic
 counts those that are neither OK nor UNKNOWN. A sweep removes what an offload left behind.
 
 Beware: Pulsar's own brokers answer something that is not JSON. If the bucket fails on the way, the
-status is 200 already: the answer then ends with an `error`, and the counts are of what was seen. What
-is offloaded during the scan may be shown as it was before.
+status is 200 already: the answer then ends with an `error`, and the counts are of what was seen.
+What is offloaded during the scan may be shown as it was before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
@@ -31,7 +31,6 @@ from forebay.admin.errors import ErrorFields, Refused, error_fields
 from forebay.admin.operations import Endpoint, Reply
 from forebay.admin.pulsar.paths import (
     NAMESPACE_PATH,
-    managed_ledger_name,
     namespace_of,
     operation,
 )
@@ -41,6 +40,7 @@ from forebay.format.names import (
     TOPICS_PREFIX,
     LedgerName,
     TopicName,
+    managed_ledger_name,
     parse_ledger,
     topic_of_key,
 )
@@ -124,7 +124,7 @@ def _pieces(context: ServerContext, namespace: str) -> Iterator[bytes]:
     counts = _Counts()
     waiting: list[bytes] = []
     start = b'{"objects":['
-    error: ErrorFields | UnsetType = UNSET
+    error: dict[str, object] | None = None
     with context.store.view() as view:
         resources = view.resources()
         if resources is None:
@@ -142,8 +142,8 @@ def _pieces(context: ServerContext, namespace: str) -> Iterator[bytes]:
             if start != b",":
                 raise
             error = _fields(problem)
-    tail = {"total": counts.total, "errors": counts.errors, "unknown": counts.unknown}
-    if error is not UNSET:
+    tail: dict[str, object] = asdict(counts)
+    if error is not None:
         tail["error"] = error
     left = start + b",".join(waiting) if waiting or start != b"," else b""
     yield left + b"]," + encode(tail)[1:]
