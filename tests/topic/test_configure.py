@@ -252,16 +252,16 @@ def test_settings_of_a_later_release_do_no_harm_and_are_kept(setup: Setup) -> No
     with setup.store() as store:
         topic = store.topic(str(TOPIC))
         key = setup.catalog.keys.settings(TOPIC)
-        setup.kv.commit([], [Put(key, b'{"format":"avro","max_object_messages":5}')])
+        setup.kv.commit([], [Put(key, b'{"layout":"avro","max_object_messages":5}')])
         fill(topic, 10)
         assert len(topic.upload()) == 2
         topic.configure(rolling=False)
         entry = setup.kv.get(key)
         assert entry is not None
-        assert entry.value == b'{"format":"avro","max_object_messages":5,"rolling":false}'
+        assert entry.value == b'{"layout":"avro","max_object_messages":5,"rolling":false}'
         with store.view() as view:
             last = describe(view.topic(str(TOPIC))).settings[-1]
-        assert (last.key, last.value, last.known) == ("format", "avro", False)
+        assert (last.key, last.value, last.known) == ("layout", "avro", False)
 
 
 @pytest.mark.parametrize(

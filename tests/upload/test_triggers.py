@@ -30,15 +30,15 @@ THREE = [Ledger(1, 100), Ledger(2, 100), Ledger(3, 100), Ledger(4, 50, closed_ms
 
 
 def test_the_ledger_that_crosses_the_threshold_is_offloaded_too() -> None:
-    assert selected(THREE, size_bytes=149) == [1, 2, 3]
-    assert selected(THREE, size_bytes=150) == [1, 2]
-    assert selected(THREE, size_bytes=249) == [1, 2]
-    assert selected(THREE, size_bytes=250) == [1]
+    assert selected(THREE, size_bytes=99) == [1, 2, 3]
+    assert selected(THREE, size_bytes=100) == [1, 2]
+    assert selected(THREE, size_bytes=199) == [1, 2]
+    assert selected(THREE, size_bytes=200) == [1]
 
 
 def test_a_sum_that_equals_the_threshold_is_not_over_it() -> None:
-    assert selected(THREE, size_bytes=350) == []
-    assert selected(THREE, size_bytes=349) == [1]
+    assert selected(THREE, size_bytes=300) == []
+    assert selected(THREE, size_bytes=299) == [1]
 
 
 def test_zero_bytes_offload_a_ledger_as_soon_as_it_is_closed() -> None:
@@ -100,7 +100,7 @@ def test_what_is_selected_is_what_the_definition_says(
 ) -> None:
     expected = []
     for at, ledger in enumerate(ledgers):
-        newer_and_itself = sum(each.size for each in ledgers[at:])
+        newer_and_itself = sum(each.size for each in ledgers[at:] if each.closed_ms is not None)
         over = size is not None and size >= 0 and newer_and_itself > size
         aged = age is not None and age >= 0 and (ledger.closed_ms or NOW) + age * 1000 <= NOW
         if ledger.closed_ms is not None and not ledger.offloaded and (over or aged):

@@ -122,6 +122,11 @@ class ObjectDescriptor:
         return value if isinstance(value, int) else None
 
     @property
+    def block_bytes(self) -> int:
+        """The size of the blocks of a ledger, but for the last one."""
+        return self.ledger_number("block_bytes") or max(self.size, 1)
+
+    @property
     def logical_size(self) -> int:
         """Bytes of the frames in the object, before compression."""
         return self.size if self.raw_size is None else self.raw_size

@@ -173,8 +173,9 @@ def walk(store: Backend, topic: TopicName) -> Iterator[Stored | StoredMarker | O
         before = Stored(owner) if waiting is None else waiting
         if name == owner:
             waiting = replace(before, object=meta)
-        elif name == sidecar(owner):
-            waiting = replace(before, sidecar=meta)
+        elif name == sidecar(owner):  # the last of its files
+            yield replace(before, sidecar=meta)
+            waiting = None
         else:
             waiting = replace(before, index=meta)
     if waiting is not None:

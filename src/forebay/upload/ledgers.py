@@ -19,7 +19,7 @@ from typing import Final
 from forebay.catalog.catalog import Catalog
 from forebay.catalog.records import State
 from forebay.errors import ForebayError
-from forebay.format.frame import Scan
+from forebay.format.frame import HEADER_BYTES, Scan
 from forebay.format.index import ObjectIndex
 from forebay.format.layout import Buffer
 from forebay.format.names import TopicName, object_files, object_key, sidecar
@@ -55,12 +55,17 @@ class LedgerWriter:
 
     def add(self, frames: Scan) -> None:
         """Takes a copy of the frames. Raises MessageTooLarge if one of them fits into no block."""
+        if not len(frames):
+            return
+        for block in self._packer.add(frames):
+            self._write(block)
+        places = self._packer.positions
         for at in range(0, len(frames), _STEP):
-            part = frames.part(at, min(at + _STEP, len(frames)))
-            for block in self._packer.add(part):
-                self._write(block)
-            position = self._packer.positions[0] if self._index.entries else 0
-            self._index.add_block(part.offsets[0], len(part), len(part.raw), position)
+            stop = min(at + _STEP, len(frames))
+            begin = frames.positions[at] - HEADER_BYTES
+            size = frames.positions[stop - 1] + frames.lengths[stop - 1] - begin
+            position = places[at] if self._index.entries else 0
+            self._index.add_block(frames.offsets[at], stop - at, size, position)
 
     def flush(self) -> None:
         """Writes the last block. Call it once, after all frames."""
