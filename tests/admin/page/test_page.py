@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from forebay.errors import ServiceError
-from forebay.format.names import parse_topic
+from forebay.format.names import parse_ledger, parse_topic
 from forebay.limits import KIB
 from forebay.settings import (
     AdminSettings,
@@ -188,6 +188,28 @@ def test_a_subscription_that_blocks_is_an_alert(server: Served, visit: Visits) -
 
 
 # ---- looking closer ----
+
+
+def test_an_object_that_is_a_ledger_is_shown_as_one(server: Served, visit: Visits) -> None:
+    topic = server.store.topic(NAME)
+    fill(topic, 200)
+    topic.upload()
+    topic.configure(format="pulsar")
+    fill(topic, 100)
+    ledgers = topic.upload()
+    page = visit(server.url).page
+    detail = page.locator(f"[data-topic='{NAME}'] .detail")
+    expect_said(page, "objects")
+    bar(page).focus()
+    page.keyboard.press("ArrowRight")
+    expect(detail).to_contain_text("Object data-0-")
+    expect(detail).not_to_contain_text("ledger of Pulsar")
+    while not (detail.text_content() or "").startswith("Ledger"):
+        page.keyboard.press("ArrowRight")
+    name = parse_ledger(ledgers[0].object_id)
+    assert name is not None
+    expect(detail).to_contain_text(f"Ledger {name.ledger_id}")
+    expect(detail).to_contain_text(f"{ledgers[0].count} entries, {ledgers[0].object_id}")
 
 
 def test_one_can_zoom_to_a_single_object_and_read_its_name(server: Served, visit: Visits) -> None:
