@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from support.raw_http import Said, ask
-from support.served import Served
+from support.served import PATIENCE, Served
 
 _HEADERS = {"Accept": "application/json", "Content-Type": "application/json"}
 
@@ -87,6 +89,51 @@ class PulsarAdmin:
 
     def remove_topic_policies(self, topic: str) -> None:
         self.call("DELETE", f"persistent/{topic}/offloadPolicies?isGlobal=false")
+
+    def internal_stats(self, topic: str) -> Any:
+        return self.call("GET", f"persistent/{topic}/internalStats")
+
+    def internal_info(self, topic: str) -> Any:
+        return self.call("GET", f"persistent/{topic}/internal-info")
+
+    def trigger_offload(self, topic: str, ledger: int, entry: int = 0) -> None:
+        message = {"ledgerId": ledger, "entryId": entry, "partitionIndex": -1}
+        self.call("PUT", f"persistent/{topic}/offload", message)
+
+    def offload(self, topic: str, size_threshold: int) -> str:
+        """`topics offload -s`: it finds the first ledger to keep itself."""
+        stats = self.internal_stats(topic)
+        ledgers = stats["ledgers"]
+        if not ledgers:
+            return "Topic doesn't have any data"
+        ledgers[-1]["size"] = stats["currentLedgerSize"]
+        suffix, previous = 0, ledgers[-1]["ledgerId"]
+        for ledger in reversed(ledgers):
+            suffix += ledger["size"]
+            if suffix > size_threshold:
+                self.trigger_offload(topic, previous)
+                return f"Offload triggered for {topic} for messages before {previous}:0:-1"
+            previous = ledger["ledgerId"]
+        return "Nothing to offload"
+
+    def offload_status(self, topic: str) -> Any:
+        return self.call("GET", f"persistent/{topic}/offload")
+
+    def wait_for_offload(self, topic: str) -> Any:
+        """`topics offload-status -w`."""
+        return until(lambda: self.offload_status(topic), lambda found: found["status"] != "RUNNING")
+
+    def scan(self, namespace: str) -> Any:
+        return self.call("GET", f"namespaces/{namespace}/scanOffloadedLedgers")
+
+
+def until(ask_for: Callable[[], Any], is_over: Callable[[Any], bool]) -> Any:
+    """Asks until the answer is that; as the client does, but more often."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_over(found := ask_for()):
+        assert time.monotonic() < deadline, found
+        threading.Event().wait(0.02)
+    return found
 
 
 def policies(**changes: Any) -> dict[str, Any]:

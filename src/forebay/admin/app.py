@@ -36,7 +36,7 @@ from forebay.admin.errors import (
 from forebay.admin.guard import Guard
 from forebay.admin.operations import Endpoint, Operation, Reply, document
 from forebay.admin.page import assets, overview
-from forebay.admin.pulsar import policies
+from forebay.admin.pulsar import offload, policies, scan
 from forebay.admin.records import ENCODER, JSON, Record, json_response
 from forebay.config import describe
 from forebay.errors import ForebayError
@@ -116,6 +116,8 @@ def build_app(context: ServerContext) -> Starlette:
         *executors.routes(context),
         *sink_commits.routes(context),
         *policies.routes(context),
+        *offload.routes(context),
+        *scan.routes(context),
         *overview.routes(context),
         *assets.routes(),
     ]

@@ -112,10 +112,23 @@ class Ledgers:
         entry = self._kv.get(self._keys.ledger_ids(self._topic))
         return None if entry is None else _decode_ids(entry)
 
-    def next_number(self) -> int:
-        """Returns the number that the next topic with ledgers gets."""
-        entry = self._kv.get(self._keys.ledger_topics())
-        return 1 if entry is None else _decode_count(entry) + 1
+    def settled_ids(self) -> LedgerIds:
+        """Returns the topic's ids. A topic without a number gets one, so that they stay the same.
+
+        Raises ServiceUnavailable if every attempt lost against another process.
+        """
+        for _ in range(_TRIES):
+            compares: list[Compare] = []
+            writes: list[Write] = []
+            ids = self._given(compares, writes)
+            if not writes:
+                return ids
+            writes.append(Put(self._keys.ledger_ids(self._topic), _encode_ids(ids)))
+            if self._kv.commit(compares, writes) is not None:
+                return ids
+        raise ServiceUnavailable(
+            f"{self._topic}: other topics kept taking numbers for their ledgers; try again"
+        )
 
     def attempts(self, start: int = 0) -> Iterator[LedgerAttempt]:
         """Yields the attempts that begin at `start` or after it, ordered by offset."""

@@ -376,8 +376,13 @@ def object_key(topic: TopicName, object_id: str) -> str:
 
 
 def managed_ledger_name(topic: TopicName) -> str:
-    """The name that Pulsar would give to the topic's ledgers: all topics belong to one tenant."""
-    return f"{PULSAR_TENANT}/{topic.namespace}/persistent/{quote(topic.topic, safe='')}"
+    """The name that Pulsar would give to the topic's ledgers: all topics belong to one tenant.
+
+    A partition has the name that Pulsar gives to partitions, such as `orders-partition-3`.
+    """
+    match = _PARTITION.fullmatch(topic.topic)
+    local = topic.topic if match is None else f"{match['base']}-partition-{match['number']}"
+    return f"{PULSAR_TENANT}/{topic.namespace}/persistent/{quote(local, safe='')}"
 
 
 def object_metadata(topic: TopicName, object_id: str) -> dict[str, str]:

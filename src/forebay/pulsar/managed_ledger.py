@@ -24,16 +24,24 @@ from weakref import WeakKeyDictionary
 
 from forebay.catalog.ledgers import LedgerAttempt, LedgerIds
 from forebay.catalog.records import TopicRecord
-from forebay.errors import ForebayError, InvalidPosition, OffloadInProgress, UsageError
+from forebay.errors import (
+    ForebayError,
+    InvalidPosition,
+    OffloadInProgress,
+    ServiceUnavailable,
+    UsageError,
+)
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import parse_ledger
 from forebay.interrupts import run_aside
 from forebay.logs import event
 from forebay.topic.storage import WalStorage
 from forebay.upload.plan import PlannedObject
+from forebay.upload.uploader import Uploader
 from forebay.wal.segment import Segment
 
 _log: Final = logging.getLogger("forebay.pulsar")
+_TRIES: Final = 100
 
 
 class Position(NamedTuple):
@@ -219,23 +227,30 @@ class ManagedLedger:
         storage, uploader = self._storage, self._storage.uploader
         if uploader is None or storage.settings is None:
             raise UsageError(f"{storage.name}: a store in memory offloads nothing")
-        record = uploader.record()
-        objects = list(uploader.catalog.get_object_descriptors(uploader.topic))
+        rows = uploader.catalog.ledgers(uploader.topic)
+        for _ in range(_TRIES):
+            ids, record = rows.settled_ids(), uploader.record()
+            history = self._history(storage, uploader, record, ids)
+            # An offload that began or ended meanwhile would give a ledger two ids, or none.
+            if (rows.ids(), uploader.record().tail) == (ids, record.tail):
+                return ledgers_of(history)
+        raise ServiceUnavailable(f"{storage.name}: its ledgers kept changing; try again")
+
+    def _history(
+        self, storage: WalStorage, uploader: Uploader, record: TopicRecord, ids: LedgerIds
+    ) -> History:
         rows = uploader.catalog.ledgers(uploader.topic)
         segments = list(storage.wal.segments())
         planned = uploader.planned_ledgers(record.tail, force=True) if self._offloads() else []
-        end = storage.wal.watermarks().synced
-        return ledgers_of(
-            History(
-                objects,
-                planned,
-                list(rows.attempts(record.tail)),
-                rows.ids() or LedgerIds(rows.next_number()),
-                _local_start(segments, record),
-                end,
-                sum(each.size for each in segments if not each.sealed),
-                [_closed_ms(segments, each) for each in planned],
-            )
+        return History(
+            list(uploader.catalog.get_object_descriptors(uploader.topic)),
+            planned,
+            list(rows.attempts(record.tail)),
+            ids,
+            _local_start(segments, record),
+            storage.wal.watermarks().synced,
+            sum(each.size for each in segments if not each.sealed),
+            [_closed_ms(segments, each) for each in planned],
         )
 
     def _offloads(self) -> bool:

@@ -24,7 +24,7 @@ from forebay.errors import CorruptFrame, CorruptLog, DescriptorError, ServiceErr
 from forebay.format.blocks import BlockAssembler, object_decoder
 from forebay.format.descriptor import ObjectDescriptor, decode_outline
 from forebay.format.frame import HEADER_BYTES
-from forebay.format.names import object_key, subscription_of_cursor
+from forebay.format.names import object_key, parse_ledger, subscription_of_cursor
 from forebay.format.pulsar.frames import EntryAssembler
 from forebay.limits import MIB, OFFSET_MAX
 from forebay.read.verify import require_known_form
@@ -72,7 +72,9 @@ class ObjectFacts:
     codec: str | None = None
     """How it is compressed; None if it is not."""
     raw_bytes: int | None = None
-    """Bytes of its frames, before compression."""
+    """Bytes of its frames, before compression, or before they were made entries of a ledger."""
+    ledger_id: int | None = None
+    """The id of the Pulsar ledger that it is; None if it is none. Its entries are its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +304,7 @@ def _outlines(view: TopicView, start: int) -> list[ObjectDescriptor]:
 
 
 def _object_facts(each: ObjectDescriptor, record: TopicRecord) -> ObjectFacts:
+    ledger = parse_ledger(each.object_id)
     return ObjectFacts(
         each.object_id,
         each.start_offset,
@@ -311,6 +314,7 @@ def _object_facts(each: ObjectDescriptor, record: TopicRecord) -> ObjectFacts:
         each.next_offset <= record.verified,
         each.codec,
         each.logical_size,
+        None if ledger is None else ledger.ledger_id,
     )
 
 

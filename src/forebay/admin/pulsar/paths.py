@@ -20,9 +20,8 @@ from forebay.admin.errors import ErrorFields, Refused
 from forebay.admin.operations import Operation, Reply
 from forebay.admin.records import Record
 from forebay.errors import InvalidTopicName
-from forebay.format.names import DEFAULT_NAMESPACE, TopicName, parse_topic
+from forebay.format.names import DEFAULT_NAMESPACE, PULSAR_TENANT, TopicName, parse_topic
 
-TENANT: Final = "public"
 NAMESPACE_PATH: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 TOPIC_PATH: Final = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 BODY_BYTES_MAX: Final = 32 * 1024
@@ -84,18 +83,9 @@ def topic_of(request: Request) -> TopicName:
         raise Refused(412, f"Topic name is not valid: {error}") from error
 
 
-def managed_ledger_name(topic: TopicName) -> str:
-    """What Pulsar calls the ledgers of a topic, such as `public/default/persistent/orders`."""
-    local = topic.topic
-    if topic.is_partition:
-        base = parse_topic(topic.base).topic
-        local = f"{base}-partition-{topic.partition}"
-    return f"{TENANT}/{topic.namespace}/persistent/{local}"
-
-
 def _require_tenant(request: Request) -> None:
     tenant: str = request.path_params["tenant"]
-    if tenant != TENANT:
+    if tenant != PULSAR_TENANT:
         raise Refused(
-            404, f"Tenant does not exist: {tenant[:_SHOWN]!r}; the only one is {TENANT!r}"
+            404, f"Tenant does not exist: {tenant[:_SHOWN]!r}; the only one is {PULSAR_TENANT!r}"
         )
