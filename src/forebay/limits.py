@@ -120,6 +120,9 @@ PULSAR_CHUNKED_MESSAGES_MAX: Final = 1_000
 """What a reader keeps of messages whose chunks are not all there yet. Over that, it gives up the
 oldest one."""
 
+STREAM_LEDGERS_MAX: Final = 1_000_000
+"""The most ledgers that a stream over a bucket of Pulsar remembers to have read."""
+
 CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
 CATALOG_PAGE: Final = 256
 """The most entries that one range query of the catalog returns: about 1 MiB of descriptors."""

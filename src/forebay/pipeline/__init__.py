@@ -5,14 +5,15 @@
 
     jobs/       offload, compact, verify, restore, import_danube, export, replay
     source/     spark.read and spark.readStream
+    pulsar/     the same for ledgers that Pulsar offloaded
     sink/       df.write and df.writeStream
     session     SparkSession with our options
     execute     runs a function over many items, on Spark or on threads
     location    the settings of a store, from Spark's options
     driver      the process in which a server runs Spark
 
-Importing this package does not import Spark. Spark finds the format `forebay` by its name. If a
-session does not, `register(spark)` adds it.
+Importing this package does not import Spark. Spark finds the formats `forebay` and `pulsar-offload`
+by their names. If a session does not, `register(spark)` adds them.
 """
 
 from importlib import import_module
