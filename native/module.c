@@ -16,7 +16,7 @@
 #include <Python.h>
 
 #include "codec.h"
-#include "crc32c.h"
+#include "ledger.h"
 #include "pulsar_columns.h"
 
 #include <stdlib.h>
@@ -438,6 +438,190 @@ static PyObject *native_gather(PyObject *module, PyObject *const *args, Py_ssize
         result = gather_bytes(sources[0].bytes, sources[1].bytes, sources[2].bytes);
     while (opened > 0)
         source_close(&sources[--opened]);
+    return result;
+}
+
+/* ---- ledgers ---- */
+
+static PyObject *native_crc32c(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    source buffer;
+    if (check_count("crc32c", count, 1) < 0 || source_open(&buffer, args[0]) < 0)
+        return NULL;
+    PyThreadState *unlocked = NULL;
+    if (buffer.bytes.bytes >= UNLOCKED_BYTES_MIN)
+        unlocked = PyEval_SaveThread();
+    uint32_t crc = fb_crc32c(buffer.bytes.data, buffer.bytes.bytes);
+    if (unlocked != NULL)
+        PyEval_RestoreThread(unlocked);
+    source_close(&buffer);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+static PyObject *entries_of(fb_bytes buffer, size_t start, uint64_t left, uint64_t entry_id) {
+    fb_frames rows = {0};
+    size_t stop;
+    enum fb_entries_end end;
+    PyObject *result = NULL;
+    if (fb_scan_entries(buffer.data, buffer.bytes, start, left, entry_id, &rows, &stop, &end))
+        result = Py_BuildValue("NNni", column_bytes(rows.positions, rows.rows, 8),
+                               column_bytes(rows.lengths, rows.rows, 4), (Py_ssize_t)stop,
+                               (int)end);
+    else
+        PyErr_NoMemory();
+    fb_frames_free(&rows);
+    return result;
+}
+
+static PyObject *native_scan_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    source buffer;
+    if (check_count("scan_entries", count, 4) < 0 || source_open(&buffer, args[0]) < 0)
+        return NULL;
+    PyObject *result = NULL;
+    uint64_t start, left, entry_id;
+    if (read_number(args[1], buffer.bytes.bytes, &start) == 0 &&
+        read_number(args[2], FB_OFFSET_MAX, &left) == 0 &&
+        read_number(args[3], FB_OFFSET_MAX, &entry_id) == 0)
+        result = entries_of(buffer.bytes, (size_t)start, left, entry_id);
+    source_close(&buffer);
+    return result;
+}
+
+/* A buffer, the u64 positions and u32 lengths of rows in it, and the row to begin with. */
+typedef struct {
+    source sources[3];
+    int opened;
+    fb_bytes buffer, positions, lengths;
+    size_t rows;
+    uint64_t row;
+} row_source;
+
+static int rows_open(row_source *from, PyObject *const *args) {
+    from->opened = 0;
+    while (from->opened < 3 && source_open(&from->sources[from->opened], args[from->opened]) == 0)
+        from->opened++;
+    if (from->opened < 3)
+        return -1;
+    from->buffer = from->sources[0].bytes;
+    from->positions = from->sources[1].bytes;
+    from->lengths = from->sources[2].bytes;
+    from->rows = from->positions.bytes / 8;
+    if (from->positions.bytes % 8 || from->lengths.bytes % 4 ||
+        from->lengths.bytes / 4 != from->rows) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes of positions and %zu of lengths do not match",
+                     from->positions.bytes, from->lengths.bytes);
+        return -1;
+    }
+    return read_number(args[3], from->rows, &from->row);
+}
+
+static void rows_close(row_source *from) {
+    while (from->opened > 0)
+        source_close(&from->sources[--from->opened]);
+}
+
+static PyObject *out_of_range(size_t row, size_t bytes) {
+    PyErr_Format(PyExc_ValueError, "row %zu is not inside the buffer of %zu bytes", row, bytes);
+    return NULL;
+}
+
+static PyObject *changed_meanwhile(void) {
+    PyErr_SetString(PyExc_ValueError, "the buffer changed while it was read");
+    return NULL;
+}
+
+static PyObject *packed_rows(const row_source *from, uint64_t offset, uint64_t entry_id,
+                             Py_buffer *block, uint64_t start) {
+    size_t rows = from->rows - (size_t)from->row, done, at = (size_t)start;
+    PyObject *places = column_bytes(NULL, rows, 8);
+    if (places == NULL)
+        return NULL;
+    uint64_t needed;
+    PyThreadState *unlocked = PyEval_SaveThread();
+    enum fb_stop stop =
+        fb_pack_frames(from->buffer.data, from->buffer.bytes, from->positions.data,
+                       from->lengths.data, from->rows, (size_t)from->row, offset, entry_id,
+                       block->buf, (size_t)block->len, &at,
+                       (uint8_t *)PyBytes_AsString(places), &done, &needed);
+    PyEval_RestoreThread(unlocked);
+    PyObject *result = NULL;
+    size_t packed = (done - (size_t)from->row) * 8;
+    if (stop == FB_OUT_OF_RANGE)
+        out_of_range(done, from->buffer.bytes);
+    else if (stop != FB_ALL_ROWS)
+        changed_meanwhile();
+    else if (packed == rows * 8 || replace_bytes(&places, packed, packed) == 0)
+        result = Py_BuildValue("nnOK", (Py_ssize_t)done, (Py_ssize_t)at, places,
+                               (unsigned long long)needed);
+    Py_XDECREF(places);
+    return result;
+}
+
+static int read_consecutive(PyObject *value, const row_source *from, uint64_t *number) {
+    return read_number(value, FB_OFFSET_MAX - (from->rows - from->row), number);
+}
+
+static PyObject *native_pack_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("pack_frames", count, 8) < 0)
+        return NULL;
+    row_source from;
+    PyObject *result = NULL;
+    uint64_t offset, entry_id, at;
+    Py_buffer block;
+    if (rows_open(&from, args) == 0 && read_consecutive(args[4], &from, &offset) == 0 &&
+        read_consecutive(args[5], &from, &entry_id) == 0 &&
+        PyObject_GetBuffer(args[6], &block, PyBUF_WRITABLE) == 0) {
+        if (read_number(args[7], (uint64_t)block.len, &at) == 0)
+            result = packed_rows(&from, offset, entry_id, &block, at);
+        PyBuffer_Release(&block);
+    }
+    rows_close(&from);
+    return result;
+}
+
+static PyObject *unpacked_rows(const row_source *from, uint64_t offset, uint64_t total,
+                               size_t done, enum fb_entry_fault fault) {
+    size_t rows = done - (size_t)from->row;
+    PyObject *frames = column_bytes(NULL, (size_t)total, 1);
+    PyObject *positions = column_bytes(NULL, rows, 8), *lengths = column_bytes(NULL, rows, 4);
+    PyObject *result = NULL;
+    if (frames != NULL && positions != NULL && lengths != NULL) {
+        PyThreadState *unlocked = PyEval_SaveThread();
+        bool same = fb_unpack_frames(
+            from->buffer.data, from->buffer.bytes, from->positions.data, from->lengths.data,
+            (size_t)from->row, done, offset, (uint8_t *)PyBytes_AsString(frames), (size_t)total,
+            (uint8_t *)PyBytes_AsString(positions), (uint8_t *)PyBytes_AsString(lengths));
+        PyEval_RestoreThread(unlocked);
+        if (same)
+            result = Py_BuildValue("OOOni", frames, positions, lengths, (Py_ssize_t)done,
+                                   (int)fault);
+        else
+            changed_meanwhile();
+    }
+    Py_XDECREF(frames);
+    Py_XDECREF(positions);
+    Py_XDECREF(lengths);
+    return result;
+}
+
+static PyObject *native_unpack_frames(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("unpack_frames", count, 6) < 0)
+        return NULL;
+    row_source from;
+    PyObject *result = NULL;
+    uint64_t offset, bytes_max, total;
+    if (rows_open(&from, args) == 0 && read_consecutive(args[4], &from, &offset) == 0 &&
+        read_number(args[5], FB_OFFSET_MAX, &bytes_max) == 0) {
+        size_t done;
+        enum fb_entry_fault fault;
+        PyThreadState *unlocked = PyEval_SaveThread();
+        enum fb_stop stop = fb_unpack_size(
+            from.buffer.data, from.buffer.bytes, from.positions.data, from.lengths.data, from.rows,
+            (size_t)from.row, bytes_max, &total, &done, &fault);
+        PyEval_RestoreThread(unlocked);
+        result = stop == FB_ALL_ROWS ? unpacked_rows(&from, offset, total, done, fault)
+                                     : out_of_range(done, from.buffer.bytes);
+    }
+    rows_close(&from);
     return result;
 }
 
@@ -978,6 +1162,15 @@ static PyMethodDef functions[] = {
                      "See forebay.format.pure.survey."),
     FUNCTION(gather, "gather(buffer, positions, lengths, /)\n--\n\n"
                      "See forebay.format.pure.gather."),
+    FUNCTION(crc32c, "crc32c(data, /)\n--\n\nSee forebay.format.pulsar.pure.crc32c."),
+    FUNCTION(scan_entries, "scan_entries(buffer, start, left, entry_id, /)\n--\n\n"
+                           "See forebay.format.pulsar.pure.scan_entries; the columns are bytes."),
+    FUNCTION(pack_frames, "pack_frames(buffer, positions, lengths, row, offset, entry_id, block, "
+                          "at, /)\n--\n\n"
+                          "See forebay.format.pulsar.pure.pack_frames; the column is bytes."),
+    FUNCTION(unpack_frames, "unpack_frames(buffer, positions, lengths, row, offset, bytes_max, "
+                            "/)\n--\n\n"
+                            "See forebay.format.pulsar.pure.unpack_frames; the columns are bytes."),
     FUNCTION(append_one, "append_one(run, first_offset, head, middle, payload, publish_time, "
                          "attributes, routing_key, /)\n--\n\nSee forebay.format.pure.append_one."),
     FUNCTION(encode_many, "encode_many(head, middle, offset, payloads, index, publish_time, "
@@ -990,7 +1183,7 @@ static PyMethodDef functions[] = {
 
 static int module_exec(PyObject *module) {
     fb_init();
-    fb_crc32c_init();
+    fb_ledger_init();
     PyObject *errors = PyImport_ImportModule("forebay.errors");
     if (errors == NULL)
         return -1;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "ledger.h"
 
 #define BROKER_MAGIC 0x0e02u
 #define CHECKSUM_MAGIC 0x0e01u

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from forebay.errors import LedgerError
 from forebay.format.layout import Buffer
+from forebay.format.pulsar import pure
 from forebay.format.pulsar.codec import crc32c
 from forebay.format.pulsar.protobuf import (
     Field,
@@ -43,7 +44,7 @@ _U32: Final = struct.Struct(">I")
 _BROKER_MAGIC: Final = 0x0E02
 _CHECKED_MAGIC: Final = 0x0E01
 
-EXTENSION: Final = 16000
+EXTENSION: Final = pure.EXTENSION
 """The number of the field in which Forebay keeps what Pulsar has no field for: see `frames`."""
 
 

@@ -41,15 +41,17 @@ class Field(NamedTuple):
     """The length of a field of bytes."""
 
 
-def fields(buffer: Buffer, start: int, end: int, what: str) -> Iterator[Field]:
+def fields(
+    buffer: Buffer, start: int, end: int, what: str, most: int = PROTOBUF_FIELDS_MAX
+) -> Iterator[Field]:
     """Yields the fields of the message in `buffer[start:end]`; raises LedgerError.
 
     `what` names the message in errors. Groups, which nobody writes any more, are refused.
     """
-    at, left = start, PROTOBUF_FIELDS_MAX
+    at, left = start, most
     while at < end:
         if not left:
-            raise LedgerError(f"{what} has more than {PROTOBUF_FIELDS_MAX} fields")
+            raise LedgerError(f"{what} has more than {most} fields")
         left -= 1
         tag, at = read_varint(buffer, at, end, what)
         number, wire = tag >> 3, tag & 7
