@@ -3,7 +3,8 @@
     from forebay.pipeline import offload, spark_session
     offload("data/", spark=spark_session())
 
-    jobs/       offload, compact, verify, restore, import_danube, export, replay
+    jobs/       offload, compact, verify, restore, import_danube, import_pulsar, export,
+                replay
     source/     spark.read and spark.readStream
     pulsar/     the same for ledgers that Pulsar offloaded
     sink/       df.write and df.writeStream
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from forebay.pipeline.jobs.export.job import export as export
     from forebay.pipeline.jobs.import_danube import DanubeOrigin as DanubeOrigin
     from forebay.pipeline.jobs.import_danube import import_danube as import_danube
+    from forebay.pipeline.jobs.import_pulsar import import_pulsar as import_pulsar
     from forebay.pipeline.jobs.offload import offload as offload
     from forebay.pipeline.jobs.replay import replay as replay
     from forebay.pipeline.jobs.restore import restore as restore
@@ -38,6 +40,7 @@ _PLACES = {
     "compact": "jobs.compact",
     "export": "jobs.export.job",
     "import_danube": "jobs.import_danube",
+    "import_pulsar": "jobs.import_pulsar",
     "offload": "jobs.offload",
     "register": "source.data_source",
     "replay": "jobs.replay",

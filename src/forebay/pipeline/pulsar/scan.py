@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("forebay.pipeline")
 
+OnDamage: TypeAlias = Callable[[CorruptLog], None]
+
 BATCH_BYTES: Final = 1 * MIB
 """About the bytes of one Arrow batch."""
 _BATCH_ROWS: Final = 10_000
@@ -71,16 +73,31 @@ def plan_scan(options: PulsarOptions) -> list[Split]:
     return planned
 
 
-def read_split(options: PulsarOptions, split: Split) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of the split, in record batches of about BATCH_BYTES."""
+def read_split(
+    options: PulsarOptions, split: Split, damaged: OnDamage | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of the split, in record batches of about BATCH_BYTES.
+
+    `damaged` gets each error of damaged data, which is left out if it returns. Without it, the
+    options decide.
+    """
+    damaged = damaged or (_raise if options.fail_on_data_loss else _log_it)
     resources = executor_resources(options.settings)
     maker = BatchMaker(options.columns, options.starting_time, options.ending_time)
     for part in split.parts:
-        reader = PartReader(resources, part, split.around, maker, options.fail_on_data_loss)
+        reader = PartReader(resources, part, split.around, maker, damaged)
         for batch in reader.batches():
             if batch.num_rows:
                 yield batch
             del batch
+
+
+def _raise(error: CorruptLog) -> None:
+    raise error
+
+
+def _log_it(error: CorruptLog) -> None:
+    event(_log, logging.WARNING, "damaged data left out", reason=str(error))
 
 
 class PartReader:
@@ -92,13 +109,13 @@ class PartReader:
         part: Part,
         around: Sequence[Neighbour],
         maker: BatchMaker,
-        fail_on_data_loss: bool,
+        damaged: OnDamage,
     ) -> None:
         self._resources = resources
         self._part = part
         self._around = around
         self._maker = maker
-        self._fail = fail_on_data_loss
+        self._damaged = damaged
         self._positions: dict[ChunkPlace, int] = {}
         """Of the entries that are chunks."""
         self._assembler = ChunkAssembler()
@@ -111,7 +128,7 @@ class PartReader:
                 yield from self._batches_of(entries)
                 del entries
         except CorruptLog as error:
-            self._skip(error)
+            self._damaged(error)
         left = [
             Found(place, self._positions[place], chunk) for place, chunk in self._assembler.finish()
         ]
@@ -119,11 +136,6 @@ class PartReader:
             return
         for ledger, message in resolve(self._resources, self._part, left, self._around):
             yield self._maker.decoded(ledger, [message])
-
-    def _skip(self, error: CorruptLog) -> None:
-        if self._fail:
-            raise error
-        event(_log, logging.WARNING, "damaged data left out", reason=str(error))
 
     def _batches_of(self, entries: Entries) -> Iterator[pa.RecordBatch]:
         found = entry_columns(entries.buffer, entries.positions, entries.lengths)
@@ -162,7 +174,7 @@ class PartReader:
             try:
                 self._take(entry_id, entries.base + position, data)
             except LedgerError as error:
-                self._skip(
+                self._damaged(
                     CorruptLog(
                         f"{self._resources.store.name}: {self._part.ledger.key} of "
                         f"{self._part.ledger.topic}: entry {entry_id} at position "
