@@ -436,6 +436,39 @@ FB_INLINE bool row_span(const uint8_t *positions, const uint8_t *lengths, size_t
     return true;
 }
 
+/* Whether these bytes can be a message, and have the checksum that they say. */
+static bool is_whole(const uint8_t *at, size_t left) {
+    if (left >= 6 && at[0] == 0x0E && at[1] == 0x02) {
+        uint32_t broker = load_be32(at + 2);
+        if (broker > left - 6)
+            return false;
+        at += 6 + broker;
+        left -= 6 + broker;
+    }
+    if (left >= 6 && at[0] == 0x0E && at[1] == 0x01) {
+        if (fb_crc32c(at + 6, left - 6) != load_be32(at + 2))
+            return false;
+        at += 6;
+        left -= 6;
+    }
+    if (left < 4)
+        return false;
+    uint32_t metadata = load_be32(at);
+    return metadata >= FB_METADATA_BYTES_MIN && metadata <= left - 4;
+}
+
+bool fb_check_entries(const uint8_t *data, size_t bytes, const uint8_t *positions,
+                      const uint8_t *lengths, size_t rows, size_t *bad) {
+    for (*bad = 0; *bad < rows; ++*bad) {
+        fb_span span;
+        if (!row_span(positions, lengths, *bad, bytes, &span))
+            return false;
+        if (!is_whole(data + span.position, span.length))
+            break;
+    }
+    return true;
+}
+
 enum fb_stop fb_pack_frames(const uint8_t *data, size_t bytes, const uint8_t *positions,
                             const uint8_t *lengths, size_t rows, size_t row, uint64_t offset,
                             uint64_t entry_id, uint8_t *out, size_t room, size_t *at,

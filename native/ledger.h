@@ -2,7 +2,7 @@
  * Ledgers of Pulsar in C11, without Python: the same as `src/forebay/format/pulsar/pure.py`.
  *
  *   entry    [i32 length][i64 id][data], big-endian, docs/formats/pulsar-ledger.md
- *   data     [0x0e01][u32 crc32c][u32 size][MessageMetadata][payload]
+ *   data     [0x0e01][u32 crc32c][u32 size][MessageMetadata][payload], docs/formats/pulsar-entry.md
  *
  * A frame becomes an entry that a Pulsar client can read, and from which the frame is built again,
  * byte for byte. What Pulsar has no field for is in an extension field of the metadata.
@@ -15,6 +15,7 @@
 #include "codec.h"
 
 #define FB_ENTRY_HEADER_BYTES 12u
+#define FB_METADATA_BYTES_MIN 6u /* the required fields */
 #define FB_ENTRY_BYTES_MAX (160u * 1024 * 1024)
 
 void fb_ledger_init(void);
@@ -42,6 +43,11 @@ enum fb_entries_end {
  */
 bool fb_scan_entries(const uint8_t *data, size_t bytes, size_t start, uint64_t left,
                      uint64_t entry_id, fb_frames *rows, size_t *stop, enum fb_entries_end *end);
+
+/* The first entry, from row 0 on, whose checksum is wrong, or which cannot be a message, or `rows`.
+   Messages of old clients have no checksum. Returns false for a row that is not inside the data. */
+bool fb_check_entries(const uint8_t *data, size_t bytes, const uint8_t *positions,
+                      const uint8_t *lengths, size_t rows, size_t *bad);
 
 /* ---- frames to entries ---- */
 

@@ -529,6 +529,25 @@ static PyObject *changed_meanwhile(void) {
     return NULL;
 }
 
+static PyObject *native_check_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("check_entries", count, 4) < 0)
+        return NULL;
+    row_source from;
+    PyObject *result = NULL;
+    if (rows_open(&from, args) == 0) {
+        size_t row = (size_t)from.row, bad;
+        PyThreadState *unlocked = PyEval_SaveThread();
+        bool inside = fb_check_entries(
+            from.buffer.data, from.buffer.bytes, (const uint8_t *)from.positions.data + 8 * row,
+            (const uint8_t *)from.lengths.data + 4 * row, from.rows - row, &bad);
+        PyEval_RestoreThread(unlocked);
+        result = inside ? PyLong_FromSize_t(row + bad)
+                        : out_of_range(row + bad, from.buffer.bytes);
+    }
+    rows_close(&from);
+    return result;
+}
+
 static PyObject *packed_rows(const row_source *from, uint64_t offset, uint64_t entry_id,
                              Py_buffer *block, uint64_t start) {
     size_t rows = from->rows - (size_t)from->row, done, at = (size_t)start;
@@ -1165,6 +1184,8 @@ static PyMethodDef functions[] = {
     FUNCTION(crc32c, "crc32c(data, /)\n--\n\nSee forebay.format.pulsar.pure.crc32c."),
     FUNCTION(scan_entries, "scan_entries(buffer, start, left, entry_id, /)\n--\n\n"
                            "See forebay.format.pulsar.pure.scan_entries; the columns are bytes."),
+    FUNCTION(check_entries, "check_entries(buffer, positions, lengths, row, /)\n--\n\n"
+                            "See forebay.format.pulsar.pure.check_entries."),
     FUNCTION(pack_frames, "pack_frames(buffer, positions, lengths, row, offset, entry_id, block, "
                           "at, /)\n--\n\n"
                           "See forebay.format.pulsar.pure.pack_frames; the column is bytes."),

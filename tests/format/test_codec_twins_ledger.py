@@ -112,3 +112,24 @@ def test_twins_agree_on_cut_and_damaged_entries(
     same("scan_entries", cut, 0, max(left, 0), 0)
     if whole:
         same("scan_entries", data.draw(damage(whole)), 0, max(left, 0), 0)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4), st.integers(0, 5), st.data())
+def test_twins_agree_on_which_entry_is_damaged(
+    bodies: list[bytes], row: int, data: st.DataObject
+) -> None:
+    entries = []
+    for rest in bodies:
+        size = data.draw(st.sampled_from([len(rest), 6, 5, 0, 2**32 - 1]))
+        body = size.to_bytes(4, "big") + rest
+        checked = b"\x0e\x01" + pure.crc32c(body).to_bytes(4, "big") + body
+        broker = data.draw(st.sampled_from([b"", b"\x0e\x02\0\0\0\x02ab", b"\x0e\x02\xff"]))
+        entries.append(broker + data.draw(st.sampled_from([body, checked])))
+    block = b"".join(
+        pure.ENTRY_HEADER.pack(len(entry), number) + entry for number, entry in enumerate(entries)
+    )
+    places, sizes, *_ = pure.scan_entries(block, 0, len(block), 0)
+    same("check_entries", block, places, sizes, row)
+    if block:
+        damaged = (data.draw(damage(block)) + bytes(len(block)))[: len(block)]
+        same("check_entries", damaged, places, sizes, row)

@@ -739,6 +739,10 @@ static void damage_ledger(block ledger, uint64_t offset) {
         for (int byte = 0; byte < 4; byte++)
             entry[2 + byte] = (uint8_t)(crc >> 8 * (3 - byte));
     }
+    size_t bad;
+    CHECK(fb_check_entries(damaged.data, damaged.bytes, (const uint8_t *)entries.positions,
+                           (const uint8_t *)entries.lengths, entries.rows, &bad));
+    CHECK(bad <= entries.rows);
     block frames = unpack_ledger(damaged, &entries, offset, random_number(), &done, &fault);
     check_entry_columns(damaged, &entries);
     free(frames.data);

@@ -12,6 +12,7 @@ from forebay.format.pulsar import pure
 from forebay.format.pulsar.pure import RawEntries, RawFrames, RawPacked
 
 crc32c = pure.crc32c if compiled is None else compiled.crc32c
+check_entries = pure.check_entries if compiled is None else compiled.check_entries
 
 
 def scan_entries(buffer: Buffer, start: int, left: int, entry_id: int) -> RawEntries:

@@ -4,7 +4,8 @@
     [0x0e01][u32 CRC-32C]                          only if the client adds it: all modern ones do
     [u32 size][MessageMetadata][payload]
 
-All numbers are big-endian. The checksum is over everything after it. An entry may be one message,
+All numbers are big-endian. The checksum is over everything after it. The layout is in
+`docs/formats/pulsar-entry.md`. An entry may be one message,
 a batch, a chunk of a larger message, or a marker of the broker: `forebay.format.pulsar.messages`
 tells them apart.
 

@@ -4,7 +4,7 @@ An entry is a message that any client of Pulsar can read: payload, producer, pub
 attributes are in Pulsar's own fields, unbatched, uncompressed, with a checksum. What Pulsar has no
 field for is in one extension field, which other readers skip. The frame is built again from the
 entry byte for byte, so a hash over frames holds for a ledger too. The mapping is in
-`docs/formats/pulsar-ledger.md`.
+`docs/formats/pulsar-entry.md`.
 
 `FramePacker` packs frames into the blocks of a ledger, and `EntryAssembler` is fed the bytes of a
 ledger and returns frames. Neither does I/O.

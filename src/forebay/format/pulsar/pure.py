@@ -159,6 +159,40 @@ class _Rows:
         return Span(position, length)
 
 
+def check_entries(buffer: Buffer, positions: Buffer, lengths: Buffer, row: int) -> int:
+    """Returns the first row from `row` on that is damaged, or the number of rows.
+
+    An entry is damaged if its checksum is wrong, or if it cannot be a message. Messages of old
+    clients have no checksum. Raises ValueError if a row is not inside the buffer.
+    """
+    rows = _Rows(buffer, positions, lengths, row)
+    for number in range(rows.first, len(rows)):
+        span = rows.span(number)
+        if not _is_whole(rows.view[span.position : span.position + span.length]):
+            return number
+    return len(rows)
+
+
+_METADATA_BYTES_MIN: Final = 6
+"""The required fields."""
+
+
+def _is_whole(entry: memoryview) -> bool:
+    """Whether an entry can be a message, and has the checksum that it says."""
+    if len(entry) >= 6 and bytes(entry[:2]) == _BROKER_MAGIC:
+        broker = _U32.unpack_from(entry, 2)[0]
+        if broker > len(entry) - 6:
+            return False
+        entry = entry[6 + broker :]
+    if len(entry) >= 6 and bytes(entry[:2]) == _CHECKED_MAGIC:
+        if crc32c(entry[6:]) != _U32.unpack_from(entry, 2)[0]:
+            return False
+        entry = entry[6:]
+    if len(entry) < 4:
+        return False
+    return bool(_METADATA_BYTES_MIN <= _U32.unpack_from(entry)[0] <= len(entry) - 4)
+
+
 # ---- frames to entries ----
 
 
@@ -259,6 +293,7 @@ def _metadata(layout: Layout, texts: _Texts | None) -> bytes:
 
 _U32: Final = struct.Struct(">I")
 _CHECKED_MAGIC: Final = b"\x0e\x01"
+_BROKER_MAGIC: Final = b"\x0e\x02"
 _PARTS: Final = 1
 _VERBATIM: Final = 2
 _HAS_SUBSCRIPTION: Final = 1
