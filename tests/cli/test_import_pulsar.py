@@ -28,9 +28,9 @@ def bucket(tmp_path: Path) -> Path:
 
 def test_a_plan_is_printed_and_apply_carries_it_out(bucket: Path, tmp_path: Path) -> None:
     where = (bucket, "--topic", "orders", "--data", tmp_path / "data", *THREADS)
+    first = "persistent://public/default/orders into /default/orders: 8 messages to import; "
     assert done("import-pulsar", *where).splitlines() == [
-        "persistent://public/default/orders into /default/orders: 8 messages to import; "
-        "2 ledgers, 0 of them imported before",
+        f"{first}2 ledgers, 0 of them imported before",
         "  among them, or left out: 1 marker",
         "1 topics: 8 messages to import, 0 with errors",
         "nothing was changed; --apply imports",
