@@ -111,6 +111,23 @@ LEDGER_INDEX_BYTES_MAX: Final = 4 * MIB
 PROTOBUF_FIELDS_MAX: Final = 100_000
 """The most fields of one protobuf message that is decoded into objects."""
 
+PULSAR_MESSAGE_BYTES_MAX: Final = 256 * MIB
+"""The largest message of Pulsar, decompressed or put together from chunks."""
+
+PULSAR_BATCH_MESSAGES_MAX: Final = 1_000_000
+"""The most messages of one batch. Producers send 1,000 by default."""
+
+PULSAR_CHUNKS_MAX: Final = 100_000
+"""The most chunks of one message."""
+
+PULSAR_CHUNKS_BYTES_MAX: Final = 512 * MIB
+PULSAR_CHUNKED_MESSAGES_MAX: Final = 1_000
+"""What a reader keeps of messages whose chunks are not all there yet. Over that, it gives up the
+oldest one."""
+
+STREAM_LEDGERS_MAX: Final = 1_000_000
+"""The most ledgers that a stream over a bucket of Pulsar remembers to have read."""
+
 CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
 CATALOG_PAGE: Final = 256
 """The most entries that one range query of the catalog returns: about 1 MiB of descriptors."""
@@ -291,6 +308,7 @@ assert (
 )
 assert OFFLOAD_POLICIES_BYTES_MAX < TOPIC_SETTINGS_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX
 assert 2 * FRAME_PAYLOAD_BYTES_MAX < LEDGER_ENTRY_BYTES_MAX < LEDGER_BLOCK_BYTES_MAX
+assert PULSAR_MESSAGE_BYTES_MAX < PULSAR_CHUNKS_BYTES_MAX
 assert LEDGER_METADATA_BYTES_MAX + 20 * LEDGER_BLOCKS_MAX + 32 <= LEDGER_INDEX_BYTES_MAX
 assert IDEMPOTENT_PRODUCERS_MAX * 61 + 256 <= JOB_STATE_BYTES_MAX
 assert STREAM_BATCH_BYTES_MAX < MESSAGE_BYTES_MAX
