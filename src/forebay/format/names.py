@@ -398,7 +398,7 @@ def object_metadata(topic: TopicName, object_id: str) -> dict[str, str]:
             _LEDGER_VERSION: "1",
             "s3managedledgeroffloadersoftwareversion": "forebay",
             "role": "index" if object_id == ledger.index_name else "data",
-            "managedledgername": quote(managed_ledger_name(topic)),
+            "managedledgername": quote(managed_ledger_name(topic), safe="/%"),
         }
     found = {"topic": quote(str(topic)), "format": object_id.rpartition(".")[2]}
     name = parse_object(object_id)
