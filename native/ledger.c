@@ -128,6 +128,11 @@ FB_INLINE enum fb_entries_end check_entry(const uint8_t *at, size_t room, uint64
     return *length > room - FB_ENTRY_HEADER_BYTES ? FB_ENTRIES_TORN : FB_ENTRIES_COMPLETE;
 }
 
+void fb_store_entry_header(uint8_t *at, uint32_t length, uint64_t entry_id) {
+    store_be32(at, length);
+    store_be64(at + 4, entry_id);
+}
+
 bool fb_scan_entries(const uint8_t *data, size_t bytes, size_t start, uint64_t left,
                      uint64_t entry_id, fb_frames *rows, size_t *stop, enum fb_entries_end *end) {
     size_t at = start;
@@ -416,8 +421,7 @@ static void put_entry(sink *out, const packed *of, uint64_t entry_id) {
     out->at += FB_ENTRY_HEADER_BYTES + 10;
     put_metadata(out, of);
     put(out, of->data + payload.position, payload.length);
-    store_be32(head, (uint32_t)of->size);
-    store_be64(head + 4, entry_id);
+    fb_store_entry_header(head, (uint32_t)of->size, entry_id);
     head[12] = 0x0E;
     head[13] = 0x01;
     store_be32(head + 18, (uint32_t)of->metadata);

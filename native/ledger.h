@@ -44,6 +44,8 @@ enum fb_entries_end {
 bool fb_scan_entries(const uint8_t *data, size_t bytes, size_t start, uint64_t left,
                      uint64_t entry_id, fb_frames *rows, size_t *stop, enum fb_entries_end *end);
 
+void fb_store_entry_header(uint8_t *at, uint32_t length, uint64_t entry_id);
+
 /* The first entry, from row 0 on, whose checksum is wrong, or which cannot be a message, or `rows`.
    Messages of old clients have no checksum. Returns false for a row that is not inside the data. */
 bool fb_check_entries(const uint8_t *data, size_t bytes, const uint8_t *positions,

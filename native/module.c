@@ -546,6 +546,73 @@ static PyObject *native_check_entries(PyObject *module, PyObject *const *args, P
     return result;
 }
 
+/* Copies one entry to `at`, with its header; 0 if it does not fit, and -1 after an error. */
+static int pack_entry(PyObject *entry, uint64_t entry_id, Py_buffer *block, size_t *at,
+                      uint64_t *needed) {
+    source data;
+    if (source_open(&data, entry) < 0)
+        return -1;
+    size_t bytes = data.bytes.bytes, room = (size_t)block->len - *at;
+    int fits = bytes <= FB_ENTRY_BYTES_MAX && room >= FB_ENTRY_HEADER_BYTES &&
+               bytes <= room - FB_ENTRY_HEADER_BYTES;
+    if (fits) {
+        uint8_t *to = (uint8_t *)block->buf + *at;
+        fb_store_entry_header(to, (uint32_t)bytes, entry_id);
+        if (bytes > 0)
+            memcpy(to + FB_ENTRY_HEADER_BYTES, data.bytes.data, bytes);
+        *at += FB_ENTRY_HEADER_BYTES + bytes;
+    } else {
+        *needed = bytes;
+    }
+    source_close(&data);
+    return fits;
+}
+
+static PyObject *packed_entries(PyObject *entries, uint64_t index, uint64_t entry_id,
+                                Py_buffer *block, size_t at) {
+    uint64_t needed = 0;
+    int fits = 1;
+    while (fits > 0) {
+        Py_ssize_t count = PyList_Size(entries); /* again: reading an entry may run Python code */
+        if (count < 0)
+            return NULL;
+        if (index >= (uint64_t)count)
+            break;
+        PyObject *entry = Py_NewRef(PyList_GetItem(entries, (Py_ssize_t)index));
+        fits = pack_entry(entry, entry_id, block, &at, &needed);
+        Py_DECREF(entry);
+        if (fits > 0) {
+            index++;
+            entry_id++;
+        }
+    }
+    if (fits < 0)
+        return NULL;
+    return Py_BuildValue("KnK", (unsigned long long)index, (Py_ssize_t)at,
+                         (unsigned long long)needed);
+}
+
+static PyObject *native_pack_entries(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("pack_entries", count, 5) < 0)
+        return NULL;
+    if (!PyList_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "the entries are no list");
+        return NULL;
+    }
+    PyObject *result = NULL;
+    uint64_t index, entry_id, at;
+    uint64_t most = FB_OFFSET_MAX - (uint64_t)PyList_Size(args[0]);
+    Py_buffer block;
+    if (read_number(args[1], (uint64_t)PyList_Size(args[0]), &index) == 0 &&
+        read_number(args[2], most, &entry_id) == 0 &&
+        PyObject_GetBuffer(args[3], &block, PyBUF_WRITABLE) == 0) {
+        if (read_number(args[4], (uint64_t)block.len, &at) == 0)
+            result = packed_entries(args[0], index, entry_id, &block, (size_t)at);
+        PyBuffer_Release(&block);
+    }
+    return result;
+}
+
 static PyObject *packed_rows(const row_source *from, uint64_t offset, uint64_t entry_id,
                              Py_buffer *block, uint64_t start) {
     size_t rows = from->rows - (size_t)from->row, done, at = (size_t)start;
@@ -1138,6 +1205,8 @@ static PyMethodDef functions[] = {
                            "See forebay.format.pulsar.pure.scan_entries; the columns are bytes."),
     FUNCTION(check_entries, "check_entries(buffer, positions, lengths, row, /)\n--\n\n"
                             "See forebay.format.pulsar.pure.check_entries."),
+    FUNCTION(pack_entries, "pack_entries(entries, index, entry_id, block, at, /)\n--\n\n"
+                           "See forebay.format.pulsar.pure.pack_entries."),
     FUNCTION(pack_frames, "pack_frames(buffer, positions, lengths, row, offset, entry_id, block, "
                           "at, /)\n--\n\n"
                           "See forebay.format.pulsar.pure.pack_frames; the column is bytes."),

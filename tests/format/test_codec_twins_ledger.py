@@ -133,3 +133,27 @@ def test_twins_agree_on_which_entry_is_damaged(
     if block:
         damaged = (data.draw(damage(block)) + bytes(len(block)))[: len(block)]
         same("check_entries", damaged, places, sizes, row)
+
+
+@given(
+    st.lists(st.binary(max_size=40), max_size=6),
+    st.integers(-1, 7),
+    numbers,
+    st.integers(0, 200),
+    st.integers(0, 220),
+)
+def test_twins_agree_on_packed_entries(
+    entries: list[bytes], index: int, entry_id: int, room: int, at: int
+) -> None:
+    blocks = bytearray(room), bytearray(room)
+    found = [
+        outcome(twin.pack_entries, list(entries), index, entry_id, block, at)
+        for twin, block in zip((pure, _core), blocks, strict=True)
+    ]
+    assert found[0] == found[1]
+    assert blocks[0] == blocks[1]
+
+
+def test_twins_refuse_entries_that_are_no_list_or_no_bytes() -> None:
+    for entries in ((b"",), ["text"], [b"", None]):
+        same("pack_entries", entries, 0, 0, bytearray(100), 0)

@@ -1,10 +1,10 @@
 """Runs one scenario of uploads again and again, each time killed at another call.
 
-Arguments: a folder, `planned`, `rolling` or `ledgers`, the first call and the step. A child is forked for
-each; it kills itself with SIGKILL before its n-th call of the object store or the catalog, or
-right after the n-th that changes something. Every acknowledged message is counted in the file
-`acks` of its folder. One line for each child, `killed N`; the last is `passed N`, when a scenario
-came to its end.
+Arguments: a folder, `planned`, `rolling` or `ledgers`, the first call and the step. For each, a
+child is forked; it kills itself with SIGKILL before its n-th call of the object store or the
+catalog, or right after the n-th that changes something. Every acknowledged message is counted in
+the file `acks` of its folder. One line for each child, `killed N`; the last is `passed N`, when a
+scenario came to its end.
 """
 
 from __future__ import annotations

@@ -476,9 +476,8 @@ class Catalog:
     def intend_ledger(self, topic: TopicName, epoch: int, span: Range) -> LedgerIntent:
         """Announces a ledger of these offsets, under a name that was never used.
 
-        An attempt at the same offsets that was not committed gives way to this one: it cannot be
-        committed any more. If it was for the same offsets to the last, its ledger id is used again.
-        Raises TopicFenced if the topic's epoch is not `epoch`.
+        An attempt at the same first offset that was not committed gives way to this one, which gets
+        its ledger id. Raises TopicFenced if the topic's epoch is not `epoch`.
         """
         ledgers = self.ledgers(topic)
         for _ in range(_TRIES):
@@ -692,12 +691,17 @@ class Catalog:
         writes: list[Write] = [Put(key, encode_record(row))]
         if start is not None and now is not None and now.state is State.REPLACED:
             writes.append(Remove(self.keys.replaced_descriptor(topic, start, object_id)))
-        if start is not None and is_ledger(object_id):
+        if start is not None and is_ledger(object_id) and self._passed(topic, start):
             given_up = self.ledgers(topic).given_up(object_id, start)
             if given_up is not None:
                 compares.append(given_up[0])
                 writes.append(given_up[1])
         return token if self.kv.commit(compares, writes) is not None else None
+
+    def _passed(self, topic: TopicName, offset: int) -> bool:
+        """Whether the chain goes on after the offset."""
+        tail = self._tail(topic)()
+        return tail is not None and tail > offset
 
     def bury(self, topic: TopicName, object_id: str, token: str, *, certain: bool) -> None:
         """Call it after the object was deleted. Removes the key's row, or marks it as gone.

@@ -8,7 +8,7 @@ A ledger's id is the topic's number, shifted, plus the count of the topic: uniqu
 never given twice. An attempt has a uuid of its own, which is in the names of its two files. The row
 of an attempt is written with the intent, and removed when the ledger is committed: from then on its
 descriptor has what it said. Both compare the row, so of two attempts only the later one can be
-committed. A retry of the same offsets keeps the id, and takes a new uuid.
+committed. A retry keeps the id, so that ids ascend with the offsets, and takes a new uuid.
 
 Beware: the rows are only in the catalog. A restore sets the ids after those that it found.
 """
@@ -145,7 +145,7 @@ class Ledgers:
         previous = None if entry is None else _decode_attempt(entry)
         compares = [Compare(key, _revision(entry))]
         writes: list[Write] = []
-        if previous is not None and previous.span == span:
+        if previous is not None:
             ledger = previous.name.ledger_id
         else:
             ids = self._given(compares, writes)
@@ -209,7 +209,7 @@ class Ledgers:
         return None if entry is None else _decode_attempt(entry)
 
     def given_up(self, object_id: str, start: int) -> tuple[Compare, Write] | None:
-        """Returns what ends the attempt if it is the last one at its offsets, or None."""
+        """Returns what removes the row of the attempt, if it is the last one there; else None."""
         key = self._keys.ledger_attempt(self._topic, start)
         entry = self._kv.get(key)
         if entry is None or _decode_attempt(entry).object_id != object_id:

@@ -202,7 +202,8 @@ def before(ledgers: Sequence[Ledger], position: Position) -> tuple[list[Ledger],
     These are the ledgers before the one of the position, without those that are offloaded. The open
     one is never among them.
     """
-    closed = [each for each in ledgers[:-1] if each.ledger_id < position.ledger_id]
+    number = [each.ledger_id for each in ledgers].index(position.ledger_id)
+    closed = ledgers[: min(number, len(ledgers) - 1)]
     chosen = [each for each in closed if not each.offloaded and each.entries]
     return chosen, Position(ledgers[len(closed)].ledger_id, 0)
 

@@ -5,7 +5,8 @@ ledger and the UUID of one attempt. The data object is written in parts, which a
 index object is written last, so a ledger with an index is complete. If a step fails, what it left
 is deleted, and the error is raised. Both objects have the user metadata that a broker demands.
 
-Memory: the block that is being filled, and those that the writer has not sent yet (`parts` + 1).
+Memory: the block that is being filled, a megabyte of entries, and the blocks that the writer has
+not sent yet (`parts` + 1).
 
 Beware: the UUID of an attempt is used once. `offload` raises ObjectExists, and changes nothing, if
 there is an object of that name. After a process died there may be a data object without an index.
@@ -14,7 +15,7 @@ there is an object of that name. After a process died there may be a data object
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import quote
@@ -27,6 +28,7 @@ from forebay.errors import (
     ServiceError,
     UsageError,
 )
+from forebay.format.layout import Buffer
 from forebay.format.names import ledger_name
 from forebay.format.pulsar.blocks import EntryPacker
 from forebay.format.pulsar.index import LedgerIndex, encode_index
@@ -45,6 +47,10 @@ from forebay.pulsar.read_handle import (
 from forebay.read.fetch_pool import FetchPool
 
 _log: Final = logging.getLogger("forebay.pulsar")
+
+_BATCH_ENTRIES: Final = 1000
+_BATCH_BYTES: Final = 1 * MIB
+"""Entries that are held until they are copied into a block."""
 
 _OF_THIS_MACHINE: Final = ("file://", "memory://")
 """Stores that take parts of any size."""
@@ -153,7 +159,6 @@ class LedgerOffloader:
         Then nobody has its index, and it is deleted here.
         """
         packer = EntryPacker(self.settings.block_bytes)
-        wanted = ledger.last_add_confirmed + 1
         try:
             with self._store.open_streaming_writer(
                 objects.data,
@@ -162,20 +167,9 @@ class LedgerOffloader:
                 metadata=metadata,
                 create=True,
             ) as writer:
-                for entry in ledger.read(0, ledger.last_add_confirmed):
-                    if entry.entry_id != packer.entry_id:
-                        raise CorruptLog(
-                            f"ledger {ledger.ledger_id} returned entry {entry.entry_id} where "
-                            f"{packer.entry_id} was expected"
-                        )
-                    if not packer.fits(len(entry.data)):
-                        writer.write(packer.cut())
-                    packer.add(entry.data)
-                if packer.entry_id != wanted:
-                    raise CorruptLog(
-                        f"ledger {ledger.ledger_id} returned {packer.entry_id} entries, but says "
-                        f"that it has {wanted}"
-                    )
+                for entries in _in_order(ledger):
+                    for block in packer.add_all(entries):
+                        writer.write(block)
                 writer.write(packer.finish())
                 meta = writer.close()
         except ObjectExists:
@@ -218,6 +212,30 @@ class LedgerOffloader:
         objects = self.objects(ledger_id, uid)
         for key in (objects.index, objects.data):
             self._store.delete_object(key)
+
+
+def _in_order(ledger: ReadHandle) -> Iterator[list[Buffer]]:
+    """Yields the data of all entries, a batch at a time; raises CorruptLog if one is missing."""
+    batch: list[Buffer] = []
+    expected = size = 0
+    for entry_id, data in ledger.read(0, ledger.last_add_confirmed):
+        if entry_id != expected:
+            raise CorruptLog(
+                f"ledger {ledger.ledger_id} returned entry {entry_id} where {expected} was expected"
+            )
+        expected += 1
+        batch.append(data)
+        size += len(data)
+        if size >= _BATCH_BYTES or len(batch) >= _BATCH_ENTRIES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+    if expected != ledger.last_add_confirmed + 1:
+        raise CorruptLog(
+            f"ledger {ledger.ledger_id} returned {expected} entries, but says that it has "
+            f"{ledger.last_add_confirmed + 1}"
+        )
 
 
 def user_metadata(role: str, extra: Mapping[str, str]) -> dict[str, str]:

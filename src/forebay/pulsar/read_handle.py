@@ -200,11 +200,7 @@ class OffloadedReadHandle:
         if self._settings.verify:
             positions, lengths = entries.positions[:stop], entries.lengths[:stop]
             good = codec.check_entries(entries.buffer, positions, lengths, start)
-        view = memoryview(entries.buffer)
-        for at in range(start, good):
-            position = entries.positions[at]
-            data = view[position : position + entries.lengths[at]]
-            yield Entry(entries.first_entry_id + at, data)
+        yield from entries.part(start, good)
         if good < stop:
             position = entries.base + entries.positions[good] - ENTRY_HEADER_BYTES
             raise self._damaged("a damaged message", position, entries.first_entry_id + good)

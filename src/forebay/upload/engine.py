@@ -149,8 +149,14 @@ def intend(
     if planned.ledger:
         wanted = catalog.intend_ledger(topic, epoch, planned.span)
         intent = wanted.intent
-        if wanted.previous is not None:
-            remove_attempt(catalog, store, topic, wanted.previous.object_id)
+        previous = wanted.previous
+        if previous is not None:
+            removed = remove_attempt(catalog, store, topic, previous.object_id)
+            if not removed and previous.span != planned.span:
+                raise ServiceUnavailable(
+                    f"{topic}: {previous.object_id}, which failed, cannot be removed now, and has "
+                    "other messages than the ledger that gets its id; try again"
+                )
     else:
         intent = catalog.intend(topic, epoch, planned.name)
     event(

@@ -90,7 +90,7 @@ def remove_attempt(
     """
     try:
         life = catalog.life(topic, object_id)
-        if life is None:
+        if life is None or life.state is State.GONE:
             return True
         if life.state not in (State.INTENDED, State.DELETING):
             return False

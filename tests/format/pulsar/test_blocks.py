@@ -147,6 +147,21 @@ def test_a_scan_may_begin_at_any_entry(entries: list[bytes], data: st.DataObject
     assert (read, scanner.damage) == (entries[entry_id:], None)
 
 
+@given(entries_strategy, st.integers(1024, 1200), st.integers(1, 7))
+def test_entries_may_be_added_one_by_one_or_many_at_once(
+    entries: list[bytes], block_bytes: int, step: int
+) -> None:
+    packer, out = EntryPacker(block_bytes), bytearray()
+    for at in range(0, len(entries), step):
+        for block in packer.add_all(list(entries[at : at + step])):
+            out += block
+    out += packer.finish()
+    assert (bytes(out), packer.blocks) == (
+        packed(entries, block_bytes)[0],
+        packed(entries, block_bytes)[1].blocks,
+    )
+
+
 # ---- limits ----
 
 
@@ -155,6 +170,8 @@ def test_an_entry_that_does_not_fit_into_an_empty_block_is_refused() -> None:
     assert packer.fits(1024 - 128 - 12)
     with pytest.raises(MessageTooLarge, match="choose larger blocks"):
         packer.fits(1024 - 128 - 12 + 1)
+    with pytest.raises(MessageTooLarge, match="entry 1 has 885 bytes"):
+        list(packer.add_all([b"", bytes(1024 - 128 - 12 + 1)]))
 
 
 def test_an_entry_is_not_added_to_a_block_that_is_full() -> None:

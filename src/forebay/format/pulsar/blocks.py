@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from operator import add
 from typing import Final, NamedTuple
 
 from forebay.errors import LedgerError, MessageTooLarge, UsageError
@@ -92,9 +93,9 @@ def block_size(block_bytes: int, entries: int, entry_bytes: int) -> int:
 class EntryPacker:
     """Packs entries into blocks, and keeps the map of the blocks for the index object.
 
-    It holds one block. What `cut` and `finish` return is a view of it, and valid until the next
-    call. `buffer` and `used` are for those who write entries there themselves and say so with
-    `packed`.
+    It holds one block. What `add_all`, `cut` and `finish` return is a view of it, and valid until
+    the next call. `buffer` and `used` are for those who write entries there themselves and say so
+    with `packed`.
     """
 
     __slots__ = ("block_bytes", "blocks", "buffer", "entry_bytes", "entry_id", "position", "used")
@@ -139,6 +140,22 @@ class EntryPacker:
         pure.ENTRY_HEADER.pack_into(self.buffer, self.used, len(data), self.entry_id)
         self.buffer[at : at + len(data)] = data
         self.packed(1, at + len(data))
+
+    def add_all(self, entries: list[Buffer]) -> Iterator[memoryview]:
+        """Adds entries; yields the blocks that are full. Take them all before the next call.
+
+        Raises MessageTooLarge if one fits into no block.
+        """
+        index = 0
+        while index < len(entries):
+            before = index
+            index, used, needed = codec.pack_entries(
+                entries, index, self.entry_id, self.buffer, self.used
+            )
+            self.packed(index - before, used)
+            if index < len(entries):
+                require_fitting(needed, self.block_bytes, self.entry_id)
+                yield self.cut()
 
     def packed(self, entries: int, used: int) -> None:
         """Says that so many entries were written to the buffer, up to the position `used`."""
@@ -209,11 +226,14 @@ class Entries:
         return len(self.positions)
 
     def __iter__(self) -> Iterator[Entry]:
-        view = memoryview(self.buffer)
-        for number, (position, length) in enumerate(
-            zip(self.positions, self.lengths, strict=True), self.first_entry_id
-        ):
-            yield Entry(number, view[position : position + length])
+        return self.part(0, len(self))
+
+    def part(self, start: int, stop: int) -> Iterator[Entry]:
+        """The entries `start..stop` of these, `stop` not included."""
+        view, starts = memoryview(self.buffer), self.positions[start:stop]
+        ids = range(self.first_entry_id + start, self.first_entry_id + stop)
+        spans = map(slice, starts, map(add, starts, self.lengths[start:stop]))
+        return map(Entry, ids, map(view.__getitem__, spans))
 
 
 class LedgerDamage(NamedTuple):

@@ -12,6 +12,7 @@ from forebay.format.pulsar import pure
 from forebay.format.pulsar.pure import RawEntries, RawFrames, RawPacked
 
 crc32c = pure.crc32c if compiled is None else compiled.crc32c
+pack_entries = pure.pack_entries if compiled is None else compiled.pack_entries
 check_entries = pure.check_entries if compiled is None else compiled.check_entries
 
 

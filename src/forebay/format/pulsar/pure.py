@@ -193,6 +193,32 @@ def _is_whole(entry: memoryview) -> bool:
     return bool(_METADATA_BYTES_MIN <= _U32.unpack_from(entry)[0] <= len(entry) - 4)
 
 
+def pack_entries(
+    entries: list[Buffer], index: int, entry_id: int, block: bytearray | memoryview, at: int
+) -> tuple[int, int, int]:
+    """Copies `entries[index:]` to `block[at:]`, each with its header, until one does not fit.
+
+    The first is `entry_id`. Returns the index of the first that is left, the position after the
+    last one, and the size of the one that did not fit, or 0. Raises ValueError if a number is out
+    of range.
+    """
+    if not isinstance(entries, list):
+        raise TypeError("the entries are no list")
+    index = _checked(index, len(entries))
+    entry_id = _checked(entry_id, OFFSET_MAX - len(entries))
+    at = _checked(at, len(block))
+    for number in range(index, len(entries)):
+        data = memoryview(entries[number]).cast("B")
+        if len(data) > min(len(block) - at - ENTRY_HEADER.size, LEDGER_ENTRY_BYTES_MAX):
+            return number, at, len(data)
+        ENTRY_HEADER.pack_into(block, at, len(data), entry_id)
+        at += ENTRY_HEADER.size
+        block[at : at + len(data)] = data
+        at += len(data)
+        entry_id += 1
+    return len(entries), at, 0
+
+
 # ---- frames to entries ----
 
 
