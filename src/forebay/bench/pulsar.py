@@ -12,6 +12,8 @@ read from local disk comes from the kernel's cache, for both.
 Rows with "+ 30 ms" wait before each request. There eight readers of one handle are compared with
 one of them, each of which reads the whole ledger. Without read-ahead a reader has one request at a
 time, as in a broker; with read-ahead, one reader already keeps several requests under way.
+
+The last row is Spark over a ledger (`pulsar_spark`).
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ def run(
     mib: int,
     message_bytes: int,
     config: Path | None,
+    spark: bool = False,
     progress: bool,
 ) -> dict[str, Any]:
     """All measurements, as data for `forebay.bench.measure.show`."""
@@ -84,6 +87,10 @@ def run(
             plain = home / f"plain-{number}"
             write_plain(settings, stored, plain)
             rows += _rows(place, settings, ledger, stored, plain, message_bytes)
+        if spark:
+            from forebay.bench.pulsar_spark import decoding
+
+            rows += stack.enter_context(decoding(home / "spark", mib, message_bytes))
         results = run_rounds(rows, rounds, directory, say)
     say("")
     return result_of(
