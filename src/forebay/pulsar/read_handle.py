@@ -22,7 +22,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Protocol
 
 from forebay.errors import LedgerError, LogClosed, ObjectMissing, UsageError
@@ -163,12 +163,16 @@ class OffloadedReadHandle:
         Raises UsageError at once if the ledger has no such entries. While it is read: LedgerError
         for data that is damaged or cut off, ObjectMissing and ServiceError.
         """
+        return chain.from_iterable(self.scan(first, last))
+
+    def scan(self, first: int, last: int) -> Iterator[Entries]:
+        """As `read`, but in batches without an object for each entry: one for each request."""
         require_entries(first, last, self.last_add_confirmed)
         if self._closed:
             raise self._is_closed()
-        return self._entries(first, last)
+        return self._batches(first, last)
 
-    def _entries(self, first: int, last: int) -> Iterator[Entry]:
+    def _batches(self, first: int, last: int) -> Iterator[Entries]:
         number = self.index.block_at(first)
         block = self.index.blocks[number]
         near = self._places.before(first)
@@ -190,20 +194,21 @@ class OffloadedReadHandle:
                     raise self._damaged(*scanner.damage)
         raise self._damaged("the object ends before the entry", scanner.position, scanner.entry_id)
 
-    def _wanted(self, entries: Entries, first: int, last: int) -> Iterator[Entry]:
-        """The entries that are wanted, up to one that is damaged."""
+    def _wanted(self, entries: Entries, first: int, last: int) -> Iterator[Entries]:
+        """Yields the entries that are wanted, up to one that is damaged."""
         start = max(first - entries.first_entry_id, 0)
         stop = min(last + 1 - entries.first_entry_id, len(entries))
         if start >= stop:
             return
-        good = stop
+        wanted = entries.part(start, stop)
+        good = len(wanted)
         if self._settings.verify:
-            positions, lengths = entries.positions[:stop], entries.lengths[:stop]
-            good = codec.check_entries(entries.buffer, positions, lengths, start)
-        yield from entries.part(start, good)
-        if good < stop:
-            position = entries.base + entries.positions[good] - ENTRY_HEADER_BYTES
-            raise self._damaged("a damaged message", position, entries.first_entry_id + good)
+            good = codec.check_entries(wanted.buffer, wanted.positions, wanted.lengths, 0)
+        if good:
+            yield wanted.part(0, good)
+        if good < len(wanted):
+            position = wanted.base + wanted.positions[good] - ENTRY_HEADER_BYTES
+            raise self._damaged("a damaged message", position, wanted.first_entry_id + good)
 
     def _end(self, last: int) -> int:
         """A position at or after the end of the entry `last`, as near as is known."""
