@@ -27,6 +27,7 @@ from typing import Final, Protocol
 
 from forebay.errors import LedgerError, LogClosed, ObjectMissing, UsageError
 from forebay.format.layout import Buffer
+from forebay.format.names import LEDGER_VERSION, LEDGER_VERSION_NAME
 from forebay.format.pulsar import codec
 from forebay.format.pulsar.blocks import ENTRY_HEADER_BYTES, Entries, Entry, EntryScanner
 from forebay.format.pulsar.index import LedgerIndex, decode_index
@@ -42,10 +43,6 @@ READ_BYTES: Final = 1 * MIB
 PLACES_MAX: Final = 100_000
 PLACE_BYTES: Final = 64 * KIB
 """At least so many bytes are between two places that are remembered."""
-
-FORMAT_VERSION: Final = "s3managedledgeroffloaderformatversion"
-"""The user metadata that Pulsar demands of both objects. On GCS the name has capital letters."""
-FORMAT_VERSION_VALUE: Final = "1"
 
 
 class ReadHandle(Protocol):
@@ -372,12 +369,13 @@ def _data_of(store: ReadableStore, objects: LedgerObjects, index: LedgerIndex) -
 def require_version(store: ReadableStore, key: str, meta: ObjectMeta) -> None:
     """Raises LedgerError unless the user metadata of an object have the known format version.
 
+    On GCS their names have capital letters.
     A reader compares the etag in each request, so the version holds for all of them.
     """
     names = {name.lower(): value for name, value in meta.metadata.items()}
-    found = names.get(FORMAT_VERSION)
-    if found != FORMAT_VERSION_VALUE:
+    found = names.get(LEDGER_VERSION_NAME)
+    if found != LEDGER_VERSION:
         raise LedgerError(
             f"{store.name}: {key} has the format version {found!r} in its user metadata "
-            f"({FORMAT_VERSION}), not {FORMAT_VERSION_VALUE!r}: a later release may read it"
+            f"({LEDGER_VERSION_NAME}), not {LEDGER_VERSION!r}: a later release may read it"
         )
