@@ -17,7 +17,9 @@
 
 #include "codec.h"
 #include "ledger.h"
+#include "pulsar_columns.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Smaller inputs take less time than releasing the interpreter lock and taking it again. */
@@ -1183,6 +1185,52 @@ static PyObject *native_encode_many(PyObject *module, PyObject *const *args, Py_
     return result;
 }
 
+/* ---- entries of Pulsar ---- */
+
+static PyObject *entry_columns_of(fb_bytes buffer, fb_bytes positions, fb_bytes lengths) {
+    size_t rows = positions.bytes / 8, done = 0;
+    if (positions.bytes % 8 || lengths.bytes % 4 || lengths.bytes / 4 != rows) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes of positions and %zu of lengths do not match",
+                     positions.bytes, lengths.bytes);
+        return NULL;
+    }
+    int64_t *columns = malloc((rows ? rows : 1) * FB_ENTRY_COLUMNS * sizeof *columns);
+    if (columns == NULL)
+        return PyErr_NoMemory();
+    fb_properties properties = {NULL, 0, 0};
+    PyThreadState *unlocked = PyEval_SaveThread();
+    enum fb_entry_stop stop = fb_entry_columns(buffer.data, buffer.bytes, positions.data,
+                                               lengths.data, rows, columns, &properties, &done);
+    PyEval_RestoreThread(unlocked);
+    PyObject *result = NULL;
+    if (stop == FB_ENTRIES_ALL)
+        result = Py_BuildValue("NN", column_bytes(columns, rows * FB_ENTRY_COLUMNS, 8),
+                               column_bytes(properties.numbers, properties.count, 8));
+    else if (stop == FB_ENTRIES_MEMORY)
+        PyErr_NoMemory();
+    else
+        PyErr_Format(PyExc_ValueError, "entry %zu is not inside the buffer of %zu bytes", done,
+                     buffer.bytes);
+    free(columns);
+    free(properties.numbers);
+    return result;
+}
+
+static PyObject *native_entry_columns(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("entry_columns", count, 3) < 0)
+        return NULL;
+    source sources[3];
+    PyObject *result = NULL;
+    int opened = 0;
+    while (opened < 3 && source_open(&sources[opened], args[opened]) == 0)
+        opened++;
+    if (opened == 3)
+        result = entry_columns_of(sources[0].bytes, sources[1].bytes, sources[2].bytes);
+    while (opened > 0)
+        source_close(&sources[--opened]);
+    return result;
+}
+
 /* ---- the module ---- */
 
 #define FUNCTION(name, doc)                                                                        \
@@ -1218,6 +1266,8 @@ static PyMethodDef functions[] = {
     FUNCTION(encode_many, "encode_many(head, middle, offset, payloads, index, publish_time, "
                           "attributes, routing_keys, bytes_max, request_id, /)\n--\n\n"
                           "See forebay.format.pure.encode_many."),
+    FUNCTION(entry_columns, "entry_columns(buffer, positions, lengths, /)\n--\n\n"
+                            "See forebay.format.pulsar.columns."),
     {NULL, NULL, 0, NULL},
 };
 

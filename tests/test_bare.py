@@ -142,5 +142,9 @@ def test_every_package_that_is_imported_is_declared() -> None:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module is not None:
                 imported.add(node.module.partition(".")[0])
-    foreign = imported - sys.stdlib_module_names - {"forebay", "pyspark_forebay"}
+    foreign = (
+        imported
+        - sys.stdlib_module_names
+        - {"forebay", "pyspark_forebay", "pyspark_forebay_pulsar"}
+    )
     assert {PROVIDERS.get(name, name) for name in foreign} - declared == set()

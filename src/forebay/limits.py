@@ -37,6 +37,9 @@ FRAME_BATCH_BYTES_MAX: Final = 256 * KIB
 QUEUE_BATCHES_MAX: Final = 256
 """This many queued batches start a commit, because each new batch copies the whole list."""
 
+BATCH_MERGED_BYTES: Final = 64 * KIB
+"""Smaller batches of frames are joined up to this size before they are written."""
+
 ENCODE_BYTES_MAX: Final = 1 * MIB
 """The most that one call of the batch encoder returns, unless a single frame is larger."""
 
@@ -64,6 +67,8 @@ WRITER_THREADS_MAX: Final = 256
 
 GATHER_SECONDS_MAX: Final = 0.002
 """The longest that a group commit is delayed for producers that are about to join it."""
+GATHER_PASSED_MAX: Final = 64
+"""If delays were in vain, only one in so many commits is delayed."""
 
 OBJECT_INDEX_MESSAGES: Final = 1000
 OBJECT_INDEX_BYTES: Final = 1 * MIB
@@ -105,6 +110,23 @@ LEDGER_INDEX_BYTES_MAX: Final = 4 * MIB
 
 PROTOBUF_FIELDS_MAX: Final = 100_000
 """The most fields of one protobuf message that is decoded into objects."""
+
+PULSAR_MESSAGE_BYTES_MAX: Final = 256 * MIB
+"""The largest message of Pulsar, decompressed or put together from chunks."""
+
+PULSAR_BATCH_MESSAGES_MAX: Final = 1_000_000
+"""The most messages of one batch. Producers send 1,000 by default."""
+
+PULSAR_CHUNKS_MAX: Final = 100_000
+"""The most chunks of one message."""
+
+PULSAR_CHUNKS_BYTES_MAX: Final = 512 * MIB
+PULSAR_CHUNKED_MESSAGES_MAX: Final = 1_000
+"""What a reader keeps of messages whose chunks are not all there yet. Over that, it gives up the
+oldest one."""
+
+STREAM_LEDGERS_MAX: Final = 1_000_000
+"""The most ledgers that a stream over a bucket of Pulsar remembers to have read."""
 
 CATALOG_VALUE_BYTES_MAX: Final = 1 * MIB
 CATALOG_PAGE: Final = 256
@@ -286,6 +308,7 @@ assert (
 )
 assert OFFLOAD_POLICIES_BYTES_MAX < TOPIC_SETTINGS_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX
 assert 2 * FRAME_PAYLOAD_BYTES_MAX < LEDGER_ENTRY_BYTES_MAX < LEDGER_BLOCK_BYTES_MAX
+assert PULSAR_MESSAGE_BYTES_MAX < PULSAR_CHUNKS_BYTES_MAX
 assert LEDGER_METADATA_BYTES_MAX + 20 * LEDGER_BLOCKS_MAX + 32 <= LEDGER_INDEX_BYTES_MAX
 assert IDEMPOTENT_PRODUCERS_MAX * 61 + 256 <= JOB_STATE_BYTES_MAX
 assert STREAM_BATCH_BYTES_MAX < MESSAGE_BYTES_MAX

@@ -25,6 +25,7 @@ ELSEWHERE: Final = {
     "pipeline": "tests/pipeline",
     "bench": "tests/bench",
     "import-danube": "tests/cli",
+    "import-pulsar": "tests/cli",
 }
 """Commands that run for long, or on Spark: what they do is tested there."""
 
@@ -129,6 +130,11 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
     "import-danube": [
         ([], "name Danube's bucket with --from"),
         (["a/b", "--wal", "{tmp}"], "a topic is /namespace/topic"),
+    ],
+    "import-pulsar": [
+        ([], "Missing argument 'SOURCE'"),
+        (["{tmp}", "--topic", "orders", "--pattern", ".*"], "not both"),
+        (["ftp://host/x"], "must be a directory, or begin with"),
     ],
     "export": [
         (["orders", "{tmp}/t", "--max-batch-bytes", "x"], "it must be a size"),

@@ -52,7 +52,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _skip_without_sanitizers(compiler, directory)
     program = directory / "fuzz_codec"
     fuzz = SUPPORT.resolve() / "fuzz_codec.c"
-    sources = (NATIVE / "codec.c", NATIVE / "ledger.c", fuzz)
+    sources = (*(NATIVE / name for name in ("codec.c", "ledger.c", "pulsar_columns.c")), fuzz)
     built = _run(compiler, *SANITIZED, f"-I{NATIVE}", *sources, "-o", program)
     assert built.returncode == 0, built.stderr
     return program

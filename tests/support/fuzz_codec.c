@@ -10,6 +10,7 @@
  */
 #include "codec.h"
 #include "ledger.h"
+#include "pulsar_columns.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -680,6 +681,39 @@ static block unpack_ledger(block ledger, const fb_frames *entries, uint64_t offs
     return frames;
 }
 
+/* Every span of a plain entry is inside it, and an entry that is not plain says nothing. */
+static void check_entry_columns(block ledger, const fb_frames *entries) {
+    static const int spans[] = {FB_ENTRY_PAYLOAD_POSITION, FB_ENTRY_KEY_POSITION,
+                                FB_ENTRY_ORDERING_POSITION, FB_ENTRY_PRODUCER_POSITION,
+                                FB_ENTRY_SCHEMA_POSITION};
+    size_t rows = entries->rows, done, property = 0;
+    int64_t *columns = calloc(rows * FB_ENTRY_COLUMNS + 1, sizeof *columns);
+    fb_properties properties = {NULL, 0, 0};
+    CHECK(columns != NULL);
+    CHECK(fb_entry_columns(ledger.data, ledger.bytes, (const uint8_t *)entries->positions,
+                           (const uint8_t *)entries->lengths, rows, columns, &properties,
+                           &done) == FB_ENTRIES_ALL);
+    CHECK(done == rows);
+    for (size_t row = 0; row < rows; row++) {
+        int64_t start = (int64_t)entries->positions[row], end = start + entries->lengths[row];
+        int64_t count = columns[FB_ENTRY_PROPERTIES * rows + row];
+        CHECK(columns[FB_ENTRY_FLAGS * rows + row] || count == 0);
+        for (size_t span = 0; span < 5 && columns[FB_ENTRY_FLAGS * rows + row]; span++) {
+            int64_t at = columns[(size_t)spans[span] * rows + row];
+            int64_t length = columns[(size_t)(spans[span] + 1) * rows + row];
+            CHECK(length < 0 || (start <= at && length <= end - at));
+        }
+        for (; count > 0; count--, property += 4)
+            for (int half = 0; half < 4; half += 2) {
+                const int64_t *found = properties.numbers + property + half;
+                CHECK(start <= found[0] && found[1] >= 0 && found[1] <= end - found[0]);
+            }
+    }
+    CHECK(property == properties.count);
+    free(columns);
+    free(properties.numbers);
+}
+
 static void damage_ledger(block ledger, uint64_t offset) {
     if (ledger.bytes == 0)
         return;
@@ -710,6 +744,7 @@ static void damage_ledger(block ledger, uint64_t offset) {
                            (const uint8_t *)entries.lengths, entries.rows, &bad));
     CHECK(bad <= entries.rows);
     block frames = unpack_ledger(damaged, &entries, offset, random_number(), &done, &fault);
+    check_entry_columns(damaged, &entries);
     free(frames.data);
     fb_frames_free(&entries);
     free(damaged.data);
@@ -727,6 +762,7 @@ static void check_ledger(block input, uint64_t offset) {
     CHECK(fb_scan_entries(ledger.data, ledger.bytes, 0, ledger.bytes, 5, &entries, &stop,
                           &entries_end));
     CHECK(entries.rows == done && stop == ledger.bytes && entries_end == FB_ENTRIES_COMPLETE);
+    check_entry_columns(ledger, &entries);
     uint64_t bytes_max = below(2) ? UINT64_MAX : below(input.bytes);
     block back = unpack_ledger(ledger, &entries, offset, bytes_max, &again, &fault);
     CHECK(fault == FB_ENTRY_GOOD && (again == done || bytes_max < UINT64_MAX));

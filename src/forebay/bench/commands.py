@@ -125,6 +125,12 @@ def bench_tier(**options: Any) -> None:
     help="A configuration whose object store is measured too, below a new prefix that is deleted "
     "afterwards.",
 )
+@click.option(
+    "--spark/--no-spark",
+    default=True,
+    show_default=True,
+    help="Also read a ledger with Spark, beside the format forebay over the same messages.",
+)
 @_output
 def bench_pulsar(**options: Any) -> None:
     """Offloads ledgers of Pulsar and reads them, beside the same client with the same bytes.
@@ -138,6 +144,10 @@ def bench_pulsar(**options: Any) -> None:
       forebay bench pulsar --config forebay.yml
       forebay bench pulsar --mib 64 --rounds 5 --json > pulsar.json
     """
+    from forebay.pipeline.session import require_packages
+
+    if options["spark"]:
+        require_packages()
     from forebay.bench.pulsar import run
 
     _report(run, **options)

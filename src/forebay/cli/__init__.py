@@ -25,6 +25,7 @@ from forebay.bench.commands import bench
 from forebay.cli.configuration import completion, config
 from forebay.cli.export import export, replay
 from forebay.cli.import_danube import import_danube
+from forebay.cli.import_pulsar import import_pulsar
 from forebay.cli.inspect import inspect
 from forebay.cli.messages import consume, produce
 from forebay.cli.offload import compact, offload, pipeline
@@ -121,6 +122,7 @@ _COMMANDS = (
     verify,
     restore,
     import_danube,
+    import_pulsar,
     export,
     replay,
     inspect,

@@ -401,12 +401,28 @@ def decompress(header: BlockHeader, stored: Buffer) -> bytes:
     try:
         if zstandard.frame_content_size(stored) != header.raw_bytes:
             raise BlockError("the compressed data has another size than the block header says")
-        frames = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
-    except zstandard.ZstdError as error:
+        return decompress_frame(stored, header.raw_bytes)
+    except (ValueError, zstandard.ZstdError) as error:
         raise BlockError(f"the block cannot be decompressed: {error}") from error
-    if len(frames) != header.raw_bytes:
-        raise BlockError("the compressed data has another size than the block header says")
-    return frames
+
+
+def decompress_frame(stored: Buffer, raw_bytes: int) -> bytes:
+    """Returns the `raw_bytes` bytes of one zstd frame, and allocates no more.
+
+    Raises ValueError if `stored` is anything else than one frame of that many bytes.
+    """
+    try:
+        # A frame need not say its size. If it does, the library allocates that, whatever it is.
+        if zstandard.frame_content_size(stored) not in (-1, raw_bytes):
+            raise ValueError("the compressed data has another size than its header says")
+        raw = zstandard.ZstdDecompressor().decompress(
+            stored, max_output_size=max(raw_bytes, 1), allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+    if len(raw) != raw_bytes:
+        raise ValueError("the compressed data has another size than its header says")
+    return raw
 
 
 def next_place(
