@@ -146,6 +146,23 @@ def test_however_a_topic_is_cut_its_messages_are_those_of_one_reader(
         assert found_in(options) == expected(ledgers)
 
 
+def test_the_rows_of_a_task_are_in_the_order_of_the_topic(tmp_path: Path) -> None:
+    first, *others = pulsar.chunks(b"x" * 300, 100, "p-1")
+    entries = [first, *(pulsar.entry(b"y" * 800) for _ in range(3)), *others]
+    entries += [pulsar.entry(b"z"), pulsar.batch([pulsar.single(b"b")]), pulsar.entry(b"z")]
+    with closing(at(tmp_path)) as store:
+        put_ledger(store, 7, entries, block_bytes=1024)
+    planned = plan_scan(replace(options_of(tmp_path), split_bytes=1))
+    rows = [
+        row
+        for split in planned
+        for batch in read_split(options_of(tmp_path), split)
+        for row in batch.to_pylist()
+    ]
+    assert len(planned) > 3
+    assert [row["__entryId"] for row in rows] == [1, 2, 3, 5, 6, 7, 8]
+
+
 def test_a_real_ledger_of_a_broker_is_read(tmp_path: Path) -> None:
     uid = "0d5b7ca9-0000-4000-8000-000000000001"
     with closing(at(tmp_path)) as store:

@@ -370,9 +370,11 @@ class ChunkAssembler:
         left, self.dropped = sorted(self.dropped, key=lambda each: each[0]), []
         return left
 
-    def open_uuids(self) -> set[str]:
-        """The messages that are not complete."""
-        return set(self._pending)
+    def take_dropped(self, uuid: str) -> list[tuple[ChunkPlace, Chunk]]:
+        """The chunks of one message that were dropped, in order; they are not in `dropped` then."""
+        taken = [each for each in self.dropped if each[1].uuid == uuid]
+        self.dropped = [each for each in self.dropped if each[1].uuid != uuid]
+        return sorted(taken, key=lambda each: each[0])
 
     def _limit(self) -> None:
         while self._size > self._bytes_max or len(self._pending) > PULSAR_CHUNKED_MESSAGES_MAX:

@@ -33,7 +33,7 @@ from forebay.format.pulsar.messages import (
 from forebay.limits import MIB
 from forebay.logs import event
 from forebay.objects.store import connect
-from forebay.pipeline.pulsar.bucket import Bucket
+from forebay.pipeline.pulsar.bucket import Bucket, Ledger
 from forebay.pipeline.pulsar.chunks import Found, resolve
 from forebay.pipeline.pulsar.columns import BatchMaker
 from forebay.pipeline.pulsar.options import PulsarOptions
@@ -129,13 +129,14 @@ class PartReader:
                 del entries
         except CorruptLog as error:
             self._damaged(error)
-        left = [
-            Found(place, self._positions[place], chunk) for place, chunk in self._assembler.finish()
-        ]
-        if not left:
-            return
-        for ledger, message in resolve(self._resources, self._part, left, self._around):
+        for ledger, message in self._resolved(self._assembler.finish()):
             yield self._maker.decoded(ledger, [message])
+
+    def _resolved(self, chunks: list[tuple[ChunkPlace, Chunk]]) -> Iterator[tuple[Ledger, Message]]:
+        """What this task yields of chunks whose others are not all in the part."""
+        left = [Found(place, self._positions[place], chunk) for place, chunk in chunks]
+        if left:
+            yield from resolve(self._resources, self._part, left, self._around)
 
     def _batches_of(self, entries: Entries) -> Iterator[pa.RecordBatch]:
         found = entry_columns(entries.buffer, entries.positions, entries.lengths)
@@ -190,10 +191,19 @@ class PartReader:
         if isinstance(decoded, Chunk):
             place = ChunkPlace(self._part.ledger.ledger_id, entry_id)
             self._positions[place] = position
-            whole = self._assembler.add(place, decoded)
-            decoded = [] if whole is None else [whole.message]
+            decoded = self._with_chunk(place, decoded)
         self._messages += decoded
         self._bytes += sum(len(each.value or b"") for each in decoded)
+
+    def _with_chunk(self, place: ChunkPlace, chunk: Chunk) -> list[Message]:
+        """The message that the chunk completes. It has its place, so the order stays."""
+        whole = self._assembler.add(place, chunk)
+        if whole is not None:
+            return [whole.message]
+        if chunk.number + 1 < chunk.count:
+            return []
+        dropped = self._assembler.take_dropped(chunk.uuid)
+        return [message for _, message in self._resolved(dropped)]
 
     def _flushed(self) -> Iterator[pa.RecordBatch]:
         messages, self._messages, self._bytes = self._messages, [], 0
