@@ -10,6 +10,7 @@
     │   ├── SubscriptionBusy     other consumers use it, and do not allow this one
     │   ├── TopicConflict        a topic is either partitioned or not
     │   ├── TopicKindConflict
+    │   ├── InvalidPosition      no ledger of the topic has it
     │   └── MessageTooLarge
     ├── OutOfSequence         send the messages of an idempotent producer from `expected` on
     ├── TooManyProducers      close some producers of the topic
@@ -32,6 +33,7 @@
     │   ├── ObjectChanged        the object has another etag: read it whole and compare
     │   └── ObjectExists         the name is taken: compare the bytes (also a FileExistsError)
     ├── CommitRefused         plan again: the catalog has changed
+    ├── OffloadInProgress     an offload of the topic runs: wait for its end
     ├── FormatError           bytes that do not have the expected format
     │   ├── MessageError
     │   ├── CheckpointError
@@ -120,6 +122,10 @@ class TopicConflict(UsageError):
 
 class TopicKindConflict(UsageError):
     """The topic exists as the other kind: one is stored, the other is not."""
+
+
+class InvalidPosition(UsageError):
+    """A position, as Pulsar names messages, that is in none of the topic's ledgers."""
 
 
 class MessageTooLarge(UsageError):
@@ -251,6 +257,10 @@ class CheckpointError(FormatError):
 
 class DescriptorError(FormatError):
     """A descriptor, or another record of the catalog, is malformed."""
+
+
+class OffloadInProgress(ForebayError):
+    """An offload of the topic is running already. Only one runs at a time."""
 
 
 class LedgerError(FormatError):

@@ -185,6 +185,14 @@ STREAM_FETCH_BYTES_MAX: Final = 16 * MIB
 TOPIC_SETTINGS_BYTES_MAX: Final = 64 * KIB
 """The maximum size of the settings that a topic has of its own, in the catalog."""
 
+OFFLOAD_POLICIES_BYTES_MAX: Final = 32 * KIB
+"""The maximum size of the offload policies of a namespace in the catalog, or of a topic in its
+settings."""
+
+OFFLOAD_POLICY_TEXT_BYTES_MAX: Final = 1024
+OFFLOAD_POLICY_FIELDS_MAX: Final = 64
+"""The most fields that are not Pulsar's own in offload policies."""
+
 JOB_STATE_NAME_BYTES_MAX: Final = 256
 """Percent-encoded, a name may be three times as long, within the 2 KiB of a catalog key."""
 
@@ -293,6 +301,7 @@ assert (
     <= DESCRIPTOR_BYTES_MAX
     <= CATALOG_VALUE_BYTES_MAX
 )
+assert OFFLOAD_POLICIES_BYTES_MAX < TOPIC_SETTINGS_BYTES_MAX <= CATALOG_VALUE_BYTES_MAX
 assert 2 * FRAME_PAYLOAD_BYTES_MAX < LEDGER_ENTRY_BYTES_MAX < LEDGER_BLOCK_BYTES_MAX
 assert PULSAR_MESSAGE_BYTES_MAX < PULSAR_CHUNKS_BYTES_MAX
 assert LEDGER_METADATA_BYTES_MAX + 20 * LEDGER_BLOCKS_MAX + 32 <= LEDGER_INDEX_BYTES_MAX

@@ -278,6 +278,7 @@ def asked() -> dict[str, Any]:
 
 
 THERE: Final = {
+    "tenant": "public",
     "namespace": "default",
     "topic": "orders",
     "file": "wal.log",

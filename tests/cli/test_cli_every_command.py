@@ -40,6 +40,7 @@ WORKS: Final[Mapping[str, tuple[list[str], str]]] = {
     "describe": (["orders"], "  uploaded   60\n"),
     "explain": (["orders", "70"], "/default/orders, offset 70: stored\n"),
     "offload": (["orders", "--dry-run"], "would upload 1 objects with 40 messages"),
+    "offload-status": (["orders"], "next offset to upload: 60\n"),
     "compact": (["orders", "--dry-run"], "3 objects would be compacted into 1"),
     "sweep": (["orders", "--dry-run"], "nothing to remove"),
     "verify": (["orders", "--dry-run"], "3 objects would be read"),
@@ -104,6 +105,12 @@ BAD: Final[Mapping[str, list[tuple[list[str], str]]]] = {
         (["absent", "0"], "there is no topic"),
     ],
     "offload": [(["absent"], "absent"), (["a/b"], "a topic is /namespace/topic")],
+    "offload-status": [
+        (["absent"], "there is no topic /default/absent"),
+        (["a/b"], "a topic is /namespace/topic"),
+        ([], "Missing argument 'TOPIC'"),
+        (["orders", "--url", "ftp://x"], "it must be like http://127.0.0.1:8650"),
+    ],
     "pipeline": [(["surplus"], "unexpected extra argument")],
     "compact": [
         (["orders", "--target", "big"], "it must be a size such as 256MiB"),

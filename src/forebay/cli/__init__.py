@@ -29,6 +29,7 @@ from forebay.cli.import_pulsar import import_pulsar
 from forebay.cli.inspect import inspect
 from forebay.cli.messages import consume, produce
 from forebay.cli.offload import compact, offload, pipeline
+from forebay.cli.offload_status import offload_status
 from forebay.cli.options import log_to_stderr, plain_errors, say_error
 from forebay.cli.subscriptions import subscriptions
 from forebay.cli.topics import accept_loss, describe, explain, topics
@@ -114,6 +115,7 @@ _COMMANDS = (
     describe,
     explain,
     offload,
+    offload_status,
     pipeline,
     compact,
     sweep,

@@ -33,7 +33,8 @@ from forebay.format.frame import (
     scan,
 )
 from forebay.format.layout import Buffer
-from forebay.format.resync import OffsetPosition, ReadAt
+from forebay.format.pulsar.frames import EntryAssembler, next_entry
+from forebay.format.resync import OffsetPosition, ReadAt, next_frame
 from forebay.limits import BLOCK_BYTES, OFFSET_MAX
 
 _HEADER: Final = struct.Struct("<IIQIIII")
@@ -195,10 +196,12 @@ class ObjectDecoder(Protocol):
 
     offset: int
     """The offset of the next frame."""
-    position: int
-    """The position in the object of the next frame, or of its block."""
     corruption: Corruption | None
     """Once this is set, nothing more is decoded."""
+
+    @property
+    def position(self) -> int:
+        """The position in the object of the next frame, of its block, or of its entry."""
 
     @property
     def needed(self) -> int:
@@ -220,10 +223,20 @@ def object_decoder(
 ) -> ObjectDecoder:
     """Returns the decoder for the object's bytes from `position` on, where `offset` begins.
 
-    Blocks with no message at or after `wanted` are not decompressed.
+    Blocks with no message at or after `wanted` are not decompressed, and entries of a ledger before
+    it are not made into frames.
     """
     if descriptor.codec == ZSTD:
         return BlockAssembler(offset, position, descriptor.size, wanted)
+    if descriptor.is_ledger:
+        return EntryAssembler(
+            offset,
+            position,
+            descriptor.size,
+            descriptor.start_offset,
+            descriptor.block_bytes,
+            wanted,
+        )
     return FrameAssembler(offset, position, descriptor.size)
 
 
@@ -409,6 +422,23 @@ def decompress_frame(stored: Buffer, raw_bytes: int) -> bytes:
     if len(raw) != raw_bytes:
         raise ValueError("the compressed data has another size than its header says")
     return raw
+
+
+def next_place(
+    descriptor: ObjectDescriptor, offset: int, position: int, read: ReadAt, window_bytes: int
+) -> OffsetPosition | None:
+    """Returns first offset and position where an object can be read on after damage, or None.
+
+    `offset` was expected at `position`. That is a frame, a block of a compressed object, or an
+    entry of a ledger.
+    """
+    if descriptor.codec == ZSTD:
+        return next_block(descriptor, offset, position, read, window_bytes)
+    if not descriptor.is_ledger:
+        return next_frame(descriptor, offset, position, read, window_bytes)
+    start, last = descriptor.start_offset, descriptor.end_offset
+    size, block_bytes = descriptor.size, descriptor.block_bytes
+    return next_entry(offset, position, size, start, block_bytes, last, read)
 
 
 def next_block(

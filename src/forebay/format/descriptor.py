@@ -40,6 +40,8 @@ _OPTIONAL: Final = (
 
 ZSTD: Final = "zstd"
 """The codec of objects that consist of blocks: see `forebay.format.blocks`."""
+PULSAR: Final = "pulsar"
+"""The format of objects that are ledgers of Pulsar: see `forebay.format.pulsar`."""
 
 _LABEL: Final = r"[a-z][0-9a-z-]{0,31}"
 """What `codec` and `format` look like. A reader refuses values that it does not know."""
@@ -100,7 +102,29 @@ class ObjectDescriptor:
         """The codec or format, if it is one that cannot be read here."""
         if self.codec not in (None, ZSTD):
             return self.codec
+        if self.format == PULSAR:
+            return None if self.ledger_number("block_bytes") is not None else self.format
         return self.format if self.format != "dnb1" else None
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the object is anything else than the bytes of its frames."""
+        return self.codec is not None or self.is_ledger
+
+    @property
+    def is_ledger(self) -> bool:
+        """Whether the object is a ledger of Pulsar, and not frames."""
+        return self.format == PULSAR
+
+    def ledger_number(self, name: str) -> int | None:
+        """Returns a number that the descriptor says about the ledger, or None."""
+        value = dict(self.ledger or ()).get(name)
+        return value if isinstance(value, int) else None
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of the blocks of a ledger, but for the last one."""
+        return self.ledger_number("block_bytes") or max(self.size, 1)
 
     @property
     def logical_size(self) -> int:

@@ -212,6 +212,8 @@ _LEDGER: Final = re.compile(
     rf"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-ledger-(?P<id>{_OFFSET})"
     r"(?P<index>-index)?"
 )
+PULSAR_TENANT: Final = "public"
+_LEDGER_VERSION: Final = "s3managedledgeroffloaderformatversion"
 MARKER_START: Final = "begin-"
 """What the names of begin markers start with."""
 SIDECAR_ENDING: Final = ".json"
@@ -249,6 +251,33 @@ def parse_object(name: str) -> ObjectName | None:
 
 def _ending(compressed: bool) -> str:
     return _COMPRESSED_ENDING if compressed else _ENDING
+
+
+def is_ledger(object_id: str) -> bool:
+    """Whether it is the name of an object that is a ledger: that of its data object."""
+    name = parse_ledger(object_id)
+    return name is not None and not name.is_index
+
+
+def object_of_file(name: str) -> str:
+    """The name of the object that a file belongs to, as its data, its index or its sidecar."""
+    owner = name.removesuffix(SIDECAR_ENDING)
+    ledger = parse_ledger(owner)
+    return owner if ledger is None else ledger.data_name
+
+
+def object_files(object_id: str) -> tuple[str, ...]:
+    """The names of the files of an object, without its sidecar, in the order to delete them in.
+
+    A ledger's index object comes first: while it exists, its data object is complete.
+    """
+    ledger = parse_ledger(object_id)
+    return (object_id,) if ledger is None else (ledger.index_name, ledger.data_name)
+
+
+def is_finished(object_id: str) -> bool:
+    """Whether it is the name of a finished object: not of one that is still being written to."""
+    return parse_object(object_id) is not None or is_ledger(object_id)
 
 
 def is_compressed(object_id: str) -> bool:
@@ -346,12 +375,31 @@ def object_key(topic: TopicName, object_id: str) -> str:
     return objects_prefix(topic) + object_id
 
 
+def managed_ledger_name(topic: TopicName) -> str:
+    """The name that Pulsar would give to the topic's ledgers: all topics belong to one tenant.
+
+    A partition has the name that Pulsar gives to partitions, such as `orders-partition-3`.
+    """
+    match = _PARTITION.fullmatch(topic.topic)
+    local = topic.topic if match is None else f"{match['base']}-partition-{match['number']}"
+    return f"{PULSAR_TENANT}/{topic.namespace}/persistent/{quote(local, safe='')}"
+
+
 def object_metadata(topic: TopicName, object_id: str) -> dict[str, str]:
     """The user metadata of an object or a pending object, all of it from its name.
 
-    They are for people who look into the bucket: nothing reads them. The topic is percent-encoded,
-    as metadata are ASCII. A pending object and its final copy do not tell their end.
+    They are for people who look into the bucket: nothing of Forebay reads them, but a broker of
+    Pulsar demands the version of a ledger. The topic is percent-encoded, as metadata are ASCII. A
+    pending object and its final copy do not tell their end.
     """
+    ledger = parse_ledger(object_id)
+    if ledger is not None:
+        return {
+            _LEDGER_VERSION: "1",
+            "s3managedledgeroffloadersoftwareversion": "forebay",
+            "role": "index" if object_id == ledger.index_name else "data",
+            "managedledgername": quote(managed_ledger_name(topic)),
+        }
     found = {"topic": quote(str(topic)), "format": object_id.rpartition(".")[2]}
     name = parse_object(object_id)
     start = parse_pending(object_id) if name is None else name.start
@@ -439,6 +487,10 @@ class CatalogKeys:
         """The key of the row that says when the last sweep of the store began."""
         return f"{self._root}/storage/sweep"
 
+    def offload_policies(self, namespace: str) -> str:
+        """The key of the offload policies of a namespace."""
+        return f"{self._root}/namespaces/{namespace}/offload"
+
     def topic(self, topic: TopicName) -> str:
         """The prefix of all keys of one topic."""
         return f"{self._root}/{_TOPICS}{topic.namespace}/{topic.topic}/"
@@ -451,6 +503,22 @@ class CatalogKeys:
 
     def settings(self, topic: TopicName) -> str:
         return self.topic(topic) + "settings"
+
+    def ledger_topics(self) -> str:
+        """The key of the row that says how many topics have a number for their ledgers."""
+        return f"{self._root}/storage/ledger-topics"
+
+    def ledger_ids(self, topic: TopicName) -> str:
+        """The key of the row with the topic's number, and how many ledger ids it has given."""
+        return self.topic(topic) + "ledger-ids"
+
+    def ledger_attempts(self, topic: TopicName) -> str:
+        """The prefix of the keys of the attempts to write ledgers that are not committed."""
+        return self.topic(topic) + "ledgers/"
+
+    def ledger_attempt(self, topic: TopicName, start_offset: int) -> str:
+        """The key of the last attempt to write a ledger that begins at this offset."""
+        return f"{self.ledger_attempts(topic)}{start_offset:020d}"
 
     def objects(self, topic: TopicName) -> str:
         return self.topic(topic) + "objects/"

@@ -468,7 +468,22 @@ class WalStorage(PersistentStorage):
         """Uploads everything appended so far, and returns the new objects."""
         uploader = self._require_uploader()
         self.wal.flush()
+        self.seal_for_ledgers()
         return self._fencing(lambda: uploader.run_once(force=True))
+
+    def offload(self, until: int) -> list[ObjectDescriptor]:
+        """Uploads the sealed segments before `until` as ledgers: see `Uploader.offload`."""
+        uploader = self._require_uploader()
+        return self._fencing(lambda: uploader.offload(until))
+
+    def seal_for_ledgers(self) -> None:
+        """Begins a new segment if the topic is uploaded as ledgers, which hold sealed segments."""
+        uploader = self._require_uploader()
+        self.refresh_settings()
+        active = next((each for each in self.wal.segments() if not each.sealed), None)
+        due = active is not None and active.end_offset > uploader.uploaded
+        if due and self.settings is not None and self.settings.uploader.ledgers:
+            self.wal.rotate()
 
     def upload_due(self) -> bool:
         """Runs one upload cycle of the background work; returns whether it left something due."""
@@ -496,6 +511,7 @@ class WalStorage(PersistentStorage):
         self.wal.await_synced(target, timeout)
         while uploader.uploaded < target:
             try:
+                self.seal_for_ledgers()
                 self._fencing(lambda: uploader.run_once(force=True))
             except ForebayError:
                 # An error after the commit, such as a failed check of a restored object, is not

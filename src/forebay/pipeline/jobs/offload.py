@@ -42,6 +42,7 @@ from forebay.errors import (
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import SegmentNames, TopicName, parse_topic
 from forebay.logs import event
+from forebay.objects.store import CloudStore
 from forebay.pipeline.execute import Done, Executor, Progress, Runner, executor_for
 from forebay.pipeline.jobs.report import to_dataframe
 from forebay.pipeline.jobs.waves import Waves
@@ -51,6 +52,7 @@ from forebay.topic.resources import executor_resources
 from forebay.topic.view import StoreView, TopicView
 from forebay.upload import engine, metrics
 from forebay.upload.engine import Renewal, Uploaded, UploadTask, set_aside
+from forebay.upload.ledgers import remove_attempt
 from forebay.upload.plan import PlannedObject, SegmentSource, TopicPlanner
 from forebay.wal.segment import LogPosition, Segment
 
@@ -302,7 +304,9 @@ class ViewPlanner:
     def _due(
         self, record: TopicRecord, settings: UploaderSettings, *, force: bool
     ) -> Iterator[PlannedObject]:
-        planner = TopicPlanner(self.topic, self._source, settings, self._clock, whole_segments=True)
+        planner = TopicPlanner(
+            self.topic, self._source, settings, self._clock, whole_segments=True, owned=False
+        )
         return planner.due(
             self.view.segments(),
             record.tail,
@@ -397,6 +401,11 @@ class Offload:
         resources = self.store.resources()
         assert resources is not None, "a topic that was planned is in the catalog"
         return resources.catalog
+
+    def objects(self) -> CloudStore:
+        resources = self.store.resources()
+        assert resources is not None, "a topic that was planned is in the catalog"
+        return resources.store
 
     def correct(self, topic: TopicName, said: ObjectDescriptor, found: ObjectDescriptor) -> None:
         """Gives an object that was read back the descriptor that it should have."""
@@ -548,10 +557,12 @@ class _Run:
     def _intended(self, plan: TopicPlan) -> list[UploadTask]:
         """Records intents for the objects, up to the first one that is refused."""
         tasks: list[UploadTask] = []
-        catalog = self._offload.catalog()
+        catalog, store = self._offload.catalog(), self._offload.objects()
         try:
             for planned in plan.objects:
-                task = engine.intend(catalog, plan.topic, plan.epoch, planned, plan.log_id)
+                task = engine.intend(
+                    catalog, plan.topic, plan.epoch, planned, plan.log_id, store=store
+                )
                 tasks.append(replace(task, settings=plan.settings))
         except ForebayError as error:
             self._stopped(plan.topic, error)
@@ -569,17 +580,20 @@ class _Run:
                     raise done.error
                 self._commit(task, done.result)
             except ForebayError as error:
-                if not task.planned.holds(error):
-                    self._set_aside(task, error)
+                self._set_aside(task, error)
                 self._stopped(topic, error, task.planned)
                 return
         if topic in self._damage:
             self._fail(topic, self._damage.pop(topic))
 
     def _set_aside(self, task: UploadTask, error: ForebayError) -> None:
-        resources = self._offload.store.resources()
-        assert resources is not None, "the topic has a catalog"
-        set_aside(resources.catalog, resources.store, task.topic, task.intent, error)
+        catalog, store = self._offload.catalog(), self._offload.objects()
+        if task.planned.ledger:
+            # After an outage, nobody knows whether the commit was made.
+            if not isinstance(error, ServiceUnavailable):
+                remove_attempt(catalog, store, task.topic, task.intent.object_id)
+        elif not task.planned.holds(error):
+            set_aside(catalog, store, task.topic, task.intent, error)
 
     def _settle_read_back(self, task: ReadBackTask, done: Done[Uploaded]) -> None:
         try:
@@ -619,7 +633,8 @@ class _Run:
             or record.tail != task.planned.start_offset
         ):
             raise fenced(topic, task.intent.epoch, record)
-        intent = catalog.intend(topic, record.epoch, task.planned.name)
+        name = task.intent.object_id if task.planned.ledger else task.planned.name
+        intent = catalog.intend(topic, record.epoch, name)
         if intent.object_id != task.intent.object_id:
             catalog.withdraw(topic, intent.object_id, intent.token)
             raise fenced(topic, task.intent.epoch, record.epoch)
