@@ -115,7 +115,7 @@ def messages_of(entry_id: int, entry: ParsedEntry) -> list[Message] | Chunk:
     payload = decompress(metadata.compression, entry.payload, metadata.uncompressed_size)
     if metadata.batch_messages is None:
         return [_single(entry_id, entry, _kind(metadata), payload)]
-    return list(_batch(entry_id, entry, payload))
+    return list(in_batch(entry_id, entry, payload))
 
 
 def _kind(metadata: MessageMetadata) -> Kind:
@@ -174,10 +174,11 @@ class _Single:
     null_key: bool | None = None
 
 
-def _batch(entry_id: int, entry: ParsedEntry, payload: Buffer) -> Iterator[Message]:
-    """The messages of a batch, without those that a compaction took out.
+def in_batch(entry_id: int, entry: ParsedEntry, payload: Buffer) -> Iterator[Message]:
+    """The messages of a batch with this payload, decompressed.
 
-    They count for the batch index. A batch that says which of its messages are left has only these.
+    Those that a compaction took out are left out, and count for the batch index. A batch that says
+    which of its messages are left has only these.
     """
     metadata = entry.metadata
     count = metadata.batch_messages or 0
