@@ -6,7 +6,7 @@ where key, value and the other fields are in the buffer. Every other entry, and 
 has a row of zeros: `messages.decode_messages` decodes it, or says what is wrong with it.
 
 The compiled module does this if it was built, otherwise the function below, with the same results.
-`batch_columns` does the same for the messages in batches, whose payloads the caller decompressed; it
+`batch_columns` does the same for messages in batches, whose payloads the caller decompressed. It
 needs the compiled module.
 
 Beware: a row is no promise about the entry beyond what it says. A plain entry may be transactional,
