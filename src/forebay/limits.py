@@ -37,6 +37,9 @@ FRAME_BATCH_BYTES_MAX: Final = 256 * KIB
 QUEUE_BATCHES_MAX: Final = 256
 """This many queued batches start a commit, because each new batch copies the whole list."""
 
+BATCH_MERGED_BYTES: Final = 64 * KIB
+"""Smaller batches of frames are joined up to this size before they are written."""
+
 ENCODE_BYTES_MAX: Final = 1 * MIB
 """The most that one call of the batch encoder returns, unless a single frame is larger."""
 
@@ -64,6 +67,8 @@ WRITER_THREADS_MAX: Final = 256
 
 GATHER_SECONDS_MAX: Final = 0.002
 """The longest that a group commit is delayed for producers that are about to join it."""
+GATHER_PASSED_MAX: Final = 64
+"""If delays were in vain, only one in so many commits is delayed."""
 
 OBJECT_INDEX_MESSAGES: Final = 1000
 OBJECT_INDEX_BYTES: Final = 1 * MIB

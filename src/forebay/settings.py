@@ -441,7 +441,8 @@ class BrokerSettings:
     key_file: Path | str | None = None
     """The private key of that certificate."""
     ack: Literal["buffered", "synced", "uploaded"] = "synced"
-    """The stage that a message must reach before it is acknowledged to its producer."""
+    """The stage that a message must reach before it is acknowledged to its producer. With
+    `buffered`, subscriptions deliver it before it is synced, too."""
     auto_create_topics: bool = True
     """Whether a producer creates a topic that does not exist."""
     message_bytes_max: int = 4 * MIB

@@ -28,6 +28,7 @@ from forebay.errors import (
 )
 from forebay.format.message import StreamMessage
 from support.brokers import RunningBroker, running_broker
+from support.etcd_server import make_certificates
 from support.holed_topics import END, HELD, leave_a_wide_hole
 
 
@@ -168,6 +169,19 @@ async def test_the_token_is_sent_and_never_shown(tmp_path: Path) -> None:
             with pytest.raises(ServiceRefused, match="needs a token") as caught:
                 await client.producer("orders")
             assert "wrong-token" not in repr(caught.value)
+
+
+async def test_a_server_with_tls_is_trusted_by_its_authority_alone(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path / "tls")
+    async with running_broker(
+        tmp_path / "data", cert_file=made.cert_file, key_file=made.key_file
+    ) as broker:
+        async with connect_async(broker.address, ca_file=made.ca_file) as client:
+            await (await client.producer("orders")).send(b"a")
+            assert [message.payload async for message in client.read("orders")] == [b"a"]
+        async with connect_async(broker.address, tls=True, timeout=0.5) as client:
+            with pytest.raises(ServiceUnavailable):
+                await client.producer("orders")
 
 
 @pytest.mark.parametrize(

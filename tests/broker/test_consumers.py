@@ -411,6 +411,23 @@ async def test_a_stream_stays_open_when_the_log_ends_for_a_while(
     assert calls_of("ReceiveMessages") == before
 
 
+async def test_consumers_of_a_deleted_topic_get_nothing_of_it_and_all_of_the_next(
+    broker: DanubeBroker, danube: DanubeUser
+) -> None:
+    producer = await danube.producer(TOPIC)
+    inbox = await danube.inbox(TOPIC)
+    await send(producer, 3)
+    assert await inbox.read(2) == numbers(2)
+    before = calls_of("ReceiveMessages")
+    await asyncio.to_thread(broker.store.delete, TOPIC)
+    await until(lambda: calls_of("ReceiveMessages") > before, "the end of the stream")
+    again = await danube.producer(TOPIC)
+    new = await danube.inbox(TOPIC)
+    await send(again, 3, first=3)
+    assert await new.read(3) == numbers(3, first=3)
+    assert calls_of("ReceiveMessages") <= before + 3, "no storm of streams"
+
+
 async def test_consumers_keep_their_numbers_after_a_restart(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         producer = await broker.user.producer(TOPIC)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from forebay.broker import danube_pb2
 from forebay.broker import streams_pb2 as pb
 from forebay.format.frame import scan
 from forebay.format.message import StreamMessage, decode_messages
@@ -192,6 +193,24 @@ async def test_a_message_over_the_servers_limit_is_refused(tmp_path: Path) -> No
             code, details = await status(call)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "broker.message_bytes_max" in details
+
+
+async def test_a_stream_respects_exclusive_access(broker: RunningBroker) -> None:
+    wanted = danube_pb2.ProducerRequest(
+        producer_name="owner",
+        topic_name=TOPIC,
+        dispatch_strategy=danube_pb2.Reliable,
+        producer_access_mode=danube_pb2.Exclusive,
+    )
+    async with grpc.aio.insecure_channel(broker.address) as channel:
+        create: Any = channel.unary_unary("/danube.ProducerService/CreateProducer")
+        await create(wanted.SerializeToString())
+    async with call_of(broker, "ProduceStream") as call:
+        await call.write(opening())
+        assert await status_after_reading(call) is grpc.StatusCode.PERMISSION_DENIED
+    async with producing(broker, producer_name="owner") as call:
+        await call.write(batch(b"a"))
+        assert await answer(call) == range(1)
 
 
 async def test_a_stream_needs_the_token(tmp_path: Path) -> None:

@@ -36,6 +36,20 @@ def test_a_cursor_contains_exactly_what_was_added(ranges: list[tuple[int, int]])
 
 
 @settings(max_examples=60)
+@given(ranges=RANGES, end=st.integers(0, 80))
+def test_a_cursor_before_an_offset_has_what_is_below_it(
+    ranges: list[tuple[int, int]], end: int
+) -> None:
+    cursor, wanted = made(ranges)
+    kept = cursor.before(end)
+    assert {offset for offset in range(80) if kept.contains(offset)} == {
+        offset for offset in wanted if offset < end
+    }
+    assert (kept is cursor) == all(offset < end for offset in wanted)
+    assert all(first < last for first, last in kept.ranges)
+
+
+@settings(max_examples=60)
 @given(ranges=RANGES, others=RANGES)
 def test_two_cursors_merge_into_what_either_has(
     ranges: list[tuple[int, int]], others: list[tuple[int, int]]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.raw_http import Said, ask
-from support.served import PATIENCE, Served
+from support.raw_http import AtUrl, Said, ask
+from support.served import PATIENCE
 
 _HEADERS = {"Accept": "application/json", "Content-Type": "application/json"}
 
@@ -28,7 +28,7 @@ class PulsarAdminError(Exception):
 class PulsarAdmin:
     """Sends each call as the Java client does: JSON, with an entity for each PUT and POST."""
 
-    server: Served
+    server: AtUrl
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def call(self, method: str, path: str, *entity: Any) -> Any:

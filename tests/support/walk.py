@@ -56,6 +56,7 @@ from forebay.format.message import decode_messages
 from forebay.format.names import (
     SIDECAR_ENDING,
     ObjectName,
+    object_files,
     objects_prefix,
     parse_object,
     parse_topic,
@@ -963,7 +964,7 @@ class Walk:
             chain = list(raw_descriptors(catalog, topic))
             record = catalog.record(topic)
         assert record is not None
-        wanted = {prefix + each.object_id for each in chain}
+        wanted = {prefix + file for each in chain for file in object_files(each.object_id)}
         found = {meta.key: meta.size for meta in self.place.store.list(prefix)}
         for each in chain:
             key = prefix + each.object_id

@@ -326,7 +326,7 @@ def test_verification_reads_entries_the_block_map_and_the_index_of_positions(set
         assert examined(setup, descriptor) is FaultKind.CORRUPT
     setup.objects.put_object(key, good)
     setup.objects.delete_object(key + "-index")
-    assert examined(setup, descriptor) is FaultKind.MISSING
+    assert examined(setup, descriptor) is FaultKind.CORRUPT
 
 
 def test_a_damaged_entry_is_an_error_with_its_place_and_a_lenient_reader_goes_on(
@@ -494,3 +494,18 @@ def test_a_newer_ledger_shows_that_the_catalog_is_an_older_copy(setup: Setup) ->
     restored(setup)
     with setup.topic() as topic:
         assert offsets(topic.read(0, end=100)) == list(range(100))
+
+
+def test_the_row_of_an_attempt_that_is_gone_is_forgotten_after_a_day(setup: Setup) -> None:
+    with setup.topic() as topic:
+        fill(topic, 20)
+        topic.rotate()
+        epoch = storage_of(topic).epoch
+        assert epoch is not None
+        died = setup.catalog.intend_ledger(TOPIC, epoch, (0, 20)).intent
+        topic.upload()
+    for hours, there in ((23, True), (2, False)):
+        setup.clock.advance(hours * 3600)
+        sweep(setup.catalog, setup.objects, grace_minutes=1, dry_run=False, clock=setup.clock)
+        assert (setup.catalog.life(TOPIC, died.object_id) is not None) is there
+    require_chain(setup)

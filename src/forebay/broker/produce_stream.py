@@ -31,6 +31,7 @@ import grpc
 from forebay.broker import streams_pb2 as pb
 from forebay.broker.calls import Context
 from forebay.broker.context import BrokerContext
+from forebay.broker.known_producers import Producer
 from forebay.broker.producers import MESSAGE_BYTES, MESSAGES
 from forebay.broker.requests import parse_name, parse_topic_name
 from forebay.broker.status import Refused
@@ -115,12 +116,14 @@ class ProduceStreams:
         topic = parse_topic_name(request.topic)
         name = parse_name("producer_name", request.producer_name)
         durability = self._durability(request.durability)
+        number = stable_number(str(topic), name)
+        self._context.producers.add(Producer(number, name, topic, reliable=True))
         storage = await self._context.topics.reliable(topic, create=True)
         stream = ProduceStream(storage, durability, self._context, call)
         if request.idempotent:
             await self._serve_idempotent(topic, name, stream, requests)
             return
-        parts = storage.wal.producer(stable_number(str(topic), name), name, self._context.address)
+        parts = storage.wal.producer(number, name, self._context.address)
         await call.write(pb.ProduceResponse().SerializeToString())
         await stream.run(PlainAppender(storage, parts), requests)
 

@@ -698,6 +698,18 @@ class Catalog:
                 writes.append(given_up[1])
         return token if self.kv.commit(compares, writes) is not None else None
 
+    def forget_gone(self, topic: TopicName, object_id: str, seen: Life) -> None:
+        """Removes the row of a ledger that is gone, if it is still `seen`.
+
+        Call it when no late writer can be left. The name is never used again.
+        """
+        key = self.keys.life(topic, object_id)
+        entry = self.kv.get(key)
+        if entry is None or decode_record(entry.value, Life, key) != seen:
+            return
+        if is_ledger(object_id) and seen.state is State.GONE:
+            self.kv.commit([Compare(key, entry.revision)], [Remove(key)])
+
     def _passed(self, topic: TopicName, offset: int) -> bool:
         """Whether the chain goes on after the offset."""
         tail = self._tail(topic)()

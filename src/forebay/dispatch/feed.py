@@ -8,6 +8,9 @@ clients is made once.
 At the end of the log nobody polls: the log wakes the feed, and the feed wakes the subscriptions
 that asked for it.
 
+A feed with `visibility="buffered"` also reads messages that are not synced yet. A crash can take
+them back, and others get their offsets.
+
 Beware: a feed belongs to one event loop. A log that has ended, after an error of the disk, has a
 successor in the store, which recovers it: whoever reads next gets the topic from there again. The
 end that was known is no proof that there is nothing to read.
@@ -19,7 +22,6 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from typing import Final
 
 from forebay.errors import LogClosed, LogStopped, TopicFenced
@@ -28,7 +30,7 @@ from forebay.format.message import StreamMessage, decode_messages
 from forebay.limits import FEED_BYTES_MAX, FEED_CHUNKS_MAX, FEED_READERS_MAX
 from forebay.topic.store import Topic
 from forebay.wal.reader import AsyncLogReader
-from forebay.wal.watermarks import CallWaiter
+from forebay.wal.watermarks import CallWaiter, Visibility
 
 _log: Final = logging.getLogger("forebay.dispatch")
 _RETRY_SECONDS: Final = 1.0
@@ -66,7 +68,7 @@ class Chunk:
     def __init__(self, frames: Scan) -> None:
         # A copy, because the reader uses its buffer again.
         data = bytes(memoryview(frames.buffer)[: frames.positions[-1] + frames.lengths[-1]])
-        self._frames = replace(frames, buffer=data)
+        self._frames = frames.over(data)
         self.first = int(frames.offsets[0])
         self.end = self.first + len(frames)
         self.size = len(data)
@@ -124,12 +126,19 @@ class Feed:
     """Reads one topic for all its subscriptions, in one event loop."""
 
     def __init__(
-        self, topic: Topic, reopen: Callable[[], Awaitable[Topic]], cache: ChunkCache
+        self,
+        topic: Topic,
+        reopen: Callable[[], Awaitable[Topic]],
+        cache: ChunkCache,
+        visibility: Visibility = "synced",
     ) -> None:
         self.topic = topic
         self._reopen = reopen
         self._cache = cache
+        self._visibility = visibility
         self._chunks: list[Chunk] = []
+        self._kept_end = 0
+        """No chunk had an offset from here on."""
         self._reading: dict[int, asyncio.Task[Chunk | None]] = {}
         self._readers: deque[AsyncLogReader] = deque()
         self._waiting: dict[Callable[[], None], int] = {}
@@ -143,23 +152,40 @@ class Feed:
         The chunk begins after `offset` if there are only accepted holes before it. Raises
         OffsetOutOfRange, LostOffsets, and what reading raises.
         """
-        if offset >= self.topic.synced_offset and not self.topic.ended:
+        if offset >= self._end and not self.topic.ended:
             return None
-        found = self._kept(offset)
+        found = self.read_now(offset)
         if found is not None:
             return found
         task = self._reading.get(offset)
         if task is None:
-            if self._is_near(offset):
-                return await self._fetch(offset)
             task = asyncio.create_task(self._fetch(offset))
             self._reading[offset] = task
             task.add_done_callback(lambda done: self._fetched(offset, done))
         return await asyncio.shield(task)
 
-    def _is_near(self, offset: int) -> bool:
-        """Whether the read waits for nothing, so that nobody else could share it."""
-        return not self.topic.ended and offset >= self.topic.in_memory().start
+    @property
+    def _end(self) -> int:
+        """The offset before which there are messages to read."""
+        return self.topic.visible_offset(self._visibility)
+
+    def read_now(self, offset: int) -> Chunk | None:
+        """Returns the messages from `offset` on if they are in memory, or None. It never waits."""
+        if offset >= self._end or self.topic.ended:
+            return None
+        found = self._kept(offset)
+        if found is not None or offset in self._reading:
+            return found
+        if offset < self.topic.in_memory().start:
+            return None
+        reader = self._reader(offset)
+        try:
+            frames = reader.frames_in_memory()
+        except BaseException:
+            reader.close()
+            raise
+        self._keep_reader(reader)
+        return None if frames is None else self._keep(Chunk(frames))
 
     def _fetched(self, offset: int, task: asyncio.Task[Chunk | None]) -> None:
         del self._reading[offset]
@@ -167,6 +193,8 @@ class Feed:
             task.exception()  # those who still wait get it; there may be nobody
 
     def _kept(self, offset: int) -> Chunk | None:
+        if offset >= self._kept_end:
+            return None
         for chunk in reversed(self._chunks):
             if offset in chunk:
                 self._cache.used(chunk)
@@ -190,7 +218,7 @@ class Feed:
             return await self._fetch_once(offset)
 
     async def _fetch_once(self, offset: int) -> Chunk | None:
-        if offset >= self.topic.synced_offset:
+        if offset >= self._end:
             return None
         reader = self._reader(offset)
         try:
@@ -207,7 +235,7 @@ class Feed:
             if reader.position == offset:
                 self._readers.remove(reader)
                 return reader
-        return self.topic.stream(offset)
+        return self.topic.stream(offset, visibility=self._visibility)
 
     def _keep_reader(self, reader: AsyncLogReader) -> None:
         self._readers.append(reader)
@@ -218,6 +246,7 @@ class Feed:
         if len(self._chunks) >= FEED_CHUNKS_MAX:
             self.drop(self._chunks[0])
         self._chunks.append(chunk)
+        self._kept_end = max(self._kept_end, chunk.end)
         self._cache.add(chunk, self)
         return chunk
 
@@ -227,6 +256,7 @@ class Feed:
 
     def forget(self) -> None:
         """Drops what was read: nobody needs it for now."""
+        self._kept_end = 0
         for chunk in self._chunks.copy():
             self.drop(chunk)
         while self._readers:
@@ -236,8 +266,9 @@ class Feed:
 
     def wake_beyond(self, offset: int, wake: Callable[[], None]) -> None:
         """Calls `wake` once there is a message at `offset` or later, or the log has ended."""
-        if offset < self.topic.synced_offset:
-            wake()  # it came after the caller looked
+        if offset < self._end:
+            # It came after the caller looked.
+            asyncio.get_running_loop().call_soon(wake)
             return
         self._waiting[wake] = offset
         if self._watch is None:
@@ -252,7 +283,7 @@ class Feed:
         waiter = CallWaiter(lambda: self._end_moved(waiter))
         self._watch = self.topic, waiter
         try:
-            enlisted = self.topic.enlist(self.topic.synced_offset + 1, waiter)
+            enlisted = self.topic.enlist(self._end + 1, waiter, self._visibility)
         except _ENDED:
             enlisted = False  # those who wake up read, and open the log again
         if not enlisted:
@@ -262,20 +293,18 @@ class Feed:
         watch, self._watch = self._watch, None
         if watch is not None:
             topic, waiter = watch
-            topic.delist(waiter)
+            topic.delist(waiter, self._visibility)
 
     def _end_moved(self, waiter: CallWaiter) -> None:
         if self._watch is None or self._watch[1] is not waiter:
             return  # it gave up, and was woken nevertheless
         topic, self._watch = self._watch[0], None
-        self._wake(None if topic.ended else topic.synced_offset)
+        self._wake(None if topic.ended else topic.visible_offset(self._visibility))
         if self._waiting and self._watch is None:
             self._watch_end()
 
-    def _wake(self, synced: int | None) -> None:
-        ready = [
-            wake for wake, offset in self._waiting.items() if synced is None or offset < synced
-        ]
+    def _wake(self, end: int | None) -> None:
+        ready = [wake for wake, offset in self._waiting.items() if end is None or offset < end]
         for wake in ready:
             del self._waiting[wake]
             wake()

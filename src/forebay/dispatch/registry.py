@@ -18,6 +18,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal, Protocol, TypeAlias
@@ -50,6 +51,7 @@ from forebay.settings import BrokerSettings
 from forebay.topic.lag import Lags
 from forebay.topic.storage import WalStorage
 from forebay.topic.store import Start, Store, Topic
+from forebay.wal.watermarks import Visibility
 
 _log: Final = logging.getLogger("forebay.dispatch")
 _EXPECTED_SECONDS: Final = 10.0
@@ -80,6 +82,13 @@ def _to_skip(
             skipped += reached - start
     # One range: offsets without messages, and those acknowledged before, are in it.
     return ([(cursor.position, reached)] if skipped else []), skipped
+
+
+def _save(state: _TopicState, name: str, cursor: Cursor) -> bool:
+    """Hands a cursor over, without what is not synced yet; returns whether that was all of it."""
+    synced = cursor.before(state.storage.wal.synced_offset)
+    state.storage.put_cursor(name, synced)
+    return synced is cursor
 
 
 def stable_number(*names: str) -> int:
@@ -269,9 +278,9 @@ class Registry:
             return storage, [(row, storage.subscription_cursor(row.name)) for row in rows]
 
         storage, found = await asyncio.to_thread(load)
-        state = _TopicState(
-            storage, Feed(Topic(storage), partial(self._reopen, topic), self._cache)
-        )
+        reopen = partial(self._reopen, topic)
+        visibility: Visibility = "buffered" if self._settings.ack == "buffered" else "synced"
+        state = _TopicState(storage, Feed(Topic(storage), reopen, self._cache, visibility))
         for row, cursor in found:
             self._activate(state, row, cursor)
         return state
@@ -281,8 +290,10 @@ class Registry:
         storage = await asyncio.to_thread(self._existing, topic)
         state = self._topics.get(topic)
         if state is not None:
-            state.storage = storage
+            before, state.storage = state.storage.wal, storage
             for active in state.active.values():
+                if before.ended:
+                    active.subscription.go_back(before.synced_offset)
                 active.subscription.save()  # the catalog may not have what the old one knew
         return Topic(storage)
 
@@ -301,7 +312,7 @@ class Registry:
             name,
             window,
             state.feed,
-            lambda changed: state.storage.put_cursor(name, changed),
+            partial(_save, state, name),
             partial(self._store_dead_letter, state),
             skip_lost=self._settings_of(state).on_lost == "skip",
             outboxes=self._outboxes,
@@ -645,6 +656,9 @@ class Registry:
         for fanout in self.fanouts.values():
             fanout.close()
         for state in [*self._topics.values()]:
+            if self._settings.ack == "buffered":  # or cursors would lack what is not synced
+                with suppress(ForebayError):  # the log says why, and what is not saved comes again
+                    await asyncio.to_thread(state.storage.flush)
             for active in [*state.active.values()]:
                 await active.subscription.close()
             await state.feed.close()

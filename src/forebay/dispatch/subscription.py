@@ -9,7 +9,9 @@ acknowledgement, a timer, a new message. It then works until there is nothing to
 it was woken is cleared before it looks, so no wake-up is lost.
 
 Beware: the cursor in the catalog is some seconds behind. After a crash, consumers get again what
-they acknowledged in these seconds. They never miss a message.
+they acknowledged in these seconds. They never miss a message. What is not synced is never in that
+cursor, though consumers of a buffered feed may have acknowledged it: other messages could get its
+offsets.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -239,13 +241,16 @@ class Subscription:
         name: str,
         window: Window,
         feed: Feed,
-        save: Callable[[Cursor], None],
+        save: Callable[[Cursor], bool],
         dead_letter: Callable[[Delivery, str], Awaitable[None]],
         *,
         skip_lost: bool = True,
         outboxes: Outboxes | None = None,
     ) -> None:
-        """`save` gets the cursor after changes; `dead_letter` stores a message elsewhere."""
+        """`save` gets the cursor after changes, and returns False if it has to get it again.
+
+        `dead_letter` stores a message elsewhere.
+        """
         self.name = name
         self.window = window
         self.feed = feed
@@ -393,6 +398,26 @@ class Subscription:
         self.problem = None
         self._wake()
 
+    def go_back(self, end: int) -> None:
+        """Starts again at `end` if it was beyond it: the log has ended, and only that was synced.
+
+        Later offsets were delivered from memory. Their messages may be gone, and others may have
+        got them.
+        """
+        cursor = self.window.cursor()
+        kept = cursor.before(end)
+        if self.window.next_offset > end or kept is not cursor:
+            event(
+                _log,
+                logging.WARNING,
+                "a subscription goes back: what it delivered last was not synced",
+                topic=self.topic,
+                subscription=self.name,
+                delivered=self.window.next_offset,
+                synced=end,
+            )
+            self.seek(kept)
+
     def skip(self, ranges: Sequence[tuple[int, int]], messages: int) -> None:
         """Counts offsets as acknowledged, which have so many messages; the caller has stored that.
 
@@ -419,7 +444,8 @@ class Subscription:
         if self._frozen:
             return
         try:
-            self._save(self.window.cursor())
+            if not self._save(self.window.cursor()) and not self._closed:
+                self._changed(wake=False)
         except ForebayError as error:
             # The next change hands it over again; until then consumers would get more again.
             self._report(error)
@@ -480,13 +506,45 @@ class Subscription:
             return False
         offset = window.next_offset
         chunk = await self._read(offset)
+        if window.next_offset != offset:
+            return True  # it was moved meanwhile
         if chunk is None:
             self._at_end = not window.waiting and not window.kept
-            self.feed.wake_beyond(offset, self._wake)
+            self.feed.wake_beyond(offset, self._arrived)
             return False
         if chunk.first > offset:
             self._pass_over(offset, chunk.first, "lost")
         return self._offer_new(chunk)
+
+    def _arrived(self) -> None:
+        """There is a message where the task waits for one, or the log has ended."""
+        delivered = False
+        try:
+            with suppress(ForebayError):  # the task meets it again, and reports it
+                delivered = self._deliver_at_end()
+        finally:
+            if not delivered:
+                self._wake()
+
+    def _deliver_at_end(self) -> bool:
+        """Delivers new messages that are in memory, sooner than the task would.
+
+        Returns False if the task has something to do.
+        """
+        window = self.window
+        if self._stopped or self._woken.is_set() or not self._at_end:
+            return False
+        if self._outboxes.full or not self._consumers or not window.wants_new():
+            return False
+        chunk = self.feed.read_now(window.next_offset)
+        if chunk is None or window.next_offset not in chunk:
+            return False
+        self._offer_new(chunk)
+        if window.next_offset != chunk.end or window.waiting or window.kept:
+            return False
+        self.feed.wake_beyond(window.next_offset, self._arrived)
+        self._arm()
+        return True
 
     async def _deliver(self, due: list[int]) -> bool:
         """Reads messages again and offers them; they may be in different places."""
@@ -653,7 +711,7 @@ class Subscription:
         """Ends the task and the streams, and hands the last cursor over."""
         self._stopped = self._closed = True
         self.end_streams()
-        self.feed.wake_no_more(self._wake)
+        self.feed.wake_no_more(self._arrived)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

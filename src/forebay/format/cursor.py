@@ -52,6 +52,13 @@ class Cursor:
         """Returns the cursor with everything that the other one has acknowledged."""
         return self._joined([*self.ranges, *other.ranges, (0, other.position)])
 
+    def before(self, end: int) -> Cursor:
+        """Returns the cursor without the offsets from `end` on; itself if it has none."""
+        if self.position <= end and (not self.ranges or self.ranges[-1][1] <= end):
+            return self
+        ranges = tuple((first, min(last, end)) for first, last in self.ranges if first < end)
+        return replace(self, position=min(self.position, end), ranges=ranges)
+
     def _joined(self, ranges: Iterable[Range]) -> Cursor:
         position = self.position
         found: list[Range] = []

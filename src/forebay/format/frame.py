@@ -104,6 +104,18 @@ class Scan:
             self.offsets[stop - 1] + 1,
         )
 
+    def over(self, buffer: Buffer) -> Scan:
+        """The same frames in another buffer, at the same positions."""
+        return Scan(
+            buffer,
+            self.offsets,
+            self.positions,
+            self.lengths,
+            self.safe_length,
+            self.end,
+            self.offset,
+        )
+
     def raise_if_corrupt(self, file: str, base: int = 0) -> None:
         """Raises CorruptFrame if the scan ended at a corrupt frame.
 

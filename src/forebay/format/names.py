@@ -11,6 +11,7 @@ Beware: object names give the last offset, not one more.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -213,7 +214,10 @@ _LEDGER: Final = re.compile(
     r"(?P<index>-index)?"
 )
 PULSAR_TENANT: Final = "public"
-_LEDGER_VERSION: Final = "s3managedledgeroffloaderformatversion"
+_METADATA_SAFE: Final = " /:@,;=+!%"
+LEDGER_VERSION_NAME: Final = "s3managedledgeroffloaderformatversion"
+"""The user metadata that Pulsar demands of both objects of a ledger, on every store."""
+LEDGER_VERSION: Final = "1"
 MARKER_START: Final = "begin-"
 """What the names of begin markers start with."""
 SIDECAR_ENDING: Final = ".json"
@@ -385,6 +389,19 @@ def managed_ledger_name(topic: TopicName) -> str:
     return f"{PULSAR_TENANT}/{topic.namespace}/persistent/{quote(local, safe='')}"
 
 
+def ledger_metadata(extra: Mapping[str, str], *, is_index: bool) -> dict[str, str]:
+    """The user metadata of an object of a ledger, with the names as S3 has them: in lower case.
+
+    Values of `extra` are percent-encoded where they are not ASCII.
+    """
+    given = {name.lower(): quote(value, safe=_METADATA_SAFE) for name, value in extra.items()}
+    return given | {
+        LEDGER_VERSION_NAME: LEDGER_VERSION,
+        "s3managedledgeroffloadersoftwareversion": "forebay",
+        "role": "index" if is_index else "data",
+    }
+
+
 def object_metadata(topic: TopicName, object_id: str) -> dict[str, str]:
     """The user metadata of an object or a pending object, all of it from its name.
 
@@ -394,12 +411,8 @@ def object_metadata(topic: TopicName, object_id: str) -> dict[str, str]:
     """
     ledger = parse_ledger(object_id)
     if ledger is not None:
-        return {
-            _LEDGER_VERSION: "1",
-            "s3managedledgeroffloadersoftwareversion": "forebay",
-            "role": "index" if object_id == ledger.index_name else "data",
-            "managedledgername": quote(managed_ledger_name(topic)),
-        }
+        extra = {"ManagedLedgerName": managed_ledger_name(topic)}
+        return ledger_metadata(extra, is_index=ledger.is_index)
     found = {"topic": quote(str(topic)), "format": object_id.rpartition(".")[2]}
     name = parse_object(object_id)
     start = parse_pending(object_id) if name is None else name.start

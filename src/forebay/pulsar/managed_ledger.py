@@ -35,6 +35,7 @@ from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import parse_ledger
 from forebay.interrupts import run_aside
 from forebay.logs import event
+from forebay.metrics import Counter
 from forebay.topic.storage import WalStorage
 from forebay.upload.plan import PlannedObject
 from forebay.upload.uploader import Uploader
@@ -42,6 +43,11 @@ from forebay.wal.segment import Segment
 
 _log: Final = logging.getLogger("forebay.pulsar")
 _TRIES: Final = 100
+OFFLOADS: Final = Counter(
+    "forebay_pulsar_offloads_total",
+    "Offloads of a prefix of a topic's ledgers that were asked for, by result.",
+    ["result"],
+)
 
 
 class Position(NamedTuple):
@@ -305,9 +311,11 @@ class ManagedLedger:
             if chosen:
                 self._storage.offload(chosen[-1].next_offset)
         except BaseException as error:
+            OFFLOADS.add(1, "error")
             with self._lock:
                 self._status = OffloadStatus(OffloadState.ERROR, str(error))
             raise
+        OFFLOADS.add(1, "success")
         with self._lock:
             self._status = OffloadStatus(OffloadState.SUCCESS, first_unoffloaded=first)
         return first

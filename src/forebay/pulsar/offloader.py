@@ -18,7 +18,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
-from urllib.parse import quote
 
 from forebay.errors import (
     CorruptLog,
@@ -29,15 +28,13 @@ from forebay.errors import (
     UsageError,
 )
 from forebay.format.layout import Buffer
-from forebay.format.names import ledger_name
+from forebay.format.names import ledger_metadata, ledger_name
 from forebay.format.pulsar.blocks import EntryPacker
 from forebay.format.pulsar.index import LedgerIndex, encode_index
 from forebay.limits import LEDGER_BLOCK_BYTES_MAX, LEDGER_BLOCK_BYTES_MIN, MIB, PART_BYTES_MIN
 from forebay.logs import event
 from forebay.objects.store import CloudStore
 from forebay.pulsar.read_handle import (
-    FORMAT_VERSION,
-    FORMAT_VERSION_VALUE,
     LedgerObjects,
     OffloadedReadHandle,
     ReadHandle,
@@ -124,7 +121,7 @@ class LedgerOffloader:
             )
         objects = self.objects(ledger.ledger_id, uid)
         extra = extra_metadata or {}
-        packer = self._write_data(ledger, objects, user_metadata("data", extra))
+        packer = self._write_data(ledger, objects, ledger_metadata(extra, is_index=False))
         metadata = replace(
             ledger.metadata,
             length=packer.entry_bytes,
@@ -134,7 +131,7 @@ class LedgerOffloader:
         try:
             encoded = encode_index(index)
             self._store.put_object(
-                objects.index, encoded, user_metadata("index", extra), create=True
+                objects.index, encoded, ledger_metadata(extra, is_index=True), create=True
             )
         except ForebayError as error:
             self._clean_up(objects, error)
@@ -236,13 +233,3 @@ def _in_order(ledger: ReadHandle) -> Iterator[list[Buffer]]:
             f"ledger {ledger.ledger_id} returned {expected} entries, but says that it has "
             f"{ledger.last_add_confirmed + 1}"
         )
-
-
-def user_metadata(role: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """The user metadata of a ledger's object, with the names as S3 has them: in lower case."""
-    found = {name.lower(): quote(value, safe=" /:@,;=+!") for name, value in extra.items()}
-    return found | {
-        FORMAT_VERSION: FORMAT_VERSION_VALUE,
-        "s3managedledgeroffloadersoftwareversion": "forebay",
-        "role": role,
-    }

@@ -22,11 +22,12 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Protocol
 
 from forebay.errors import LedgerError, LogClosed, ObjectMissing, UsageError
 from forebay.format.layout import Buffer
+from forebay.format.names import LEDGER_VERSION, LEDGER_VERSION_NAME
 from forebay.format.pulsar import codec
 from forebay.format.pulsar.blocks import ENTRY_HEADER_BYTES, Entries, Entry, EntryScanner
 from forebay.format.pulsar.index import LedgerIndex, decode_index
@@ -42,10 +43,6 @@ READ_BYTES: Final = 1 * MIB
 PLACES_MAX: Final = 100_000
 PLACE_BYTES: Final = 64 * KIB
 """At least so many bytes are between two places that are remembered."""
-
-FORMAT_VERSION: Final = "s3managedledgeroffloaderformatversion"
-"""The user metadata that Pulsar demands of both objects. On GCS the name has capital letters."""
-FORMAT_VERSION_VALUE: Final = "1"
 
 
 class ReadHandle(Protocol):
@@ -163,12 +160,16 @@ class OffloadedReadHandle:
         Raises UsageError at once if the ledger has no such entries. While it is read: LedgerError
         for data that is damaged or cut off, ObjectMissing and ServiceError.
         """
+        return chain.from_iterable(self.scan(first, last))
+
+    def scan(self, first: int, last: int) -> Iterator[Entries]:
+        """As `read`, but in batches without an object for each entry: one for each request."""
         require_entries(first, last, self.last_add_confirmed)
         if self._closed:
             raise self._is_closed()
-        return self._entries(first, last)
+        return self._batches(first, last)
 
-    def _entries(self, first: int, last: int) -> Iterator[Entry]:
+    def _batches(self, first: int, last: int) -> Iterator[Entries]:
         number = self.index.block_at(first)
         block = self.index.blocks[number]
         near = self._places.before(first)
@@ -190,20 +191,21 @@ class OffloadedReadHandle:
                     raise self._damaged(*scanner.damage)
         raise self._damaged("the object ends before the entry", scanner.position, scanner.entry_id)
 
-    def _wanted(self, entries: Entries, first: int, last: int) -> Iterator[Entry]:
-        """The entries that are wanted, up to one that is damaged."""
+    def _wanted(self, entries: Entries, first: int, last: int) -> Iterator[Entries]:
+        """Yields the entries that are wanted, up to one that is damaged."""
         start = max(first - entries.first_entry_id, 0)
         stop = min(last + 1 - entries.first_entry_id, len(entries))
         if start >= stop:
             return
-        good = stop
+        wanted = entries.part(start, stop)
+        good = len(wanted)
         if self._settings.verify:
-            positions, lengths = entries.positions[:stop], entries.lengths[:stop]
-            good = codec.check_entries(entries.buffer, positions, lengths, start)
-        yield from entries.part(start, good)
-        if good < stop:
-            position = entries.base + entries.positions[good] - ENTRY_HEADER_BYTES
-            raise self._damaged("a damaged message", position, entries.first_entry_id + good)
+            good = codec.check_entries(wanted.buffer, wanted.positions, wanted.lengths, 0)
+        if good:
+            yield wanted.part(0, good)
+        if good < len(wanted):
+            position = wanted.base + wanted.positions[good] - ENTRY_HEADER_BYTES
+            raise self._damaged("a damaged message", position, wanted.first_entry_id + good)
 
     def _end(self, last: int) -> int:
         """A position at or after the end of the entry `last`, as near as is known."""
@@ -367,12 +369,13 @@ def _data_of(store: ReadableStore, objects: LedgerObjects, index: LedgerIndex) -
 def require_version(store: ReadableStore, key: str, meta: ObjectMeta) -> None:
     """Raises LedgerError unless the user metadata of an object have the known format version.
 
+    On GCS their names have capital letters.
     A reader compares the etag in each request, so the version holds for all of them.
     """
     names = {name.lower(): value for name, value in meta.metadata.items()}
-    found = names.get(FORMAT_VERSION)
-    if found != FORMAT_VERSION_VALUE:
+    found = names.get(LEDGER_VERSION_NAME)
+    if found != LEDGER_VERSION:
         raise LedgerError(
             f"{store.name}: {key} has the format version {found!r} in its user metadata "
-            f"({FORMAT_VERSION}), not {FORMAT_VERSION_VALUE!r}: a later release may read it"
+            f"({LEDGER_VERSION_NAME}), not {LEDGER_VERSION!r}: a later release may read it"
         )

@@ -349,7 +349,7 @@ class _ReadBack:
             index = decode_index(self._store.get_range(key, 0, min(size, LEDGER_INDEX_BYTES_MAX)))
         except ObjectMissing:
             missing = MissingData(f"{self._store.name}: {key}, the index of a ledger, is missing")
-            return Fault(FaultKind.MISSING, missing, offset=descriptor.start_offset)
+            return Fault(FaultKind.CORRUPT, missing, 0, descriptor.start_offset)
         except LedgerError as error:
             damaged = CorruptLog(f"{self._store.name}: {key}: {error}")
             return Fault(FaultKind.CORRUPT, damaged, 0, descriptor.start_offset)

@@ -72,17 +72,21 @@ class Topic:
         """The offset before which every message is synced."""
         return self._wal.synced_offset
 
-    def enlist(self, target: int, waiter: Waiter) -> bool:
-        """Wakes `waiter` once every offset before `target` is synced, or the log has ended.
+    def visible_offset(self, visibility: Visibility) -> int:
+        """The offset before which readers of this visibility see every message."""
+        return self._wal.synced_offset if visibility == "synced" else self._wal.current_offset()
+
+    def enlist(self, target: int, waiter: Waiter, visibility: Visibility = "synced") -> bool:
+        """Wakes `waiter` once every offset before `target` is visible, or the log has ended.
 
         Returns False if they are already. Raises LogStopped, TopicFenced or LogClosed if the log
         has ended before.
         """
-        return self._wal.enlist(target, waiter, "synced")
+        return self._wal.enlist(target, waiter, visibility)
 
-    def delist(self, waiter: Waiter) -> None:
+    def delist(self, waiter: Waiter, visibility: Visibility = "synced") -> None:
         """Removes a waiter that gave up."""
-        self._wal.delist(waiter, "synced")
+        self._wal.delist(waiter, visibility)
 
     @property
     def start_offset(self) -> int:

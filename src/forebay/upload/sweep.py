@@ -267,6 +267,8 @@ STAGED_HOURS: Final = 7 * 24
 _ERRORS_LOGGED_MAX: Final = 100
 """The errors of one sweep that are logged; all of them are counted and reported."""
 _MARKERS_KEPT: Final = 2
+_ATTEMPT_MS: Final = 24 * 3_600_000
+"""No task writes for so long."""
 _EXPECTED: Final = (ServiceError, FormatError, CommitRefused)
 
 
@@ -542,6 +544,8 @@ class _TopicSweep:
         if stored.object is None and stored.files:
             key = stored.files[0].key
         kind, age_ms = Kind.ORPHAN, None
+        if life is not None and not stored.files:
+            self._forget_attempt(life, stored.object_id, situation)
         try:
             verdict = judge(life, stored, situation, self)
             if verdict is not None and verdict.kind is Kind.NEWER:
@@ -555,6 +559,13 @@ class _TopicSweep:
             self.give_up_in_outage(error)
             action, reason = Action.FAILED, str(error)
         return self._item(kind, key, size, age_ms, action, reason)
+
+    def _forget_attempt(self, life: Life, object_id: str, situation: Situation) -> None:
+        """Removes the row of a ledger's attempt that is gone: no other attempt has its name."""
+        gone = life.state is State.GONE and is_ledger(object_id)
+        old = situation.now_ms - life.updated_ms >= max(situation.grace_ms, _ATTEMPT_MS)
+        if gone and old and not self._dry_run:
+            self._catalog.forget_gone(self._topic, object_id, life)
 
     def _judge_again(
         self, stored: Stored, situation: Situation

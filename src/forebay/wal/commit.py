@@ -50,6 +50,7 @@ from forebay.interrupts import give_up, held, run_aside
 from forebay.limits import (
     ENCODE_BYTES_MAX,
     FRAME_BATCH_BYTES_MAX,
+    GATHER_PASSED_MAX,
     GATHER_SECONDS_MAX,
     QUEUE_BATCHES_MAX,
 )
@@ -57,7 +58,7 @@ from forebay.logs import event
 from forebay.settings import WalSettings
 from forebay.wal.identity import WriteGuard
 from forebay.wal.journal import AnyJournal
-from forebay.wal.memory import FrameBatch, FrameCache, Queue, batches_since
+from forebay.wal.memory import FrameBatch, FrameCache, Queue, batches_since, merged
 from forebay.wal.pool import WriterPool
 from forebay.wal.segment import Segment
 from forebay.wal.watermarks import (
@@ -410,7 +411,10 @@ class GroupCommit:
         if self._commit_due():
             self._schedule()
         self._in_flight = self._in_flight.closed()
-        return batches_since([*self._in_flight.batches, *self.queue.batches], offset)
+        queued = batches_since(self.queue.batches, offset)
+        if queued and queued[0].first_offset <= offset:
+            return queued
+        return [*batches_since(self._in_flight.batches, offset), *queued]
 
     # -- the writer -----------------------------------------------------------------------------
 
@@ -462,7 +466,7 @@ class GroupCommit:
             self.queued_bytes += self._in_flight.tail_bytes
         started = self._clock.monotonic()
         try:
-            batches = self._in_flight.closed().batches
+            batches = merged(self._in_flight.closed().batches, self._batch_bytes)
             if batches:
                 self._ownership.admit(batches[-1].end_offset)
                 self._journal.commit(batches)
@@ -781,7 +785,9 @@ class _Gather:
     Producers that wait for each commit all append again when it is done. The first of them would
     start the next commit alone, and the others would wait for the one after: two syncs for work
     that fits into one. So a commit waits, at most as long as a sync takes, until as many producers
-    wait as took part in the last one. A lone producer is never delayed.
+    wait as took part in the last one. A lone producer is never delayed. Producers that append at
+    times of their own do not come back then: while waiting was in vain, it is only tried again now
+    and then.
 
     The lock of the group commit guards every method except `hold`, which is called without it.
     """
@@ -792,6 +798,10 @@ class _Gather:
         self._cohort = 0
         self._gate: ThreadWaiter | None = None
         self._sync_seconds = 0.0
+        self._worth = 0
+        """Rises when waiting was worth it, and falls when it was in vain; below 0 nobody waits."""
+        self._passed = 0
+        """Commits that did not wait since the last one that did."""
 
     def arrived(self) -> None:
         """Counts a producer that begins to wait."""
@@ -818,17 +828,24 @@ class _Gather:
         self._cohort = producers + self.waiting
         if seconds is not None:
             self._sync_seconds += (seconds - self._sync_seconds) / 8
-        return producers > 1
+        return producers > 1 and self._worth >= 0
 
     def begin(self) -> ThreadWaiter | None:
         """Returns a gate to `hold` before the commit, or None if no producer is missing."""
         if self._cohort > 1 and self.waiting < self._cohort:
-            self._gate = ThreadWaiter()
+            self._passed += 1
+            if self._worth >= 0 or self._passed >= GATHER_PASSED_MAX:
+                self._passed = 0
+                self._gate = ThreadWaiter()
         return self._gate
 
     def hold(self, gate: ThreadWaiter) -> None:
         """Waits for the missing producers, at most as long as a sync takes."""
-        gate.wait(min(self._sync_seconds, GATHER_SECONDS_MAX))
+        before = self.waiting
+        full = gate.wait(min(self._sync_seconds, GATHER_SECONDS_MAX))
+        missing, came = self._cohort - before, self.waiting - before
+        change = 1 if full or 2 * came >= missing else -2
+        self._worth = min(max(self._worth + change, -2), 8)
 
     def end(self) -> None:
         self._gate = None

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from forebay.format.layout import Buffer
 from forebay.format.pure import RUN_PREFIX, new_run, run_count, run_frames
+from forebay.limits import BATCH_MERGED_BYTES
 
 
 class FrameBatch(NamedTuple):
@@ -47,7 +48,8 @@ class Queue:
 
     @property
     def next_offset(self) -> int:
-        return self.tail_first + run_count(self.tail)
+        frames: int = RUN_PREFIX.unpack_from(self.tail)[0]
+        return self.tail_first + frames
 
     @property
     def tail_bytes(self) -> int:
@@ -74,6 +76,31 @@ class Queue:
         first = self.next_offset
         batch = FrameBatch(first, messages, data)
         return Queue(batch.end_offset, [*self.closed().batches, batch])
+
+
+def merged(batches: Sequence[FrameBatch], bytes_max: int) -> list[FrameBatch]:
+    """The same frames, small batches joined to larger ones: each batch has a price of its own.
+
+    None that was joined has more than `bytes_max` bytes, nor more than BATCH_MERGED_BYTES.
+    """
+    most = min(bytes_max, BATCH_MERGED_BYTES)
+    found: list[FrameBatch] = []
+    parts: list[FrameBatch] = []
+    size = 0
+    for batch in batches:
+        if parts and size + len(batch.data) > most:
+            found.append(_joined(parts))
+            parts, size = [], 0
+        parts.append(batch)
+        size += len(batch.data)
+    return [*found, _joined(parts)] if parts else found
+
+
+def _joined(parts: Sequence[FrameBatch]) -> FrameBatch:
+    if len(parts) == 1:
+        return parts[0]
+    data = b"".join(part.data for part in parts)
+    return FrameBatch(parts[0].first_offset, sum(part.messages for part in parts), data)
 
 
 class FrameCache:

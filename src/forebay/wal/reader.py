@@ -423,6 +423,21 @@ class AsyncLogReader:
         self._reader.position = self._reader.wanted
         return frames
 
+    def frames_in_memory(self) -> Scan | None:
+        """`next_frames`, if these are in memory now; None otherwise. It never waits."""
+        reader = self._reader
+        if self._locate is not None or reader.finished:
+            return None
+        try:
+            plan = self._log.plan(reader)
+            chunk = reader.fetch(plan, None) if isinstance(plan, list) else None
+            frames = None if chunk is None else reader.accept(chunk)
+        except BaseException:
+            reader.rewind()
+            raise
+        reader.position = reader.wanted
+        return frames
+
     def is_ready(self) -> bool:
         """Whether `next_frames` need not wait for a message to be appended."""
         return self._reader.finished or self._log.plan(self._reader) is not None

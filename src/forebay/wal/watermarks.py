@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -85,17 +86,21 @@ class TaskWaiter:
 class CallWaiter:
     """Calls a function in the event loop that made it."""
 
-    __slots__ = ("_call", "_loop", "producer", "since")
+    __slots__ = ("_call", "_loop", "_thread", "producer", "since")
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.producer = False
         self.since = time.monotonic()
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._call = call
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._call)
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(self._call)
+            else:
+                self._loop.call_soon_threadsafe(self._call)
 
 
 class Waiters:

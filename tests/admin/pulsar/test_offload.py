@@ -15,6 +15,7 @@ from forebay.errors import ServiceRefused
 from forebay.format.names import objects_prefix, parse_ledger, parse_topic
 from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
+from forebay.pulsar.managed_ledger import OFFLOADS
 from forebay.settings import AdminSettings, StoreSettings, UploaderSettings
 from forebay.testing.objects import FaultBackend, ObjectFault
 from forebay.topic.store import Topic
@@ -97,6 +98,17 @@ def test_the_ledgers_of_a_topic_are_its_sealed_segments_and_an_open_one(
     }
 
 
+def test_asking_for_the_status_does_not_open_a_topic(tmp_path: Path) -> None:
+    settings = StoreSettings(data=tmp_path, uploader=NO_UPLOADS)
+    with served(settings) as server:
+        filled(server)
+    with served(settings) as server:
+        assert PulsarAdmin(server).offload_status(ORDERS)["status"] == "NOT_RUN"
+        assert server.store.opened("orders") is None
+        assert len(PulsarAdmin(server).internal_stats(ORDERS)["ledgers"]) == 4
+        assert server.store.opened("orders") is not None
+
+
 def test_a_topic_without_messages_has_one_open_ledger(server: Served, admin: PulsarAdmin) -> None:
     server.store.topic("orders")
     stats = admin.internal_stats(ORDERS)
@@ -113,6 +125,7 @@ def test_the_command_offloads_all_but_what_is_below_the_threshold(
     filled(server)
     stats = admin.internal_stats(ORDERS)
     keep = stats["currentLedgerSize"] + stats["ledgers"][2]["size"]
+    successes = OFFLOADS.value("success")
     assert admin.offload_status(ORDERS) == {
         "status": "NOT_RUN",
         "lastError": "",
@@ -125,6 +138,7 @@ def test_the_command_offloads_all_but_what_is_below_the_threshold(
         "lastError": "",
         "firstUnoffloadedMessage": {"ledgerId": ids[2], "entryId": 0, "partitionIndex": -1},
     }
+    assert OFFLOADS.value("success") == successes + 1
     after = admin.internal_stats(ORDERS)["ledgers"]
     assert [each["ledgerId"] for each in after] == ids, "ids that were shown are kept"
     assert [each["offloaded"] for each in after] == [True, True, False, False]

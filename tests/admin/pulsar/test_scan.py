@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from forebay.objects.memory import MemoryBackend
 from forebay.objects.store import CloudStore
 from forebay.settings import StoreSettings, UploaderSettings
 from forebay.testing.objects import FaultBackend, ObjectFault
-from support.pulsar_admin import PulsarAdmin, PulsarAdminError
-from support.raw_http import ask
+from support.pulsar_admin import PulsarAdmin, PulsarAdminError, until
+from support.raw_http import ask, plain_socket
 from support.served import Served, served
 
 NAMESPACE = "public/default"
@@ -182,3 +183,36 @@ def test_a_scan_of_another_tenant_or_of_a_store_in_memory_is_refused(admin: Puls
         pytest.raises(PulsarAdminError, match="store in memory"),
     ):
         PulsarAdmin(server).scan(NAMESPACE)
+
+
+def test_a_client_that_goes_away_ends_its_scan_and_others_are_refused_meanwhile(
+    server: Served, admin: PulsarAdmin, objects: FaultBackend
+) -> None:
+    for number in range(30_000):
+        objects.put_object(object_key(ORDERS, f"{OTHER}-ledger-{number}"), b"x")
+    waiting = []
+    try:
+        for _ in range(4):
+            waiting.append(plain_socket(server))
+            # A small window: the server cannot send all of it before it is read.
+            waiting[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            waiting[-1].sendall(f"GET {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            assert waiting[-1].recv(15) == b"HTTP/1.1 200 OK"
+        with pytest.raises(PulsarAdminError, match="4 scans are running") as caught:
+            admin.scan(NAMESPACE)
+        assert caught.value.status == 503
+    finally:
+        for each in waiting:
+            each.close()
+
+    def found() -> int:
+        said = ask(server, "GET", PATH)
+        return said.status if said.status != 200 else int(said.json()["total"])
+
+    until(found, lambda total: total == 30_000)
+
+
+def test_a_head_of_the_scan_lists_nothing(server: Served, objects: FaultBackend) -> None:
+    before = objects.calls("list")
+    said = ask(server, "HEAD", PATH)
+    assert (said.status, said.body, objects.calls("list")) == (200, b"", before)

@@ -10,7 +10,7 @@ in Pulsar's brokers: after a restart none was run. What is offloaded is in the c
 `pulsar-admin topics offload -s` adds up the sizes of `internalStats` itself, and sends the position
 of the first ledger to keep.
 
-Beware: these calls open the topic, because only its owner knows what is not offloaded.
+Beware: all but GET offload open the topic, because only its owner knows what is not offloaded.
 """
 
 from __future__ import annotations
@@ -196,6 +196,10 @@ def _start(context: ServerContext, topic: TopicName, before: Position) -> None:
 
 
 def _status(context: ServerContext, topic: TopicName) -> OffloadStatus:
+    if context.store.opened(str(topic)) is None:
+        with context.store.view() as view:
+            view.topic(str(topic))  # UnknownTopic
+        return OffloadStatus("NOT_RUN", "", MessageId(-1, -1, -1))
     found = _managed(context, topic).status()
     first = found.first_unoffloaded or Position(-1, -1)
     return OffloadStatus(found.state.value, found.error, MessageId(*first, -1))

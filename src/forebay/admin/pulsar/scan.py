@@ -17,14 +17,16 @@ What is offloaded during the scan may be shown as it was before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from forebay.admin.context import ServerContext
 from forebay.admin.errors import ErrorFields, Refused, error_fields
@@ -35,7 +37,9 @@ from forebay.admin.pulsar.paths import (
     operation,
 )
 from forebay.admin.records import JSON, Count, Record, encode
-from forebay.errors import ForebayError
+from forebay.admin.request import LONG_STALL_SECONDS
+from forebay.admin.response import Client, ClientStalled, disconnected, report_drop
+from forebay.errors import ForebayError, ServiceUnavailable
 from forebay.format.names import (
     TOPICS_PREFIX,
     LedgerName,
@@ -50,6 +54,8 @@ from forebay.topic.resources import StoreResources
 Status: TypeAlias = Literal["OK", "UNKNOWN", "BAD-UUID", "NOT-FOUND", "NOT-OFFLOADED"]
 _PIECE_OBJECTS: Final = 100
 """Objects that are sent at once."""
+_SCANS_MAX: Final = 4
+"""Each lists everything below a namespace; more at the same time are refused."""
 
 # ---- records ----------------------------------------------------------------------------------
 
@@ -89,19 +95,84 @@ SCAN: Final = operation(
 
 
 def routes(context: ServerContext) -> list[Endpoint]:
+    running: set[_ScanResponse] = set()
+
     async def get(request: Request) -> Response:
         namespace = namespace_of(request)
+        if request.method == "HEAD":
+            return Response(media_type=JSON)
+        if len(running) >= _SCANS_MAX:
+            raise ServiceUnavailable(f"{len(running)} scans are running: try again later")
         pieces = _pieces(context, namespace)
+        found = _ScanResponse(context, pieces, namespace, running)
         # The first one here: if the bucket does not answer at all, the status says so.
-        first = await run_in_threadpool(next, pieces)
-        return StreamingResponse(_all(first, pieces), media_type=JSON)
+        await found.begin()
+        return found
 
     return [Endpoint(f"{NAMESPACE_PATH}/scanOffloadedLedgers", get, SCAN)]
 
 
-def _all(first: bytes, others: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from others
+class _ScanResponse(Response):
+    """Sends the pieces while the client reads them, and closes what they are made from."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        pieces: Generator[bytes],
+        namespace: str,
+        running: set[_ScanResponse],
+    ) -> None:
+        super().__init__(None, media_type=JSON)
+        del self.headers["content-length"]  # in chunks
+        self._context = context
+        self._pieces = pieces
+        self._namespace = namespace
+        self._running = running
+        self._next: bytes | None = None
+
+    async def begin(self) -> None:
+        self._running.add(self)
+        try:
+            self._next = await self._take()
+        except BaseException:
+            self._running.discard(self)
+            raise
+
+    async def _take(self) -> bytes | None:
+        return await run_in_threadpool(next, self._pieces, None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = Client(scope, send, self._context.response_memory, LONG_STALL_SECONDS)
+        gone = client.gone = asyncio.create_task(disconnected(receive))
+        sending = asyncio.create_task(self._send(client))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            await asyncio.wait({sending, gone})
+            client.close()
+            await run_in_threadpool(self._pieces.close)
+            self._running.discard(self)
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send(self, client: Client) -> None:
+        await client.start(self.status_code, self.raw_headers)
+        sent = 0
+        try:
+            while (piece := self._next) is not None:
+                await client.write(piece)
+                sent += len(piece)
+                self._next = None
+                if not await client.takes():
+                    await client.drained()
+                self._next = await self._take()
+            await client.end()
+        except ClientDisconnect:
+            pass
+        except ClientStalled:
+            report_drop(f"the scan of {self._namespace}", sent)
 
 
 # ---- on threads -------------------------------------------------------------------------------
@@ -119,7 +190,7 @@ class _Counts:
         self.errors += status not in {"OK", "UNKNOWN"}
 
 
-def _pieces(context: ServerContext, namespace: str) -> Iterator[bytes]:
+def _pieces(context: ServerContext, namespace: str) -> Generator[bytes]:
     """Yields the JSON in pieces. Raises only before the first one."""
     counts = _Counts()
     waiting: list[bytes] = []

@@ -16,8 +16,9 @@ only at the entry after it, or not at all before padding: verify the checksums o
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import add
 from typing import Final, NamedTuple
 
@@ -209,6 +210,10 @@ class Entry(NamedTuple):
     data: memoryview
 
 
+_made: Final[Callable[[tuple[int, memoryview]], Entry]] = partial(tuple.__new__, Entry)
+"""An Entry without a call of Python code, of which there would be one for each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entries:
     """Whole entries in a buffer, as columns. Their ids are consecutive."""
@@ -226,14 +231,22 @@ class Entries:
         return len(self.positions)
 
     def __iter__(self) -> Iterator[Entry]:
-        return self.part(0, len(self))
+        view = memoryview(self.buffer)
+        spans = map(slice, self.positions, map(add, self.positions, self.lengths))
+        ids = range(self.first_entry_id, self.first_entry_id + len(self))
+        return map(_made, zip(ids, map(view.__getitem__, spans), strict=True))
 
-    def part(self, start: int, stop: int) -> Iterator[Entry]:
+    def part(self, start: int, stop: int) -> Entries:
         """The entries `start..stop` of these, `stop` not included."""
-        view, starts = memoryview(self.buffer), self.positions[start:stop]
-        ids = range(self.first_entry_id + start, self.first_entry_id + stop)
-        spans = map(slice, starts, map(add, starts, self.lengths[start:stop]))
-        return map(Entry, ids, map(view.__getitem__, spans))
+        if start == 0 and stop == len(self):
+            return self
+        return Entries(
+            self.buffer,
+            self.first_entry_id + start,
+            self.positions[start:stop],
+            self.lengths[start:stop],
+            self.base,
+        )
 
 
 class LedgerDamage(NamedTuple):
