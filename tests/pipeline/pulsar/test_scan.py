@@ -130,7 +130,7 @@ def a_topic(source: random.Random, ledgers: int, messages: int) -> dict[int, lis
     return {3 + 4 * number: part for number, part in enumerate(parts) if part}
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32))
 def test_however_a_topic_is_cut_its_messages_are_those_of_one_reader(
     tmp_path_factory: pytest.TempPathFactory, seed: int
