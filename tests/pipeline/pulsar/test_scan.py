@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -30,6 +30,10 @@ from forebay.format.pulsar.messages import (
     decode_messages,
     incomplete,
 )
+from forebay.objects.backend import ObjectMeta
+from forebay.objects.local import LocalBackend
+from forebay.objects.store import CloudStore
+from forebay.pipeline.pulsar.bucket import Bucket
 from forebay.pipeline.pulsar.options import PulsarOptions, pulsar_options
 from forebay.pipeline.pulsar.scan import plan_scan, read_split
 from support import pulsar_entries as pulsar
@@ -130,7 +134,7 @@ def a_topic(source: random.Random, ledgers: int, messages: int) -> dict[int, lis
     return {3 + 4 * number: part for number, part in enumerate(parts) if part}
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32))
 def test_however_a_topic_is_cut_its_messages_are_those_of_one_reader(
     tmp_path_factory: pytest.TempPathFactory, seed: int
@@ -301,6 +305,27 @@ def test_a_ledger_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) 
             values(tmp_path)
         store.put_object(f"{key}-index", index, {"s3managedledgeroffloaderformatversion": "1"})
         assert values(tmp_path) == [b"a", b"b"]
+
+
+def test_a_ledger_that_comes_or_goes_during_the_listing_is_no_damage(tmp_path: Path) -> None:
+    with closing(at(tmp_path)) as store:
+        come, gone = (put_ledger(store, each, [pulsar.entry(b"a")]) for each in (7, 8))
+        listed = [meta for meta in store.list("") if meta.key not in (come, gone)]
+        for key in (gone, f"{gone}-index"):
+            store.delete_object(key)
+        assert len(listed) == 2
+
+        class Stale(CloudStore):
+            """Lists what was there before."""
+
+            def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+                yield from listed
+
+        stale = Stale(LocalBackend(tmp_path))
+        assert [ledger.ledger_id for ledger in Bucket(stale).look()] == [7]
+        store.delete_object(come)
+        with pytest.raises(CorruptLog, match="there is no data object for it"):
+            Bucket(store).look()
 
 
 def test_a_ledger_that_is_deleted_after_the_plan_is_missing(tmp_path: Path) -> None:
