@@ -1231,6 +1231,72 @@ static PyObject *native_entry_columns(PyObject *module, PyObject *const *args, P
     return result;
 }
 
+/* The number of messages in all batches: as many as their bytes can hold, or SIZE_MAX. */
+static size_t batch_rows(fb_bytes lengths, fb_bytes counts) {
+    size_t rows = 0;
+    for (size_t at = 0; at < counts.bytes; at += 4) {
+        uint32_t length, count;
+        memcpy(&length, (const uint8_t *)lengths.data + at, 4);
+        memcpy(&count, (const uint8_t *)counts.data + at, 4);
+        if (count > length / FB_BATCH_MESSAGE_BYTES_MIN)
+            return SIZE_MAX;
+        rows += count;
+    }
+    return rows;
+}
+
+static PyObject *batch_columns_of(const fb_bytes *given) {
+    size_t entries = given[1].bytes / 8, done;
+    if (given[1].bytes % 8 || given[2].bytes % 4 || given[2].bytes / 4 != entries ||
+        given[3].bytes != given[2].bytes) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes of positions, %zu of lengths and %zu of counts do "
+                                       "not match",
+                     given[1].bytes, given[2].bytes, given[3].bytes);
+        return NULL;
+    }
+    size_t rows = batch_rows(given[2], given[3]);
+    if (rows == SIZE_MAX)
+        return Py_NewRef(Py_None);
+    int64_t *columns = malloc((rows ? rows : 1) * FB_ENTRY_COLUMNS * sizeof *columns);
+    if (columns == NULL)
+        return PyErr_NoMemory();
+    fb_properties properties = {NULL, 0, 0};
+    PyThreadState *unlocked = PyEval_SaveThread();
+    enum fb_entry_stop stop =
+        fb_batch_columns(given[0].data, given[0].bytes, given[1].data, given[2].data, given[3].data,
+                         entries, rows, columns, &properties, &done);
+    PyEval_RestoreThread(unlocked);
+    PyObject *result = NULL;
+    if (stop == FB_ENTRIES_ALL)
+        result = Py_BuildValue("NN", column_bytes(columns, rows * FB_ENTRY_COLUMNS, 8),
+                               column_bytes(properties.numbers, properties.count, 8));
+    else if (stop == FB_ENTRIES_MEMORY)
+        PyErr_NoMemory();
+    else
+        result = Py_NewRef(Py_None);
+    free(columns);
+    free(properties.numbers);
+    return result;
+}
+
+static PyObject *native_batch_columns(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (check_count("batch_columns", count, 4) < 0)
+        return NULL;
+    source sources[4];
+    fb_bytes given[4];
+    PyObject *result = NULL;
+    int opened = 0;
+    while (opened < 4 && source_open(&sources[opened], args[opened]) == 0) {
+        given[opened] = sources[opened].bytes;
+        opened++;
+    }
+    if (opened == 4)
+        result = batch_columns_of(given);
+    while (opened > 0)
+        source_close(&sources[--opened]);
+    return result;
+}
+
 /* ---- the module ---- */
 
 #define FUNCTION(name, doc)                                                                        \
@@ -1267,6 +1333,8 @@ static PyMethodDef functions[] = {
                           "attributes, routing_keys, bytes_max, request_id, /)\n--\n\n"
                           "See forebay.format.pure.encode_many."),
     FUNCTION(entry_columns, "entry_columns(buffer, positions, lengths, /)\n--\n\n"
+                            "See forebay.format.pulsar.columns."),
+    FUNCTION(batch_columns, "batch_columns(buffer, positions, lengths, counts, /)\n--\n\n"
                             "See forebay.format.pulsar.columns."),
     {NULL, NULL, 0, NULL},
 };

@@ -336,3 +336,100 @@ enum fb_entry_stop fb_entry_columns(const uint8_t *data, size_t bytes, const uin
     *done = rows;
     return FB_ENTRIES_ALL;
 }
+
+/* ---- batches ---- */
+
+static enum parsed take_single(row *row, const field *found, fb_properties *properties,
+                               uint64_t *size) {
+    bool bytes = found->wire == WIRE_BYTES;
+    switch (found->number) {
+    case 1:
+        return bytes ? read_property(row, found, properties) : NOT_PLAIN;
+    case 2:
+        put_span(row, FB_ENTRY_KEY_POSITION, found);
+        return plain_if(bytes && is_utf8(found->bytes, found->length));
+    case 3:
+        *size = found->value;
+        return plain_if(found->wire == WIRE_VARINT && found->value <= INT32_MAX);
+    case 4: /* taken out by a compaction */
+    case 6: /* the key is in Base64 */
+        return plain_if(found->wire == WIRE_VARINT && found->value == 0);
+    case 5:
+        row->numbers[FB_ENTRY_FLAGS] |= FB_ENTRY_HAS_EVENT_TIME;
+        return plain_if(put_number(row, FB_ENTRY_EVENT_TIME, found));
+    case 7:
+        put_span(row, FB_ENTRY_ORDERING_POSITION, found);
+        return plain_if(bytes);
+    case 8:
+        row->numbers[FB_ENTRY_FLAGS] |= FB_ENTRY_HAS_SEQUENCE_ID;
+        row->numbers[FB_ENTRY_SEQUENCE_ID] = (int64_t)found->value;
+        return plain_if(found->wire == WIRE_VARINT);
+    case 9:
+        row->null_value = found->value != 0;
+        return plain_if(found->wire == WIRE_VARINT);
+    case 10:
+        row->null_key = found->value != 0;
+        return plain_if(found->wire == WIRE_VARINT);
+    default:
+        return PLAIN;
+    }
+}
+
+static enum parsed read_single(row *row, reader *from, fb_properties *properties) {
+    if (from->end - from->at < 4)
+        return NOT_PLAIN;
+    uint32_t head = load_u32_be(from->at);
+    from->at += 4;
+    reader metadata = {from->at, NULL, 0};
+    if (!skip(from, head))
+        return NOT_PLAIN;
+    metadata.end = from->at;
+    uint64_t size = UINT64_MAX;
+    field found;
+    while (metadata.at < metadata.end) {
+        if (!read_field(&metadata, &found))
+            return NOT_PLAIN;
+        enum parsed parsed = take_single(row, &found, properties, &size);
+        if (parsed != PLAIN)
+            return parsed;
+    }
+    row->numbers[FB_ENTRY_PAYLOAD_POSITION] = from->at - row->data;
+    row->numbers[FB_ENTRY_PAYLOAD_LENGTH] = row->null_value ? -1 : (int64_t)size;
+    if (row->null_key) {
+        row->numbers[FB_ENTRY_KEY_POSITION] = 0;
+        row->numbers[FB_ENTRY_KEY_LENGTH] = -1;
+    }
+    return plain_if(skip(from, size));
+}
+
+enum fb_entry_stop fb_batch_columns(const uint8_t *data, size_t bytes, const uint8_t *positions,
+                                    const uint8_t *lengths, const uint8_t *counts, size_t entries,
+                                    size_t rows, int64_t *columns, fb_properties *properties,
+                                    size_t *done) {
+    *done = 0;
+    for (size_t entry = 0; entry < entries; entry++) {
+        uint64_t position;
+        uint32_t length, count;
+        memcpy(&position, positions + 8 * entry, 8);
+        memcpy(&length, lengths + 4 * entry, 4);
+        memcpy(&count, counts + 4 * entry, 4);
+        if (position > bytes || length > bytes - position || count > rows - *done)
+            return FB_ENTRIES_OUTSIDE;
+        reader from = {data + position, data + position + length, 0};
+        for (uint32_t number = 0; number < count; number++, (*done)++) {
+            row row = {{0}, data, false, false, false, false, false};
+            row.numbers[FB_ENTRY_KEY_LENGTH] = row.numbers[FB_ENTRY_ORDERING_LENGTH] = -1;
+            row.numbers[FB_ENTRY_PUBLISH_TIME] = (int64_t)entry;
+            row.numbers[FB_ENTRY_INDEX] = number;
+            row.numbers[FB_ENTRY_FLAGS] = FB_ENTRY_PLAIN;
+            enum parsed parsed = read_single(&row, &from, properties);
+            if (parsed != PLAIN)
+                return parsed == NO_MEMORY ? FB_ENTRIES_MEMORY : FB_ENTRIES_OUTSIDE;
+            for (int column = 0; column < FB_ENTRY_COLUMNS; column++)
+                columns[(size_t)column * rows + *done] = row.numbers[column];
+        }
+        if (from.at != from.end)
+            return FB_ENTRIES_OUTSIDE;
+    }
+    return *done == rows ? FB_ENTRIES_ALL : FB_ENTRIES_OUTSIDE;
+}

@@ -55,4 +55,21 @@ enum fb_entry_stop fb_entry_columns(const uint8_t *data, size_t bytes, const uin
                                     const uint8_t *lengths, size_t rows, int64_t *columns,
                                     fb_properties *properties, size_t *done);
 
+/*
+ * Fills the same columns for the messages of batches: the payloads of entries, decompressed, at u64
+ * `positions` with u32 `lengths`, with u32 `counts` messages each, all unaligned. `columns` has room
+ * for `rows` rows, the sum of the counts. FB_ENTRY_PUBLISH_TIME is the number of the entry,
+ * FB_ENTRY_INDEX that of the message in its batch, and the columns of producer and schema are zero.
+ * Returns FB_ENTRIES_OUTSIDE for anything that Python has to decode; `*done` is then meaningless.
+ */
+#define FB_ENTRY_HAS_EVENT_TIME 4
+#define FB_ENTRY_HAS_SEQUENCE_ID 8
+/* The size of the metadata, and the size of the payload in it. */
+#define FB_BATCH_MESSAGE_BYTES_MIN 6
+
+enum fb_entry_stop fb_batch_columns(const uint8_t *data, size_t bytes, const uint8_t *positions,
+                                    const uint8_t *lengths, const uint8_t *counts, size_t entries,
+                                    size_t rows, int64_t *columns, fb_properties *properties,
+                                    size_t *done);
+
 #endif

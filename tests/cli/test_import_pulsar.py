@@ -11,6 +11,8 @@ from support import pulsar_entries as pulsar
 from support.cli_runs import done, facts, refused
 from support.pulsar_buckets import at, put_ledger
 
+pytest.importorskip("pyarrow", reason="an import needs Arrow")
+
 THREADS = ("--runner", "threads")
 
 

@@ -102,6 +102,37 @@ def test_sealed_segments_are_shown_as_the_ledgers_that_they_will_be(setup: Setup
     require_chain(setup)
 
 
+def test_ids_that_one_topic_shows_are_not_taken_by_another(setup: Setup) -> None:
+    with setup.store() as store:
+        shown = {}
+        for name in ("one", "two"):
+            topic = store.topic(name)
+            fill(topic, 10)
+            topic.rotate()
+            ledger = managed_ledger(storage_of(topic))
+            shown[name] = [each.ledger_id for each in ledger.ledgers()]
+        assert not set(shown["one"]) & set(shown["two"])
+        for name in ("two", "one"):
+            ledger = managed_ledger(storage_of(store.topic(name)))
+            ledger.offload_prefix(Position(shown[name][-1], 0))
+            assert [each.ledger_id for each in ledger.ledgers()] == shown[name]
+
+
+def test_ledgers_that_are_listed_while_they_are_offloaded_keep_their_ids(setup: Setup) -> None:
+    with ledgers_of(setup, 3) as (_, ledger):
+        ids = [each.ledger_id for each in ledger.ledgers()]
+        seen: list[list[int]] = []
+
+        def look(_key: str) -> None:
+            seen.append([each.ledger_id for each in ledger.ledgers()])
+
+        backend_of(setup).hook("any", look)
+        ledger.offload_prefix(Position(ids[-1], 0))
+        backend_of(setup).clear()
+        assert seen
+        assert all(each == ids for each in seen)
+
+
 def test_only_the_ledger_of_a_position_matters_and_its_own_ledger_stays(setup: Setup) -> None:
     with ledgers_of(setup, 3, left=1) as (_, ledger):
         first, second, third, _open = [each.ledger_id for each in ledger.ledgers()]

@@ -93,12 +93,15 @@ def import_pulsar(
       forebay import-pulsar s3://pulsar/offload --topic orders --apply
       forebay import-pulsar /mnt/bucket --pattern 'public/.*' --leave-out encrypted --apply
     """
-    from forebay.pipeline.jobs.import_pulsar import import_pulsar as run
+    from forebay.pipeline.session import require_packages
 
     check_runner(runner, master)
     if topics and pattern is not None:
         raise UsageError("give --topic or --pattern, not both")
     bucket = _bucket(source, store_pairs)
+    require_packages()  # threads need Arrow too
+    from forebay.pipeline.jobs.import_pulsar import import_pulsar as run
+
     with lazy_session(settings, master) as chosen, progress_bar("import-pulsar") as progress:
         report = run(
             chosen,

@@ -63,3 +63,6 @@ def check_entries(buffer: Buffer, positions: Buffer, lengths: Buffer, row: int, 
 def pack_entries(
     entries: list[Buffer], index: int, entry_id: int, block: bytearray | memoryview, at: int, /
 ) -> tuple[int, int, int]: ...
+def batch_columns(
+    buffer: Buffer, positions: Buffer, lengths: Buffer, counts: Buffer, /
+) -> tuple[bytes, bytes] | None: ...

@@ -166,6 +166,20 @@ def test_damage_stops_a_topic_and_no_other_one(tmp_path: Path) -> None:
     assert (orders.error, orders.damaged, orders.messages) == (None, 1, 2)
 
 
+def test_messages_that_are_too_large_need_a_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.pipeline.jobs.import_pulsar.MESSAGE_BYTES_MAX", 20_000)
+    many = tuple((f"n{number}", "v") for number in range(1020))
+    large = [pulsar.entry(b"x" * 12_000), pulsar.entry(b"y", properties=many)]
+    put(tmp_path, {1: [*large, *entries_of(1)]}, block_bytes=64 * 1024)
+    [row] = run(tmp_path).rows
+    assert "2 messages are large, and an import does not decide" in str(row.error)
+    assert "leave them out with --leave-out large" in str(row.error)
+    [row] = run(tmp_path, leave_out=["large"]).rows
+    assert (row.error, row.large, row.messages) == (None, 2, 3)
+
+
 def test_topics_get_names_of_the_store(tmp_path: Path) -> None:
     assert str(target_of(PulsarTopic("public/eu", "orders"))) == "/eu/orders"
     assert str(target_of(PulsarTopic("acme/eu", "x-partition-3"))) == "/acme_eu/x-part-3"

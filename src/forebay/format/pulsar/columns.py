@@ -6,6 +6,8 @@ where key, value and the other fields are in the buffer. Every other entry, and 
 has a row of zeros: `messages.decode_messages` decodes it, or says what is wrong with it.
 
 The compiled module does this if it was built, otherwise the function below, with the same results.
+`batch_columns` does the same for messages in batches, whose payloads the caller decompressed. It
+needs the compiled module.
 
 Beware: a row is no promise about the entry beyond what it says. A plain entry may be transactional,
 and its key or its value may be null, which is a length of -1.
@@ -35,6 +37,9 @@ from forebay.limits import OFFSET_MAX
 
 PLAIN: Final = 1
 TRANSACTIONAL: Final = 2
+HAS_EVENT_TIME: Final = 4
+HAS_SEQUENCE_ID: Final = 8
+"""Flags of messages in batches."""
 
 _WHAT: Final = "an entry"
 
@@ -100,6 +105,38 @@ def entry_columns(buffer: Buffer, positions: memoryview, lengths: memoryview) ->
     return EntryColumns._make((*parts, memoryview(properties).cast("q")))
 
 
+class BatchColumns(NamedTuple):
+    """The messages of some batches, one row for each."""
+
+    columns: EntryColumns
+    """Without those that are of the entry as a whole: producer, schema and publish time. Flags say
+    whether event time and sequence id are the message's own."""
+    entries: memoryview
+    """The number of the batch, from 0."""
+    batch_indexes: memoryview
+
+
+def batch_columns(
+    buffer: Buffer, positions: Buffer, lengths: Buffer, counts: Buffer
+) -> BatchColumns | None:
+    """Locates the fields of the messages in batches: u64 `positions` and u32 `lengths` of their
+    payloads, decompressed, and the u32 number of messages in each.
+
+    None if a batch is not like most are, or damaged, and where the compiled module was not built:
+    `messages` decodes these. Raises ValueError if the numbers of positions, lengths and counts
+    differ.
+    """
+    found = None if _batches is None else _batches(buffer, positions, lengths, counts)
+    if found is None:
+        return None
+    numbers = memoryview(found[0]).cast("q")
+    rows = len(numbers) // _COLUMNS
+    parts = [numbers[at * rows : (at + 1) * rows] for at in range(_COLUMNS)]
+    entries, indexes = parts[_PUBLISH_TIME], parts[_INDEX]
+    columns = EntryColumns._make((*parts, memoryview(found[1]).cast("q")))
+    return BatchColumns(columns, entries, indexes)
+
+
 def pure_entry_columns(
     buffer: Buffer, positions: memoryview, lengths: memoryview
 ) -> tuple[bytes, bytes]:
@@ -125,6 +162,7 @@ def pure_entry_columns(
 
 _compiled: Any = getattr(codec.compiled, "entry_columns", None)
 _raw: Final = _compiled or pure_entry_columns
+_batches: Any = getattr(codec.compiled, "batch_columns", None)
 
 
 class _NotPlain(Exception):

@@ -115,7 +115,7 @@ def messages_of(entry_id: int, entry: ParsedEntry) -> list[Message] | Chunk:
     payload = decompress(metadata.compression, entry.payload, metadata.uncompressed_size)
     if metadata.batch_messages is None:
         return [_single(entry_id, entry, _kind(metadata), payload)]
-    return list(_batch(entry_id, entry, payload))
+    return list(in_batch(entry_id, entry, payload))
 
 
 def _kind(metadata: MessageMetadata) -> Kind:
@@ -174,10 +174,11 @@ class _Single:
     null_key: bool | None = None
 
 
-def _batch(entry_id: int, entry: ParsedEntry, payload: Buffer) -> Iterator[Message]:
-    """The messages of a batch, without those that a compaction took out.
+def in_batch(entry_id: int, entry: ParsedEntry, payload: Buffer) -> Iterator[Message]:
+    """The messages of a batch with this payload, decompressed.
 
-    They count for the batch index. A batch that says which of its messages are left has only these.
+    Those that a compaction took out are left out, and count for the batch index. A batch that says
+    which of its messages are left has only these.
     """
     metadata = entry.metadata
     count = metadata.batch_messages or 0
@@ -370,9 +371,11 @@ class ChunkAssembler:
         left, self.dropped = sorted(self.dropped, key=lambda each: each[0]), []
         return left
 
-    def open_uuids(self) -> set[str]:
-        """The messages that are not complete."""
-        return set(self._pending)
+    def take_dropped(self, uuid: str) -> list[tuple[ChunkPlace, Chunk]]:
+        """The chunks of one message that were dropped, in order; they are not in `dropped` then."""
+        taken = [each for each in self.dropped if each[1].uuid == uuid]
+        self.dropped = [each for each in self.dropped if each[1].uuid != uuid]
+        return sorted(taken, key=lambda each: each[0])
 
     def _limit(self) -> None:
         while self._size > self._bytes_max or len(self._pending) > PULSAR_CHUNKED_MESSAGES_MAX:

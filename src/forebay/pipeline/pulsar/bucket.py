@@ -86,8 +86,25 @@ class Bucket:
                 indexes[f"{folder}{slash}{found.data_name}"] = meta, found
             else:
                 data[meta.key] = meta
+        for key in indexes.keys() - data.keys():
+            self._look_again(key, data, indexes)
         self._read(meta for meta, _ in indexes.values())
         return self._chosen(data, indexes)
+
+    def _look_again(
+        self,
+        key: str,
+        data: dict[str, ObjectMeta],
+        indexes: dict[str, tuple[ObjectMeta, LedgerName]],
+    ) -> None:
+        """Looks for a data object that was not listed: objects come and go during a listing."""
+        try:
+            data[key] = self._store.head(key)
+        except ObjectMissing:
+            try:
+                self._store.head(indexes[key][0].key)
+            except ObjectMissing:
+                del indexes[key]
 
     def index(self, ledger: Ledger) -> LedgerIndex:
         """The index of a ledger that `look` returned."""

@@ -30,12 +30,13 @@ buffer. The batch itself copies what it needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.format import codec
+from forebay.format.layout import Buffer
 from forebay.format.pulsar.blocks import Entries
 from forebay.format.pulsar.columns import TRANSACTIONAL, EntryColumns
 from forebay.format.pulsar.messages import Kind, Message
@@ -63,6 +64,8 @@ TYPES: Final[dict[str, pa.DataType]] = {
     "__index": pa.int64(),
 }
 
+Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
 _MS_MAX: Final = 253_402_300_799_999
 """The end of the year 9999, the last time that a Spark timestamp can hold."""
 _CONSTANT_ROWS: Final = 4096
@@ -88,7 +91,17 @@ class BatchMaker:
         self, ledger: Ledger, entries: Entries, found: EntryColumns, first: int, stop: int
     ) -> pa.RecordBatch:
         """The rows `first..stop` of entries that are all plain."""
-        rows = _PlainRows(self, ledger, entries, found, first, stop)
+        ids = np.arange(entries.first_entry_id + first, entries.first_entry_id + stop)
+        rows = _PlainRows(self, ledger, entries.buffer, found, ids, None, first)
+        return self._made(rows)
+
+    def batched(self, ledger: Ledger, found: Batched) -> pa.RecordBatch:
+        """The rows of the messages of batches."""
+        return self._made(
+            _PlainRows(self, ledger, found.buffer, found.columns, found.entry_ids, found, 0)
+        )
+
+    def _made(self, rows: _PlainRows) -> pa.RecordBatch:
         made = [make(rows) for make in self._plain]
         batch = pa.RecordBatch.from_arrays(made, schema=self.schema)
         return self._in_time(batch, rows.numbers("publish_times"))
@@ -120,25 +133,37 @@ class BatchMaker:
         return known.slice(0, count)
 
 
+class Batched(NamedTuple):
+    """The messages of batches, as columns."""
+
+    buffer: Buffer
+    columns: EntryColumns
+    entry_ids: Numbers
+    batch_indexes: Numbers
+    batch_sizes: Numbers
+
+
 class _PlainRows:
-    """Some rows of entries, as the functions below get them."""
+    """Some rows of entries or of messages in batches, as the functions below get them."""
 
     def __init__(
         self,
         maker: BatchMaker,
         ledger: Ledger,
-        entries: Entries,
+        buffer: Buffer,
         found: EntryColumns,
+        entry_ids: Numbers,
+        batched: Batched | None,
         first: int,
-        stop: int,
     ) -> None:
         self.maker = maker
         self.ledger = ledger
-        self.count = stop - first
-        self.entry_id = entries.first_entry_id + first
-        self._entries = entries
+        self.entry_ids = entry_ids
+        self.batched = batched
+        self.count = len(entry_ids)
+        self._buffer = buffer
         self._found = found
-        self._first, self._stop = first, stop
+        self._first, self._stop = first, first + self.count
 
     def column(self, name: str) -> memoryview:
         found: memoryview = getattr(self._found, name)
@@ -158,7 +183,7 @@ class _PlainRows:
         return self.gathered(self.column(f"{name}_positions"), lengths, TYPES[column])
 
     def gathered(self, positions: memoryview, lengths: memoryview, kind: pa.DataType) -> pa.Array:
-        offsets, data, validity = codec.gather(self._entries.buffer, positions, lengths)
+        offsets, data, validity = codec.gather(self._buffer, positions, lengths)
         present = None if validity is None else pa.py_buffer(validity)
         buffers = [present, pa.py_buffer(offsets), pa.py_buffer(data)]
         return pa.Array.from_buffers(kind, len(positions), buffers)
@@ -202,8 +227,10 @@ def _event_times(rows: _PlainRows) -> pa.Array:
     return _times(times, times == 0) if times.any() else rows.constant(None, "__eventTime")
 
 
-def _entry_ids(rows: _PlainRows) -> pa.Array:
-    return pa.array(np.arange(rows.entry_id, rows.entry_id + rows.count, dtype=np.int64))
+def _batch_indexes(rows: _PlainRows) -> pa.Array:
+    if rows.batched is None:
+        return rows.constant(-1, "__batchIndex")
+    return pa.array(rows.batched.batch_indexes.astype(np.int32))
 
 
 def _kinds(rows: _PlainRows) -> pa.Array:
@@ -255,10 +282,13 @@ def _id_tail(ledger: Ledger) -> bytes:
 
 def _message_ids(rows: _PlainRows) -> pa.Array:
     """The ids of consecutive entries. Those whose numbers have as many bytes are made together."""
+    if rows.batched is not None:
+        return _ids_in_batches(rows.ledger, rows.batched)
     head, tail = _id_head(rows.ledger), _id_tail(rows.ledger)
     data: list[bytes] = []
     widths: list[np.ndarray[Any, Any]] = []
-    first, stop = rows.entry_id, rows.entry_id + rows.count
+    first = int(rows.entry_ids[0])
+    stop = first + rows.count
     while first < stop:
         width = len(varint(first))
         until = min(stop, 1 << 7 * width)
@@ -280,6 +310,21 @@ def _message_ids(rows: _PlainRows) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), rows.count, buffers)
 
 
+def _ids_in_batches(ledger: Ledger, found: Batched) -> pa.Array:
+    head, tail = _id_head(ledger), _id_tail(ledger)
+    entries, indexes, sizes = (
+        each.tolist() for each in (found.entry_ids, found.batch_indexes, found.batch_sizes)
+    )
+    of_entry = {each: head + varint(each) + tail for each in set(entries)}
+    of_index = {each: put_number(4, each) for each in set(indexes)}
+    of_size = {each: put_number(6, each) for each in set(sizes)}
+    ids = [
+        of_entry[entry] + of_index[index] + of_size[size]
+        for entry, index, size in zip(entries, indexes, sizes, strict=True)
+    ]
+    return pa.array(ids, pa.binary())
+
+
 _PLAIN: Final[dict[str, Callable[[_PlainRows], pa.Array]]] = {
     "value": lambda rows: rows.spans("payload", "value"),
     "__key": lambda rows: rows.spans("key", "__key"),
@@ -289,8 +334,8 @@ _PLAIN: Final[dict[str, Callable[[_PlainRows], pa.Array]]] = {
     "__eventTime": _event_times,
     "__messageProperties": lambda rows: rows.properties(),
     "__ledgerId": lambda rows: rows.constant(rows.ledger.ledger_id, "__ledgerId"),
-    "__entryId": _entry_ids,
-    "__batchIndex": lambda rows: rows.constant(-1, "__batchIndex"),
+    "__entryId": lambda rows: pa.array(rows.entry_ids, pa.int64()),
+    "__batchIndex": _batch_indexes,
     "__partition": lambda rows: rows.constant(rows.ledger.topic.partition, "__partition"),
     "__kind": _kinds,
     "__sequenceId": lambda rows: pa.array(rows.numbers("sequence_ids")),

@@ -1,9 +1,9 @@
 """Runs a scan: `plan_scan` on the driver, `read_split` in a task. Nothing here depends on Spark.
 
 A task reads its blocks a chunk at a time. Entries that hold one message as it is become rows
-without a Python object for each. The others are decoded one by one: batches, compressed messages,
-and what is only marked (`messages`). Chunks whose others are elsewhere are looked for at the end of
-each part (`chunks`).
+without a Python object for each, and so do batches (`batches`). The others are decoded one by one:
+single compressed messages, and what is only marked (`messages`). Chunks whose others are elsewhere
+are looked for when the last one is met, or at the end of each part (`chunks`).
 
 Damage raises CorruptLog with the object, the position and the entry. With failOnDataLoss=false what
 is damaged is left out: an entry that cannot be decoded, or what follows in the blocks of the part.
@@ -23,17 +23,20 @@ import numpy as np
 from forebay.errors import CorruptLog, LedgerError
 from forebay.format.pulsar.blocks import Entries
 from forebay.format.pulsar.columns import PLAIN, EntryColumns, entry_columns
+from forebay.format.pulsar.entry import ParsedEntry, decode_entry
 from forebay.format.pulsar.messages import (
     Chunk,
     ChunkAssembler,
     ChunkPlace,
     Message,
-    decode_messages,
+    in_batch,
+    messages_of,
 )
 from forebay.limits import MIB
 from forebay.logs import event
 from forebay.objects.store import connect
-from forebay.pipeline.pulsar.bucket import Bucket
+from forebay.pipeline.pulsar.batches import BatchGroup, is_batch
+from forebay.pipeline.pulsar.bucket import Bucket, Ledger
 from forebay.pipeline.pulsar.chunks import Found, resolve
 from forebay.pipeline.pulsar.columns import BatchMaker
 from forebay.pipeline.pulsar.options import PulsarOptions
@@ -52,6 +55,9 @@ BATCH_BYTES: Final = 1 * MIB
 """About the bytes of one Arrow batch."""
 _BATCH_ROWS: Final = 10_000
 """The most decoded messages of one batch."""
+_GROUP_ROWS_MIN: Final = 32
+"""With fewer messages in consecutive batches, these are decoded one by one, and share a record
+batch with others: each record batch costs as much."""
 _RUNS_MAX: Final = 8
 """With more runs of plain entries among others in a batch, all its entries are decoded one by one:
 many small batches cost more."""
@@ -119,6 +125,7 @@ class PartReader:
         self._positions: dict[ChunkPlace, int] = {}
         """Of the entries that are chunks."""
         self._assembler = ChunkAssembler()
+        self._group = BatchGroup()
         self._messages: list[Message] = []
         self._bytes = 0
 
@@ -129,13 +136,14 @@ class PartReader:
                 del entries
         except CorruptLog as error:
             self._damaged(error)
-        left = [
-            Found(place, self._positions[place], chunk) for place, chunk in self._assembler.finish()
-        ]
-        if not left:
-            return
-        for ledger, message in resolve(self._resources, self._part, left, self._around):
+        for ledger, message in self._resolved(self._assembler.finish()):
             yield self._maker.decoded(ledger, [message])
+
+    def _resolved(self, chunks: list[tuple[ChunkPlace, Chunk]]) -> Iterator[tuple[Ledger, Message]]:
+        """What this task yields of chunks whose others are not all in the part."""
+        left = [Found(place, self._positions[place], chunk) for place, chunk in chunks]
+        if left:
+            yield from resolve(self._resources, self._part, left, self._around)
 
     def _batches_of(self, entries: Entries) -> Iterator[pa.RecordBatch]:
         found = entry_columns(entries.buffer, entries.positions, entries.lengths)
@@ -166,34 +174,79 @@ class PartReader:
                 yield from self._decode(entries, begin, end)
 
     def _decode(self, entries: Entries, first: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """Decodes entries one by one. What is not flushed at the end does not need the buffer."""
+        """Decodes entries that are not plain. Nothing needs the buffer afterwards."""
         view = memoryview(entries.buffer)
         for number in range(first, stop):
             position, entry_id = entries.positions[number], entries.first_entry_id + number
             data = view[position : position + entries.lengths[number]]
+            place = entries.base + position
             try:
-                self._take(entry_id, entries.base + position, data)
+                entry = decode_entry(data)
+                batch = is_batch(entry.metadata)
+                if batch:
+                    self._group.add(entry_id, place, entry)
             except LedgerError as error:
-                self._damaged(
-                    CorruptLog(
-                        f"{self._resources.store.name}: {self._part.ledger.key} of "
-                        f"{self._part.ledger.topic}: entry {entry_id} at position "
-                        f"{entries.base + position}: {error}"
-                    )
-                )
+                self._bad_entry(entry_id, place, error)
+                continue
+            if not batch:
+                yield from self._grouped()
+                self._take(entry_id, place, entry)
+            elif self._group.size >= BATCH_BYTES:
+                yield from self._grouped()
             if self._bytes >= BATCH_BYTES or len(self._messages) >= _BATCH_ROWS:
                 yield from self._flushed()
+        yield from self._grouped()
         yield from self._flushed()
 
-    def _take(self, entry_id: int, position: int, data: memoryview) -> None:
-        decoded = decode_messages(entry_id, data)
-        if isinstance(decoded, Chunk):
-            place = ChunkPlace(self._part.ledger.ledger_id, entry_id)
-            self._positions[place] = position
-            whole = self._assembler.add(place, decoded)
-            decoded = [] if whole is None else [whole.message]
-        self._messages += decoded
-        self._bytes += sum(len(each.value or b"") for each in decoded)
+    def _grouped(self) -> Iterator[pa.RecordBatch]:
+        """The rows of the batches that were collected. A few of them wait with other messages."""
+        group, self._group = self._group, BatchGroup()
+        if not group.batches:
+            return
+        rows = group.rows() if group.count >= _GROUP_ROWS_MIN else None
+        if rows is not None:
+            yield from self._flushed()
+            yield self._maker.batched(self._part.ledger, rows)
+            return
+        for entry_id, position, entry, payload in group.batches:
+            try:
+                self._add(list(in_batch(entry_id, entry, payload)))
+            except LedgerError as error:
+                self._bad_entry(entry_id, position, error)
+
+    def _take(self, entry_id: int, position: int, entry: ParsedEntry) -> None:
+        try:
+            decoded = messages_of(entry_id, entry)
+            if isinstance(decoded, Chunk):
+                place = ChunkPlace(self._part.ledger.ledger_id, entry_id)
+                self._positions[place] = position
+                decoded = self._with_chunk(place, decoded)
+            self._add(decoded)
+        except LedgerError as error:
+            self._bad_entry(entry_id, position, error)
+
+    def _add(self, messages: list[Message]) -> None:
+        self._messages += messages
+        self._bytes += sum(len(each.value or b"") for each in messages)
+
+    def _bad_entry(self, entry_id: int, position: int, error: LedgerError) -> None:
+        part = self._part
+        self._damaged(
+            CorruptLog(
+                f"{self._resources.store.name}: {part.ledger.key} of {part.ledger.topic}: entry "
+                f"{entry_id} at position {position}: {error}"
+            )
+        )
+
+    def _with_chunk(self, place: ChunkPlace, chunk: Chunk) -> list[Message]:
+        """The message that the chunk completes. It has its place, so the order stays."""
+        whole = self._assembler.add(place, chunk)
+        if whole is not None:
+            return [whole.message]
+        if chunk.number + 1 < chunk.count:
+            return []
+        dropped = self._assembler.take_dropped(chunk.uuid)
+        return [message for _, message in self._resolved(dropped)]
 
     def _flushed(self) -> Iterator[pa.RecordBatch]:
         messages, self._messages, self._bytes = self._messages, [], 0
