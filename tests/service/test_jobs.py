@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,7 @@ async def running(
     cycles: str = "",
     interval: float | None = None,
     silence: float = 60,
+    seal: Callable[[Sequence[str]], None] = lambda _topics: None,
 ) -> AsyncIterator[Setup]:
     """A queue that is at work; without an interval there are no cycles."""
     uploader = UploaderSettings(
@@ -72,7 +73,7 @@ async def running(
     file = data / "cycles"
     file.write_text(cycles)
     program = [sys.executable, str(FAKE), start, str(file)]
-    queue = JobQueue(settings, command=program, backoff=QUICK, silence_seconds=silence)
+    queue = JobQueue(settings, command=program, backoff=QUICK, silence_seconds=silence, seal=seal)
     task = asyncio.create_task(queue.run())
     try:
         yield Setup(queue, file)
@@ -98,6 +99,19 @@ async def test_a_job_is_run_and_remembered(
     assert [each.id for each in read_jobs(tmp_path / JOBS_FILE)] == [job.id]
     for name in (JOBS_FILE, LOG_FILE):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
+
+
+async def test_logs_are_sealed_before_they_are_uploaded_to_their_ends(tmp_path: Path) -> None:
+    sealed: list[Sequence[str]] = []
+    async with running(tmp_path, seal=sealed.append) as setup:
+        for kind, topics, due in (
+            ("offload", ["/jobs/a"], False),
+            ("offload", ["/jobs/b"], True),
+            ("verify", ["/jobs/c"], False),
+            ("offload", [], False),
+        ):
+            await setup.over(setup.queue.submit(kind, topics, {"due": due}))
+    assert [list(each) for each in sealed] == [["/jobs/a"], []]
 
 
 async def test_jobs_run_one_after_the_other_in_their_order(tmp_path: Path) -> None:

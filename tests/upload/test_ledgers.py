@@ -526,3 +526,16 @@ def test_messages_in_ledgers_are_found_by_their_time(setup: Setup) -> None:
             at = datetime.fromtimestamp(time_ms / 1000, UTC)
             assert topic.offset_at(at) == number * 30
             assert topic.offset_at(at + timedelta(seconds=1)) == (number + 1) * 30
+
+
+def test_a_store_seals_the_logs_of_the_topics_that_are_ledgers(setup: Setup) -> None:
+    with setup.store() as store:
+        ledgers, others = store.topic("/default/orders"), store.topic("/default/others")
+        others.configure(format="dnb1")
+        for topic in (ledgers, others):
+            fill(topic, 3)
+        store.seal_for_ledgers(["others"])
+        assert [each.sealed for each in ledgers.segments()] == [False]
+        store.seal_for_ledgers()
+        assert [each.sealed for each in ledgers.segments()] == [True]
+        assert [each.sealed for each in others.segments()] == [False]
