@@ -26,6 +26,11 @@ BARE: Final = {**os.environ, "PYTHONPATH": str(SUPPORT / "bare")}
 
 MADE_OF_SPARK: Final = {
     "forebay.bench.spark",
+    "forebay.pipeline.pulsar.batches",
+    "forebay.pipeline.pulsar.columns",
+    "forebay.pipeline.pulsar.data_source",
+    "forebay.pipeline.pulsar.scan",
+    "forebay.pipeline.pulsar.stream",
     "forebay.pipeline.sink.columns",
     "forebay.pipeline.sink.writer",
     "forebay.pipeline.source.columns",
