@@ -137,13 +137,17 @@ def test_offload_compaction_and_scan_survive_the_loss_of_a_worker(
         driver.close()
 
 
+def with_ledgers(config: Path, folder: Path, cluster: LocalCluster) -> StoreSettings:
+    ledgers = {"max_object_bytes": "1MiB", "format": "pulsar", "ledger_block_bytes": "128KiB"}
+    write_config(config, folder / "data", cluster, **ledgers)
+    return load_config(config)
+
+
 @pytest.mark.timeout(900)
 def test_an_offload_and_a_scan_of_ledgers_survive_the_loss_of_a_worker(
     spark_cluster: LocalCluster, tmp_path: Path, config: Path
 ) -> None:
-    ledgers = {"max_object_bytes": "1MiB", "format": "pulsar", "ledger_block_bytes": "128KiB"}
-    write_config(config, tmp_path / "data", spark_cluster, **ledgers)
-    settings = load_config(config)
+    settings = with_ledgers(config, tmp_path, spark_cluster)
     fill(settings, 0, MESSAGES)
     driver = BlindDriver(spark_cluster, config.parent)
     try:
@@ -162,6 +166,31 @@ def test_an_offload_and_a_scan_of_ledgers_survive_the_loss_of_a_worker(
         driver.begin("scan", path=str(config), mark=str(mark))
         driver.wait_until(mark.exists)
         spark_cluster.kill_worker(random.choice(spark_cluster.workers))
+        found = driver.answer()
+        assert found["n"] == MESSAGES * len(TOPICS)
+        said = [payload(name, number) for name in TOPICS for number in range(MESSAGES)]
+        assert found["c"] == sum(crc32(each) for each in said)
+    finally:
+        driver.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_scan_of_the_bucket_alone_survives_the_loss_of_a_worker(
+    spark_cluster: LocalCluster, tmp_path: Path, config: Path
+) -> None:
+    settings = with_ledgers(config, tmp_path, spark_cluster)
+    fill(settings, 0, MESSAGES)
+    driver = BlindDriver(spark_cluster, config.parent)
+    try:
+        spark_cluster.wait_for_executors(2)
+        assert driver.ask("offload", path=str(config))["ok"]
+        mark = config.parent / "begun"
+        objects = str(Path(settings.data or "") / "objects")
+        driver.begin("scan_ledgers", path=objects, mark=str(mark))
+        driver.wait_until(mark.exists)
+        spark_cluster.kill_worker(random.choice(spark_cluster.workers))
+        assert not driver.has_answered, "the kill came too late to tell anything"
         found = driver.answer()
         assert found["n"] == MESSAGES * len(TOPICS)
         said = [payload(name, number) for name in TOPICS for number in range(MESSAGES)]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.config import parse_config
 from forebay.config.offload_policies import (
+    BLOCK_BYTES,
     DELETION_LAG,
     DRIVER,
     DRIVERS,
@@ -29,7 +30,7 @@ from forebay.config.offload_policies import (
 )
 from forebay.config.topics import TOPIC_KEYS, changed, effective, in_effect
 from forebay.errors import InvalidSetting
-from forebay.limits import MIB
+from forebay.limits import GIB, MIB
 from forebay.settings import (
     CloudSettings,
     DeleterSettings,
@@ -150,6 +151,7 @@ def test_the_read_priority_is_taken_in_both_spellings() -> None:
         (DELETION_LAG, 90_000, {"deletion_lag_minutes": 1.5}),
         (DELETION_LAG, -1, {"deletion_lag_minutes": None}),
         (DELETION_LAG, None, {}),
+        (BLOCK_BYTES, 32 * MIB, {"ledger_block_bytes": 32 * MIB}),
     ],
 )
 def test_a_field_is_a_setting_of_a_topic(field: str, value: int | None, expected: object) -> None:
@@ -162,6 +164,7 @@ NUMBERS = st.fixed_dictionaries(
         THRESHOLD_BYTES: st.integers(-5, 10**12),
         THRESHOLD_SECONDS: st.integers(-5, 10**8),
         DELETION_LAG: st.integers(-5, 10**11),
+        BLOCK_BYTES: st.integers(5 * MIB, GIB),
     },
 )
 
@@ -186,8 +189,8 @@ def test_each_field_comes_from_the_first_level_that_has_it(
 ) -> None:
     store = {name: value for name, value in store.items() if value != -1}
     found = merged(topic, namespace, store)
-    for name in (THRESHOLD_BYTES, THRESHOLD_SECONDS, DELETION_LAG):
-        unset = -1 if name != DELETION_LAG else None
+    for name in (THRESHOLD_BYTES, THRESHOLD_SECONDS, DELETION_LAG, BLOCK_BYTES):
+        unset = -1 if name in {THRESHOLD_BYTES, THRESHOLD_SECONDS} else None
         levels = [level[name] for level in (topic, namespace, store) if name in level]
         said = [value for value in levels if value != unset]
         assert found.get(name) == (said[0] if said else None)
@@ -204,6 +207,7 @@ def test_what_the_store_does_is_shown_as_policies() -> None:
         THRESHOLD_BYTES: 0,
         THRESHOLD_SECONDS: -2,
         DELETION_LAG: 14_400_000,
+        BLOCK_BYTES: 64 * MIB,
     }
     cloud = CloudSettings(backend="s3", root="s3://ledgers/prod")
     found = store_policies(replace(STORE, cloud=cloud))

@@ -12,8 +12,9 @@ from typing import Final
 
 import pytest
 
+from forebay.catalog.catalog import Change
+from forebay.catalog.records import TopicRecord
 from forebay.errors import (
-    ForebayError,
     InvalidPosition,
     InvalidSetting,
     OffloadInProgress,
@@ -99,6 +100,37 @@ def test_sealed_segments_are_shown_as_the_ledgers_that_they_will_be(setup: Setup
             assert not each.context.local_deleted
         assert offsets(topic.read(0, end=34)) == list(range(34))
     require_chain(setup)
+
+
+def test_ids_that_one_topic_shows_are_not_taken_by_another(setup: Setup) -> None:
+    with setup.store() as store:
+        shown = {}
+        for name in ("one", "two"):
+            topic = store.topic(name)
+            fill(topic, 10)
+            topic.rotate()
+            ledger = managed_ledger(storage_of(topic))
+            shown[name] = [each.ledger_id for each in ledger.ledgers()]
+        assert not set(shown["one"]) & set(shown["two"])
+        for name in ("two", "one"):
+            ledger = managed_ledger(storage_of(store.topic(name)))
+            ledger.offload_prefix(Position(shown[name][-1], 0))
+            assert [each.ledger_id for each in ledger.ledgers()] == shown[name]
+
+
+def test_ledgers_that_are_listed_while_they_are_offloaded_keep_their_ids(setup: Setup) -> None:
+    with ledgers_of(setup, 3) as (_, ledger):
+        ids = [each.ledger_id for each in ledger.ledgers()]
+        seen: list[list[int]] = []
+
+        def look(_key: str) -> None:
+            seen.append([each.ledger_id for each in ledger.ledgers()])
+
+        backend_of(setup).hook("any", look)
+        ledger.offload_prefix(Position(ids[-1], 0))
+        backend_of(setup).clear()
+        assert seen
+        assert all(each == ids for each in seen)
 
 
 def test_only_the_ledger_of_a_position_matters_and_its_own_ledger_stays(setup: Setup) -> None:
@@ -248,25 +280,26 @@ def test_the_written_ahead_ledger_of_a_former_owner_is_committed_by_the_next_one
 
 
 def test_what_is_deleted_while_it_is_offloaded_is_no_error(setup: Setup) -> None:
-    """Remote retention moves the start of the topic past the ledger that fails."""
+    """Another process has uploaded the first ledger, and retention has deleted it, meanwhile."""
     with ledgers_of(setup, 2) as (topic, ledger):
         ids = [each.ledger_id for each in ledger.ledgers()]
+        once: list[str] = []
 
-        def trim(_key: str) -> None:
-            from forebay.catalog.catalog import Change
+        def trim(key: str) -> None:
+            if not once:
+                once.append(key)
+                setup.catalog.update(TOPIC, None, moved)
+                raise ServiceUnavailable("the store is away")
 
-            setup.catalog.update(
-                TOPIC,
-                None,
-                lambda record: Change(replace(record, start_offset=10, tail=10, verified=10)),
-            )
-            raise ServiceUnavailable("the store is away")
+        def moved(record: TopicRecord) -> Change:
+            return Change(replace(record, start_offset=10, tail=10, verified=10))
 
         backend_of(setup).hook("open_writer", trim)
-        with pytest.raises(ForebayError):
-            ledger.offload_prefix(Position(ids[2], 0))
-        backend_of(setup).clear()
+        assert ledger.offload_prefix(Position(ids[2], 0)) == Position(ids[2], 0)
+        assert ledger.status().state is OffloadState.SUCCESS
         assert topic.start_offset == 10
+        assert setup.ranges() == [(10, 20)]
+        assert offsets(topic.read(10, end=20)) == list(range(10, 20))
 
 
 # -- at the same time -----------------------------------------------------------------------------

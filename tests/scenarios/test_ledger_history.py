@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from forebay.errors import CorruptFrame
+from forebay.errors import CorruptFrame, ServiceUnavailable
 from forebay.format.descriptor import ObjectDescriptor
 from forebay.format.names import is_ledger
 from forebay.limits import KIB
@@ -221,3 +221,31 @@ def test_a_task_that_runs_twice_finds_the_ledger_that_it_has_written(tmp_path: P
     assert report.ok, report.rows
     assert report.messages == COUNT
     assert read(tmp_path) == [text(n) for n in range(COUNT)]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2], ids=["first", "second", "third"])
+def test_one_ledger_of_three_that_fails_in_a_job_does_not_stop_the_others(
+    tmp_path: Path, failing: int
+) -> None:
+    settings = uploading(tmp_path, "pulsar")
+    settings = replace(settings, uploader=replace(settings.uploader, max_object_messages=100))
+    with Store(settings) as store:
+        topic = store.topic("orders")
+        topic.append_many([text(n) for n in range(300)], durability="synced")
+    executor = InlineExecutor()
+
+    def fail(task: Any) -> None:
+        if task.planned.start_offset == failing * 100:
+            raise ServiceUnavailable("the store is away")
+
+    executor.before = fail
+    with Offload(job_settings(settings), executor) as run:
+        assert not run.once(force=True).ok
+        assert len(objects(tmp_path)) == failing
+        written = {each.name for each in tmp_path.rglob("*-ledger-*-index")}
+        assert len(written) == 2, "the others are there, and nothing of the one that failed"
+        executor.before = lambda _task: None
+        assert run.once(force=True).ok
+    assert len(objects(tmp_path)) == 3
+    assert written < {each.name for each in tmp_path.rglob("*-ledger-*-index")}
+    assert read(tmp_path) == [text(n) for n in range(300)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,9 +18,13 @@ from zlib import crc32
 import pytest
 
 from forebay.format.message import StreamMessage
+from forebay.format.names import objects_prefix, parse_topic
+from forebay.format.pulsar.entry import decode_entry
 from forebay.limits import KIB, MIB
+from forebay.objects.store import connect
 from forebay.pipeline import offload, verify
-from forebay.pulsar.managed_ledger import managed_ledger
+from forebay.pulsar.managed_ledger import Ledger, managed_ledger
+from forebay.pulsar.offloader import LedgerOffloader
 from forebay.settings import MetadataSettings, StoreSettings, UploaderSettings, WalSettings
 from forebay.topic.store import Store, Topic
 from support.s3_server import S3Server
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 NAME: Final = "/default/mixed"
+PULSAR_NAME: Final = "persistent://public/default/mixed"
 
 
 def settings_of(folder: Path, s3: S3Server, ledger_bytes: int) -> StoreSettings:
@@ -86,6 +92,40 @@ def scanned(spark: SparkSession, settings: StoreSettings) -> DataFrame:
     )
 
 
+def sums_of_handles(settings: StoreSettings, ledgers: list[Ledger]) -> list[int]:
+    """The checksums of all payloads, as readers of the single ledgers get them."""
+    found = []
+    store = connect(settings.cloud)
+    try:
+        offloader = LedgerOffloader(store, prefix=objects_prefix(parse_topic(NAME)))
+        for each in ledgers:
+            assert each.context is not None
+            with closing(offloader.read_offloaded(each.ledger_id, each.context.uid)) as handle:
+                entries = handle.read(0, handle.last_add_confirmed)
+                found += [crc32(decode_entry(entry.data).payload) for entry in entries]
+    finally:
+        store.close()
+    return found
+
+
+def messages_of_spark(spark: SparkSession, settings: StoreSettings) -> list[tuple[object, ...]]:
+    """What Spark finds in the bucket alone, without the catalog."""
+    options = {f"store.{name}": value for name, value in settings.cloud.options.items()}
+    table = spark.read.format("pulsar-offload").options(**options).load(settings.cloud.root)
+    columns = ("crc32(value) c", "size(__messageProperties) p", "cast(__key as string) k")
+    rows = table.selectExpr("__ledgerId", "__entryId", "__kind", "__topic", *columns).collect()
+    assert {(row["__kind"], row["__topic"]) for row in rows} == {("message", PULSAR_NAME)}
+    rows.sort(key=lambda row: (row["__ledgerId"], row["__entryId"]))
+    return [(row["c"], row["p"], row["k"]) for row in rows]
+
+
+def told_again(total_bytes: int) -> list[tuple[object, ...]]:
+    return [
+        (crc32(payload), len(attributes), key)
+        for payload, attributes, key in messages(1, total_bytes)
+    ]
+
+
 def offload_and_read_back(
     spark: SparkSession, settings: StoreSettings, ledgers: int, ledger_bytes: int
 ) -> None:
@@ -102,16 +142,17 @@ def offload_and_read_back(
         topic = store.topic(NAME)
         closed = [each for each in managed_ledger(storage_of(topic)).ledgers() if each.offloaded]
         assert len(closed) >= ledgers
-        read = [told(message) for message in topic.read(0, end=len(sums))]
-        assert [crc32(payload) for _, payload, _, _ in read] == sums
-        assert [offset for offset, _, _, _ in read] == list(range(len(sums)))
         expected = messages(1, ledgers * ledger_bytes)
-        for (_, payload, attributes, key), wanted in zip(read, expected, strict=True):
-            assert (payload, attributes, key) == wanted
+        for offset, message in enumerate(topic.read(0, end=len(sums))):
+            payload, attributes, key = next(expected)
+            assert told(message) == (offset, payload, attributes, key)
+        assert offset == len(sums) - 1
         middle = len(sums) // 2
         assert next(iter(topic.read(middle))).offset == middle
+        assert sums_of_handles(settings, closed) == sums
     rows = scanned(spark, settings).selectExpr("offset", "crc32(value) c").collect()
     assert sorted((row["offset"], row["c"]) for row in rows) == list(enumerate(sums))
+    assert messages_of_spark(spark, settings) == told_again(ledgers * ledger_bytes)
     checked = verify(settings, spark=spark)
     assert checked.ok
 

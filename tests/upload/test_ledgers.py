@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -509,3 +510,19 @@ def test_the_row_of_an_attempt_that_is_gone_is_forgotten_after_a_day(setup: Setu
         sweep(setup.catalog, setup.objects, grace_minutes=1, dry_run=False, clock=setup.clock)
         assert (setup.catalog.life(TOPIC, died.object_id) is not None) is there
     require_chain(setup)
+
+
+def test_messages_in_ledgers_are_found_by_their_time(setup: Setup) -> None:
+    with setup.topic() as topic:
+        times = []
+        for _ in range(3):
+            fill(topic, 30)
+            times.append(setup.clock.now_ms())
+            setup.clock.advance(60)
+            topic.upload()
+    shutil.rmtree(setup.data / "wal")
+    with setup.topic() as topic:
+        for number, time_ms in enumerate(times):
+            at = datetime.fromtimestamp(time_ms / 1000, UTC)
+            assert topic.offset_at(at) == number * 30
+            assert topic.offset_at(at + timedelta(seconds=1)) == (number + 1) * 30

@@ -1,10 +1,10 @@
 """Pulsar's offload policies: their JSON fields, what is refused, and which settings they set.
 
 A namespace or a topic can have policies. Their names are those of Pulsar's `OffloadPoliciesImpl`.
-Three of them have an effect, because they are settings of a topic here: the two thresholds and the
-deletion lag. They are merged field by field: topic, then namespace, then the store's configuration.
-The others are checked, kept and shown. Where ledgers are stored, and with which credentials, is
-only in the store's configuration: policies with credentials are refused.
+Four of them have an effect, because they are settings of a topic here: the two thresholds, the
+deletion lag and the size of blocks. They are merged field by field: topic, then namespace, then the
+store's configuration. The others are checked, kept and shown. Where ledgers are stored, and with
+which credentials, is only in the store's configuration: policies with credentials are refused.
 
 Beware: -1 is not a threshold. It means that the next level decides. Another negative number
 switches the threshold off. A negative deletion lag never deletes.
@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from forebay.errors import InvalidSetting
 from forebay.limits import (
+    GIB,
     INTERVAL_SECONDS_MAX,
     MIB,
     OFFLOAD_POLICY_FIELDS_MAX,
@@ -31,6 +32,7 @@ Policies: TypeAlias = Mapping[str, Any]
 THRESHOLD_BYTES: Final = "managedLedgerOffloadThresholdInBytes"
 THRESHOLD_SECONDS: Final = "managedLedgerOffloadThresholdInSeconds"
 DELETION_LAG: Final = "managedLedgerOffloadDeletionLagInMillis"
+BLOCK_BYTES: Final = "managedLedgerOffloadMaxBlockSizeInBytes"
 DRIVER: Final = "managedLedgerOffloadDriver"
 READ_PRIORITY: Final = "managedLedgerOffloadedReadPriority"
 EXTRA: Final = "managedLedgerExtraConfigurations"
@@ -57,10 +59,10 @@ _NUMBERS: Final = {
         (
             "s3ManagedLedgerOffloadMaxBlockSizeInBytes",
             "gcsManagedLedgerOffloadMaxBlockSizeInBytes",
-            "managedLedgerOffloadMaxBlockSizeInBytes",
         ),
         (5 * MIB, 2**31 - 1),
     ),
+    BLOCK_BYTES: (5 * MIB, GIB),
 }
 _TEXTS: Final = frozenset(
     {
@@ -198,32 +200,39 @@ def _require_place(policies: Policies) -> None:
 # ---- as settings -------------------------------------------------------------------------------
 
 
+_THRESHOLDS: Final = {
+    THRESHOLD_BYTES: "offload_threshold_bytes",
+    THRESHOLD_SECONDS: "offload_threshold_seconds",
+}
+_LAG_KEY: Final = "deletion_lag_minutes"
+_BLOCK_KEY: Final = "ledger_block_bytes"
+POLICY_KEYS: Final = frozenset({*_THRESHOLDS.values(), _LAG_KEY, _BLOCK_KEY})
+"""The settings of a topic that policies set."""
+SETTING_FIELDS: Final = frozenset({*_THRESHOLDS, DELETION_LAG, BLOCK_BYTES})
+"""The fields that set them."""
+
+
 def values_of(policies: Policies) -> dict[str, Any]:
     """Returns the settings of a topic that the policies set, by the names of its settings.
 
     Raises InvalidSetting if a value is none of those that `parse_policies` returns.
     """
-    found: dict[str, Any] = {}
-    for field, name in (
-        (THRESHOLD_BYTES, "offload_threshold_bytes"),
-        (THRESHOLD_SECONDS, "offload_threshold_seconds"),
-    ):
-        if policies.get(field) is not None:
-            value = _number(field, policies[field])
-            if value != -1:
-                found[name] = None if value < 0 else value
-    if policies.get(DELETION_LAG) is not None:
-        lag_ms = _number(DELETION_LAG, policies[DELETION_LAG])
-        found["deletion_lag_minutes"] = None if lag_ms < 0 else lag_ms / 60_000
+    given = {
+        field: _number(field, policies[field])
+        for field in SETTING_FIELDS
+        if policies.get(field) is not None
+    }
+    found: dict[str, Any] = {
+        name: None if given[field] < 0 else given[field]
+        for field, name in _THRESHOLDS.items()
+        if given.get(field, -1) != -1
+    }
+    if DELETION_LAG in given:
+        lag_ms = given[DELETION_LAG]
+        found[_LAG_KEY] = None if lag_ms < 0 else lag_ms / 60_000
+    if BLOCK_BYTES in given:
+        found[_BLOCK_KEY] = given[BLOCK_BYTES]
     return found
-
-
-POLICY_KEYS: Final = (
-    "offload_threshold_bytes",
-    "offload_threshold_seconds",
-    "deletion_lag_minutes",
-)
-"""The settings of a topic that policies set."""
 
 
 def fields_of(values: Mapping[str, Any]) -> dict[str, int]:
@@ -231,16 +240,16 @@ def fields_of(values: Mapping[str, Any]) -> dict[str, int]:
 
     A threshold that is switched off is -2, and a lag that never ends is -1.
     """
-    found: dict[str, int] = {}
-    for field, name in (
-        (THRESHOLD_BYTES, "offload_threshold_bytes"),
-        (THRESHOLD_SECONDS, "offload_threshold_seconds"),
-    ):
-        if name in values:
-            found[field] = -2 if values[name] is None else int(values[name])
-    if "deletion_lag_minutes" in values:
-        minutes = values["deletion_lag_minutes"]
+    found = {
+        field: -2 if values[name] is None else int(values[name])
+        for field, name in _THRESHOLDS.items()
+        if name in values
+    }
+    if _LAG_KEY in values:
+        minutes = values[_LAG_KEY]
         found[DELETION_LAG] = -1 if minutes is None else round(minutes * 60_000)
+    if _BLOCK_KEY in values:
+        found[BLOCK_BYTES] = values[_BLOCK_KEY]
     return found
 
 
@@ -251,12 +260,9 @@ def store_policies(settings: StoreSettings) -> dict[str, Any]:
     bucket = (settings.cloud.root or "").partition("://")[2].partition("/")[0]
     if driver != "filesystem" and bucket:
         found["managedLedgerOffloadBucket"] = bucket
-    uploader, deleter = settings.uploader, settings.deleter
-    values = {
-        "offload_threshold_bytes": uploader.offload_threshold_bytes,
-        "offload_threshold_seconds": uploader.offload_threshold_seconds,
-        "deletion_lag_minutes": deleter.deletion_lag_minutes,
-    }
+    uploader = settings.uploader
+    values = {name: getattr(uploader, name) for name in POLICY_KEYS - {_LAG_KEY}}
+    values[_LAG_KEY] = settings.deleter.deletion_lag_minutes
     return found | fields_of(values)
 
 
@@ -267,8 +273,7 @@ def merged(topic: Policies, namespace: Policies, store: Policies) -> dict[str, A
         found |= {
             name: value
             for name, value in level.items()
-            if value is not None
-            and not (name in {THRESHOLD_BYTES, THRESHOLD_SECONDS} and value == -1)
+            if value is not None and not (name in _THRESHOLDS and value == -1)
         }
     return found
 

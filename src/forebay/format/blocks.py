@@ -33,7 +33,8 @@ from forebay.format.frame import (
     scan,
 )
 from forebay.format.layout import Buffer
-from forebay.format.pulsar.frames import EntryAssembler, next_entry
+from forebay.format.pulsar.frames import EntryAssembler
+from forebay.format.pulsar.resync import next_place_in_ledger
 from forebay.format.resync import OffsetPosition, ReadAt, next_frame
 from forebay.limits import BLOCK_BYTES, OFFSET_MAX
 
@@ -436,9 +437,15 @@ def next_place(
         return next_block(descriptor, offset, position, read, window_bytes)
     if not descriptor.is_ledger:
         return next_frame(descriptor, offset, position, read, window_bytes)
-    start, last = descriptor.start_offset, descriptor.end_offset
-    size, block_bytes = descriptor.size, descriptor.block_bytes
-    return next_entry(offset, position, size, start, block_bytes, last, read)
+    return next_place_in_ledger(
+        (descriptor.start_offset, descriptor.next_offset),
+        descriptor.size,
+        descriptor.block_bytes,
+        descriptor.offset_index or (),
+        (offset, position),
+        read,
+        window_bytes,
+    )
 
 
 def next_block(

@@ -53,6 +53,7 @@ _OUTLINE_HEAD: Final = re.compile(
     rb'"end_offset":(?P<end_offset>\d{1,19}),"etag":(?P<etag>null|"[^"\\\x00-\x1f\x80-\xff]*"),'
     rb'(?:"format":"(?P<format>%b)",)?'
     rb'(?:"highest_publish_time":(?P<highest_publish_time>\d{1,19}),)?'
+    rb'(?:"ledger":(?P<ledger>\{[^{}\\]{1,4096}\}),)?'
     rb'"object_id":"(?P<object_id>[0-9A-Za-z._-]{3,200})",'
     % (_LABEL.encode(), _HASH.encode(), _LABEL.encode())
 )
@@ -271,7 +272,15 @@ def decode_outline(data: bytes, entries: int = 0) -> ObjectDescriptor:
         raw_size,
         _text(head["codec"]),
         _text(head["format"]),
+        None if head["ledger"] is None else _ledger(_parsed(head["ledger"])),
     )
+
+
+def _parsed(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise DescriptorError(f"it is not JSON: {error}") from error
 
 
 def _int(digits: bytes | None) -> int | None:

@@ -36,7 +36,8 @@ from forebay.format.frame import FRAME_BYTES_MIN, HEADER_BYTES
 from forebay.format.layout import Buffer
 from forebay.format.message import decode_message
 from forebay.format.pulsar.blocks import decode_block_header
-from forebay.format.pulsar.frames import EntryAssembler, next_entry
+from forebay.format.pulsar.frames import EntryAssembler
+from forebay.format.pulsar.resync import next_place_in_ledger
 from forebay.format.resync import FrameSearch, OffsetPosition
 from forebay.limits import MIB
 from forebay.objects.store import CloudStore
@@ -224,14 +225,14 @@ class LedgerBytes:
             damage = entries.corruption
             if damage is None:
                 break
-            place = next_entry(
-                damage.offset,
-                damage.position,
+            place = next_place_in_ledger(
+                (start, said.next_offset),
                 self._stored_size,
-                start,
                 said.block_bytes,
-                said.end_offset,
+                said.offset_index or (),
+                (damage.offset, damage.position),
                 partial(read_range, self._stored),
+                _SEARCH_BYTES,
             )
         return bytes(found)
 

@@ -27,6 +27,7 @@ from forebay.catalog.catalog import Catalog, Intent
 from forebay.catalog.records import State, TopicRecord
 from forebay.clock import Clock
 from forebay.errors import (
+    CommitRefused,
     CorruptLog,
     ForebayError,
     ForeignObject,
@@ -108,6 +109,8 @@ class UploadTask:
     """The log whose segments were planned; None if the catalog names none."""
     settings: UploaderSettings | None = None
     """The settings of the topic, if they are not those of the ports."""
+    written: ObjectDescriptor | None = None
+    """Of a ledger that was written before, and only has to be read back."""
 
     @property
     def size(self) -> int:
@@ -174,6 +177,25 @@ def intend(
     return UploadTask(topic, intent, planned, log_id)
 
 
+def take_over(
+    catalog: Catalog, topic: TopicName, epoch: int, planned: PlannedObject
+) -> UploadTask | None:
+    """Returns the task to read back a ledger that was written ahead of the chain; None if none was.
+
+    It is committed like any other then, also by another process than the one that wrote it.
+    """
+    if not planned.ledger:
+        return None
+    known = catalog.ledgers(topic).attempt_at(planned.start_offset)
+    if known is None or known.descriptor is None or known.span != planned.span:
+        return None
+    try:
+        intent = catalog.intend(topic, epoch, known.object_id)
+    except CommitRefused:  # it is being deleted
+        return None
+    return UploadTask(topic, intent, planned, written=known.descriptor)
+
+
 def upload(
     ports: UploadPorts,
     source: FrameSource,
@@ -189,6 +211,10 @@ def upload(
     """
     started = ports.clock.monotonic()
     planned, object_id = task.planned, task.intent.object_id
+    if task.written is not None:
+        read_back(ports, task.topic, task.written)
+        seconds = ports.clock.monotonic() - started
+        return Uploaded(task.written, seconds, closed_by=planned.closed_by)
     transferred = _transfer(ports, source, task, progress)
     now_ms = ports.clock.now_ms()
     descriptor = describe(object_id, planned.start_offset, planned.next_offset, transferred, now_ms)

@@ -324,16 +324,14 @@ class Uploader:
         self, planned: PlannedObject, done: list[ObjectDescriptor]
     ) -> TopicRecord | None:
         """Commits a ledger that was written ahead; None if there is none, or not a good one."""
-        known = self.catalog.ledgers(self.topic).attempt_at(planned.start_offset)
-        if known is None or known.descriptor is None or known.span != planned.span:
+        task = engine.take_over(self.catalog, self.topic, self.epoch, planned)
+        if task is None:
             return None
         try:
-            intent = self.catalog.intend(self.topic, self.epoch, known.object_id)
-            engine.read_back(self.ports, self.topic, known.descriptor)
-        except (CommitRefused, CorruptLog):
-            return None
-        uploaded = Uploaded(known.descriptor, 0.0, closed_by=planned.closed_by)
-        return self.commit(intent, uploaded, planned.end, done)
+            uploaded = engine.upload(self.ports, self.source, task)
+        except CorruptLog:
+            return None  # it is removed, and written again
+        return self.commit(task.intent, uploaded, planned.end, done)
 
     def stop(self) -> None:
         """Lets no new cycle begin, and ends a running one at its next step. Does not wait."""

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from forebay.config.offload_policies import DELETION_LAG, THRESHOLD_BYTES, THRESHOLD_SECONDS
+from forebay.config.offload_policies import (
+    BLOCK_BYTES,
+    DELETION_LAG,
+    THRESHOLD_BYTES,
+    THRESHOLD_SECONDS,
+)
 from forebay.limits import GIB, MIB
 from forebay.settings import AdminSettings, StoreSettings, UploaderSettings
 from forebay.topic.store import Topic
@@ -181,11 +186,12 @@ def test_no_body_and_no_json_are_told_apart(server: Served) -> None:
 def test_a_topics_policies_are_settings_of_its_own(server: Served, admin: PulsarAdmin) -> None:
     orders = server.store.topic("orders")
     assert admin.topic_policies(ORDERS) is None
-    sent = policies(**{THRESHOLD_BYTES: 7, DELETION_LAG: 90_000})
+    sent = policies(**{THRESHOLD_BYTES: 7, DELETION_LAG: 90_000, BLOCK_BYTES: 8 * MIB})
     admin.set_topic_policies(ORDERS, {**sent, **COMPUTED})
     assert admin.topic_policies(ORDERS) == sent
     assert setting(orders, "offload_threshold_bytes") == (7, "topic")
     assert setting(orders, "deletion_lag_minutes") == (1.5, "topic")
+    assert setting(orders, "ledger_block_bytes") == (8 * MIB, "topic")
     in_effect = orders.in_effect
     assert in_effect is not None
     assert in_effect.deleter.deletion_lag_minutes == 1.5
@@ -205,6 +211,7 @@ def test_what_applies_to_a_topic_is_its_own_then_its_namespaces_then_the_stores(
         THRESHOLD_BYTES: 0,
         THRESHOLD_SECONDS: -2,
         DELETION_LAG: 14_400_000,
+        BLOCK_BYTES: 64 * MIB,
     }
     admin.set_offload_threshold(NAMESPACE, 100, 60)
     admin.set_topic_policies(ORDERS, policies(**{THRESHOLD_BYTES: 7}))

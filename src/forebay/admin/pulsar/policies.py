@@ -49,6 +49,7 @@ from forebay.catalog.topic_settings import (
 from forebay.config.offload_policies import (
     DELETION_LAG,
     POLICY_KEYS,
+    SETTING_FIELDS,
     THRESHOLD_BYTES,
     THRESHOLD_SECONDS,
     fields_of,
@@ -321,10 +322,10 @@ def _policies_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _change_topic(context: ServerContext, topic: TopicName, new: Mapping[str, Any]) -> None:
-    """Replaces the policies of a topic. Thresholds and lag are settings of its own."""
+    """Replaces the policies of a topic. Those that have an effect are settings of its own."""
     catalog = _catalog(context)
     of_namespace = read_namespace_policies(catalog, topic.namespace)
-    rest = {name: value for name, value in new.items() if name not in _KEPT}
+    rest = {name: value for name, value in new.items() if name not in SETTING_FIELDS}
 
     def change(old: dict[str, Any]) -> dict[str, Any]:
         after = {name: value for name, value in old.items() if name not in POLICY_KEYS}

@@ -560,17 +560,18 @@ class _Run:
         catalog, store = self._offload.catalog(), self._offload.objects()
         try:
             for planned in plan.objects:
-                task = engine.intend(
+                task = engine.take_over(catalog, plan.topic, plan.epoch, planned)
+                task = task or engine.intend(
                     catalog, plan.topic, plan.epoch, planned, plan.log_id, store=store
                 )
-                tasks.append(replace(task, settings=plan.settings))
+                tasks.append(replace(task, settings=plan.settings, log_id=plan.log_id))
         except ForebayError as error:
             self._stopped(plan.topic, error)
         return tasks
 
     def _settle(self, topic: TopicName, results: list[tuple[Task, Done[Uploaded]]]) -> None:
         """Commits the uploaded objects in order, up to the first one that failed."""
-        for task, done in results:
+        for number, (task, done) in enumerate(results):
             if isinstance(task, ReadBackTask):
                 self._settle_read_back(task, done)
                 continue
@@ -580,17 +581,32 @@ class _Run:
                     raise done.error
                 self._commit(task, done.result)
             except ForebayError as error:
-                self._set_aside(task, error)
+                self._set_aside(task, error, written=done.result is not None)
+                self._keep_written(results[number + 1 :])
                 self._stopped(topic, error, task.planned)
                 return
         if topic in self._damage:
             self._fail(topic, self._damage.pop(topic))
 
-    def _set_aside(self, task: UploadTask, error: ForebayError) -> None:
+    def _keep_written(self, results: list[tuple[Task, Done[Uploaded]]]) -> None:
+        """Records which ledgers after one that failed were written: they need no second upload."""
+        catalog = self._offload.catalog()
+        for task, done in results:
+            if isinstance(task, ReadBackTask) or not task.planned.ledger:
+                continue
+            try:
+                if done.result is None:
+                    assert done.error is not None
+                    raise done.error
+                catalog.ledgers(task.topic).written(done.result.descriptor)
+            except ForebayError as error:
+                self._set_aside(task, error)
+
+    def _set_aside(self, task: UploadTask, error: ForebayError, *, written: bool = False) -> None:
         catalog, store = self._offload.catalog(), self._offload.objects()
         if task.planned.ledger:
-            # After an outage, nobody knows whether the commit was made.
-            if not isinstance(error, ServiceUnavailable):
+            # After an outage during the commit, nobody knows whether it was made.
+            if not (written and isinstance(error, ServiceUnavailable)):
                 remove_attempt(catalog, store, task.topic, task.intent.object_id)
         elif not task.planned.holds(error):
             set_aside(catalog, store, task.topic, task.intent, error)
