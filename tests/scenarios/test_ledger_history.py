@@ -183,6 +183,9 @@ def test_an_offload_by_another_process_makes_ledgers_of_sealed_segments(tmp_path
         for first in range(0, COUNT, 20):
             topic.append_many([text(n) for n in range(first, first + 20)], durability="synced")
         ends = {each.end_offset for each in topic.segments() if each.sealed}
+        would = offload(settings, runner="threads", dry_run=True)
+        assert {row.object_id for row in would.rows} == {"a ledger"}
+        assert objects(tmp_path) == []
         due = offload(settings, runner="threads", force=False)
         assert due.ok
         assert {each.next_offset for each in objects(tmp_path)} <= ends

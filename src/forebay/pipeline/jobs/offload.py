@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _log: Final = logging.getLogger("forebay.pipeline")
+A_LEDGER: Final = "a ledger"
+"""In the row of a dry run, in place of a name: a ledger has none before it is begun."""
 _REFUSALS_MAX: Final = 5
 """How often a run plans a topic again because somebody else has changed its chain."""
 _MOVED: Final = (CommitRefused, TopicFenced, MissingData)
@@ -694,8 +696,9 @@ def _row(topic: TopicName, uploaded: Uploaded) -> OffloadRow:
 
 def _planned_row(topic: TopicName, planned: PlannedObject) -> OffloadRow:
     name = planned.name
+    shown = A_LEDGER if planned.ledger else str(name)
     count = planned.next_offset - planned.start_offset
-    return OffloadRow(str(topic), str(name), name.start, name.end, count, planned.size, 0.0, None)
+    return OffloadRow(str(topic), shown, name.start, name.end, count, planned.size, 0.0, None)
 
 
 def _failed_row(topic: TopicName, error: ForebayError) -> OffloadRow:
