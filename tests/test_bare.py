@@ -26,7 +26,6 @@ BARE: Final = {**os.environ, "PYTHONPATH": str(SUPPORT / "bare")}
 
 MADE_OF_SPARK: Final = {
     "forebay.bench.spark",
-    "forebay.pipeline.jobs.import_pulsar",
     "forebay.pipeline.pulsar.batches",
     "forebay.pipeline.pulsar.columns",
     "forebay.pipeline.pulsar.data_source",

@@ -269,14 +269,18 @@ class GroupCommit:
             self._close_tail()
         if self._commit_due():
             self._schedule()
-        elif not self._timer_set:
-            self._call_in(self._settings.fsync_interval_ms / 1000, self._sync_interval_passed)
-            self._timer_set = True
+        else:
+            self._set_timer()
         if len(self._buffered_waiters):
             self._buffered_waiters.wake_reached(self.queue.next_offset)
         # While anyone waits, every append calls this; otherwise only the one that fills a batch.
         idle = not len(self._buffered_waiters) and not len(self._sync_waiters)
         self.notice_bytes = self._batch_bytes if idle else 0
+
+    def _set_timer(self) -> None:
+        if not self._timer_set:
+            self._call_in(self._settings.fsync_interval_ms / 1000, self._sync_interval_passed)
+            self._timer_set = True
 
     def join(self, target: int) -> ThreadWaiter:
         """Adds the calling producer to the next commit; pass the result to `await_commit`."""
@@ -285,7 +289,10 @@ class GroupCommit:
         return waiter
 
     def join_task(self, target: int) -> TaskWaiter:
-        """`join` for asyncio; pass the result to `await_task`."""
+        """`join` for asyncio; pass the result to `await_task`.
+
+        The commit begins after the callbacks that are ready now, so that other producers join it.
+        """
         waiter = TaskWaiter(producer=True)
         self._join(target, waiter)
         return waiter
@@ -295,10 +302,20 @@ class GroupCommit:
         self.notice_bytes = 0
         if self.queue.tail_bytes >= self._batch_bytes:
             self._close_tail()
-        self._schedule()
+        if isinstance(waiter, TaskWaiter) and not self._scheduled:
+            self._set_timer()  # if the loop ends before that
+            waiter.call_soon(self._commit_joined)
+        else:
+            self._schedule()
         self._gather.arrived()
         if len(self._buffered_waiters):
             self._buffered_waiters.wake_reached(self.queue.next_offset)
+
+    @mended
+    def _commit_joined(self) -> None:
+        with self.lock:
+            if self._commit_due():
+                self._schedule()
 
     def append_batch(self, count: int, encode: Encode) -> range:
         """Appends `count` messages with consecutive offsets and returns them as a range.

@@ -78,6 +78,10 @@ class TaskWaiter:
             # The loop is closed, so the task that waited is gone.
             return
 
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Calls a function in the waiter's event loop; in its thread alone."""
+        self._loop.call_soon(call)
+
     def _resolve(self) -> None:
         if not self.future.done():
             self.future.set_result(None)

@@ -54,7 +54,6 @@ from forebay.pipeline.location import job_settings
 from forebay.pipeline.pulsar.bucket import Bucket, Ledger
 from forebay.pipeline.pulsar.options import PulsarOptions
 from forebay.pipeline.pulsar.plan import Neighbour, Split, splits
-from forebay.pipeline.pulsar.scan import read_split
 from forebay.pipeline.pulsar.seen import decode_seen, encode_seen
 from forebay.pipeline.sink.commit import (
     MARK,
@@ -324,6 +323,7 @@ def _read_task(
     task: _Task,
 ) -> _Read:
     """Reads the blocks of a task, and stages their messages for the topic `into`, if any."""
+    from forebay.pipeline.pulsar.scan import read_split
     from forebay.pipeline.sink.columns import checked_rows
 
     counts: Counter[str] = Counter()
