@@ -20,6 +20,8 @@ from forebay.admin.response import ResponseMemory
 from forebay.dispatch.gauges import SubscriptionGauges
 from forebay.dispatch.registry import Registry
 from forebay.format.names import TopicName
+from forebay.schemas.guard import SchemaGuard
+from forebay.schemas.registry import SchemaRegistry
 from forebay.settings import StoreSettings
 from forebay.topic.store import Store, Topic
 
@@ -49,6 +51,8 @@ class ServerContext:
     """The URL of the gRPC server; None for a server without a broker."""
     registry: Registry = field(init=False)
     """The subscriptions, which the broker delivers, if there is one."""
+    guard: SchemaGuard = field(init=False)
+    """What the process knows of the schemas of topics."""
     gauges: SubscriptionGauges = field(init=False)
     page_subscriptions: PageSubscriptions = field(init=False)
     watch: Watch = field(init=False)
@@ -58,6 +62,7 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.registry = Registry(self.store, self.settings.broker)
+        self.guard = SchemaGuard(SchemaRegistry(self.store.catalog))
         self.gauges = SubscriptionGauges(self.store, self.registry)
         self.page_subscriptions = PageSubscriptions(self.store, self.registry)
         self.watch = Watch(self.store)
