@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay import __version__, metrics
-from forebay.admin import executors, jobs, messages, sink_commits, subscriptions, topics
+from forebay.admin import executors, jobs, messages, schemas, sink_commits, subscriptions, topics
 from forebay.admin.context import ServerContext
 from forebay.admin.errors import error_response, on_bug, on_forebay_error, on_http_error
 from forebay.admin.guard import Guard
@@ -104,6 +104,7 @@ def build_app(context: ServerContext) -> Starlette:
         *messages.routes(context),
         *topics.routes(context),
         *subscriptions.routes(context),
+        *schemas.routes(context),
         *jobs.routes(context),
         *executors.routes(context),
         *sink_commits.routes(context),
