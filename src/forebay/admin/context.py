@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forebay.admin.page.schemas import PageSchemas
 from forebay.admin.page.subscriptions import PageSubscriptions
 from forebay.admin.page.watch import Watch
 from forebay.admin.response import ResponseMemory
@@ -55,6 +56,7 @@ class ServerContext:
     """What the process knows of the schemas of topics."""
     gauges: SubscriptionGauges = field(init=False)
     page_subscriptions: PageSubscriptions = field(init=False)
+    page_schemas: PageSchemas = field(init=False)
     watch: Watch = field(init=False)
     """What the page shows besides the present state: history, log events, the store probe."""
     response_memory: ResponseMemory = field(init=False)
@@ -64,6 +66,7 @@ class ServerContext:
         self.registry = Registry(self.store, self.settings.broker)
         self.guard = SchemaGuard(SchemaRegistry(self.store.catalog))
         self.gauges = SubscriptionGauges(self.store, self.registry)
+        self.page_schemas = PageSchemas(self.guard.registry, stored=self.store.catalog is not None)
         self.page_subscriptions = PageSubscriptions(self.store, self.registry)
         self.watch = Watch(self.store)
         self.response_memory = ResponseMemory(self.settings.admin)

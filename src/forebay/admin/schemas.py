@@ -17,6 +17,7 @@ replacement characters; it says nothing anyway.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -45,6 +46,8 @@ from forebay.schemas.registry import NewSchema
 _BODY_BYTES_MAX: Final = 4 * SCHEMA_BYTES_MAX
 _SMALL_BODY_BYTES_MAX: Final = 4 * KIB
 _PAGE_MAX: Final = 1000
+_PARSED_AT_ONCE: Final = 4
+"""Definitions; others wait, so that threads are left for other calls."""
 SUBJECT_PATH: Final = "/v1/schemas/subjects/{subject:path}"
 TOPIC_SCHEMA_PATH: Final = f"{TOPIC_PATH}/schema"
 _Result = TypeVar("_Result")
@@ -298,6 +301,7 @@ class _Schemas:
     def __init__(self, context: ServerContext) -> None:
         self._guard = context.guard
         self._registry = context.guard.registry
+        self._places = asyncio.Semaphore(_PARSED_AT_ONCE)
 
     async def _changed(self, change: Callable[[], _Result]) -> _Result:
         try:
@@ -361,7 +365,8 @@ class _Schemas:
             body.created_by,
             tuple(body.tags),
         )
-        found = await self._changed(lambda: self._registry.register(new))
+        async with self._places:
+            found = await self._changed(lambda: self._registry.register(new))
         reply = VersionRegistered(
             found.subject.name,
             found.subject.id,
@@ -374,9 +379,10 @@ class _Schemas:
     async def check(self, request: Request) -> Response:
         body = decode_body(await read_body(request, _BODY_BYTES_MAX), _CHECK)
         mode = None if body.mode is UNSET else body.mode
-        errors = await run_in_threadpool(
-            self._registry.check, body.subject, body.type, _bytes(body.definition), mode
-        )
+        async with self._places:
+            errors = await run_in_threadpool(
+                self._registry.check, body.subject, body.type, _bytes(body.definition), mode
+            )
         return json_response(SchemaChecked(not errors, errors))
 
     async def set_mode(self, request: Request) -> Response:

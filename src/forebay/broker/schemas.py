@@ -26,6 +26,8 @@ from forebay.format.names import TopicName
 from forebay.format.schema import SubjectRow, VersionRow
 from forebay.schemas.registry import NewSchema
 
+_PARSED_AT_ONCE: Final = 4
+"""Definitions; others wait, so that threads are left for topics."""
 _LISTED_MAX: Final = 10_000
 """Subjects in one response, which has no pages."""
 _Result = TypeVar("_Result")
@@ -35,6 +37,7 @@ class SchemaService:
     def __init__(self, context: BrokerContext) -> None:
         self._registry = context.schemas
         self._guard = context.guard
+        self._places = asyncio.Semaphore(_PARSED_AT_ONCE)
 
     async def _changed(self, change: Callable[[], _Result]) -> _Result:
         try:
@@ -53,7 +56,8 @@ class SchemaService:
             request.created_by,
             tuple(request.tags),
         )
-        found = await self._changed(lambda: self._registry.register(new))
+        async with self._places:
+            found = await self._changed(lambda: self._registry.register(new))
         return pb.RegisterSchemaResponse(
             schema_id=found.subject.id,
             version=found.version.version,
@@ -102,13 +106,14 @@ class SchemaService:
         self, request: pb.CheckCompatibilityRequest, _call: Context
     ) -> pb.CheckCompatibilityResponse:
         mode = request.compatibility_mode if request.HasField("compatibility_mode") else None
-        errors = await asyncio.to_thread(
-            self._registry.check,
-            request.subject,
-            request.schema_type,
-            request.new_schema_definition,
-            mode,
-        )
+        async with self._places:
+            errors = await asyncio.to_thread(
+                self._registry.check,
+                request.subject,
+                request.schema_type,
+                request.new_schema_definition,
+                mode,
+            )
         return pb.CheckCompatibilityResponse(is_compatible=not errors, errors=errors)
 
     async def delete(

@@ -87,7 +87,13 @@ def _path(subject: str, **query: object) -> str:
 @store_options
 @json_option
 def list_all(url: str | None, settings: StoreSettings, as_json: bool) -> None:
-    """Prints all subjects: id, type, versions and mode. With --json, one object on each line."""
+    """Prints all subjects: id, type, versions and mode. With --json, one object on each line.
+
+    \b
+    Examples:
+      forebay schemas list
+      forebay schemas list --json
+    """
     found = _asked(settings, url, lambda client: list(_served(client)), _stored)
     for each in found:
         if as_json:
@@ -138,7 +144,13 @@ def _stored(registry: SchemaRegistry) -> list[Facts]:
 def show(
     subject: str, version: int | None, url: str | None, settings: StoreSettings, as_json: bool
 ) -> None:
-    """Prints the definition of SUBJECT; with --json, everything about the version."""
+    """Prints the definition of SUBJECT; with --json, everything about the version.
+
+    \b
+    Examples:
+      forebay schemas show orders-value
+      forebay schemas show orders-value --version 1 --json
+    """
     found = _asked(
         settings,
         url,
@@ -222,6 +234,11 @@ def register(
 
     A schema that SUBJECT has already makes no new version. One that breaks the mode of SUBJECT is
     refused.
+
+    \b
+    Examples:
+      forebay schemas register orders-value order.avsc
+      forebay schemas register names - --type string --tag eu
     """
     found, text = _definition(file, kind)
     body = {
@@ -273,6 +290,11 @@ def check(
     """Compares FILE (- is the standard input) with the latest version of SUBJECT.
 
     The exit code is 1 if it is not compatible.
+
+    \b
+    Examples:
+      forebay schemas check orders-value order-v2.avsc
+      forebay schemas check orders-value order-v2.avsc --mode full
     """
     found, text = _definition(file, kind)
     body = {"subject": subject, "type": found, "definition": text}
@@ -302,7 +324,12 @@ def check(
 @store_options
 @json_option
 def mode(subject: str, mode: str, url: str | None, settings: StoreSettings, as_json: bool) -> None:
-    """Sets the compatibility mode of SUBJECT, for the versions that are registered next."""
+    """Sets the compatibility mode of SUBJECT, for the versions that are registered next.
+
+    \b
+    Examples:
+      forebay schemas mode orders-value full
+    """
     found = _asked(
         settings,
         url,
@@ -336,6 +363,10 @@ def delete(
     """Deletes a version of SUBJECT. Messages that carry it cannot be decoded with it any more.
 
     Its number is not given again.
+
+    \b
+    Examples:
+      forebay schemas delete orders-value --version 1 --yes
     """
     if not yes:
         if not sys.stdin.isatty():
@@ -371,7 +402,14 @@ def topic(
     settings: StoreSettings,
     as_json: bool,
 ) -> None:
-    """Prints which schema the messages of TOPIC have, and changes it if options are given."""
+    """Prints which schema the messages of TOPIC have, and changes it if options are given.
+
+    \b
+    Examples:
+      forebay schemas topic orders
+      forebay schemas topic orders --subject orders-value --policy enforce --payload
+      forebay schemas topic orders --clear
+    """
     from forebay.format.names import parse_topic
 
     name = parse_topic(topic)
