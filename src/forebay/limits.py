@@ -126,8 +126,11 @@ SCHEMA_DEPTH_MAX: Final = 64
 """How deep the definition of a schema, and a payload that is checked, may be nested."""
 SCHEMA_NODES_MAX: Final = 20_000
 """The most parts of a schema: types, fields, subschemas."""
-SCHEMA_STEPS_MAX: Final = 500_000
-"""Steps of a comparison of two schemas, and of a check of a payload in Avro: about a second."""
+SCHEMA_STEPS_MAX: Final = 200_000
+"""Steps of a comparison of two schemas: one or two seconds."""
+PAYLOAD_STEPS: Final = 10_000
+PAYLOAD_STEPS_PER_BYTE: Final = 4
+"""Steps of a check of a payload in Avro. An array of nothings has items without bytes."""
 SCHEMA_VERSIONS_MAX: Final = 1000
 """The most versions of a subject at a time; delete old ones."""
 SCHEMA_VERSION_MAX: Final = 2**32 - 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from forebay.errors import InvalidPayload, SchemaMismatch, ServiceUnavailable
+from forebay.format.names import TopicName
 from forebay.limits import PAYLOAD_CHECK_BYTES_MAX
 from forebay.schemas.guard import UNFIT, SchemaGuard
 from forebay.schemas.registry import NewSchema, SchemaRegistry
@@ -90,9 +92,22 @@ def test_what_is_known_holds_while_the_catalog_is_away(
         raise ServiceUnavailable("the catalog is away")
 
     monkeypatch.setattr(guard.registry, "topic_schema", away)
-    monkeypatch.setattr("forebay.schemas.guard._KNOWN_SECONDS", -1.0)
+    guard.changed()
     with pytest.raises(InvalidPayload):
         guard.check(TOPIC, 1, 1, b"x")
-    guard.changed()
+    assert guard.is_free(TOPIC) is False
     with pytest.raises(ServiceUnavailable):
-        guard.check(TOPIC, 1, 1, b"7")
+        guard.check(TopicName("default", "unknown"), 1, 1, b"7")
+
+
+def test_a_change_by_another_process_is_read_in_the_background(
+    guard: SchemaGuard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enforce(guard)
+    guard.check(TOPIC, 1, 1, b"7")
+    guard.registry.set_policy(TOPIC, "none")
+    assert guard.is_free(TOPIC) is False
+    monkeypatch.setattr("forebay.schemas.guard._FRESH_SECONDS", -1.0)
+    deadline = time.monotonic() + 60
+    while not guard.is_free(TOPIC):
+        assert time.monotonic() < deadline

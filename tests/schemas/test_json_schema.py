@@ -82,6 +82,21 @@ MATRIX: list[tuple[Any, Any, Any, bool]] = [
         False,
     ),
     (INT, {"not": {"const": 3}}, 3, False),
+    ({"enum": [1, 2]}, {"enum": [1], "allOf": [{}]}, 2, False),
+    ({"allOf": [objects(b=TEXT)]}, {"properties": {"b": INT}}, {"b": "x"}, False),
+    ({"anyOf": [objects(b=TEXT)]}, {"properties": {"b": INT}}, {"b": "x"}, False),
+    (
+        {"allOf": [objects(a=INT, x=INT), objects(b=TEXT, x=INT)]},
+        {"properties": {"a": INT, "b": INT}},
+        {"b": "x"},
+        False,
+    ),
+    (
+        {"properties": {"x": INT}, "patternProperties": {"^y": INT}},
+        {"patternProperties": {"^y": INT}, "additionalProperties": False},
+        {"x": 1},
+        False,
+    ),
 ]
 
 
@@ -112,17 +127,23 @@ def sources(draw: st.DrawFn, depth: int = 2) -> Any:
             ]
         )
     )
-    shape = draw(st.sampled_from(["simple", "object", "array", "any"] if depth else ["simple"]))
+    shapes = ["simple", "object", "array", "any", "all"]
+    shape = draw(st.sampled_from(shapes if depth else ["simple"]))
     below = sources(depth - 1)
     match shape:
         case "object":
             properties = draw(st.dictionaries(st.sampled_from("ab"), below, max_size=2))
             required = draw(st.sets(st.sampled_from(sorted(properties)))) if properties else []
-            found = {"type": "object", "properties": properties, "required": sorted(required)}
+            found = {"properties": properties, "required": sorted(required)}
+            if draw(st.booleans()):
+                found["type"] = "object"
             more = draw(st.sampled_from([None, False, INT]))
             return found if more is None else {**found, "additionalProperties": more}
         case "array":
             return {"type": "array", "items": draw(below)}
+        case "all":
+            more = simple if simple is not True and draw(st.booleans()) else {}
+            return {"allOf": [draw(below), draw(below)], **more}
         case "any":
             return {"anyOf": [draw(below), draw(below)]}
     return simple
@@ -133,25 +154,40 @@ LEAVES = st.one_of(
 )
 
 
+def _objects_of(schema: Any) -> st.SearchStrategy[Any]:
+    named = {name: values_of(each) for name, each in schema["properties"].items()}
+    if schema.get("additionalProperties") == INT:
+        named["c"] = values_of(INT)
+    return st.fixed_dictionaries({}, optional=named)
+
+
+def _of_both(parts: Any) -> st.SearchStrategy[Any]:
+    """Objects with properties of all parts."""
+    named: dict[str, Any] = {}
+    for each in parts:
+        if isinstance(each, dict):
+            named |= {name: values_of(one) for name, one in each.get("properties", {}).items()}
+    return st.fixed_dictionaries({}, optional=named)
+
+
 def values_of(schema: Any) -> st.SearchStrategy[Any]:
     """Values that a writer of the schema writes: properties that it names, and no others."""
     if not isinstance(schema, dict):
         return LEAVES
     if "anyOf" in schema:
         return st.one_of(*map(values_of, schema["anyOf"]))
+    if "allOf" in schema:
+        parts = schema["allOf"]
+        return st.one_of(*map(values_of, parts), _of_both(parts))
+    if "properties" in schema:
+        return st.one_of(LEAVES, _objects_of(schema))
     match schema.get("type"):
-        case "object":
-            properties = schema["properties"]
-            named = {name: values_of(each) for name, each in properties.items()}
-            if schema.get("additionalProperties") == INT:
-                named["c"] = values_of(INT)
-            return st.fixed_dictionaries({}, optional=named)
         case "array":
             return st.lists(values_of(schema["items"]), max_size=2)
     return st.one_of(LEAVES, st.sampled_from(schema.get("enum", [1])))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), writer=sources(), reader=sources())
 def test_what_a_compatible_writer_writes_is_valid_for_the_reader(
     data: st.DataObject, writer: Any, reader: Any

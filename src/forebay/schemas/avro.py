@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from forebay.errors import InvalidPayload, InvalidSchema, SchemasNotInstalled
-from forebay.limits import SCHEMA_DEPTH_MAX, SCHEMA_NODES_MAX
+from forebay.limits import (
+    PAYLOAD_STEPS,
+    PAYLOAD_STEPS_PER_BYTE,
+    SCHEMA_DEPTH_MAX,
+    SCHEMA_NODES_MAX,
+)
 from forebay.schemas.bounds import Steps, load_json
 
 Type: TypeAlias = Any
@@ -245,7 +250,8 @@ class _Walk:
         self._schema = schema
         self._payload = payload
         self._depth = 0
-        self._steps = Steps("the payload", InvalidPayload)
+        most = PAYLOAD_STEPS + PAYLOAD_STEPS_PER_BYTE * len(payload)
+        self._steps = Steps("the payload", InvalidPayload, most)
         self.at = 0
 
     def value(self, kind: Type) -> None:

@@ -4,9 +4,9 @@ A topic has a subject, and a policy: `none`, `warn` or `enforce`. With a policy,
 carry the id of that subject and one of its versions; and, if the topic says so, its payload must be
 as that version says. `warn` counts and logs what does not fit, and takes it. `enforce` refuses it.
 
-What the catalog says is kept for some seconds, so a change by another process takes that long. A
-change by this process counts at once: `changed`. If the catalog does not respond, what was known
-goes on to hold.
+What the catalog says is read again in the background while messages come, so that none waits for
+it. A change by another process therefore takes some seconds. A change by this process counts at
+once: `changed`. If the catalog does not respond, what was known goes on to hold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from forebay.errors import ForebayError, InvalidPayload, SchemaMismatch, ServiceError, UnknownSchema
@@ -38,7 +38,10 @@ CHECK_SECONDS: Final = Histogram(
     "Time to check the payload of a message against its schema.",
     SECONDS,
 )
-_KNOWN_SECONDS: Final = 5.0
+_FRESH_SECONDS: Final = 5.0
+"""What is older is read again in the background."""
+_HELD_SECONDS: Final = 30.0
+"""What is older is read again before it is used."""
 _LINE_SECONDS: Final = 1.0
 INLINE_BYTES: Final = 4 * KIB
 """Larger payloads are checked on a thread of their own."""
@@ -62,6 +65,8 @@ class SchemaGuard:
         self._topics: OrderedDict[TopicName, _Known] = OrderedDict()
         self._parsed: OrderedDict[tuple[int, int], Parsed] = OrderedDict()
         self._generation = 0
+        self._stale: set[TopicName] = set()
+        self._reading = False
         self._line_at = float("-inf")
         self._lines_left_out = 0
 
@@ -69,13 +74,17 @@ class SchemaGuard:
         """Forgets what was read: this process has changed the registry."""
         with self._lock:
             self._generation += 1
-            self._topics.clear()
+            for topic, known in self._topics.items():
+                self._topics[topic] = replace(known, read_at=float("-inf"))
 
     def is_free(self, topic: TopicName) -> bool | None:
         """Whether the topic takes every message; None if the catalog has to be asked first."""
         known = self._topics.get(topic)
-        if known is None or time.monotonic() - known.read_at > _KNOWN_SECONDS:
+        age = float("inf") if known is None else time.monotonic() - known.read_at
+        if known is None or age > _HELD_SECONDS:
             return None
+        if age > _FRESH_SECONDS:
+            self._read_aside(topic)
         return known.row is None or known.row.policy == "none"
 
     def is_quick(self, topic: TopicName, payload: bytes, version: int | None) -> bool:
@@ -160,9 +169,40 @@ class SchemaGuard:
 
     def _read(self, topic: TopicName) -> _Known:
         known = self._topics.get(topic)
-        now = time.monotonic()
-        if known is not None and now - known.read_at <= _KNOWN_SECONDS:
+        if known is not None and time.monotonic() - known.read_at <= _HELD_SECONDS:
             return known
+        return self._read_again(topic, known)
+
+    def _read_aside(self, topic: TopicName) -> None:
+        """Reads what the catalog says on a thread, which ends when there is nothing to read."""
+        with self._lock:
+            self._stale.add(topic)
+            if self._reading:
+                return
+            self._reading = True
+        threading.Thread(target=self._read_stale, name="forebay-schemas", daemon=True).start()
+
+    def _read_stale(self) -> None:
+        while True:
+            with self._lock:
+                if not self._stale:
+                    self._reading = False
+                    return
+                topic = self._stale.pop()
+                known = self._topics.get(topic)
+            try:
+                self._read_again(topic, known)
+            except ForebayError as error:  # a damaged row, or the store was closed
+                event(
+                    _log,
+                    logging.WARNING,
+                    "the schema of a topic cannot be read",
+                    topic=topic,
+                    error=str(error)[:300],
+                )
+
+    def _read_again(self, topic: TopicName, known: _Known | None) -> _Known:
+        now = time.monotonic()
         generation = self._generation
         try:
             row = self.registry.topic_schema(topic)

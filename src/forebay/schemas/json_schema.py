@@ -70,6 +70,8 @@ class JsonSchema:
 
     def unreadable(self, writer: JsonSchema) -> list[str]:
         """Why this schema refuses what `writer` allows; empty if it does not."""
+        if writer.canonical == self.canonical:
+            return []
         return _Comparison(writer.root, self.root).compare(writer.root, self.root, "")
 
     def check(self, payload: bytes) -> None:
@@ -161,8 +163,10 @@ class _Comparison:
         return schema
 
     def _objects(self, writer: dict[str, Any], reader: dict[str, Any], at: str) -> list[str]:
+        if self._are_equal(writer, reader):
+            return []
         values = _values_of(writer)
-        if values is not None and "allOf" not in reader:
+        if values is not None:
             return self._enumerated(values, reader, at)
         errors = self._whole(writer, reader, at)
         if not errors:
@@ -180,22 +184,38 @@ class _Comparison:
             merged = _merged([rest, *(self._followed(each, 0) for each in writer["allOf"])])
             if merged is not None:
                 return self.compare(merged, reader, at)
-            if any(not self.compare(each, reader, at) for each in writer["allOf"]):
+            if any(not self.compare(_open(each), reader, at) for each in writer["allOf"]):
                 return []
         return errors
+
+    def _are_equal(self, writer: dict[str, Any], reader: dict[str, Any]) -> bool:
+        return writer.keys() == reader.keys() and self._is_equal(writer, reader)
+
+    def _is_equal(self, writer: object, reader: object) -> bool:
+        """Whether both are the same text without references, which may lead elsewhere."""
+        before, after = _frozen(writer), _frozen(reader)
+        self._steps.take((len(before) + len(after)) // 64)
+        return before == after and '"$ref"' not in before
+
+    def _same(self, writer: dict[str, Any], reader: dict[str, Any], word: str) -> bool:
+        """Whether a keyword is equal on both sides, with what it depends on."""
+        return all(
+            self._is_equal(writer.get(name), reader.get(name))
+            for name in _DEPENDING.get(word, (word,))
+        )
 
     def _whole(self, writer: dict[str, Any], reader: dict[str, Any], at: str) -> list[str]:
         errors = [*self._types(writer, reader, at), *self._bounds(writer, reader, at)]
         errors += [
             f"{at or '/'}: {word} was added or changed"
             for word in _EQUAL_ONLY
-            if word in reader and not _same(writer, reader, word)
+            if word in reader and not self._same(writer, reader, word)
         ]
         if (values := _values_of(reader)) is not None and _values_of(writer) is None:
             errors.append(f"{at or '/'}: only {json.dumps(values)[:60]} is allowed now")
         for each in reader.get("allOf", ()):
             errors += self.compare(writer, each, at)
-        changed = "anyOf" in reader and not _same(writer, reader, "anyOf")
+        changed = "anyOf" in reader and not self._same(writer, reader, "anyOf")
         if changed and all(self.compare(writer, each, at) for each in reader["anyOf"]):
             errors.append(f"{at or '/'}: no branch of anyOf accepts what was allowed")
         kinds = _types_of(writer)
@@ -260,14 +280,13 @@ class _Comparison:
         before, after = writer.get("properties", {}), reader.get("properties", {})
         missing = [each for each in reader.get("required", ()) if each not in _required(writer)]
         errors = [f"{at}/{each}: is required, and was not" for each in missing]
-        others = writer.get("additionalProperties", False)  # what the writer says it writes
+        # What the writer says it writes. Parts that it combines may name more.
+        others = writer.get("additionalProperties", bool(writer.keys() & _COMBINING))
         for name, schema in before.items():
             if name in after:
                 errors += self.compare(schema, after[name], f"{at}/{name}")
-            elif "additionalProperties" in reader and not _of_pattern(reader):
+            elif "additionalProperties" in reader:
                 errors += self.compare(schema, reader["additionalProperties"], f"{at}/{name}")
-            elif _of_pattern(reader) and not _same(writer, reader, "patternProperties"):
-                errors.append(f"{at}/{name}: patternProperties may refuse it")
         if others is not False:
             for name, schema in after.items():
                 if name not in before:
@@ -275,7 +294,7 @@ class _Comparison:
             if "additionalProperties" in reader:
                 errors += self.compare(others, reader["additionalProperties"], f"{at}/*")
         limited = reader.get("additionalProperties", True) is not True or bool(after)
-        changed = _of_pattern(writer) and not _same(writer, reader, "patternProperties")
+        changed = _of_pattern(writer) and not self._same(writer, reader, "patternProperties")
         if changed and limited:
             errors.append(f"{at or '/'}: patternProperties was changed")
         return errors
@@ -297,13 +316,23 @@ _CHECKING: Final = frozenset(
 )
 
 
-def _same(writer: dict[str, Any], reader: dict[str, Any], word: str) -> bool:
-    """Whether a keyword is equal on both sides, with what it depends on."""
-    words = {"if": ("if", "then", "else"), "contains": ("contains", "minContains", "maxContains")}
-    names = words.get(word, (word,))
-    if any(_has_ref(reader.get(name)) for name in names):
-        return False
-    return all(_frozen(writer.get(name)) == _frozen(reader.get(name)) for name in names)
+_COMBINING: Final = frozenset(
+    {"allOf", "anyOf", "oneOf", "then", "else", "dependentSchemas", "dependencies"}
+)
+"""Keywords whose parts may name properties."""
+
+
+def _open(schema: Subschema) -> Subschema:
+    """A part of a writer's schema: others may name properties that it does not."""
+    if not isinstance(schema, dict) or "additionalProperties" in schema:
+        return schema
+    return {"allOf": [schema], "additionalProperties": True}
+
+
+_DEPENDING: Final = {
+    "if": ("if", "then", "else"),
+    "contains": ("contains", "minContains", "maxContains"),
+}
 
 
 def _frozen(value: Any) -> str:
