@@ -148,7 +148,7 @@ PAYLOAD_CHECK_BYTES_MAX: Final = 1 * MIB
 """The largest payload that is checked against a schema."""
 PAYLOAD_CHECK_COST_MAX: Final = 64 * MIB
 """Bytes of a JSON payload times how often its schema looks at one place at most."""
-SCHEMA_COMPILE_SECONDS: Final = 20.0
+SCHEMA_COMPILE_SECONDS: Final = 10.0
 """How long the compiler of Protobuf may take."""
 
 JOB_STATE_BYTES_MAX: Final = 64 * KIB

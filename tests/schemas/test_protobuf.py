@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
-from forebay.errors import InvalidPayload, InvalidSchema
+from forebay.errors import InvalidPayload, InvalidSchema, ServiceUnavailable
 from forebay.schemas import protobuf
 from forebay.schemas.protobuf import ProtobufSchema
 
@@ -139,6 +140,14 @@ def test_googles_own_files_can_be_imported_and_comments_mean_nothing() -> None:
     plain = parsed(f"{text} message M {{ google.protobuf.Timestamp at = 1; }}")
     commented = parsed(f"// about M\n{text} message M {{ google.protobuf.Timestamp at = 1; /**/ }}")
     assert plain.canonical == commented.canonical
+
+
+def test_a_machine_without_room_for_the_compiler_is_no_fault_of_the_schema(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    with pytest.raises(ServiceUnavailable, match="could not run"):
+        protobuf.parse(b'syntax = "proto3"; message A {}')
 
 
 @pytest.mark.parametrize(

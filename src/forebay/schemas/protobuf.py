@@ -27,7 +27,13 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from forebay.errors import InvalidPayload, InvalidSchema, SchemasNotInstalled
+from forebay.errors import (
+    InvalidPayload,
+    InvalidSchema,
+    SchemasNotInstalled,
+    ServiceUnavailable,
+    remedy,
+)
 from forebay.limits import SCHEMA_COMPILE_SECONDS, SCHEMA_DEPTH_MAX, SCHEMA_NODES_MAX
 from forebay.schemas.bounds import Steps, depth_of
 
@@ -129,28 +135,33 @@ def _compiled(definition: bytes) -> bytes:
             "schemas of the type protobuf need grpcio-tools: pip install 'forebay[schemas]'"
         )
     included = Path(found.submodule_search_locations[0]) / "_proto"
-    with tempfile.TemporaryDirectory(prefix="forebay-schema-") as folder:
-        Path(folder, _FILE).write_bytes(definition)
-        command = [
-            sys.executable, "-I", "-m", "grpc_tools.protoc", f"-I{folder}", f"-I{included}",
-            "--include_imports", f"--descriptor_set_out={folder}/out", _FILE,
-        ]  # fmt: skip
-        try:
-            done = subprocess.run(  # noqa: S603  # our own interpreter and arguments
-                command,
-                capture_output=True,
-                check=False,
-                timeout=SCHEMA_COMPILE_SECONDS,
-                cwd=folder,
-            )
-        except subprocess.TimeoutExpired:
-            raise InvalidSchema(
-                f"the Protobuf schema was not compiled within {SCHEMA_COMPILE_SECONDS:.0f} s"
-            ) from None
-        if done.returncode:
-            said = done.stderr.decode(errors="replace").replace(f"{folder}/", "").strip()
-            raise InvalidSchema(f"the Protobuf schema is not valid: {said[:300]}")
-        return Path(folder, "out").read_bytes()
+    try:
+        with tempfile.TemporaryDirectory(prefix="forebay-schema-") as folder:
+            Path(folder, _FILE).write_bytes(definition)
+            return _run_compiler(folder, included)
+    except OSError as error:  # of this machine, not of the definition
+        raise ServiceUnavailable(
+            f"the compiler of Protobuf could not run ({error}); {remedy(error)}, and try again"
+        ) from error
+
+
+def _run_compiler(folder: str, included: Path) -> bytes:
+    command = [
+        sys.executable, "-I", "-m", "grpc_tools.protoc", f"-I{folder}", f"-I{included}",
+        "--include_imports", f"--descriptor_set_out={folder}/out", _FILE,
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(  # noqa: S603  # our own interpreter and arguments
+            command, capture_output=True, check=False, timeout=SCHEMA_COMPILE_SECONDS, cwd=folder
+        )
+    except subprocess.TimeoutExpired:
+        raise InvalidSchema(
+            f"the Protobuf schema was not compiled within {SCHEMA_COMPILE_SECONDS:.0f} s"
+        ) from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").replace(f"{folder}/", "").strip()
+        raise InvalidSchema(f"the Protobuf schema is not valid: {said[:300]}")
+    return Path(folder, "out").read_bytes()
 
 
 def _all_of(messages: Mapping[str, Descriptor]) -> Iterator[Descriptor]:
